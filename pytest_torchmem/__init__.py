@@ -1,0 +1,38 @@
+"""Memory regression tests for PyTorch models: the public names, imported when first used.
+
+pytest imports this package at every start because of the plugin's entry point; nothing here may
+import torch, so that a run which measures no memory pays nothing for it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_torchmem.errors import TorchmemError
+    from pytest_torchmem.measure import measure
+    from pytest_torchmem.profiler.profile import MemoryProfile
+    from pytest_torchmem.profiler.trace import trace
+
+__version__ = "0.1.0"
+
+__all__ = ["MemoryProfile", "TorchmemError", "__version__", "measure", "trace"]
+
+_HOMES = {
+    "MemoryProfile": "pytest_torchmem.profiler.profile",
+    "TorchmemError": "pytest_torchmem.errors",
+    "measure": "pytest_torchmem.measure",
+    "trace": "pytest_torchmem.profiler.trace",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

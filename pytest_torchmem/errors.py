@@ -1,0 +1,23 @@
+"""The errors a user can meet; each message says what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+
+class TorchmemError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class UsageError(TorchmemError, ValueError):
+    """An argument, marker, option or file the user wrote cannot be understood."""
+
+
+class UnknownValueError(TorchmemError, RuntimeError):
+    """The program asked for a value that a trace does not know, such as ``mask.any()``."""
+
+
+class UnsupportedOperatorError(TorchmemError, NotImplementedError):
+    """The geometry of an operator's outputs cannot be found."""
+
+
+class UnsupportedTorchError(TorchmemError, RuntimeError):
+    """The private parts of this torch are not as the profiler expects them."""

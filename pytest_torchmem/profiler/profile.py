@@ -1,0 +1,241 @@
+"""What a trace or a measurement found: peaks by phase, and what explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tabulate import tabulate
+
+from pytest_torchmem.sizes import format_size
+
+
+class Phase(str, Enum):
+    """Where a program is in its training step; found from what runs, never declared."""
+
+    BASELINE = "baseline"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    BETWEEN = "between"
+    OPTIMIZER = "optimizer"
+
+
+class Kind(str, Enum):
+    """What an allocation is to the training step."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    INPUT = "input"
+    ACTIVATION = "activation"
+    GRADIENT = "gradient"
+    OPTIMIZER_STATE = "optimizer state"
+    WORKSPACE = "workspace"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What made an allocation: module path, operator and source line, each "" where unknown."""
+
+    phase: Phase
+    module: str = ""
+    operator: str = ""
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One storage, or one kernel's workspace, of ``nbytes`` bytes."""
+
+    nbytes: int
+    kind: Kind
+    origin: Origin
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    label: str = ""
+    """The name of a parameter, buffer or input, such as ``"encoder.0.weight"``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Every allocation of one device in order.
+
+    ``events`` holds ``index + 1`` where ``allocations[index]`` was made and ``-(index + 1)`` where
+    it was freed. ``phases`` holds ``(position in events, phase)`` for every change of phase, in
+    order; the first begins at 0.
+    """
+
+    allocations: tuple[Allocation, ...] = ()
+    events: tuple[int, ...] = ()
+    phases: tuple[tuple[int, Phase], ...] = ()
+
+    def peaks(self) -> dict[Phase, tuple[int, int]]:
+        """Return for each phase that ran its peak in bytes and the events' count when reached.
+
+        What is live when a phase begins counts for that phase.
+        """
+        peaks: dict[Phase, tuple[int, int]] = {}
+        live = 0
+        for start, stop, phase in self._spans():
+            best = peaks.get(phase, (-1, 0))
+            if live > best[0]:
+                best = (live, start)
+            for position in range(start, stop):
+                event = self.events[position]
+                if event > 0:
+                    live += self.allocations[event - 1].nbytes
+                    if live > best[0]:
+                        best = (live, position + 1)
+                else:
+                    live -= self.allocations[-event - 1].nbytes
+            peaks[phase] = best
+        return peaks
+
+    def live_at(self, position: int) -> list[Allocation]:
+        """Return what was alive after the first ``position`` events, largest first."""
+        live: dict[int, Allocation] = {}
+        for event in self.events[:position]:
+            if event > 0:
+                live[event] = self.allocations[event - 1]
+            else:
+                live.pop(-event, None)
+        return sorted(live.values(), key=lambda allocation: -allocation.nbytes)
+
+    def live_bytes(self) -> list[int]:
+        """Return the bytes live after each event."""
+        live, result = 0, []
+        for event in self.events:
+            nbytes = self.allocations[abs(event) - 1].nbytes
+            live += nbytes if event > 0 else -nbytes
+            result.append(live)
+        return result
+
+    def _spans(self) -> Iterable[tuple[int, int, Phase]]:
+        starts = [start for start, _ in self.phases[1:]] + [len(self.events)]
+        for (start, phase), stop in zip(self.phases, starts, strict=True):
+            yield start, stop, phase
+
+
+_PHASE_FIELDS = {
+    "forward": Phase.FORWARD,
+    "backward": Phase.BACKWARD,
+    "optimizer": Phase.OPTIMIZER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """The memory of one step on one device. All figures are bytes live on that device.
+
+    ``baseline`` is what was live before the forward (parameters, buffers, inputs), ``retained``
+    what was live when the forward ended, ``end`` what was live when the step ended. A phase that
+    did not run has ``None``. ``reserved_peak`` is what the caching allocator would have reserved
+    (cuda only).
+    """
+
+    device: str
+    gpu: str | None
+    host: str | None
+    baseline: int
+    forward_peak: int | None
+    backward_peak: int | None
+    optimizer_peak: int | None
+    peak: int
+    retained: int | None
+    end: int
+    reserved_peak: int | None = None
+    torch_version: str = ""
+    workload: str = ""
+    """A digest of the input shapes and dtypes and the parameter bytes: the same step, or another."""
+    warnings: tuple[str, ...] = ()
+    timeline: Timeline = field(default=Timeline(), repr=False)
+
+    def figures(self) -> dict[str, int]:
+        """Return the figures by name (``"forward_peak"``, …), without those that are ``None``."""
+        names = (
+            "baseline",
+            "forward_peak",
+            "backward_peak",
+            "optimizer_peak",
+            "peak",
+            "retained",
+            "end",
+            "reserved_peak",
+        )
+        values = ((name, getattr(self, name)) for name in names)
+        return {name: value for name, value in values if value is not None}
+
+    def live_at_peak(self, phase: str | None = None) -> list[Allocation]:
+        """Return what was alive at the peak of ``phase``, or of the whole step, largest first.
+
+        ``phase`` is ``"forward"``, ``"backward"``, ``"optimizer"`` or ``None``. Raises ``KeyError``
+        for another name; a phase that did not run gives an empty list.
+        """
+        peaks = self.timeline.peaks()
+        if phase is None:
+            peak = max(peaks.values(), default=(0, 0), key=lambda found: found[0])
+        else:
+            peak = peaks.get(_PHASE_FIELDS[phase], (0, 0))
+        return self.timeline.live_at(peak[1])
+
+    def by_module(self, phase: str | None = None) -> dict[str, int]:
+        """Return the bytes alive at a peak by module path, largest first."""
+        return _totals(self.live_at_peak(phase), lambda allocation: allocation.origin.module)
+
+    def by_operator(self, phase: str | None = None) -> dict[str, int]:
+        """Return the bytes alive at a peak by the operator that made them, largest first."""
+        return _totals(self.live_at_peak(phase), lambda allocation: allocation.origin.operator)
+
+    def by_line(self, phase: str | None = None) -> dict[str, int]:
+        """Return the bytes alive at a peak by source line (``"model.py:12"``), largest first."""
+        return _totals(self.live_at_peak(phase), lambda allocation: allocation.origin.line)
+
+    def by_kind(self, phase: str | None = None) -> dict[str, int]:
+        """Return the bytes alive at a peak by kind (``"parameter"``, …), largest first."""
+        return _totals(self.live_at_peak(phase), lambda allocation: allocation.kind.value)
+
+    def table(self, largest: int = 10) -> str:
+        """Return the peaks by phase and the ``largest`` things alive at the peak, as text."""
+        device = f"{self.device} ({self.gpu})" if self.gpu else self.device
+        figures = [
+            (name.replace("_", " "), format_size(size), f"{size:,}")
+            for name, size in self.figures().items()
+        ]
+        live = self.live_at_peak()[:largest]
+        things = [
+            (
+                format_size(allocation.nbytes),
+                allocation.kind.value,
+                describe(allocation),
+                allocation.origin.operator,
+                allocation.origin.line,
+            )
+            for allocation in live
+        ]
+        peaks = tabulate(
+            figures, headers=(device, "", "bytes"), colalign=("left", "right", "right")
+        )
+        if not things:
+            return peaks
+        alive = tabulate(
+            things,
+            headers=("alive at the peak", "kind", "what", "operator", "line"),
+            colalign=("right", "left", "left", "left", "left"),
+        )
+        return f"{peaks}\n\n{alive}"
+
+
+def describe(allocation: Allocation) -> str:
+    """Return what an allocation is in a few words: its label or module, and its geometry."""
+    name = allocation.label or allocation.origin.module
+    geometry = f"{allocation.dtype}{list(allocation.shape)}" if allocation.dtype else ""
+    return " ".join(part for part in (name, geometry) if part)
+
+
+def _totals(allocations: Iterable[Allocation], key: Callable[[Allocation], str]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for allocation in allocations:
+        name = key(allocation)
+        totals[name] = totals.get(name, 0) + allocation.nbytes
+    return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,67 @@
+"""Sizes in bytes, between what people write ("2 GiB") and ``int``."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from pytest_torchmem.errors import UsageError
+
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgtp", start=1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgtp", start=1)},
+}
+_PATTERN = re.compile(r"\s*([0-9._]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_size(value: int | str) -> int:
+    """Return ``value`` in bytes: an ``int``, or text such as ``"512 MiB"``, ``"1.5GB"``, ``"2e9"``.
+
+    ``KiB``, ``MiB``, … are powers of 1024 and ``kB``, ``MB``, … powers of 1000, without regard to
+    case; a fraction of a byte is rounded up. Raises ``UsageError`` for anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise UsageError(f"{value!r} is not a size: {_ACCEPTED}")
+    if isinstance(value, int):
+        if value < 0:
+            raise UsageError(f"{value} is not a size: a size cannot be negative")
+        return value
+    match = _PATTERN.fullmatch(value)
+    factor = _FACTORS.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise UsageError(f"{value!r} is not a size: {_ACCEPTED}")
+    try:
+        size = Decimal(match.group(1).replace("_", "")) * factor
+        return int(size.to_integral_value(rounding="ROUND_CEILING"))
+    except InvalidOperation:
+        raise UsageError(f"{value!r} is not a size: {_ACCEPTED}") from None
+
+
+_ACCEPTED = (
+    "write an int of bytes or a text such as '512 MiB', '1.5GB' or '2e9' "
+    "(B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB, PiB)"
+)
+
+
+def format_size(size: int) -> str:
+    """Return ``size`` bytes with three or four significant digits: ``"1.46 GiB"``, ``"-12 B"``."""
+    sign, number = ("-" if size < 0 else ""), float(abs(size))
+    for unit in _BINARY_UNITS:
+        if number < 1023.995 or unit == _BINARY_UNITS[-1]:
+            break
+        number /= 1024
+    digits = 0 if unit == "B" else 2 if number < 99.995 else 1
+    return f"{sign}{number:.{digits}f} {unit}"
+
+
+def format_change(before: int, after: int) -> str:
+    """Return the step from ``before`` to ``after`` bytes: ``"+1.20 MiB (+3.4 %)"``."""
+    step = after - before
+    if step == 0:
+        return "0 B"
+    sign = "+" if step > 0 else ""
+    percent = f" ({step / before:+.1%})".replace("%", " %") if before else ""
+    return f"{sign}{format_size(step)}{percent}"
