@@ -147,7 +147,7 @@ class MemoryProfile:
     reserved_peak: int | None = None
     torch_version: str = ""
     workload: str = ""
-    """A digest of the input shapes and dtypes and the parameter bytes: the same step, or another."""
+    """A digest of input shapes, dtypes and parameter bytes: tells another workload from a change."""
     warnings: tuple[str, ...] = ()
     timeline: Timeline = field(default=Timeline(), repr=False)
 
