@@ -1,0 +1,149 @@
+"""The training step itself: one program, which a trace and a measurement both run.
+
+What a name keeps alive here is part of the result, so the step is written the way a training loop
+usually is: ``output`` and ``loss`` are alive until their step ends, and the optimizer is made
+before the first forward and outlives the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+from pytest_torchmem.errors import UsageError
+
+
+def run_target(
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    loss_fn: Callable[[Any], Any] | None = None,
+    backward: bool = True,
+    optimizer: Callable[..., Any] | None = None,
+    steps: int = 1,
+) -> object:
+    """Run a module's training step, or a callable as it is, and return what outlives it.
+
+    That is the optimizer for a module, and for a callable what it returned; whoever wants to know
+    what is live at the end holds it until then.
+    """
+    check_step(target, loss_fn, backward, optimizer, steps)
+    if isinstance(target, torch.nn.Module):
+        return run_step(target, args, kwargs, loss_fn, backward, optimizer, steps)
+    result: object = target(*args, **kwargs)
+    return result
+
+
+def check_step(
+    target: Any,
+    loss_fn: Callable[[Any], Any] | None = None,
+    backward: bool = True,
+    optimizer: Callable[..., Any] | None = None,
+    steps: int = 1,
+) -> None:
+    """Raise ``UsageError`` where the arguments of a step contradict each other."""
+    if not callable(target):
+        raise UsageError(f"expected an nn.Module or a callable, not {type(target).__name__}")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise UsageError(f"steps={steps!r}: expected a whole number of at least 1")
+    if isinstance(target, torch.nn.Module):
+        if optimizer is not None and not callable(optimizer):
+            raise UsageError(
+                f"optimizer={type(optimizer).__name__} object: expected a class or function that "
+                "makes an optimizer from parameters, such as torch.optim.AdamW"
+            )
+        if optimizer is not None and not backward:
+            raise UsageError("an optimizer steps on gradients: leave backward=True with optimizer=")
+        return
+    given = {
+        "loss_fn": loss_fn is not None,
+        "backward": not backward,
+        "optimizer": optimizer is not None,
+        "steps": steps != 1,
+    }
+    names = ", ".join(f"{name}=" for name, is_given in given.items() if is_given)
+    if names:
+        raise UsageError(
+            f"{names} only applies to an nn.Module; a callable does its whole step itself"
+        )
+
+
+def run_step(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    loss_fn: Callable[[Any], Any] | None = None,
+    backward: bool = True,
+    optimizer: Callable[..., Any] | None = None,
+    steps: int = 1,
+) -> torch.optim.Optimizer | None:
+    """Run ``steps`` training steps of ``model`` and return its optimizer, if it has one.
+
+    Without an optimizer the gradients of several steps accumulate.
+    """
+    stepper = optimizer(model.parameters()) if optimizer is not None else None
+    for index in range(steps):
+        if index and stepper is not None:
+            stepper.zero_grad()
+        _one_step(model, args, kwargs, loss_fn, backward, stepper)
+    return stepper
+
+
+def _one_step(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    loss_fn: Callable[[Any], Any] | None,
+    backward: bool,
+    stepper: torch.optim.Optimizer | None,
+) -> None:
+    output = model(*args, **kwargs)
+    if not backward:
+        return
+    loss = loss_fn(output) if loss_fn is not None else reduce_to_scalar(output)
+    loss.backward()
+    if stepper is not None:
+        stepper.step()
+
+
+def reduce_to_scalar(output: Any) -> torch.Tensor:
+    """Return ``output.loss``, or else the sum of the output's floating tensors that require grad.
+
+    A tensor that the output holds twice (a last hidden state, also in a tuple of all of them)
+    counts once.
+    """
+    loss = getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    seen: set[int] = set()
+    total: torch.Tensor | None = None
+    for tensor in tensors_in(output):
+        if id(tensor) in seen or not tensor.is_floating_point() or not tensor.requires_grad:
+            continue
+        seen.add(id(tensor))
+        part = tensor.sum()
+        total = part if total is None else total + part
+    if total is None:
+        raise UsageError(
+            f"the model's output ({type(output).__name__}) holds no floating tensor that requires "
+            "grad, so there is nothing to call backward() on: pass loss_fn= or backward=False"
+        )
+    return total
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of nested mappings, sequences and dataclasses, in their order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for entry in fields(value):
+            yield from tensors_in(getattr(value, entry.name, None))
