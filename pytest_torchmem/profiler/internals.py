@@ -1,0 +1,197 @@
+"""The private parts of torch that the profiler stands on, gathered in one place and tried once.
+
+Everything else in the package reaches them through here. ``check_torch`` runs at the first trace of
+a process: it exercises each part on a tiny program, so that a torch that behaves differently gives
+one clear sentence instead of a wrong number.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from pytest_torchmem.errors import UnsupportedTorchError
+
+_C: Any = torch._C
+
+#: ``DispatchKey::Fake`` sits below autograd and above every backend (c10/core/DispatchKey.h), and
+#: no kernel of torch 2.11 to 2.15 is registered for it.
+FAKE = _C._parse_dispatch_key("Fake")
+_COMPOSITE_IMPLICIT = _C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE_EXPLICIT = _C.DispatchKey.CompositeExplicitAutograd
+
+_CPU = torch.device("cpu")
+
+set_included: Callable[[Any, bool], None] = _C._dispatch_tls_set_dispatch_key_included
+set_excluded: Callable[[Any, bool], None] = _C._dispatch_tls_set_dispatch_key_excluded
+
+#: The address of a tensor's ``StorageImpl``: its identity for as long as the storage lives.
+storage_address: Callable[[Tensor], int] = _C._storage_address
+
+#: -1 outside of a backward, else the number of the running graph task of this thread.
+current_graph_task: Callable[[], int] = _C._current_graph_task_id
+current_node: Callable[[], Any] = _C._current_autograd_node
+#: One more than the sequence number of the autograd node this thread made last.
+sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
+
+storage_use_count: Callable[[int], int] = _C._storage_Use_Count
+_construct_storage = _C._construct_storage_from_data_pointer
+
+
+def hollow_storage(nbytes: int) -> torch.UntypedStorage:
+    """Return a CPU storage that says it holds ``nbytes`` and holds no memory."""
+    return cast(torch.UntypedStorage, _construct_storage(0, _CPU, nbytes))
+
+
+def tensor_use_count(tensor: Tensor) -> int:
+    """Return how many references hold the ``TensorImpl``, the Python object's own included."""
+    return cast(int, cast(Any, tensor)._use_count())
+
+
+def tensor_on(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+) -> Tensor:
+    """Return a tensor of that geometry on ``storage``; the Fake key must be excluded."""
+    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)  # type: ignore[arg-type]
+
+
+def is_composite_implicit(operator: OpOverload) -> bool:
+    """Return whether ``operator`` is made of other operators that carry its gradient."""
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(operator.name(), _COMPOSITE_IMPLICIT))
+
+
+@cache
+def is_composite_explicit(operator: OpOverload) -> bool:
+    """Return whether the CPU runs ``operator`` as a sequence of other operators."""
+    name = operator.name()
+    has = _C._dispatch_has_kernel_for_dispatch_key
+    return bool(has(name, _COMPOSITE_EXPLICIT)) and not has(name, "CPU")
+
+
+def run_composite_explicit(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run the body of a composite operator, whose inner operators are dispatched as usual."""
+    return operator._op_dk(_COMPOSITE_EXPLICIT, *args, **kwargs)
+
+
+def run_composite_implicit(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run the body of an operator that autograd sees through."""
+    return operator._op_dk(_COMPOSITE_IMPLICIT, *args, **kwargs)
+
+
+@contextmanager
+def interception(
+    fallback: Callable[..., Any], native: tuple[str, ...]
+) -> Iterator[None]:
+    """Route every operator of this thread that would reach a kernel to ``fallback(op, *args)``.
+
+    Operators named in ``native`` (without namespace) pass by and stay in C++.
+    """
+    everything = torch.library.Library("_", "IMPL")
+    passing = torch.library.Library("aten", "IMPL")
+    try:
+        everything.fallback(fallback, "Fake")
+        for name in native:
+            passing.impl(name, torch.library.fallthrough_kernel, "Fake")
+        set_included(FAKE, True)
+        try:
+            yield
+        finally:
+            set_included(FAKE, False)
+            set_excluded(FAKE, False)
+    finally:
+        passing._destroy()
+        everything._destroy()
+
+
+@cache
+def operators_passing_by() -> tuple[str, ...]:
+    """Return the names of ATen's view operators: they make no storage and need no interception.
+
+    ``lift_fresh`` is left out: by it a tensor that C++ made of Python numbers enters a trace.
+    """
+    names = []
+    for name in _C._dispatch_get_all_op_names():
+        namespace, _, bare = name.partition("::")
+        if namespace != "aten" or bare == "lift_fresh":
+            continue
+        operator = find_operator(bare)
+        if operator is not None and (operator.is_view or bare in ("detach", "alias", "set_")):
+            names.append(bare)
+    return tuple(sorted(names))
+
+
+def find_operator(name: str) -> OpOverload | None:
+    """Return ``torch.ops.aten.<name>`` (``"add.Tensor"``, ``"relu"``), or ``None``."""
+    base, _, overload = name.partition(".")
+    try:
+        return cast(OpOverload, getattr(getattr(torch.ops.aten, base), overload or "default"))
+    except (AttributeError, RuntimeError):
+        return None
+
+
+#: The frame that the autograd engine is called from; an operator whose caller it is was issued by
+#: C++ inside of the engine and not by a hook or a custom function.
+ENGINE_CODE = torch.autograd.graph._engine_run_backward.__code__
+
+
+_CHECKED: list[bool] = []
+
+
+def check_torch() -> None:
+    """Try every private part once per process; raise ``UnsupportedTorchError`` where one fails."""
+    if _CHECKED:
+        return
+    try:
+        _try_interception()
+    except UnsupportedTorchError:
+        raise
+    except Exception as error:
+        raise _unsupported(f"{type(error).__name__}: {error}") from error
+    _CHECKED.append(True)
+
+
+def _try_interception() -> None:
+    seen: list[str] = []
+
+    def fallback(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        seen.append(operator.name())
+        set_excluded(FAKE, True)
+        try:
+            if operator.name() == "aten::mul.Tensor":
+                shape = tuple(args[0].shape)
+                storage = hollow_storage(4 * args[0].numel())
+                return tensor_on(storage, torch.float32, shape, (shape[1], 1), 0)
+            return operator(*args, **kwargs)
+        finally:
+            set_excluded(FAKE, False)
+
+    weight = torch.ones(2, 3, requires_grad=True)
+    with torch.enable_grad(), interception(fallback, operators_passing_by()):
+        hollow = (weight * 2.0).view(3, 2)
+        hollow.backward(torch.ones(3, 2))
+    gradient = weight.grad
+    if seen.count("aten::mul.Tensor") != 2 or gradient is None:
+        raise _unsupported(f"the Fake key saw {seen}")
+    if gradient.data_ptr() != 0 or storage_address(gradient) != gradient.untyped_storage()._cdata:
+        raise _unsupported("a storage without memory is not kept as it is")
+    if current_graph_task() != -1 or sequence_number() < 1:
+        raise _unsupported("the autograd engine does not say what it runs")
+
+
+def _unsupported(reason: str) -> UnsupportedTorchError:
+    return UnsupportedTorchError(
+        f"pytest-torchmem cannot trace on torch {torch.__version__} with Python "
+        f"{sys.version_info.major}.{sys.version_info.minor} (its private parts are not as in the "
+        f"torch versions it knows, 2.11 to 2.15): {reason}"
+    )

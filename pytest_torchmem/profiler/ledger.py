@@ -1,0 +1,145 @@
+"""The ledger: every storage on its device, from the operator that made it to its last reference.
+
+Only the order of events is written down while a program runs; peaks and what explains them are read
+from it afterwards.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.profiler.profile import Allocation, Kind, Origin, Phase, Timeline
+
+
+class _Entry(NamedTuple):
+    nbytes: int
+    kind: Kind
+    origin: Origin
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    label: str
+
+
+class DeviceLedger:
+    """The allocations of one device in order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.current = 0
+        self.entries: list[_Entry] = []
+        self.events: list[int] = []
+        self.phases: list[tuple[int, Phase]] = []
+        self.earlier: list[int] = []
+        """Events of storages that were there before the trace and were met in its course."""
+
+    def add(self, entry: _Entry, earlier: bool = False) -> int:
+        self.entries.append(entry)
+        index = len(self.entries)
+        (self.earlier if earlier else self.events).append(index)
+        self.current += entry.nbytes
+        return index
+
+    def remove(self, index: int) -> None:
+        self.events.append(-index)
+        self.current -= self.entries[index - 1].nbytes
+
+    def timeline(self) -> Timeline:
+        """Return what happened so far; storages met late stand before everything else."""
+        shift = len(self.earlier)
+        names: dict[torch.dtype | None, str] = {None: ""}
+        allocations = tuple(
+            Allocation(
+                entry.nbytes,
+                entry.kind,
+                entry.origin,
+                entry.shape,
+                names.get(entry.dtype) or names.setdefault(entry.dtype, _dtype_name(entry.dtype)),
+                entry.label,
+            )
+            for entry in self.entries
+        )
+        phases = tuple(
+            (start + shift if position else 0, phase)
+            for position, (start, phase) in enumerate(self.phases)
+        )
+        return Timeline(allocations, (*self.earlier, *self.events), phases)
+
+
+def _dtype_name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class Record(weakref.ref):  # type: ignore[type-arg]
+    """A storage the ledger knows: where it lives, and its values beside it where they are known."""
+
+    __slots__ = ("address", "index", "known", "ledger", "owned")
+
+    address: int
+    index: int
+    ledger: DeviceLedger
+    known: Tensor | None
+    """The storage's content as a flat uint8 tensor in real memory, or None where not known."""
+    owned: bool
+    """Whether ``known`` is a copy of ours, which an in-place operator may write to."""
+
+
+class Ledger:
+    """All devices of one trace."""
+
+    def __init__(self) -> None:
+        self.devices: dict[torch.device, DeviceLedger] = {}
+        self.records: dict[int, Record] = {}
+        self.phase = Phase.FORWARD
+
+    def on(self, device: torch.device) -> DeviceLedger:
+        """Return the ledger of ``device``, opened at first use."""
+        ledger = self.devices.get(device)
+        if ledger is None:
+            ledger = self.devices[device] = DeviceLedger(device)
+            ledger.phases.append((0, self.phase))
+        return ledger
+
+    def enter(self, phase: Phase) -> None:
+        """Begin ``phase`` on every device."""
+        if phase is self.phase:
+            return
+        self.phase = phase
+        for ledger in self.devices.values():
+            ledger.phases.append((len(ledger.events), phase))
+
+    def book(
+        self,
+        storage: torch.UntypedStorage,
+        nbytes: int,
+        ledger: DeviceLedger,
+        kind: Kind,
+        origin: Origin,
+        shape: tuple[int, ...] = (),
+        dtype: torch.dtype | None = None,
+        label: str = "",
+        earlier: bool = False,
+    ) -> Record:
+        """Write down that ``storage`` was made; it is struck off when its last reference dies."""
+        index = ledger.add(_Entry(nbytes, kind, origin, shape, dtype, label), earlier)
+        record = Record(storage, self._strike)
+        address = storage._cdata
+        record.address, record.index, record.ledger = address, index, ledger
+        record.known, record.owned = None, False
+        self.records[address] = record
+        return record
+
+    def workspace(self, nbytes: int, ledger: DeviceLedger, origin: Origin) -> None:
+        """Write down bytes that a kernel takes and gives back before it returns."""
+        ledger.remove(ledger.add(_Entry(nbytes, Kind.WORKSPACE, origin, (), None, "")))
+
+    def close(self) -> None:
+        """Forget every storage, so that none that outlives the trace is written down later."""
+        self.records.clear()
+
+    def _strike(self, record: Record) -> None:
+        if self.records.pop(record.address, None) is record:
+            record.ledger.remove(record.index)
