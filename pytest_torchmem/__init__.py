@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_torchmem.errors import TorchmemError
-    from pytest_torchmem.measure import measure
+    from pytest_torchmem.measurement import measure
     from pytest_torchmem.profiler.profile import MemoryProfile
     from pytest_torchmem.profiler.trace import trace
 
@@ -22,7 +22,7 @@ __all__ = ["MemoryProfile", "TorchmemError", "__version__", "measure", "trace"]
 _HOMES = {
     "MemoryProfile": "pytest_torchmem.profiler.profile",
     "TorchmemError": "pytest_torchmem.errors",
-    "measure": "pytest_torchmem.measure",
+    "measure": "pytest_torchmem.measurement",
     "trace": "pytest_torchmem.profiler.trace",
 }
 

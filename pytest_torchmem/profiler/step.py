@@ -27,8 +27,8 @@ def run_target(
 ) -> object:
     """Run a module's training step, or a callable as it is, and return what outlives it.
 
-    That is the optimizer for a module, and for a callable what it returned; whoever wants to know
-    what is live at the end holds it until then.
+    That is what ``run_step`` returns for a module, and for a callable what it returned; whoever
+    wants to know what is live at the end holds it until then.
     """
     check_step(target, loss_fn, backward, optimizer, steps)
     if isinstance(target, torch.nn.Module):
@@ -79,16 +79,21 @@ def run_step(
     backward: bool = True,
     optimizer: Callable[..., Any] | None = None,
     steps: int = 1,
-) -> torch.optim.Optimizer | None:
-    """Run ``steps`` training steps of ``model`` and return its optimizer, if it has one.
+) -> object:
+    """Run ``steps`` training steps of ``model`` and return what outlives them.
 
-    Without an optimizer the gradients of several steps accumulate.
+    That is the optimizer if there is one; without ``backward`` it is the last output, which is
+    then what the forward is for. Without an optimizer the gradients of several steps accumulate.
     """
+    if not backward:
+        for _ in range(steps):
+            output = model(*args, **kwargs)
+        return output
     stepper = optimizer(model.parameters()) if optimizer is not None else None
     for index in range(steps):
         if index and stepper is not None:
             stepper.zero_grad()
-        _one_step(model, args, kwargs, loss_fn, backward, stepper)
+        _one_step(model, args, kwargs, loss_fn, stepper)
     return stepper
 
 
@@ -97,12 +102,9 @@ def _one_step(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     loss_fn: Callable[[Any], Any] | None,
-    backward: bool,
     stepper: torch.optim.Optimizer | None,
 ) -> None:
     output = model(*args, **kwargs)
-    if not backward:
-        return
     loss = loss_fn(output) if loss_fn is not None else reduce_to_scalar(output)
     loss.backward()
     if stepper is not None:

@@ -1,0 +1,154 @@
+"""Copies of a model and its inputs on the real CPU, so that the user's own are never touched."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profiler.profile import Kind
+from pytest_torchmem.profiler.step import tensors_in
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a storage is to the model: its kind, and the first name it goes by."""
+
+    kind: Kind
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """A target and its arguments, copied; ``labels`` are by address of the storage."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    labels: dict[int, Label]
+
+
+def copy_to_cpu(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Copies:
+    """Copy a module and all tensors and modules in its arguments; other callables stay themselves.
+
+    Tensors keep their geometry, and those that share a storage share its copy. Gradients are not
+    copied: a step begins without any. What was on ``meta`` is filled with small random numbers.
+    """
+    copier = _Copier()
+    target_copy = copier.copy(target) if isinstance(target, torch.nn.Module) else target
+    args_copy = tuple(copier.copy(value) for value in args)
+    kwargs_copy = {name: copier.copy(value) for name, value in kwargs.items()}
+    labels: dict[int, Label] = {}
+    if isinstance(target_copy, torch.nn.Module):
+        _label_module(labels, target_copy, "")
+    for position, value in enumerate(args_copy):
+        _label_value(labels, value, f"args[{position}]")
+    for name, value in kwargs_copy.items():
+        _label_value(labels, value, name)
+    return Copies(target_copy, args_copy, kwargs_copy, labels)
+
+
+class _Copier:
+    """Deep copies that keep storages shared across all the values copied by one copier."""
+
+    def __init__(self) -> None:
+        self._memo: dict[int, Any] = {}
+        self._storages: dict[int, tuple[Any, torch.UntypedStorage]] = {}
+
+    def copy(self, value: Any) -> Any:
+        for tensor in _tensors_of(value):
+            self._copy_tensor(tensor)
+        try:
+            return copy.deepcopy(value, self._memo)
+        except Exception as error:
+            raise UsageError(
+                f"measure() runs on a deep copy, and {type(value).__name__} cannot be copied "
+                f"({error}): pass a function that builds the model and runs its step"
+            ) from error
+
+    def _copy_tensor(self, tensor: torch.Tensor) -> None:
+        if id(tensor) in self._memo or not _is_plain(tensor):
+            return
+        with torch.no_grad():
+            storage, is_new = self._copy_storage(tensor.untyped_storage())
+            twin = torch.empty(0, dtype=tensor.dtype)
+            twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+            if is_new and tensor.is_meta:
+                _fill(twin)
+            if tensor.is_conj():
+                twin = twin.conj()
+        if isinstance(tensor, torch.nn.Parameter):
+            twin = torch.nn.Parameter(twin, tensor.requires_grad)
+        elif tensor.requires_grad:
+            twin.requires_grad_()
+        self._memo[id(tensor)] = twin
+        twin.__dict__.update(copy.deepcopy(tensor.__dict__, self._memo))
+
+    def _copy_storage(self, storage: torch.UntypedStorage) -> tuple[torch.UntypedStorage, bool]:
+        known = self._storages.get(storage._cdata)
+        if known is not None:
+            return known[1], False
+        twin = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
+        if storage.device.type != "meta" and storage.nbytes():
+            twin.copy_(storage)
+        # The original is held as well: its address is the key, and must not be used again.
+        self._storages[storage._cdata] = (storage, twin)
+        return twin, True
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_neg()
+    )
+
+
+def _fill(tensor: torch.Tensor) -> None:
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.normal_(0.0, 0.02)
+    else:
+        tensor.zero_()
+
+
+def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.nn.Module):
+        for module in value.modules():
+            yield from tensors_in(vars(module))
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors_of(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_of(item)
+    else:
+        yield from tensors_in(value)
+
+
+def _label_module(labels: dict[int, Label], module: torch.nn.Module, prefix: str) -> None:
+    for name, parameter in module.named_parameters(prefix):
+        _label(labels, parameter, Kind.PARAMETER, name)
+    for name, buffer in module.named_buffers(prefix):
+        _label(labels, buffer, Kind.BUFFER, name)
+
+
+def _label_value(labels: dict[int, Label], value: Any, name: str) -> None:
+    if isinstance(value, torch.nn.Module):
+        _label_module(labels, value, name)
+        return
+    for tensor in tensors_in(value):
+        _label(labels, tensor, Kind.INPUT, name)
+
+
+def _label(labels: dict[int, Label], tensor: torch.Tensor, kind: Kind, name: str) -> None:
+    if not _is_plain(tensor) or not tensor.untyped_storage().nbytes():
+        return
+    shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    labels.setdefault(tensor.untyped_storage().data_ptr(), Label(kind, name, shape, dtype))

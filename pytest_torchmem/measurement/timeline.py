@@ -1,0 +1,151 @@
+"""From the allocator's events to a timeline with phases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from pytest_torchmem.measurement.copies import Label
+from pytest_torchmem.measurement.events import (
+    ENGINE,
+    ENGINE_NODE,
+    OPTIMIZER_STEP,
+    STEP,
+    MemoryEvent,
+    Range,
+    Recording,
+)
+from pytest_torchmem.profiler.profile import Allocation, Kind, Origin, Phase, Timeline
+
+_PHASES = {ENGINE: Phase.BACKWARD, ENGINE_NODE: Phase.BACKWARD, OPTIMIZER_STEP: Phase.OPTIMIZER}
+_FACTORIES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+        "set_",
+    )
+)
+"""Operators that only take memory: what called them is what made the allocation."""
+
+
+def build_timeline(
+    recording: Recording, before: Mapping[int, Label], after: Mapping[int, Label]
+) -> Timeline:
+    """Return the timeline of the recorded step.
+
+    The first events are what was live when the step began. ``before`` names the storages of the
+    model and the inputs by address, ``after`` the gradients and optimizer state at the step's end.
+    """
+    step = next(found for found in recording.ranges if found.name == STEP)
+    changes = _phase_changes(recording.ranges, step)
+    live: dict[int, MemoryEvent] = {}
+    during: list[MemoryEvent] = []
+    for event in recording.events:
+        if event.time > step.stop:
+            break
+        if event.time >= step.start:
+            during.append(event)
+        elif event.nbytes > 0:
+            live[event.pointer] = event
+        else:
+            live.pop(event.pointer, None)
+    builder = _Builder()
+    for event in live.values():
+        builder.request(event, Phase.BASELINE, before.get(event.pointer))
+    phases = [(0, Phase.BASELINE)]
+    position = 0
+    for event in during:
+        while position < len(changes) and changes[position][0] <= event.time:
+            phases.append((len(builder.events), changes[position][1]))
+            position += 1
+        if event.nbytes > 0:
+            builder.request(event, phases[-1][1])
+        elif event.nbytes < 0:
+            builder.release(event)
+    phases.extend((len(builder.events), phase) for _, phase in changes[position:])
+    builder.label(after)
+    return Timeline(tuple(builder.allocations), tuple(builder.events), tuple(phases))
+
+
+class _Builder:
+    """Matches releases with requests by address."""
+
+    def __init__(self) -> None:
+        self.allocations: list[Allocation] = []
+        self.events: list[int] = []
+        self._live: dict[int, int] = {}
+
+    def request(self, event: MemoryEvent, phase: Phase, label: Label | None = None) -> None:
+        index = len(self.allocations)
+        origin = Origin(phase, operator=operator_of(event.path))
+        if label is None:
+            allocation = Allocation(event.nbytes, Kind.OTHER, origin)
+        else:
+            allocation = _labelled(event.nbytes, origin, label)
+        self.allocations.append(allocation)
+        self.events.append(index + 1)
+        self._live[event.pointer] = index
+
+    def release(self, event: MemoryEvent) -> None:
+        index = self._live.pop(event.pointer, None)
+        if index is not None:
+            self.events.append(-(index + 1))
+
+    def label(self, labels: Mapping[int, Label]) -> None:
+        for pointer, label in labels.items():
+            index = self._live.get(pointer)
+            if index is not None and self.allocations[index].kind is Kind.OTHER:
+                known = self.allocations[index]
+                self.allocations[index] = _labelled(known.nbytes, known.origin, label)
+
+
+def _labelled(nbytes: int, origin: Origin, label: Label) -> Allocation:
+    return Allocation(nbytes, label.kind, origin, label.shape, label.dtype, label.name)
+
+
+def operator_of(path: tuple[str, ...]) -> str:
+    """Return the innermost operator that is more than a factory, ``"aten::clone"``, or ``""``.
+
+    An allocation that no operator made has the name of the autograd node or ``record_function``
+    that it was made in.
+    """
+    factory = ""
+    for name in reversed(path):
+        if name.startswith((STEP, ENGINE, ENGINE_NODE, OPTIMIZER_STEP)):
+            continue
+        if name not in _FACTORIES:
+            return name
+        factory = name
+    return factory
+
+
+def _phase_changes(ranges: Iterable[Range], step: Range) -> list[tuple[int, Phase]]:
+    """Return when the phase changes; the innermost range decides.
+
+    An optimizer may run backward in its closure, and backward an optimizer in a hook.
+    """
+    bounds: list[tuple[int, int, Phase]] = []
+    for found in ranges:
+        phase = next(
+            (phase for name, phase in _PHASES.items() if found.name.startswith(name)), None
+        )
+        if phase is not None and step.start <= found.start and found.stop <= step.stop:
+            bounds.append((found.start, 1, phase))
+            bounds.append((found.stop, 0, phase))
+    changes = [(step.start, Phase.FORWARD)]
+    open_phases = [Phase.FORWARD]
+    for time, begins, phase in sorted(bounds, key=lambda bound: bound[:2]):
+        if begins:
+            open_phases.append(phase)
+            if phase is Phase.BACKWARD:
+                open_phases[0] = Phase.BETWEEN
+        else:
+            open_phases.pop()
+        if open_phases[-1] is not changes[-1][1]:
+            changes.append((time, open_phases[-1]))
+    return changes
