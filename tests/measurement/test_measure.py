@@ -1,0 +1,307 @@
+"""The real step: figures counted by hand, and a user's model that stays as it was."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import pytest_torchmem as torchmem
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profiler.profile import Kind, Phase
+
+FLOAT = 4
+
+
+def test_the_figures_of_two_multiplications_counted_by_hand() -> None:
+    class Squares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(1000))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.weight) * self.weight
+
+    vector = 1000 * FLOAT
+    profile = torchmem.measure(Squares(), torch.randn(1000), loss_fn=torch.sum)
+    assert profile.baseline == 2 * vector
+    # Two products, their sum, and the gradient backward() begins with.
+    assert profile.retained == profile.baseline + 2 * vector + 2 * FLOAT
+    assert profile.forward_peak == profile.baseline + 2 * vector + FLOAT + FLOAT
+    # sum() only expands its gradient, so backward needs no more than three further products.
+    assert profile.backward_peak is not None
+    assert profile.retained < profile.backward_peak <= profile.retained + 3 * vector
+    # Parameter, input, gradient of the parameter.
+    assert profile.end == 3 * vector
+    assert profile.optimizer_peak is None
+    assert profile.device == "cpu"
+    assert profile.host == "here"
+
+
+def test_the_gradient_that_is_left_and_the_optimizer_state_have_names() -> None:
+    model = nn.Linear(64, 32)
+    profile = torchmem.measure(model, torch.randn(8, 64), optimizer=torch.optim.Adam)
+    left = profile.timeline.live_at(len(profile.timeline.events))
+    by_kind: dict[Kind, int] = {}
+    for allocation in left:
+        by_kind[allocation.kind] = by_kind.get(allocation.kind, 0) + allocation.nbytes
+    parameters = (64 * 32 + 32) * FLOAT
+    assert by_kind[Kind.PARAMETER] == parameters
+    assert by_kind[Kind.GRADIENT] == parameters
+    assert by_kind[Kind.OPTIMIZER_STATE] == 2 * parameters + 2 * FLOAT
+    assert by_kind[Kind.INPUT] == 8 * 64 * FLOAT
+    assert {a.label for a in left if a.kind is Kind.PARAMETER} == {"weight", "bias"}
+    assert profile.optimizer_peak is not None
+    assert profile.optimizer_peak >= profile.end
+
+
+def test_tied_weights_and_views_of_one_storage_count_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            flat = torch.randn(2048)
+            self.first = nn.Parameter(flat[:1024].view(32, 32))
+            self.second = nn.Parameter(flat[1024:].view(32, 32))
+            self.third = self.first
+            self.register_buffer("mask", torch.ones(32), persistent=False)
+            self.table = torch.zeros(64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.first @ self.second + self.third.sum() + self.table.sum()
+
+    profile = torchmem.measure(Tied(), torch.randn(4, 32))
+    assert profile.baseline == (2048 + 32 + 64 + 4 * 32) * FLOAT
+
+
+def test_inputs_that_share_a_storage_count_once() -> None:
+    base = torch.randn(10, 100)
+
+    class Sum(nn.Module):
+        def forward(self, first: torch.Tensor, rest: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+            return first + rest["many"][0] + rest["many"][1]
+
+    profile = torchmem.measure(Sum(), base[0], rest={"many": [base[1], base[2]]}, backward=False)
+    assert profile.baseline == base.untyped_storage().nbytes()
+    assert profile.retained == profile.baseline + 100 * FLOAT
+    assert profile.backward_peak is None
+
+
+def test_a_parameter_that_is_released_during_the_step_is_struck_off() -> None:
+    class Frees(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5000))
+            self.other = nn.Parameter(torch.randn(10))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.weight.data = torch.empty(0)
+            return x * self.other
+
+    profile = torchmem.measure(Frees(), torch.randn(10), backward=False)
+    assert profile.baseline == 5020 * FLOAT
+    assert profile.end == 30 * FLOAT
+
+
+def test_a_storage_that_is_resized_during_the_step_has_its_new_size() -> None:
+    class Resizes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5000))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.weight.untyped_storage().resize_(0)
+            self.weight.untyped_storage().resize_(8000)
+            return x
+
+    profile = torchmem.measure(Resizes(), torch.randn(10), backward=False)
+    assert profile.end == 8000 + 10 * FLOAT
+
+
+def test_memory_from_before_the_recording_does_not_disturb_it() -> None:
+    held = [torch.randn(1000)]
+
+    def step() -> None:
+        held.clear()
+        held.append(torch.randn(10))
+
+    profile = torchmem.measure(step)
+    assert profile.baseline == 0
+    assert profile.peak == 10 * FLOAT
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_model_is_left_as_it_was(device: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout()).to(device)
+    x = torch.randn(4, 8, device=device, requires_grad=True)
+    before = {name: (id(t), t._version) for name, t in model.state_dict(keep_vars=True).items()}
+    values = copy.deepcopy(model.state_dict())
+    torch.manual_seed(0)
+    state, python_state = torch.get_rng_state(), random.getstate()
+    torchmem.measure(model, x, optimizer=torch.optim.SGD, steps=2)
+    after = {name: (id(t), t._version) for name, t in model.state_dict(keep_vars=True).items()}
+    assert after == before
+    if device == "cpu":
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, values[name])
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert x.grad is None
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == python_state
+    assert gc.isenabled()
+
+
+def test_a_step_that_raises_leaves_everything_as_it_was() -> None:
+    class Raises(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.rand(3)
+            raise ZeroDivisionError("in the model")
+
+    engine = torch.autograd.Variable._execution_engine
+    x = torch.randn(3)
+    state = torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError, match="in the model"):
+        torchmem.measure(Raises(), x)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.autograd.Variable._execution_engine is engine
+    assert gc.isenabled()
+    assert torchmem.measure(nn.Linear(2, 2), torch.randn(1, 2)).peak > 0
+
+
+def test_phases_of_a_callable_are_found() -> None:
+    def step() -> torch.Tensor:
+        weight = torch.randn(100, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], momentum=0.9)
+        (weight * 2).sum().backward()
+        big = torch.empty(10_000)
+        del big
+        optimizer.step()
+        (grad,) = torch.autograd.grad((weight * weight).sum(), weight)
+        return grad
+
+    profile = torchmem.measure(step)
+    names = [phase for _, phase in profile.timeline.phases]
+    assert names == [
+        Phase.BASELINE,
+        Phase.FORWARD,
+        Phase.BACKWARD,
+        Phase.BETWEEN,
+        Phase.OPTIMIZER,
+        Phase.BETWEEN,
+        Phase.BACKWARD,
+        Phase.BETWEEN,
+    ]
+    between = profile.timeline.peaks()[Phase.BETWEEN][0]
+    assert between == profile.peak > 10_000 * FLOAT
+    assert profile.forward_peak is not None
+    assert profile.forward_peak < 10_000
+    assert profile.end == 100 * FLOAT
+
+
+def test_the_innermost_phase_counts() -> None:
+    weight = torch.randn(100, requires_grad=True)
+
+    def step(weight: torch.Tensor) -> None:
+        optimizer = torch.optim.LBFGS([weight], max_iter=1)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (weight * weight).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    profile = torchmem.measure(step, weight)
+    names = [phase for _, phase in profile.timeline.phases]
+    assert names == [
+        Phase.BASELINE,
+        Phase.FORWARD,
+        Phase.OPTIMIZER,
+        Phase.BACKWARD,
+        Phase.OPTIMIZER,
+        Phase.BETWEEN,
+    ]
+    assert weight.grad is None
+
+
+def test_output_and_loss_live_until_their_step_ends() -> None:
+    outputs: list[weakref.ref[torch.Tensor]] = []
+    seen: list[bool] = []
+
+    class Remembers(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.extend(reference() is not None for reference in outputs)
+            output = super().forward(x)
+            outputs.append(weakref.ref(output))
+            return output
+
+    class Looks(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:
+            seen.append(outputs[-1]() is not None)
+            super().step()
+
+    torchmem.measure(
+        Remembers(3, 3), torch.randn(2, 3), optimizer=lambda p: Looks(p, lr=0.1), steps=2
+    )
+    # Alive in the first optimizer step, dead in the second forward, alive in the second step.
+    assert seen == [True, False, True]
+
+
+def test_the_recorded_operators_are_those_that_took_the_memory() -> None:
+    profile = torchmem.measure(lambda: torch.randn(8, 8).t().contiguous().softmax(0))
+    operators = [a.origin.operator for a in profile.timeline.allocations]
+    assert operators == ["aten::randn", "aten::clone", "aten::_softmax"]
+
+
+def test_it_says_what_it_cannot_see() -> None:
+    warnings = torchmem.measure(nn.Linear(2, 2), torch.randn(1, 2)).warnings
+    assert any("other threads" in warning for warning in warnings)
+    assert torch.backends.mkl.is_available() == any("MKL" in warning for warning in warnings)
+
+
+def test_allocations_of_other_threads_are_not_counted() -> None:
+    def step() -> None:
+        thread = threading.Thread(target=torch.empty, args=(1_000_000,))
+        thread.start()
+        thread.join()
+
+    assert torchmem.measure(step).peak == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: torchmem.measure(nn.Linear(2, 2), device="tpu"), "expected 'cpu' or 'cuda'"),
+        (lambda: torchmem.measure(nn.Linear(2, 2), device="cuda"), "device='cuda'"),
+        (lambda: torchmem.measure(3), "expected an nn.Module or a callable, not int"),
+        (lambda: torchmem.measure(torch.rand, 3, optimizer=torch.optim.SGD), "optimizer= only"),
+        (lambda: torchmem.measure(nn.Linear(2, 2), torch.rand(1, 2), steps=0), "steps=0"),
+        (
+            lambda: torchmem.measure(nn.Flatten(), torch.rand(1, 2)),
+            "holds no floating tensor that requires grad",
+        ),
+        (
+            lambda: torchmem.measure(
+                nn.Linear(2, 2), torch.rand(1, 2), backward=False, optimizer=torch.optim.SGD
+            ),
+            "leave backward=True",
+        ),
+    ],
+)
+def test_errors_say_what_to_do(call: object, message: str) -> None:
+    assert callable(call)
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def test_a_model_that_cannot_be_copied_gets_a_way_out() -> None:
+    model = nn.Linear(2, 2)
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(UsageError, match="pass a function that builds the model"):
+        torchmem.measure(model, torch.rand(1, 2))
