@@ -1,0 +1,132 @@
+"""One step traced and measured: what differs, and the table that sums up many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+from tabulate import tabulate
+
+import pytest_torchmem as torchmem
+from pytest_torchmem import MemoryProfile
+
+CLOSE = 64
+"""Bytes by which a peak may differ and still count as close: one allocation of a few scalars."""
+
+PHASES = ("forward", "backward", "optimizer")
+
+
+class Status(str, Enum):
+    """How a trace compares with the measurement of the same step."""
+
+    EXACT = "exact"
+    CLOSE = "within 64 bytes"
+    DIFFERENT = "different"
+    UNSUPPORTED = "unsupported"
+    CRASHED = "crashed"
+    SKIPPED = "skipped"
+    """The real step itself failed, so there is nothing to compare with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A step's figures by both ways; ``error`` says why there are none."""
+
+    case: str
+    status: Status
+    traced: dict[str, int] = field(default_factory=dict)
+    measured: dict[str, int] = field(default_factory=dict)
+    error: str = ""
+    seconds: float = 0.0
+    detail: str = ""
+
+    def difference(self, phase: str) -> int | None:
+        """Return traced minus measured bytes of a phase's peak, ``None`` where it did not run."""
+        name = f"{phase}_peak"
+        if name not in self.traced and name not in self.measured:
+            return None
+        return self.traced.get(name, 0) - self.measured.get(name, 0)
+
+    def relative(self, phase: str) -> float | None:
+        """Return the difference as a share of the measured peak."""
+        difference = self.difference(phase)
+        if difference is None:
+            return None
+        return difference / max(1, self.measured.get(f"{phase}_peak", 0))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain types for a JSON file."""
+        return {**asdict(self), "status": self.status.value}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Comparison:
+        """Return the comparison that ``as_json`` wrote."""
+        return cls(**{**record, "status": Status(record["status"])})
+
+
+def compare(case: str, target: Any, *args: Any, detail: str = "", **options: Any) -> Comparison:
+    """Measure and trace one step, and compare the peaks of its phases."""
+    try:
+        measured = torchmem.measure(target, *args, **options)
+    except Exception as error:
+        return Comparison(case, Status.SKIPPED, error=describe(error), detail=detail)
+    try:
+        traced = torchmem.trace(target, *args, device="cpu", host="here", **options)
+    except Exception as error:
+        return Comparison(
+            case,
+            Status.UNSUPPORTED,
+            measured=measured.figures(),
+            error=describe(error),
+            detail=detail,
+        )
+    return judge(case, traced, measured, detail)
+
+
+def judge(
+    case: str, traced: MemoryProfile, measured: MemoryProfile, detail: str = ""
+) -> Comparison:
+    """Compare two profiles of one step."""
+    found = Comparison(case, Status.EXACT, traced.figures(), measured.figures(), detail=detail)
+    differences = [abs(found.difference(phase) or 0) for phase in PHASES]
+    worst = max(differences)
+    status = Status.EXACT if not worst else Status.CLOSE if worst <= CLOSE else Status.DIFFERENT
+    return Comparison(case, status, found.traced, found.measured, detail=detail)
+
+
+def describe(error: BaseException) -> str:
+    """Return an error's type and the first lines of its message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:3])}"[:400]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that at least ``share`` of the values do not exceed."""
+    ordered = sorted(values)
+    rank = max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)
+    return ordered[min(rank, len(ordered) - 1)]
+
+
+def error_table(comparisons: Iterable[Comparison]) -> str:
+    """Return one line per phase: how many are exact, and the distribution of relative errors."""
+    found = [c for c in comparisons if c.status in (Status.EXACT, Status.CLOSE, Status.DIFFERENT)]
+    rows = []
+    for phase in PHASES:
+        errors = [abs(error) for c in found if (error := c.relative(phase)) is not None]
+        if not errors:
+            continue
+        exact = sum(1 for error in errors if error == 0)
+        rows.append(
+            (
+                phase,
+                len(errors),
+                f"{exact} ({exact / len(errors):.1%})",
+                f"{percentile(errors, 0.50):.4%}",
+                f"{percentile(errors, 0.95):.4%}",
+                f"{max(errors):.4%}",
+            )
+        )
+    headers = ("peak", "steps", "to the byte", "p50 error", "p95 error", "max error")
+    return tabulate(rows, headers=headers, colalign=("left", *("right",) * 5))

@@ -1,0 +1,1 @@
+"""Every operator and module that torch has sample inputs for, traced against the real CPU."""

@@ -1,0 +1,133 @@
+"""What a run of the conformance harness found, as JSON and as tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+
+from benchmarks.comparison import PHASES, Comparison, Status
+
+_COMPARED = (Status.EXACT, Status.CLOSE, Status.DIFFERENT)
+
+
+def machine() -> dict[str, str]:
+    """Return what the measured figures depend on."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def write(path: Path, comparisons: Sequence[Comparison]) -> None:
+    """Write every comparison and what the figures depend on."""
+    document = {"machine": machine(), "comparisons": [c.as_json() for c in comparisons]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def read(path: Path) -> list[Comparison]:
+    """Return the comparisons of a file that ``write`` wrote."""
+    document: dict[str, Any] = json.loads(path.read_text())
+    return [Comparison.from_json(record) for record in document["comparisons"]]
+
+
+def operator_of(case: str) -> str:
+    """Return the operator's name in a case."""
+    return case.split(":")[1]
+
+
+def counts_table(comparisons: Iterable[Comparison]) -> str:
+    """Return the counts and shares of each status, by dtype and layout and in total.
+
+    Samples whose real step fails are not part of the total.
+    """
+    groups: dict[str, Counter[Status]] = defaultdict(Counter)
+    for comparison in comparisons:
+        suite, _, dtype, layout, variant = comparison.case.rpartition("/")[0].split(":")
+        groups[f"{suite} {dtype} {layout} {variant}"][comparison.status] += 1
+        groups["total"][comparison.status] += 1
+    rows = [_counts_row(name, groups[name]) for name in sorted(groups, key=_total_last)]
+    headers = ("samples", *(status.value for status in Status), "exact or within 64 bytes")
+    return tabulate(rows, headers=headers, colalign=("left", *("right",) * (len(headers) - 1)))
+
+
+def _total_last(name: str) -> tuple[bool, str]:
+    return name == "total", name
+
+
+def _counts_row(name: str, counts: Counter[Status]) -> tuple[str, ...]:
+    compared = sum(count for status, count in counts.items() if status is not Status.SKIPPED)
+    good = counts[Status.EXACT] + counts[Status.CLOSE]
+    share = f"{good / compared:.2%}" if compared else "-"
+    return name, *(str(counts[status]) for status in Status), share
+
+
+def differences_table(comparisons: Iterable[Comparison], rows: int = 0) -> str:
+    """Return the operators that differ, by how many of their samples do, with an example each."""
+    groups: dict[str, list[Comparison]] = defaultdict(list)
+    totals: Counter[str] = Counter()
+    for comparison in comparisons:
+        operator = operator_of(comparison.case)
+        totals[operator] += comparison.status is not Status.SKIPPED
+        if comparison.status in (Status.CLOSE, Status.DIFFERENT):
+            groups[operator].append(comparison)
+    table = []
+    for operator, found in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+        far = [c for c in found if c.status is Status.DIFFERENT]
+        worst = max(found, key=_worst)
+        table.append(
+            (
+                operator,
+                f"{len(far)} + {len(found) - len(far)} of {totals[operator]}",
+                *(_range(found, phase) for phase in PHASES[:2]),
+                worst.case,
+            )
+        )
+    headers = ("operator", "differ + close", "forward bytes", "backward bytes", "worst case")
+    return tabulate(table[: rows or None], headers=headers, disable_numparse=True)
+
+
+def _worst(comparison: Comparison) -> int:
+    return max(abs(comparison.difference(phase) or 0) for phase in PHASES)
+
+
+def _range(comparisons: Iterable[Comparison], phase: str) -> str:
+    differences = [d for c in comparisons if (d := c.difference(phase))]
+    if not differences:
+        return "0"
+    low, high = min(differences), max(differences)
+    return f"{low:+,}" if low == high else f"{low:+,} … {high:+,}"
+
+
+def errors_table(comparisons: Iterable[Comparison], statuses: Sequence[Status]) -> str:
+    """Return the error messages of the given statuses by how often they came."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for comparison in comparisons:
+        if comparison.status in statuses:
+            groups[comparison.error].append(comparison.case)
+    rows = [
+        (len(cases), ", ".join(sorted({operator_of(case) for case in cases}))[:90], error[:160])
+        for error, cases in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+    return tabulate(rows, headers=("samples", "operators", "error"), disable_numparse=True)

@@ -1,0 +1,220 @@
+"""The samples: torch's own inputs for its operators and modules, as steps to trace and measure."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from benchmarks.isolation.sample import NothingToDifferentiate, Sample
+from pytest_torchmem.profiler.step import tensors_in
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+LAYOUTS = ("contiguous", "channels_last")
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """All samples of one operator or module for one dtype and layout."""
+
+    suite: str
+    """``"op"`` for an ``OpInfo``, ``"module"`` for a ``ModuleInfo``."""
+    name: str
+    dtype: str
+    layout: str
+    variant: str = "function"
+
+    @property
+    def case(self) -> str:
+        """Return the unit's name within a run."""
+        return f"{self.suite}:{self.name}:{self.dtype}:{self.layout}:{self.variant}"
+
+
+def units(
+    pattern: str = "",
+    suites: Sequence[str] = ("op", "module"),
+    dtypes: Sequence[str] = tuple(DTYPES),
+    layouts: Sequence[str] = LAYOUTS,
+    variants: Sequence[str] = ("function",),
+) -> list[Unit]:
+    """Return the units whose operator's name has a match of the regular expression ``pattern``."""
+    search = re.compile(pattern).search
+    found: list[Unit] = []
+    for suite in suites:
+        for name, info in _database(suite).items():
+            if not search(name):
+                continue
+            for dtype in dtypes:
+                if not _supports(suite, info, DTYPES[dtype]):
+                    continue
+                for layout in layouts:
+                    found.extend(
+                        Unit(suite, name, dtype, layout, variant)
+                        for variant in variants
+                        if variant == "function" or getattr(info, "inplace_variant", None)
+                    )
+    return found
+
+
+def samples(unit: Unit, limit: int = 0) -> Iterator[Sample]:
+    """Yield the unit's samples, or ``limit`` of them spread evenly; the same ones every time."""
+    random.seed(0)
+    torch.manual_seed(0)
+    info = _database(unit.suite)[unit.name]
+    make = _operator_samples if unit.suite == "op" else _module_samples
+    made = list(make(info, unit))
+    if limit and len(made) > limit:
+        made = [made[position * len(made) // limit] for position in range(limit)]
+    yield from made
+
+
+@cache
+def _database(suite: str) -> dict[str, Any]:
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.common_modules import module_db
+
+    if suite == "module":
+        return {info.name: info for info in module_db}
+    names = [(op.name, op.variant_test_name) for op in op_db]
+    return {
+        f"{name}.{variant}" if variant else name: op
+        for (name, variant), op in zip(names, op_db, strict=True)
+    }
+
+
+def _supports(suite: str, info: Any, dtype: torch.dtype) -> bool:
+    if suite == "op":
+        return dtype in info.supported_dtypes("cpu")
+    return dtype in info.dtypes
+
+
+def _operator_samples(op: Any, unit: Unit) -> Iterator[Sample]:
+    dtype = DTYPES[unit.dtype]
+    with_grad = bool(op.supports_autograd) and dtype in op.supported_backward_dtypes("cpu")
+    in_place = unit.variant == "inplace"
+    function = op.inplace_variant if in_place else op.op
+    for index, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=with_grad)):
+        if in_place and sample.broadcasts_input:
+            continue
+        inputs = (sample.input, sample.args, sample.kwargs)
+        if unit.layout == "channels_last":
+            inputs, changed = _channels_last(inputs)
+            if not changed:
+                continue
+        program = OperatorStep(function, sample.output_process_fn_grad, in_place)
+        yield Sample(index, program, inputs, detail=geometry(inputs))
+
+
+def _module_samples(info: Any, unit: Unit) -> Iterator[Sample]:
+    dtype = DTYPES[unit.dtype]
+    index = -1
+    for training in (True, False):
+        made = info.module_inputs_func(
+            info, device="cpu", dtype=dtype, requires_grad=True, training=training
+        )
+        for sample in made:
+            index += 1
+            if sample.forward_input is None:
+                continue
+            constructor, forward = sample.constructor_input, sample.forward_input
+            module = info.module_cls(*constructor.args, **constructor.kwargs).to(dtype)
+            module.train(training)
+            inputs = (forward.args, forward.kwargs)
+            if unit.layout == "channels_last":
+                inputs, changed = _channels_last(inputs)
+                if not changed:
+                    continue
+                for parameter in module.parameters():
+                    layout = _CHANNELS_LAST.get(parameter.dim())
+                    if layout is not None:
+                        parameter.data = parameter.data.contiguous(memory_format=layout)
+            detail = f"{'train' if training else 'eval'} {module} {geometry(inputs)}"
+            yield Sample(index, module, tuple(inputs[0]), inputs[1], {"loss_fn": real_sum}, detail)
+
+
+class OperatorStep:
+    """One operator forward and, where its output can be differentiated, backward."""
+
+    def __init__(self, function: Callable[..., Any], process: Callable[[Any], Any], copies: bool):
+        self._function = function
+        self._process = process
+        self._copies = copies
+
+    def __call__(self, first: Any, rest: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """Run the step; an in-place operator works on a copy, since a leaf cannot be changed."""
+        if self._copies:
+            first = first.clone()
+        result = self._function(first, *rest, **options)
+        try:
+            loss = real_sum(self._process(result))
+        except NothingToDifferentiate:
+            return
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+def real_sum(output: Any) -> torch.Tensor:
+    """Return the sum of what can be differentiated in ``output``, complex tensors as pairs."""
+    parts = [
+        torch.view_as_real(tensor).sum() if tensor.is_complex() else tensor.sum()
+        for tensor in tensors_in(output)
+        if tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
+    ]
+    if not parts:
+        raise NothingToDifferentiate
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _channels_last(value: Any) -> tuple[Any, bool]:
+    """Return ``value`` with its images and volumes channels-last, and whether there were any."""
+    if isinstance(value, torch.Tensor):
+        layout = _CHANNELS_LAST.get(value.dim())
+        if layout is None or not value.is_floating_point() or value.layout is not torch.strided:
+            return value, False
+        twin = value.detach().contiguous(memory_format=layout).requires_grad_(value.requires_grad)
+        return twin, twin.stride() != value.stride()
+    if isinstance(value, dict):
+        made = {key: _channels_last(item) for key, item in value.items()}
+        return {key: item for key, (item, _) in made.items()}, any(c for _, c in made.values())
+    if type(value) in (list, tuple):
+        parts = [_channels_last(item) for item in value]
+        return type(value)(item for item, _ in parts), any(changed for _, changed in parts)
+    return value, False
+
+
+def geometry(value: Any) -> str:
+    """Return the arguments as text, tensors by dtype, shape and, where unusual, strides."""
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        text = f"{dtype}{list(value.shape)}"
+        if value.layout is not torch.strided:
+            return f"{text}:{value.layout}"
+        return text if value.is_contiguous() else f"{text}:strides{list(value.stride())}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}={geometry(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "(" + ", ".join(geometry(item) for item in value) + ")"
+    return str(value)
+
+
+def shard(found: Sequence[Unit], index: int, count: int) -> list[Unit]:
+    """Return every ``count``-th unit, from ``index`` on."""
+    return list(found[index::count])
+
+
+def by_case(cases: Iterable[str]) -> list[tuple[Unit, int]]:
+    """Return unit and sample index of cases such as ``"op:mm:float32:contiguous:function/3"``."""
+    result = []
+    for case in cases:
+        unit, _, index = case.rpartition("/")
+        suite, name, dtype, layout, variant = unit.split(":")
+        result.append((Unit(suite, name, dtype, layout, variant), int(index)))
+    return result

@@ -1,0 +1,133 @@
+"""Runs units in worker processes, restarts them when they crash or hang, and keeps every result."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.comparison import Comparison, Status
+from benchmarks.isolation.sample import Source, Unit
+from benchmarks.isolation.worker import work
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of everything a run may take."""
+
+    samples: int = 0
+    """Samples per unit, 0 for all."""
+    seconds: float = 60.0
+    """Time for one sample, the worker's start included."""
+    threads: int = 2
+    """Threads that torch uses in a worker; kernels' buffers depend on it."""
+    units_per_process: int = 60
+
+
+class Supervisor:
+    """Hands units to worker processes and calls ``keep`` with each comparison."""
+
+    def __init__(
+        self,
+        found: Sequence[Unit],
+        source: Source,
+        limits: Limits,
+        keep: Callable[[Comparison], None],
+    ) -> None:
+        self._waiting = deque(found)
+        self._source = source
+        self._limits = limits
+        self._keep = keep
+        self._lock = threading.Lock()
+
+    def run(self, processes: int) -> None:
+        """Run all units and return when the last has finished."""
+        threads = [threading.Thread(target=self._attend) for _ in range(processes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _next(self) -> Unit | None:
+        with self._lock:
+            return self._waiting.popleft() if self._waiting else None
+
+    def _attend(self) -> None:
+        worker = _Worker(self._source, self._limits)
+        try:
+            while (unit := self._next()) is not None:
+                first: int | None = 0
+                while first is not None:
+                    if worker.is_worn():
+                        worker.stop()
+                        worker = _Worker(self._source, self._limits)
+                    first = self._run(worker, unit, first)
+                    if first is not None:
+                        worker.stop()
+                        worker = _Worker(self._source, self._limits)
+        finally:
+            worker.stop()
+
+    def _run(self, worker: _Worker, unit: Unit, first: int) -> int | None:
+        """Run a unit from sample ``first`` on, and return where to go on if the worker is lost."""
+        case, detail, start = f"{unit.case}/samples", "", time.monotonic()
+        try:
+            worker.begin(unit, first)
+            while True:
+                message = worker.receive(self._limits.seconds)
+                if message[0] == "done":
+                    return None
+                if message[0] == "begin":
+                    case, detail, start = message[1], message[2], time.monotonic()
+                else:
+                    with self._lock:
+                        self._keep(Comparison.from_json(message[1]))
+        except TimeoutError:
+            error = f"no answer in {self._limits.seconds:.0f} s"
+        except (EOFError, OSError):
+            error = f"the process ended with {worker.exit_code()}"
+        seconds = round(time.monotonic() - start, 4)
+        lost = Comparison(case, Status.CRASHED, error=error, seconds=seconds, detail=detail)
+        with self._lock:
+            self._keep(lost)
+        index = case.rpartition("/")[2]
+        return int(index) + 1 if index.isdigit() else None
+
+
+class _Worker:
+    """One spawned process and the pipe to it."""
+
+    def __init__(self, source: Source, limits: Limits) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        arguments = (theirs, source, limits.samples, limits.threads)
+        self._process = context.Process(target=work, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+        self._left = limits.units_per_process
+
+    def begin(self, unit: Unit, first: int) -> None:
+        self._left -= 1
+        self._connection.send((unit, first))
+
+    def receive(self, seconds: float) -> tuple[str, Any, str]:
+        if not self._connection.poll(seconds):
+            raise TimeoutError
+        message: tuple[str, Any, str] = self._connection.recv()
+        return message
+
+    def is_worn(self) -> bool:
+        return self._left <= 0
+
+    def exit_code(self) -> int | None:
+        self._process.join(5)
+        return self._process.exitcode
+
+    def stop(self) -> None:
+        self._connection.close()
+        self._process.kill()
+        self._process.join()

@@ -1,0 +1,70 @@
+"""The process that runs units of samples; it may crash, and its supervisor goes on without it."""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from benchmarks.comparison import Comparison, Status, compare, describe
+from benchmarks.isolation.sample import NothingToDifferentiate, Sample, Source, Unit
+
+
+def work(connection: Connection, source: Source, limit: int, threads: int) -> None:
+    """Answer requests ``(unit, first sample's index)`` until ``None`` comes.
+
+    Every sample is announced before it runs (``("begin", case, detail)``), so that the supervisor
+    knows which one took the process down.
+    """
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(threads)
+    while (request := connection.recv()) is not None:
+        unit, first = request
+        try:
+            _run_unit(connection, source(unit, limit), unit, first)
+        except Exception as error:
+            case = f"{unit.case}/samples"
+            record = Comparison(case, Status.SKIPPED, error=describe(error))
+            connection.send(("result", record.as_json(), ""))
+        connection.send(("done", unit.case, ""))
+
+
+def _run_unit(connection: Connection, made: Iterator[Sample], unit: Unit, first: int) -> None:
+    # What the samples' modules hold need not be looked through before each measurement.
+    gc.collect()
+    gc.freeze()
+    for sample in made:
+        if sample.index < first:
+            continue
+        case = f"{unit.case}/{sample.index}"
+        connection.send(("begin", case, sample.detail[:400]))
+        connection.send(("result", run_sample(case, sample).as_json(), ""))
+
+
+def run_sample(case: str, sample: Sample) -> Comparison:
+    """Compare one sample; a difference counts if the measurement says the same twice.
+
+    The first run of a kernel in a process can take memory that it then keeps.
+    """
+    start = time.perf_counter()
+    found = _compare(case, sample)
+    if found.status in (Status.CLOSE, Status.DIFFERENT):
+        found = _compare(case, sample)
+    return replace(found, seconds=round(time.perf_counter() - start, 4))
+
+
+def _compare(case: str, sample: Sample) -> Comparison:
+    options: dict[str, Any] = {**sample.options, **sample.kwargs}
+    detail = sample.detail[:400]
+    torch.manual_seed(0)
+    found = compare(case, sample.target, *sample.args, detail=detail, **options)
+    if found.status is Status.SKIPPED and found.error.startswith(NothingToDifferentiate.__name__):
+        options["backward"] = False
+        found = compare(case, sample.target, *sample.args, detail=detail, **options)
+    return found
