@@ -1,0 +1,1 @@
+"""Whole models, small enough to be measured on any machine: their training step both ways."""
