@@ -108,7 +108,7 @@ def _operator_samples(op: Any, unit: Unit) -> Iterator[Sample]:
             if not changed:
                 continue
         program = OperatorStep(function, sample.output_process_fn_grad, in_place)
-        yield Sample(index, program, inputs, detail=geometry(inputs))
+        yield Sample(index, program, inputs, {}, {"loss_fn": real_sum}, geometry(inputs))
 
 
 def _module_samples(info: Any, unit: Unit) -> Iterator[Sample]:
@@ -138,24 +138,25 @@ def _module_samples(info: Any, unit: Unit) -> Iterator[Sample]:
             yield Sample(index, module, tuple(inputs[0]), inputs[1], {"loss_fn": real_sum}, detail)
 
 
-class OperatorStep:
-    """One operator forward and, where its output can be differentiated, backward."""
+class OperatorStep(torch.nn.Module):
+    """One operator as a module, so that its tensors are the inputs of a training step."""
 
-    def __init__(self, function: Callable[..., Any], process: Callable[[Any], Any], copies: bool):
+    def __init__(
+        self, function: Callable[..., Any], process: Callable[[Any], Any], copies: bool
+    ) -> None:
+        super().__init__()
         self._function = function
         self._process = process
         self._copies = copies
 
-    def __call__(self, first: Any, rest: Sequence[Any], options: Mapping[str, Any]) -> None:
-        """Run the step; an in-place operator works on a copy, since a leaf cannot be changed."""
+    def forward(self, first: Any, rest: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Return what can be differentiated of the operator's result.
+
+        An in-place operator works on a copy, since a leaf that requires grad cannot be changed.
+        """
         if self._copies:
             first = first.clone()
-        result = self._function(first, *rest, **options)
-        try:
-            loss = real_sum(self._process(result))
-        except NothingToDifferentiate:
-            return
-        loss.backward()  # type: ignore[no-untyped-call]
+        return self._process(self._function(first, *rest, **options))
 
 
 def real_sum(output: Any) -> torch.Tensor:

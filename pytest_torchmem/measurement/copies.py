@@ -37,8 +37,8 @@ class Copies:
 def copy_to_cpu(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Copies:
     """Copy a module and all tensors and modules in its arguments; other callables stay themselves.
 
-    Tensors keep their geometry, and those that share a storage share its copy. Gradients are not
-    copied: a step begins without any. What was on ``meta`` is filled with small random numbers.
+    Tensors keep their geometry and gradients, and those that share a storage share its copy. What
+    was on ``meta`` is filled with small random numbers.
     """
     copier = _Copier()
     target_copy = copier.copy(target) if isinstance(target, torch.nn.Module) else target
@@ -89,6 +89,9 @@ class _Copier:
             twin.requires_grad_()
         self._memo[id(tensor)] = twin
         twin.__dict__.update(copy.deepcopy(tensor.__dict__, self._memo))
+        if tensor.is_leaf and tensor.grad is not None:
+            self._copy_tensor(tensor.grad)
+            twin.grad = self._memo.get(id(tensor.grad))
 
     def _copy_storage(self, storage: torch.UntypedStorage) -> tuple[torch.UntypedStorage, bool]:
         known = self._storages.get(storage._cdata)
@@ -135,6 +138,8 @@ def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
 def _label_module(labels: dict[int, Label], module: torch.nn.Module, prefix: str) -> None:
     for name, parameter in module.named_parameters(prefix):
         _label(labels, parameter, Kind.PARAMETER, name)
+        if parameter.grad is not None:
+            _label(labels, parameter.grad, Kind.GRADIENT, name)
     for name, buffer in module.named_buffers(prefix):
         _label(labels, buffer, Kind.BUFFER, name)
 

@@ -79,6 +79,15 @@ def test_tied_weights_and_views_of_one_storage_count_once() -> None:
     assert profile.baseline == (2048 + 32 + 64 + 4 * 32) * FLOAT
 
 
+def test_gradients_from_earlier_steps_are_there_and_are_added_to() -> None:
+    model = nn.Linear(100, 1, bias=False)
+    model.weight.grad = torch.ones(1, 100)
+    profile = torchmem.measure(model, torch.randn(1, 100))
+    assert profile.baseline == 3 * 100 * FLOAT
+    assert profile.end == profile.baseline
+    assert torch.equal(model.weight.grad, torch.ones(1, 100))
+
+
 def test_inputs_that_share_a_storage_count_once() -> None:
     base = torch.randn(10, 100)
 

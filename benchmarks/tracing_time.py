@@ -1,0 +1,145 @@
+"""How long a trace takes against the same step on ``meta`` tensors and under MemTracker.
+
+    python -m benchmarks.tracing_time
+
+Each round runs the three one after the other, so that a ratio compares what ran within the same
+second; the table has the median of the rounds. The first round of a process is its own line: a
+first trace finds the geometry of every operator, and later ones remember it. Attribution is on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from tabulate import tabulate
+
+import pytest_torchmem as torchmem
+from benchmarks.conformance.report import machine
+from benchmarks.language_models import BERT, GPT2, LanguageModel
+from pytest_torchmem.profiler.step import run_step
+
+MODELS = {"gpt2": GPT2, "bert": BERT}
+Times = dict[str, float]
+
+
+def rounds(model: LanguageModel, count: int) -> list[Times]:
+    """Return the seconds of each way in each round; a way that fails has no entry."""
+    ways = {"meta": on_meta(model), "trace": traced(model)}
+    try:
+        ways["tracker"] = tracked(model)
+        ways["tracker"]()
+    except Exception as error:
+        ways.pop("tracker", None)
+        print(f"MemTracker cannot run {model.name}: {str(error)[:200]}", file=sys.stderr)
+    return [{name: _seconds(way) for name, way in ways.items()} for _ in range(count)]
+
+
+def _seconds(way: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    way()
+    return time.perf_counter() - start
+
+
+def traced(model: LanguageModel) -> Callable[[], object]:
+    """Return a trace of the step; the model has no memory, so only the tracing takes time."""
+    network, inputs = model.build("meta"), model.inputs("cpu")
+    return lambda: torchmem.trace(network, device="cpu", **inputs)  # type: ignore[arg-type]
+
+
+def on_meta(model: LanguageModel) -> Callable[[], object]:
+    """Return the same step on ``meta`` tensors, with nothing watching."""
+    network, inputs = model.build("meta"), model.inputs("meta")
+
+    def run() -> None:
+        network.zero_grad()
+        run_step(network, (), inputs)
+
+    return run
+
+
+def tracked(model: LanguageModel) -> Callable[[], object]:
+    """Return the same step under MemTracker, on fake tensors."""
+    from torch._subclasses import FakeTensorMode
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    mode = FakeTensorMode()
+    with mode:
+        network, inputs = model.build("cpu"), model.inputs("meta")
+        inputs = {name: torch.empty_like(value, device="cpu") for name, value in inputs.items()}
+
+    def run() -> None:
+        network.zero_grad()
+        with mode:
+            tracker = MemTracker()
+            tracker.track_external(network)
+            with tracker:
+                run_step(network, (), inputs)
+
+    return run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run every model in several fresh processes and print times and ratios."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tracing_time", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--model", choices=MODELS, help="run in this process and print JSON")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--processes", type=int, default=5, help="one after the other")
+    options = parser.parse_args(arguments)
+    if options.model:
+        warnings.simplefilter("ignore")
+        print(json.dumps(rounds(MODELS[options.model], options.rounds)))
+        return 0
+    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    rows = []
+    for name, model in MODELS.items():
+        found = [_in_fresh_process(name, options.rounds) for _ in range(options.processes)]
+        rows.append(_row(f"{model.name}, first", [process[0] for process in found]))
+        rows.append(_row(f"{model.name}, repeated", [t for p in found for t in p[1:]]))
+    headers = ("step", "trace ms", "meta ms", "MemTracker ms", "trace / meta", "MemTracker / trace")
+    print(tabulate(rows, headers=headers, disable_numparse=True))
+    return 0
+
+
+def _in_fresh_process(name: str, count: int) -> list[Times]:
+    command = [sys.executable, "-m", "benchmarks.tracing_time", "--model", name]
+    done = subprocess.run(
+        [*command, "--rounds", str(count)], check=True, stdout=subprocess.PIPE, text=True
+    )
+    result: list[Times] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _row(name: str, found: Sequence[Times]) -> tuple[str, ...]:
+    return (
+        name,
+        *(
+            _milliseconds([t[way] for t in found if way in t])
+            for way in ("trace", "meta", "tracker")
+        ),
+        _ratios([t["trace"] / t["meta"] for t in found]),
+        _ratios([t["tracker"] / t["trace"] for t in found if "tracker" in t]),
+    )
+
+
+def _milliseconds(seconds: Sequence[float]) -> str:
+    return f"{1000 * statistics.median(seconds):.1f}" if seconds else "-"
+
+
+def _ratios(ratios: Sequence[float]) -> str:
+    if not ratios:
+        return "-"
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
