@@ -90,9 +90,7 @@ def run_composite_implicit(operator: OpOverload, *args: Any, **kwargs: Any) -> A
 
 
 @contextmanager
-def interception(
-    fallback: Callable[..., Any], native: tuple[str, ...]
-) -> Iterator[None]:
+def interception(fallback: Callable[..., Any], native: tuple[str, ...]) -> Iterator[None]:
     """Route every operator of this thread that would reach a kernel to ``fallback(op, *args)``.
 
     Operators named in ``native`` (without namespace) pass by and stay in C++.

@@ -76,15 +76,13 @@ def _dtype_name(dtype: torch.dtype | None) -> str:
 class Record(weakref.ref):  # type: ignore[type-arg]
     """A storage the ledger knows: where it lives, and its values beside it where they are known."""
 
-    __slots__ = ("address", "index", "known", "ledger", "owned")
+    __slots__ = ("address", "index", "known", "ledger")
 
     address: int
     index: int
     ledger: DeviceLedger
     known: Tensor | None
     """The storage's content as a flat uint8 tensor in real memory, or None where not known."""
-    owned: bool
-    """Whether ``known`` is a copy of ours, which an in-place operator may write to."""
 
 
 class Ledger:
@@ -128,13 +126,17 @@ class Ledger:
         record = Record(storage, self._strike)
         address = storage._cdata
         record.address, record.index, record.ledger = address, index, ledger
-        record.known, record.owned = None, False
+        record.known = None
         self.records[address] = record
         return record
 
-    def workspace(self, nbytes: int, ledger: DeviceLedger, origin: Origin) -> None:
+    def workspace(self, requests: tuple[int, ...], ledger: DeviceLedger, origin: Origin) -> None:
         """Write down bytes that a kernel takes and gives back before it returns."""
-        ledger.remove(ledger.add(_Entry(nbytes, Kind.WORKSPACE, origin, (), None, "")))
+        indices = [
+            ledger.add(_Entry(nbytes, Kind.WORKSPACE, origin, (), None, "")) for nbytes in requests
+        ]
+        for index in indices:
+            ledger.remove(index)
 
     def close(self) -> None:
         """Forget every storage, so that none that outlives the trace is written down later."""

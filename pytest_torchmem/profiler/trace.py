@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import hashlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from pytest_torchmem.profiler.profile import MemoryProfile
+import torch
+from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from pytest_torchmem.errors import TorchmemError, UsageError
+from pytest_torchmem.profiler.attribution import Attribution
+from pytest_torchmem.profiler.devices.catalogue import DEFAULT_GPU, Gpu, find_gpu
+from pytest_torchmem.profiler.devices.host import REFERENCE, Host, this_machine
+from pytest_torchmem.profiler.devices.machine import Machine
+from pytest_torchmem.profiler.hollow import Interceptor
+from pytest_torchmem.profiler.internals import (
+    check_torch,
+    interception,
+    operators_passing_by,
+)
+from pytest_torchmem.profiler.ledger import Ledger
+from pytest_torchmem.profiler.profile import Kind, MemoryProfile, Phase, Timeline
+from pytest_torchmem.profiler.step import check_step, run_target
+from pytest_torchmem.profiler.twin import Twins
+
+DEVICES = ("cpu", "cuda")
+_HOSTS: dict[str, Callable[[], Host]] = {"reference": lambda: REFERENCE, "here": this_machine}
+_TRACING = threading.Lock()
 
 
 def trace(
@@ -20,5 +50,216 @@ def trace(
     steps: int = 1,
     **kwargs: Any,
 ) -> MemoryProfile:
-    """Run one training step of ``target`` on a fake device and return the bytes it would take."""
-    raise NotImplementedError
+    """Run one training step of ``target`` on a fake device and return the bytes it would take.
+
+    ``target`` is an ``nn.Module``, whose parameters may be real or on ``meta`` and which is never
+    changed, or a callable that builds, runs and steps by itself. For a module the step is: the
+    forward with ``args`` and ``kwargs``; ``loss_fn(output)``, else the output's ``.loss``, else the
+    sum of its floating tensors that require grad; ``backward()``; and with ``optimizer`` (a class
+    or function of the parameters) its ``step()``. ``steps`` repeats it.
+
+    ``device`` is ``"cpu"`` or ``"cuda"``, ``gpu`` a name of the catalogue for cuda, ``host``
+    ``"reference"`` (the same figures on every machine) or ``"here"``.
+
+    Raises ``UsageError`` for arguments that cannot be understood, ``UnknownValueError`` where the
+    program needs data, ``UnsupportedOperatorError`` for an operator of unknown geometry,
+    ``UnsupportedTorchError`` for a torch this package does not know, and whatever ``target``
+    raises.
+    """
+    machine = _machine(device, gpu, host)
+    check_step(target, loss_fn, backward, optimizer, steps)
+    check_torch()
+    if not _TRACING.acquire(blocking=False):
+        raise UsageError(
+            "a trace is already running in this process: a traced program cannot trace, and two "
+            "threads cannot trace at once"
+        )
+    try:
+        return _trace(machine, target, args, kwargs, (loss_fn, backward, optimizer, steps))
+    finally:
+        _TRACING.release()
+
+
+def _trace(
+    machine: Machine,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    step: tuple[Any, ...],
+) -> MemoryProfile:
+    ledger = Ledger()
+    ledger.on(machine.device)
+    attribution = Attribution()
+    interceptor = Interceptor(machine, ledger, attribution)
+    with ExitStack() as stack:
+        stack.enter_context(_generators_kept())
+        stack.enter_context(_no_collection())
+        stack.enter_context(_eager())
+        stack.callback(ledger.close)
+        stack.callback(interceptor.return_borrowed)
+        stack.enter_context(_layers(interceptor))
+        if isinstance(target, nn.Module):
+            ledger.enter(Phase.BASELINE)
+            ledger.devices[machine.device].phases[:] = [(0, Phase.BASELINE)]
+            twins = Twins(interceptor, machine.device)
+            model = twins.of_module(target)
+            args, kwargs = twins.of_inputs(args, kwargs)
+            workload = _workload(ledger, machine.device)
+            del twins
+            ledger.enter(Phase.FORWARD)
+            outcome = run_target(model, args, kwargs, *step)
+        else:
+            outcome = run_target(target, args, kwargs, *step)
+            workload = ""
+        profile = _profile(machine, ledger, workload, tuple(interceptor.warnings))
+        del outcome
+        return profile
+
+
+@contextmanager
+def _layers(interceptor: Interceptor) -> Iterator[None]:
+    """Switch on interception, dispatch and identity, module and optimizer following; then off."""
+    machine = interceptor.machine
+    thread = threading.get_ident()
+
+    def here() -> bool:
+        return threading.get_ident() == thread
+
+    with ExitStack() as stack:
+        if machine.gpu is not None:
+            from pytest_torchmem.profiler.devices.identity import cuda_identity
+            from pytest_torchmem.profiler.dispatch import cuda_dispatch
+
+            stack.enter_context(cuda_dispatch(machine, interceptor))
+            stack.enter_context(cuda_identity(interceptor))
+        stack.enter_context(interceptor.attribution.following_modules())
+        for hook in (
+            register_optimizer_step_pre_hook(
+                lambda *_: interceptor.enter_optimizer() if here() else None
+            ),
+            register_optimizer_step_post_hook(
+                lambda *_: interceptor.leave_optimizer() if here() else None
+            ),
+        ):
+            stack.callback(hook.remove)
+        stack.enter_context(interception(interceptor, operators_passing_by()))
+        yield
+
+
+def _machine(device: str, gpu: str | None, host: str) -> Machine:
+    if device not in DEVICES:
+        raise UsageError(f"device={device!r}: expected one of {', '.join(map(repr, DEVICES))}")
+    if host not in _HOSTS:
+        raise UsageError(f"host={host!r}: expected one of {', '.join(map(repr, _HOSTS))}")
+    named: Gpu | None = None
+    if gpu is not None:
+        named = find_gpu(gpu)
+    if device == "cpu":
+        return Machine(_HOSTS[host]())
+    return Machine(_HOSTS[host](), named or find_gpu(DEFAULT_GPU))
+
+
+def _profile(
+    machine: Machine, ledger: Ledger, workload: str, warnings: tuple[str, ...]
+) -> MemoryProfile:
+    timeline = ledger.devices[machine.device].timeline()
+    return summarise(
+        timeline,
+        device=machine.device.type,
+        gpu=machine.gpu.name if machine.gpu else None,
+        host=machine.host.name,
+        workload=workload,
+        warnings=warnings,
+    )
+
+
+def summarise(
+    timeline: Timeline,
+    *,
+    device: str,
+    gpu: str | None,
+    host: str | None,
+    workload: str = "",
+    warnings: tuple[str, ...] = (),
+) -> MemoryProfile:
+    """Return the profile of what a timeline tells."""
+    peaks = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
+    live = [0, *timeline.live_bytes()]
+    ends = [start for start, _ in timeline.phases[1:]] + [len(timeline.events)]
+    retained = [
+        live[end]
+        for (_, phase), end in zip(timeline.phases, ends, strict=True)
+        if phase is Phase.FORWARD
+    ]
+    baselines = [
+        live[end]
+        for (_, phase), end in zip(timeline.phases, ends, strict=True)
+        if phase is Phase.BASELINE
+    ]
+    return MemoryProfile(
+        device=device,
+        gpu=gpu,
+        host=host,
+        baseline=baselines[0] if baselines else 0,
+        forward_peak=peaks.get(Phase.FORWARD),
+        backward_peak=peaks.get(Phase.BACKWARD),
+        optimizer_peak=peaks.get(Phase.OPTIMIZER),
+        peak=max(peaks.values(), default=0),
+        retained=max(retained) if retained else None,
+        end=live[-1],
+        torch_version=torch.__version__,
+        workload=workload,
+        warnings=warnings,
+        timeline=timeline,
+    )
+
+
+def _workload(ledger: Ledger, device: torch.device) -> str:
+    digest = hashlib.sha256()
+    parameters = 0
+    for entry in ledger.devices[device].entries:
+        if entry.kind is Kind.INPUT:
+            digest.update(f"{entry.label} {entry.dtype}{list(entry.shape)}\n".encode())
+        else:
+            parameters += entry.nbytes
+    digest.update(f"{parameters}".encode())
+    return digest.hexdigest()[:12]
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Leave Python's and torch's random generators as they were."""
+    state, python_state = torch.get_rng_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(python_state)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from freeing storages in cycles at a moment of its own choice."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Run compiled modules eagerly, if anything here was ever compiled."""
+    import sys
+
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+__all__ = ["DEVICES", "TorchmemError", "summarise", "trace"]

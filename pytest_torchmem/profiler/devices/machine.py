@@ -1,0 +1,76 @@
+"""The machine that a trace stands for: a host, and with fake cuda a GPU beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.devices.host import Host
+from pytest_torchmem.profiler.operators import Operator
+from pytest_torchmem.profiler.shapes_missing import META_FUNCTIONS
+from pytest_torchmem.profiler.workspace import find_workspace
+
+#: The tensor arguments that decide the shape of an operator's outputs by their values; where an
+#: operator is not named, all of them do.
+_DECIDING = {
+    "aten::masked_select": (1,),
+    "aten::masked_scatter": (1,),
+}
+
+
+@dataclass(slots=True)
+class Machine:
+    """A host and perhaps a GPU: where kernels are chosen and what they take."""
+
+    host: Host
+    gpu: Gpu | None = None
+    kernels: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    """Composite operators that take another path on the GPU, by name."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device that a trace reports on."""
+        return torch.device("cuda", 0) if self.gpu else torch.device("cpu")
+
+    def normalise(self, device: torch.device) -> torch.device:
+        """Return ``device`` with the index it has when none is given."""
+        if device.type == "cuda":
+            return device if device.index is not None else torch.device("cuda", 0)
+        return torch.device(device.type)
+
+    def is_leaf(self, name: str) -> bool:
+        """Return whether a composite operator of the CPU is one kernel on this machine."""
+        # CUDA has kernels for lists of tensors (ATen/native/cuda/ForeachBinaryOpList.cu, …), the
+        # CPU a loop over them (ATen/native/ForeachOpsKernels.cpp).
+        return self.gpu is not None and name.startswith(("aten::_foreach_", "aten::_fused_"))
+
+    def meta_function(self, name: str) -> Callable[..., Any] | None:
+        """Return the profiler's own function for the geometry of an operator's outputs."""
+        return META_FUNCTIONS.get(name) or META_FUNCTIONS.get(name.partition(".")[0])
+
+    def deciding_arguments(self, name: str, tensors: list[Tensor]) -> tuple[int, ...]:
+        """Return the positions of the tensors whose values decide the outputs' shape."""
+        return _DECIDING.get(name, tuple(range(len(tensors))))
+
+    def workspace(
+        self,
+        device: torch.device,
+        operator: Operator,
+        outputs: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[int, ...]:
+        """Return the requests of a kernel that are alive at its peak beyond its outputs."""
+        function = find_workspace(operator.name.partition(".")[0], device.type)
+        if function is None:
+            return ()
+        machine = self.gpu if device.type == "cuda" else self.host
+        requests = function(machine, outputs, *args, **kwargs)
+        if isinstance(requests, int):
+            requests = (requests,)
+        return tuple(request for request in requests if request > 0)

@@ -1,0 +1,725 @@
+"""Hollow tensors and the interception of every operator that would reach a kernel.
+
+A hollow tensor is an ordinary CPU tensor whose storage has its true size and no memory. Operators
+arrive here below autograd; outputs get the geometry the operator has on ``meta``, as new hollow
+tensors whose storages the ledger books.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from pytest_torchmem.errors import UnknownValueError
+from pytest_torchmem.profiler import known
+from pytest_torchmem.profiler.attribution import Attribution
+from pytest_torchmem.profiler.devices.machine import Machine
+from pytest_torchmem.profiler.gradients import GradientSums
+from pytest_torchmem.profiler.internals import (
+    ENGINE_CODE,
+    FAKE,
+    current_graph_task,
+    hollow_storage,
+    run_composite_explicit,
+    run_composite_implicit,
+    set_excluded,
+    storage_address,
+    tensor_on,
+)
+from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger, Record
+from pytest_torchmem.profiler.operators import Operator, Treatment
+from pytest_torchmem.profiler.profile import Kind, Origin, Phase
+from pytest_torchmem.profiler.shapes import (
+    Output,
+    Plan,
+    Same,
+    plan_of_result,
+    plan_on_meta,
+    replace_tensors,
+    tensors_in,
+    unsupported,
+)
+
+_KIND_OF_PHASE = {
+    Phase.BASELINE: Kind.OTHER,
+    Phase.FORWARD: Kind.ACTIVATION,
+    Phase.BACKWARD: Kind.GRADIENT,
+    Phase.BETWEEN: Kind.OTHER,
+    Phase.OPTIMIZER: Kind.OPTIMIZER_STATE,
+}
+_TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
+_CPU = torch.device("cpu")
+_EARLIER = Origin(Phase.BASELINE)
+
+#: Operators that take tensors of two devices (a copy's source, indices on the host).
+_ACROSS_DEVICES = frozenset(
+    {
+        "aten::copy_",
+        "aten::_to_copy",
+        "aten::_foreach_copy_",
+        "aten::index.Tensor",
+        "aten::index_put_",
+        "aten::index_put",
+        "aten::_index_put_impl_",
+        "aten::_unsafe_index.Tensor",
+        "aten::_unsafe_index_put",
+        "aten::set_.source_Tensor",
+    }
+)
+
+
+class Interceptor:
+    """Runs operators on hollow tensors; the fallback of the Fake key for one trace."""
+
+    def __init__(self, machine: Machine, ledger: Ledger, attribution: Attribution) -> None:
+        self.machine = machine
+        self.ledger = ledger
+        self.attribution = attribution
+        self.warnings: list[str] = []
+        self.target: torch.device | None = None
+        """Where outputs go, instead of where the inputs are, while a copy between devices runs."""
+        self.inside = False
+        """Whether the profiler itself is at work, and tensors answer as torch made them."""
+        self._operators: dict[OpOverload, Operator] = {}
+        self._plans: dict[Any, Plan] = {}
+        self._sums = GradientSums()
+        self._borrowed: list[tuple[Tensor, Tensor | None]] = []
+        self._calls_when_backward_ended = -1
+
+    # -- entry -------------------------------------------------------------------------------------
+
+    def __call__(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """Run one operator that would have reached a kernel."""
+        set_excluded(FAKE, True)
+        was_inside, self.inside = self.inside, True
+        try:
+            operator = self._operators.get(overload)
+            if operator is None:
+                operator = self._operators[overload] = Operator.of(overload)
+            if operator.treatment is Treatment.LEAF:
+                return self._run(operator, args, kwargs)
+            return self._run_specially(operator, args, kwargs)
+        finally:
+            self.inside = was_inside
+            set_excluded(FAKE, False)
+
+    def _run_specially(self, operator: Operator, args: tuple[Any, ...], kwargs: Any) -> Any:
+        treatment = operator.treatment
+        if treatment is Treatment.IMPLICIT:
+            kernel = self.machine.kernels.get(operator.name)
+            with self.intercepting():
+                if kernel is not None:
+                    return kernel(*args, **kwargs)
+                return run_composite_implicit(operator.overload, *args, **kwargs)
+        if treatment is Treatment.NATIVE:
+            return operator.overload(*args, **kwargs)
+        if treatment is Treatment.PASS:
+            return None
+        if treatment is Treatment.SCALAR:
+            return self._item(args[0])
+        if treatment is Treatment.LIFT:
+            return self._lift(args[0])
+        return self._resize(operator, args, kwargs)
+
+    @contextmanager
+    def intercepting(self) -> Iterator[None]:
+        """Let operators issued inside of this one come here again."""
+        was_inside, self.inside = self.inside, False
+        set_excluded(FAKE, False)
+        try:
+            yield
+        finally:
+            self.inside = was_inside
+            set_excluded(FAKE, True)
+
+    @contextmanager
+    def placing_on(self, device: torch.device | None) -> Iterator[None]:
+        """Make outputs on ``device`` rather than where their inputs are."""
+        before, self.target = self.target, device
+        try:
+            yield
+        finally:
+            self.target = before
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Let the profiler itself use tensors: nothing is intercepted, devices are torch's own."""
+        was_inside, self.inside = self.inside, True
+        set_excluded(FAKE, True)
+        try:
+            yield
+        finally:
+            self.inside = was_inside
+            set_excluded(FAKE, was_inside)
+
+    # -- one operator ------------------------------------------------------------------------------
+
+    def _run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensors: list[Tensor] = []
+        key: Any = _geometry(args, tensors)
+        if kwargs:
+            key = (key, _geometry(tuple(kwargs.items()), tensors))
+        records = self._records(tensors)
+        if records is None:
+            return operator.overload(*args, **kwargs)
+        device = self._device(operator, tensors, records, kwargs)
+        if device is None:
+            return operator.overload(*args, **kwargs)
+        frame = sys._getframe(2)
+        self._enter_phase()
+        if self.ledger.phase is Phase.BACKWARD:
+            self._sums.operator_in_backward(len(device.entries))
+            if (
+                operator.name == "aten::add.Tensor"
+                and frame.f_code is ENGINE_CODE
+                and len(tensors) == 2
+                # ``args``, ``tensors`` and the fallback's own tuple hold it beside the engine.
+                and self._sums.in_place(
+                    tensors[0], tensors[1], records[0], sys.getrefcount(tensors[0]) - 4
+                )
+            ):
+                return tensors[0]
+        if operator.dynamic:
+            return self._run_dynamic(operator, args, kwargs, tensors, records, device, frame)
+        planned = (args, kwargs)
+        if operator.masks:
+            planned = (self._without_masks(args), kwargs)
+            key = _geometry(planned[0], [])
+        key = (operator, device, key)
+        plan = self._plans.get(key)
+        result: Any
+        if plan is None:
+            if operator.composite and tensors and not self.machine.is_leaf(operator.name):
+                result, plan = self._run_composite(operator, args, kwargs, tensors, device)
+                self._plans[key] = plan
+                self._know(operator, args, kwargs, tensors, records, plan, result)
+                return result
+            plan = self._plan(operator, planned[0], planned[1])
+            self._plans[key] = plan
+            origin = self.attribution.origin(self.ledger.phase, operator.name, frame)
+            result = self._make(plan, tensors, records, device, origin)
+            plan.workspace = self.machine.workspace(device.device, operator, result, args, kwargs)
+        else:
+            origin = self.attribution.origin(self.ledger.phase, operator.name, frame)
+            result = self._make(plan, tensors, records, device, origin)
+        if plan.workspace:
+            self.ledger.workspace(plan.workspace, device, origin)
+        self._know(operator, args, kwargs, tensors, records, plan, result)
+        return result
+
+    def _records(self, tensors: list[Tensor]) -> list[Record] | None:
+        """Return the ledger's records of ``tensors``; None where torch's own kernel has to run."""
+        get = self.ledger.records.get
+        found: list[Record] = []
+        for tensor in tensors:
+            try:
+                record = get(storage_address(tensor))
+            except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, …
+                return None
+            if record is None:
+                if tensor.device.type == "meta":
+                    return None
+                record = self.borrow(tensor)
+            found.append(record)
+        return found
+
+    def _device(
+        self,
+        operator: Operator,
+        tensors: list[Tensor],
+        records: list[Record],
+        kwargs: dict[str, Any],
+    ) -> DeviceLedger | None:
+        """Return where the outputs are made; None for ``meta``."""
+        if self.target is not None:
+            return self.ledger.on(self.target)
+        asked = kwargs.get("device")
+        if asked is not None:
+            if asked.type == "meta":
+                return None
+            return self.ledger.on(self.machine.normalise(asked))
+        if not records:
+            return self.ledger.on(_CPU)
+        device = records[0].ledger
+        if len(self.ledger.devices) > 1 and operator.name not in _ACROSS_DEVICES:
+            for tensor, record in zip(tensors, records, strict=True):
+                if record.ledger is device:
+                    continue
+                if device.device.type == "cpu" and _all_scalars(tensors, records, device):
+                    device = record.ledger
+                elif tensor.dim() > 0 or record.ledger.device.type != "cpu":
+                    raise RuntimeError(
+                        "Expected all tensors to be on the same device, but found at least two "
+                        f"devices, {device.device} and {record.ledger.device}! "
+                        f"(when running {operator.name})"
+                    )
+        return device
+
+    def _enter_phase(self) -> None:
+        phase = self.ledger.phase
+        if current_graph_task() != -1:
+            if phase is not Phase.BACKWARD:
+                self.ledger.enter(Phase.BACKWARD)
+        elif phase is Phase.BACKWARD:
+            self.ledger.enter(Phase.BETWEEN)
+            self._calls_when_backward_ended = self.attribution.outermost_calls
+        elif (
+            phase is Phase.BETWEEN
+            and self.attribution.outermost_calls != self._calls_when_backward_ended
+        ):
+            self.ledger.enter(Phase.FORWARD)
+
+    def enter_optimizer(self) -> None:
+        """Begin an optimizer's step."""
+        self.ledger.enter(Phase.OPTIMIZER)
+
+    def leave_optimizer(self) -> None:
+        """End an optimizer's step."""
+        self.ledger.enter(Phase.BETWEEN)
+        self._calls_when_backward_ended = self.attribution.outermost_calls
+
+    # -- plans -------------------------------------------------------------------------------------
+
+    def _plan(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        function: Callable[..., Any] = operator.overload
+        if operator.takes_device:
+            kwargs = {**kwargs, "device": "meta"}
+            kwargs.pop("pin_memory", None)
+        own = self.machine.meta_function(operator.name)
+        return plan_on_meta(operator.overload, own or function, args, kwargs)
+
+    def _make(
+        self,
+        plan: Plan,
+        tensors: list[Tensor],
+        records: list[Record],
+        device: DeviceLedger,
+        origin: Origin,
+    ) -> Any:
+        outputs = plan.outputs
+        if type(outputs) is Output and len(plan.slots) == 1 and plan.slots[0] >= 0:
+            return self._hollow(outputs, plan.slots[0], device, origin)
+        if type(outputs) is Same and outputs.grown is None:
+            return tensors[outputs.position]
+        storages: list[torch.UntypedStorage | None] = [None] * len(plan.slots)
+
+        def tensor_of(output: Any) -> Any:
+            if type(output) is Same:
+                tensor = tensors[output.position]
+                if output.grown is not None:
+                    self._grow(tensor, output.grown, device, origin)
+                return tensor
+            if type(output) is not Output:
+                return output
+            storage = storages[output.slot]
+            if storage is None:
+                nbytes = plan.slots[output.slot]
+                if nbytes >= 0:
+                    tensor = self._hollow(output, nbytes, device, origin)
+                    storages[output.slot] = tensor.untyped_storage()
+                    return tensor
+                storage = storages[output.slot] = tensors[-1 - nbytes].untyped_storage()
+            return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
+
+        return _map_outputs(outputs, tensor_of)
+
+    def _hollow(self, output: Output, nbytes: int, device: DeviceLedger, origin: Origin) -> Tensor:
+        storage = hollow_storage(nbytes)
+        kind = _KIND_OF_PHASE[origin.phase]
+        self.ledger.book(storage, nbytes, device, kind, origin, output.shape, output.dtype)
+        return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
+
+    def _run_composite(
+        self,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        device: DeviceLedger,
+    ) -> tuple[Any, Plan]:
+        """Run the body of a composite operator once; what it took besides is its workspace."""
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": _CPU}
+        live, position = device.current, len(device.events)
+        with self.placing_on(device.device if operator.takes_device else self.target):
+            with self.intercepting():
+                result = run_composite_explicit(operator.overload, *args, **kwargs)
+        peak = highest = 0
+        for event in device.events[position:]:
+            nbytes = device.entries[abs(event) - 1].nbytes
+            peak += nbytes if event > 0 else -nbytes
+            highest = max(highest, peak)
+        plan = plan_of_result(result, tensors, storage_address)
+        excess = highest - (device.current - live)
+        if excess > 0:
+            plan.workspace = (excess,)
+        return result, plan
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def _know(
+        self,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        records: list[Record],
+        plan: Plan,
+        result: Any,
+    ) -> None:
+        """Compute the outputs' values where those of all inputs are known."""
+        if records:
+            for record in records:
+                if record.known is None:
+                    break
+            else:
+                if not operator.random and self._compute(
+                    operator, args, kwargs, tensors, records, plan, result
+                ):
+                    return
+        elif operator.makes_values and self._compute(
+            operator, args, kwargs, tensors, records, plan, result
+        ):
+            return
+        if operator.mutated or operator.mutated_names:
+            self._overwrite(operator, args, kwargs, result)
+
+    def _compute(
+        self,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        records: list[Record],
+        plan: Plan,
+        result: Any,
+    ) -> bool:
+        made = [output for output in _outputs_of(plan.outputs) if type(output) is Output]
+        if not made and not operator.mutated:
+            return False
+        for output in made:
+            elements = 1
+            for size in output.shape:
+                elements *= size
+            if not known.worth_knowing(output.dtype, elements):
+                return False
+        real = self._for_real(operator, args, kwargs, tensors, records)
+        if real is None:
+            return False
+        for tensor, value in zip(tensors_in(result), tensors_in(real), strict=False):
+            record = self.ledger.records.get(storage_address(tensor))
+            if record is not None and record.known is None:
+                if tensor.stride() != value.stride():
+                    value = _restrided(value, tensor)
+                known.adopt(record, value)
+        return True
+
+    def _for_real(
+        self,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        records: list[Record],
+    ) -> Any:
+        """Run an operator on the known values of its arguments; None where it cannot."""
+        values = {
+            id(tensor): known.value_of(record, tensor)
+            for tensor, record in zip(tensors, records, strict=True)
+        }
+        if kwargs.get("device") is not None or operator.takes_device:
+            kwargs = {**kwargs, "device": _CPU}
+        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+        args = replace_tensors(args, lambda tensor: values[id(tensor)])
+        kwargs = replace_tensors(kwargs, lambda tensor: values[id(tensor)])
+        try:
+            with torch.no_grad():
+                return operator.overload(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, IndexError, ValueError):
+            if operator.mutated:
+                raise
+            return None
+
+    def _overwrite(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Forget what was known of the storages that an operator wrote to, or know them anew."""
+        for argument in operator.written(args, kwargs):
+            for tensor in tensors_in(argument):
+                record = self.ledger.records.get(storage_address(tensor))
+                if record is None:
+                    continue
+                whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+                values = [other for other in tensors_in((args[1:], kwargs))]
+                sources = [self.ledger.records.get(storage_address(value)) for value in values]
+                if (
+                    operator.overwrites
+                    and whole
+                    and known.worth_knowing(tensor.dtype, tensor.numel())
+                    and all(source is not None and source.known is not None for source in sources)
+                ):
+                    content = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8)
+                    known.adopt(record, content)
+                    self._for_real(
+                        operator,
+                        args,
+                        kwargs,
+                        [tensor, *values],
+                        [record, *cast("list[Record]", sources)],
+                    )
+                else:
+                    record.known = None
+
+    def _item(self, tensor: Tensor) -> Any:
+        records = self._records([tensor])
+        if records is None:
+            return tensor.item()
+        if records[0].known is not None:
+            return known.value_of(records[0], tensor).item()
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            self.warn_unknown(f"the value of a {tensor.dtype} tensor was asked for")
+            return float("nan")
+        raise self.unknown(f"the value of a {tensor.dtype} tensor was asked for")
+
+    def warn_unknown(self, what: str) -> None:
+        """Warn once that a value was answered with nan."""
+        line = self.attribution.user_line()
+        if not self.warnings:
+            self.warnings.append(
+                f"{line or 'the traced program'}: {what}; a trace has no data, so it is nan"
+            )
+
+    def unknown(self, what: str) -> UnknownValueError:
+        """Return the error for a value that the trace does not have, naming the user's line."""
+        line = self.attribution.user_line()
+        return UnknownValueError(
+            f"{line or 'the traced program'}: {what}, and a trace has no data: it knows the values "
+            "of small integer and boolean tensors (token ids, masks, lengths) as long as nothing "
+            "random or computed from parameters goes into them. Pass such an input with its real "
+            "values, or keep this line out of the traced step (a flag, a budget on a part of the "
+            "model)"
+        )
+
+    def _run_dynamic(
+        self,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        records: list[Record],
+        device: DeviceLedger,
+        frame: Any,
+    ) -> Any:
+        """Run an operator whose outputs' shape depends on data, which has to be known."""
+        deciding = self.machine.deciding_arguments(operator.name, tensors)
+        for position in deciding:
+            if records[position].known is None:
+                raise self.unknown(f"{operator.name} has an output whose shape depends on data")
+        real_tensors = []
+        for position, (tensor, record) in enumerate(zip(tensors, records, strict=True)):
+            if record.known is not None:
+                real_tensors.append(known.value_of(record, tensor))
+            else:  # only its geometry matters
+                real_tensors.append(torch.zeros(tensor.shape, dtype=tensor.dtype))
+        values = {id(tensor): real for tensor, real in zip(tensors, real_tensors, strict=True)}
+        with torch.no_grad():
+            real = operator.overload(
+                *replace_tensors(args, lambda tensor: values[id(tensor)]),
+                **replace_tensors(kwargs, lambda tensor: values[id(tensor)]),
+            )
+        plan = plan_of_result(real, real_tensors, storage_address)
+        origin = self.attribution.origin(self.ledger.phase, operator.name, frame)
+        result = self._make(plan, tensors, records, device, origin)
+        if all(record.known is not None for record in records):
+            for tensor, value in zip(tensors_in(result), tensors_in(real), strict=True):
+                made = self.ledger.records.get(storage_address(tensor))
+                if made is not None and known.worth_knowing(tensor.dtype, tensor.numel()):
+                    known.adopt(made, value)
+        return result
+
+    def _without_masks(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of an indexing with boolean masks made indices of known length."""
+        indices = args[1]
+        if not any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices
+        ):
+            return args
+        plain: list[Tensor | None] = []
+        for index in indices:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                plain.append(index)
+                continue
+            record = self.ledger.records.get(storage_address(index))
+            if record is None or record.known is None:
+                raise self.unknown("a tensor was indexed with a mask")
+            count = int(known.value_of(record, index).count_nonzero())
+            plain.extend([torch.empty(count, dtype=torch.int64, device="meta")] * index.dim())
+        return (args[0], plain, *args[2:])
+
+    # -- tensors that come from outside ------------------------------------------------------------
+
+    def borrow(self, tensor: Tensor) -> Record:
+        """Book a real tensor that the program brought with it; nothing is ever written to it."""
+        storage = tensor.untyped_storage()
+        device = self.ledger.on(self.machine.normalise(tensor.device))
+        # Memory that is not the allocator's (numpy arrays, shared memory) cannot be resized.
+        nbytes = storage.nbytes() if storage.resizable() else 0
+        record = self.ledger.book(
+            storage,
+            nbytes,
+            device,
+            Kind.PARAMETER if tensor.requires_grad else Kind.INPUT,
+            _EARLIER,
+            tuple(tensor.shape),
+            tensor.dtype,
+            earlier=True,
+        )
+        if storage.data_ptr() != 0 and known.worth_knowing(tensor.dtype, tensor.numel()):
+            known.remember(record, tensor)
+        if tensor.requires_grad and tensor.is_leaf:
+            self._borrowed.append((tensor, tensor.grad))
+        return record
+
+    def return_borrowed(self) -> None:
+        """Give real leaves that the program brought with it the gradients they came with."""
+        for tensor, gradient in self._borrowed:
+            tensor.grad = gradient
+        self._borrowed.clear()
+
+    def _lift(self, tensor: Tensor) -> Tensor:
+        """Make hollow what C++ made of Python numbers."""
+        if storage_address(tensor) in self.ledger.records or tensor.device.type == "meta":
+            return tensor
+        device = self.ledger.on(self.target or _CPU)
+        self._enter_phase()
+        origin = self.attribution.origin(self.ledger.phase, "aten::lift_fresh", sys._getframe(3))
+        shape = tuple(tensor.shape)
+        nbytes = tensor.untyped_storage().nbytes()
+        output = Output(0, tensor.dtype, shape, tensor.stride(), 0)
+        hollow = self._hollow(output, nbytes, device, origin)
+        if known.worth_knowing(tensor.dtype, tensor.numel()):
+            known.adopt(self.ledger.records[storage_address(hollow)], tensor)
+        return hollow
+
+    def enter_tensor(
+        self, tensor: Tensor, device: torch.device, kind: Kind, label: str, whole: bool
+    ) -> Tensor:
+        """Return the hollow twin of a real tensor that is there before the step.
+
+        ``whole``: the twin has a storage as large as the original's, for others to share;
+        otherwise one of its own elements, as a copy to another device has.
+        """
+        if whole:
+            nbytes = tensor.untyped_storage().nbytes()
+            output = Output(
+                0, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+            )
+        else:
+            twin = torch.empty_like(tensor, device="meta")
+            nbytes = twin.numel() * twin.element_size()
+            output = Output(0, tensor.dtype, tuple(tensor.shape), twin.stride(), 0)
+        storage = hollow_storage(nbytes)
+        record = self.ledger.book(
+            storage,
+            nbytes,
+            self.ledger.on(device),
+            kind,
+            _EARLIER,
+            output.shape,
+            output.dtype,
+            label,
+        )
+        if (
+            tensor.device.type == "cpu"
+            and kind is not Kind.PARAMETER
+            and tensor.untyped_storage().data_ptr() != 0
+            and known.worth_knowing(tensor.dtype, tensor.numel())
+        ):
+            if whole:
+                known.remember(record, tensor)
+            else:
+                known.adopt(record, torch.empty_like(tensor).copy_(tensor))
+        return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
+
+    def _resize(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        tensor: Tensor = args[0]
+        records = self._records([tensor])
+        if records is None:
+            return cast(Tensor, operator.overload(*args, **kwargs))
+        shape = tuple(args[1])
+        twin = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+        ).resize_(shape, memory_format=kwargs.get("memory_format"))
+        self._enter_phase()
+        origin = self.attribution.origin(self.ledger.phase, operator.name, sys._getframe(3))
+        output = Output(0, tensor.dtype, shape, twin.stride(), tensor.storage_offset())
+        self._grow(tensor, output, records[0].ledger, origin)
+        return tensor
+
+    def _grow(self, tensor: Tensor, output: Output, device: DeviceLedger, origin: Origin) -> None:
+        """Give a tensor another geometry, and a larger storage where its own is too small."""
+        last = sum(
+            (size - 1) * stride for size, stride in zip(output.shape, output.stride, strict=True)
+        )
+        elements = 0 if 0 in output.shape else last + 1
+        needed = (elements + tensor.storage_offset()) * tensor.element_size()
+        storage = tensor.untyped_storage()
+        if needed > storage.nbytes():
+            storage = self._hollow(output, needed, device, origin).untyped_storage()
+        tensor.set_(storage, tensor.storage_offset(), output.shape, output.stride)  # type: ignore[call-overload]
+
+
+def _geometry(value: Any, tensors: list[Tensor]) -> Any:
+    """Return what of an argument decides the outputs' geometry; tensors are appended in order."""
+    kind = type(value)
+    if kind in _TENSOR_TYPES or isinstance(value, Tensor):
+        tensors.append(value)
+        return (value.shape, value.stride(), value.dtype)
+    if kind is tuple or kind is list:
+        return tuple([_geometry(item, tensors) for item in value])
+    if kind is float or kind is bool:
+        return (kind, value)
+    if kind is torch.Generator:
+        return None
+    return value
+
+
+def _map_outputs(outputs: Any, function: Callable[[Any], Any]) -> Any:
+    if type(outputs) in (tuple, list):
+        return type(outputs)([_map_outputs(item, function) for item in outputs])
+    return function(outputs)
+
+
+def _outputs_of(outputs: Any) -> Iterator[Any]:
+    if type(outputs) in (tuple, list):
+        for item in outputs:
+            yield from _outputs_of(item)
+    else:
+        yield outputs
+
+
+def _all_scalars(tensors: list[Tensor], records: list[Record], device: DeviceLedger) -> bool:
+    """Return whether all tensors on ``device`` have no dimension, and so go with any other."""
+    return all(
+        tensor.dim() == 0
+        for tensor, record in zip(tensors, records, strict=True)
+        if record.ledger is device
+    )
+
+
+def _restrided(value: Tensor, like: Tensor) -> Tensor:
+    """Return ``value`` laid out as ``like`` is."""
+    storage = torch.empty(like.untyped_storage().nbytes(), dtype=torch.uint8).untyped_storage()
+    content = torch.empty(0, dtype=like.dtype).set_(
+        storage,  # type: ignore[call-overload]
+        like.storage_offset(),
+        like.shape,
+        like.stride(),
+    )
+    return content.copy_(value)

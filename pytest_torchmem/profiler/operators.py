@@ -1,0 +1,199 @@
+"""How an operator is treated by a trace: read once from its schema, tags and kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from pytest_torchmem.profiler.internals import is_composite_explicit, is_composite_implicit
+
+
+class Treatment(Enum):
+    """What the interceptor does with an operator."""
+
+    LEAF = "its outputs are made hollow, with the geometry it has on meta"
+    IMPLICIT = "it is decomposed into the operators it is made of"
+    NATIVE = "it runs as it is: it makes no storage and reads no data"
+    SCALAR = "it hands a value to Python"
+    LIFT = "it brings a tensor made of Python numbers into the trace"
+    RESIZE = "it changes the size of a storage"
+    PASS = "it checks data and decides nothing"
+
+
+_BY_NAME = {
+    "aten::_local_scalar_dense": Treatment.SCALAR,
+    "aten::lift_fresh": Treatment.LIFT,
+    "aten::resize_": Treatment.RESIZE,
+    # Answers that depend on geometry and settings alone, asked by C++ composites.
+    "aten::_fused_sdp_choice": Treatment.NATIVE,
+    "aten::is_same_size": Treatment.NATIVE,
+    "aten::_has_same_storage_numel": Treatment.NATIVE,
+    "aten::_nested_tensor_size": Treatment.NATIVE,
+    "aten::is_pinned": Treatment.NATIVE,
+    "aten::_debug_has_internal_overlap": Treatment.NATIVE,
+    "aten::_version": Treatment.NATIVE,
+    "aten::_use_cudnn_ctc_loss": Treatment.NATIVE,
+    "aten::_assert_tensor_metadata": Treatment.NATIVE,
+    "aten::sym_size.int": Treatment.NATIVE,
+    "aten::sym_stride.int": Treatment.NATIVE,
+    "aten::sym_numel": Treatment.NATIVE,
+    "aten::sym_storage_offset": Treatment.NATIVE,
+}
+
+#: Operators whose body asks something of data that decides nothing here (whether it is finite,
+#: whether a factorisation succeeded): they pass.
+_PASSING = frozenset(
+    {
+        "aten::_assert_async",
+        "aten::_assert_async.msg",
+        "aten::_linalg_check_errors",
+    }
+)
+
+#: Composite operators whose body is not run. Of convolutions it depends on libraries (oneDNN,
+#: cuDNN), which are chosen by data type and device: they are one kernel to the workspace functions.
+_LEAVES = frozenset(
+    {
+        "aten::convolution",
+        "aten::convolution_backward",
+        "aten::_convolution",
+        "aten::convolution_overrideable",
+        "aten::convolution_backward_overrideable",
+        "aten::mkldnn_convolution",
+        "aten::_nnpack_spatial_convolution",
+        # Registered for every backend, and reading and writing data all the same.
+        "aten::copy_",
+        "aten::_grid_sampler_2d_cpu_fallback",
+        "aten::_grid_sampler_2d_cpu_fallback_backward",
+        "aten::_grouped_mm",
+        "aten::_pack_padded_sequence",
+        "aten::_philox_normal",
+        "aten::_philox_uniform",
+        "aten::embedding_renorm",
+        "aten::linalg_lstsq",
+        # One allocation and one copy: as well from meta, and quicker.
+        "aten::clone",
+        "aten::_to_copy",
+        "aten::empty_like",
+        "aten::zeros_like",
+        "aten::ones_like",
+        "aten::new_zeros",
+        "aten::new_ones",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+        "aten::full_like",
+        "aten::_unsafe_view",
+        "aten::stack",
+    }
+)
+
+#: Operators whose indices may be boolean masks, which stand for as many rows as are true.
+_MASKS = frozenset(
+    {
+        "aten::index.Tensor",
+        "aten::_unsafe_index.Tensor",
+        "aten::index_put_",
+        "aten::index_put",
+        "aten::_unsafe_index_put",
+        "aten::_index_put_impl_",
+    }
+)
+
+#: Factories whose values are cheap to know; ``empty`` is one because a fill usually follows.
+_KNOWN_FACTORIES = frozenset(
+    {
+        "arange",
+        "bernoulli",
+        "bernoulli_",
+        "eye",
+        "full",
+        "linspace",
+        "logspace",
+        "ones",
+        "randint",
+        "randperm",
+        "range",
+        "scalar_tensor",
+        "tril_indices",
+        "triu_indices",
+        "zeros",
+    }
+)
+
+
+@dataclass(slots=True, eq=False)
+class Operator:
+    """What a trace has to know of one operator."""
+
+    overload: OpOverload
+    name: str
+    treatment: Treatment
+    composite: bool
+    """Whether its body is a sequence of other operators, to be run for what it allocates."""
+    dynamic: bool
+    """Whether the shape of its outputs depends on data."""
+    random: bool
+    masks: bool
+    mutated: tuple[int, ...]
+    """Positions of the arguments it writes to."""
+    mutated_names: tuple[str, ...]
+    """Keyword-only arguments it writes to (``out=``)."""
+    overwrites: bool
+    """Whether what it writes to needs no value before (``zero_``, ``fill_``, ``copy_``)."""
+    takes_device: bool
+    """Whether it has a ``device`` argument."""
+    makes_values: bool
+    """Whether it is a factory whose values are worth knowing."""
+
+    @classmethod
+    def of(cls, overload: OpOverload) -> Operator:
+        """Return what is to be known of ``overload``."""
+        name = overload.name()
+        base = name.partition("::")[2].partition(".")[0]
+        arguments = overload._schema.arguments
+        written = [
+            (position, argument)
+            for position, argument in enumerate(arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        tags = overload.tags
+        return cls(
+            overload=overload,
+            name=name,
+            treatment=_treatment(overload, name),
+            composite=is_composite_explicit(overload) and name not in _LEAVES,
+            dynamic=torch.Tag.dynamic_output_shape in tags
+            or torch.Tag.data_dependent_output in tags,
+            random=torch.Tag.nondeterministic_seeded in tags,
+            masks=name in _MASKS,
+            mutated=tuple(position for position, argument in written if not argument.kwarg_only),
+            mutated_names=tuple(argument.name for _, argument in written if argument.kwarg_only),
+            overwrites=base in ("zero_", "fill_", "copy_"),
+            takes_device=any(argument.name == "device" for argument in arguments),
+            makes_values=base in _KNOWN_FACTORIES,
+        )
+
+    def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Return the arguments that this call writes to."""
+        return [args[position] for position in self.mutated if position < len(args)] + [
+            kwargs[name] for name in self.mutated_names if name in kwargs
+        ]
+
+
+def _treatment(overload: OpOverload, name: str) -> Treatment:
+    found = _BY_NAME.get(name)
+    if found is not None:
+        return found
+    if name in _PASSING:
+        return Treatment.PASS
+    if is_composite_implicit(overload):
+        return Treatment.IMPLICIT
+    if overload.is_view and not name.startswith("aten::_unsafe"):
+        return Treatment.NATIVE
+    if name.startswith("prim::"):
+        return Treatment.NATIVE
+    return Treatment.LEAF

@@ -1,0 +1,168 @@
+"""The geometry of an operator's outputs, from the same operator on ``meta`` twins, remembered.
+
+A plan says what storages an operator makes and how its outputs lie on them; it depends on nothing
+but the operator and the geometry of its arguments, so a repeated layer costs a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from pytest_torchmem.errors import UnsupportedOperatorError
+
+
+@dataclass(slots=True)
+class Output:
+    """A tensor among an operator's outputs: its geometry on one of the plan's storages."""
+
+    slot: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(slots=True)
+class Same:
+    """An output that is one of the tensor arguments itself, by its position among them.
+
+    ``grown`` is the geometry that the operator gives it where it had too few elements (``out=``).
+    """
+
+    position: int
+    grown: Output | None = None
+
+
+@dataclass(slots=True)
+class Plan:
+    """What an operator returns, and the bytes it takes beyond.
+
+    ``slots`` are the storages that the outputs lie on: the bytes of a new one, or ``-1 - position``
+    for the storage of the tensor argument at that position. ``outputs`` has the structure of the
+    operator's result, with ``Output`` and ``Same`` in the place of tensors.
+    """
+
+    slots: tuple[int, ...]
+    outputs: Any
+    workspace: tuple[int, ...] = ()
+
+    @property
+    def new_bytes(self) -> int:
+        """The bytes of all new storages."""
+        return sum(slot for slot in self.slots if slot > 0)
+
+
+def replace_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Return ``value`` with every tensor in its lists, tuples and dicts passed through."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if type(value) in (list, tuple):
+        return type(value)([replace_tensors(item, function) for item in value])
+    if type(value) is dict:
+        return {key: replace_tensors(item, function) for key, item in value.items()}
+    return value
+
+
+def tensors_in(value: Any) -> Iterable[Tensor]:
+    """Yield the tensors in nested lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif type(value) in (list, tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif type(value) is dict:
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def plan_of_result(
+    result: Any,
+    tensors: list[Tensor],
+    address: Callable[[Tensor], int],
+    shapes: list[torch.Size] | None = None,
+) -> Plan:
+    """Return the plan that an operator's ``result`` stands for.
+
+    ``tensors`` are its tensor arguments in order, and ``shapes`` the shapes they had before it ran;
+    outputs on a storage of theirs are recognised by ``address``.
+    """
+    positions = {id(tensor): position for position, tensor in reversed([*enumerate(tensors)])}
+    slot_of: dict[int, int] = {}
+    slots: list[int] = []
+    inputs = {address(tensor): position for position, tensor in reversed([*enumerate(tensors)])}
+
+    def output(tensor: Tensor) -> Output | Same:
+        same = positions.get(id(tensor))
+        if same is not None:
+            if shapes is None or shapes[same] == tensor.shape:
+                return Same(same)
+            return Same(same, _geometry_of(tensor, 0))
+        key = address(tensor)
+        slot = slot_of.get(key)
+        if slot is None:
+            slot = slot_of[key] = len(slots)
+            position = inputs.get(key)
+            slots.append(tensor.untyped_storage().nbytes() if position is None else -1 - position)
+        return _geometry_of(tensor, slot)
+
+    outputs = replace_tensors(result, output)
+    return Plan(tuple(slots), outputs)
+
+
+def plan_on_meta(
+    operator: OpOverload,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Plan:
+    """Return the plan of ``operator`` by running ``function`` on ``meta`` twins of its arguments.
+
+    Raises ``UnsupportedOperatorError`` where nothing is known for ``meta``, and whatever the
+    operator raises for arguments it does not accept.
+    """
+    twins: dict[int, Tensor] = {}
+    ordered: list[Tensor] = []
+
+    def twin(tensor: Tensor) -> Tensor:
+        known = twins.get(id(tensor))
+        if known is None:
+            known = twins[id(tensor)] = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
+        ordered.append(known)
+        return known
+
+    meta_args = replace_tensors(args, twin)
+    meta_kwargs = replace_tensors(kwargs, twin)
+    shapes = [tensor.shape for tensor in ordered]
+    with torch.no_grad():
+        try:
+            result = function(*meta_args, **meta_kwargs)
+        except NotImplementedError as error:
+            raise unsupported(operator, str(error)) from error
+    return plan_of_result(result, ordered, _meta_address, shapes)
+
+
+def _meta_address(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _geometry_of(tensor: Tensor, slot: int) -> Output:
+    return Output(slot, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+
+def unsupported(operator: OpOverload, reason: str) -> UnsupportedOperatorError:
+    """Return the error for an operator whose outputs' geometry cannot be found."""
+    first = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
+    return UnsupportedOperatorError(
+        f"the geometry of the outputs of {operator.name()} is not known: it has no kernel for "
+        f"'meta' tensors ({first[:200]}). Give it one with "
+        f'torch.library.register_fake("{operator.name().split(".")[0]}", function), where '
+        f"function takes the operator's arguments and returns empty tensors of the right shape"
+    )

@@ -1,0 +1,164 @@
+"""Hollow twins of real modules and inputs: the user's own are never changed, moved or run."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytest_torchmem.profiler.hollow import Interceptor
+from pytest_torchmem.profiler.internals import storage_address, tensor_on
+from pytest_torchmem.profiler.profile import Kind
+
+
+class Twins:
+    """Makes hollow twins of everything that holds tensors, each tensor and storage once."""
+
+    def __init__(self, interceptor: Interceptor, device: torch.device) -> None:
+        self._interceptor = interceptor
+        self._device = device
+        self._whole = device.type == "cpu"
+        self._tensors: dict[int, Tensor] = {}
+        self._storages: dict[int, Tensor] = {}
+        self._labels: dict[int, tuple[Kind, str]] = {}
+        self._memo: dict[int, Any] = {}
+        self._originals: list[Any] = []
+
+    def of_module(self, module: nn.Module) -> nn.Module:
+        """Return the twin of a module, with its hooks, parametrizations and shared storages."""
+        for name, parameter in module.named_parameters():
+            self._labels[id(parameter)] = (Kind.PARAMETER, name)
+        for name, buffer in module.named_buffers():
+            self._labels[id(buffer)] = (Kind.BUFFER, name)
+        twin = self._copy(module)
+        assert isinstance(twin, nn.Module)
+        return twin
+
+    def of_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the twins of a step's arguments."""
+        for position, tensor in enumerate(_plain_tensors(args)):
+            self._labels.setdefault(id(tensor), (Kind.INPUT, f"input {position}"))
+        for name, value in kwargs.items():
+            for tensor in _plain_tensors((value,)):
+                self._labels.setdefault(id(tensor), (Kind.INPUT, name))
+        return self._copy(args), self._copy(kwargs)
+
+    def _copy(self, value: Any) -> Any:
+        """Deep-copy ``value`` with hollow twins in the place of its tensors."""
+        with self._tensors_copied_hollow():
+            try:
+                return copy.deepcopy(value, self._memo)
+            except (TypeError, copy.Error, NotImplementedError, RuntimeError):
+                # Something in it cannot be copied (a lock, a file, a handle): copied by
+                # attributes then, and what cannot be copied is shared.
+                if isinstance(value, nn.Module):
+                    return self._copy_module(value)
+                raise
+
+    def _copy_module(self, module: nn.Module) -> nn.Module:
+        known = self._memo.get(id(module))
+        if known is not None and known.__dict__.get("_modules") is not None:
+            return known  # type: ignore[no-any-return]
+        twin = module.__class__.__new__(module.__class__)
+        self._memo[id(module)] = twin
+        self._originals.append(module)
+        for name, value in module.__dict__.items():
+            if name == "_modules":
+                children = {
+                    child_name: None if child is None else self._copy_module(child)
+                    for child_name, child in value.items()
+                }
+                twin.__dict__[name] = children
+                continue
+            memo = dict(self._memo)
+            try:
+                twin.__dict__[name] = copy.deepcopy(value, memo)
+                self._memo.update(memo)
+            except (TypeError, copy.Error, NotImplementedError, RuntimeError):
+                twin.__dict__[name] = value
+        return twin
+
+    @contextmanager
+    def _tensors_copied_hollow(self) -> Iterator[None]:
+        def hollow(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+            return self.of_tensor(tensor)
+
+        originals: list[tuple[type, Callable[..., Any]]] = []
+        kinds = {Tensor, nn.Parameter}
+        for kind in itertools.chain(kinds, _subclasses(Tensor) - kinds):
+            if "__deepcopy__" in kind.__dict__:
+                originals.append((kind, kind.__dict__["__deepcopy__"]))
+                kind.__deepcopy__ = hollow  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            for kind, original in originals:
+                kind.__deepcopy__ = original  # type: ignore[attr-defined]
+
+    def of_tensor(self, tensor: Tensor) -> Tensor:
+        """Return the twin of one tensor; tensors that share a storage have twins that share one."""
+        known = self._tensors.get(id(tensor))
+        if known is not None:
+            return known
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            return tensor
+        twin = self._plain_twin(tensor)
+        if isinstance(tensor, nn.Parameter):
+            twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+            if type(tensor) is not nn.Parameter:
+                twin.__class__ = type(tensor)
+        elif type(tensor) is not Tensor and isinstance(tensor, nn.Buffer):
+            twin = nn.Buffer(twin, tensor.persistent)
+        else:
+            twin.requires_grad_(tensor.requires_grad)
+        self._tensors[id(tensor)] = twin
+        self._originals.append(tensor)
+        for name, value in tensor.__dict__.items():
+            twin.__dict__[name] = copy.deepcopy(value, self._memo)
+        if tensor.is_leaf and tensor.grad is not None:
+            twin.grad = self.of_tensor(tensor.grad)
+        return twin
+
+    def _plain_twin(self, tensor: Tensor) -> Tensor:
+        kind, label = self._labels.get(
+            id(tensor), (Kind.PARAMETER if isinstance(tensor, nn.Parameter) else Kind.OTHER, "")
+        )
+        address = storage_address(tensor)
+        shared = self._storages.get(address) if self._whole else None
+        with self._interceptor.working():
+            if shared is not None:
+                return tensor_on(
+                    shared.untyped_storage(),
+                    tensor.dtype,
+                    tuple(tensor.shape),
+                    tensor.stride(),
+                    tensor.storage_offset(),
+                )
+            twin = self._interceptor.enter_tensor(
+                tensor.detach(), self._device, kind, label, self._whole
+            )
+        self._storages[address] = twin
+        return twin
+
+
+def _subclasses(kind: type) -> set[type]:
+    found: set[type] = set()
+    for subclass in type.__subclasses__(kind):
+        found |= {subclass} | _subclasses(subclass)
+    return found
+
+
+def _plain_tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _plain_tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _plain_tensors(item)
