@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -41,6 +42,8 @@ class Comparison:
     error: str = ""
     seconds: float = 0.0
     detail: str = ""
+    causes: tuple[str, ...] = ()
+    """What is alive at the peak by one way only, as ``describe_causes`` has it."""
 
     def difference(self, phase: str) -> int | None:
         """Return traced minus measured bytes of a phase's peak, ``None`` where it did not run."""
@@ -63,7 +66,8 @@ class Comparison:
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Comparison:
         """Return the comparison that ``as_json`` wrote."""
-        return cls(**{**record, "status": Status(record["status"])})
+        values = {"status": Status(record["status"]), "causes": tuple(record["causes"])}
+        return cls(**{**record, **values})
 
 
 def compare(case: str, target: Any, *args: Any, detail: str = "", **options: Any) -> Comparison:
@@ -90,10 +94,35 @@ def judge(
 ) -> Comparison:
     """Compare two profiles of one step."""
     found = Comparison(case, Status.EXACT, traced.figures(), measured.figures(), detail=detail)
-    differences = [abs(found.difference(phase) or 0) for phase in PHASES]
-    worst = max(differences)
-    status = Status.EXACT if not worst else Status.CLOSE if worst <= CLOSE else Status.DIFFERENT
-    return Comparison(case, status, found.traced, found.measured, detail=detail)
+    differences = {phase: abs(found.difference(phase) or 0) for phase in PHASES}
+    worst = max(differences, key=lambda phase: differences[phase])
+    if not differences[worst]:
+        return found
+    status = Status.CLOSE if differences[worst] <= CLOSE else Status.DIFFERENT
+    causes = describe_causes(traced, measured, worst)
+    return replace(found, status=status, causes=causes)
+
+
+def describe_causes(
+    traced: MemoryProfile, measured: MemoryProfile, phase: str, most: int = 6
+) -> tuple[str, ...]:
+    """Return what is alive at a phase's peak only for real (-) or only in the trace (+).
+
+    Allocations are matched by their size alone, the rest is named by the operators it came from.
+    """
+    real, thought = measured.live_at_peak(phase), traced.live_at_peak(phase)
+    missing = Counter(a.nbytes for a in real) - Counter(a.nbytes for a in thought)
+    extra = Counter(a.nbytes for a in thought) - Counter(a.nbytes for a in real)
+    found = []
+    for sign, sizes, allocations in (("-", missing, real), ("+", extra, thought)):
+        for allocation in reversed(allocations):
+            if sizes[allocation.nbytes] > 0:
+                sizes[allocation.nbytes] -= 1
+                operators = allocation.origin.operator
+                if sign == "-":
+                    operators = allocation.label or operators
+                found.append(f"{phase} {sign}{allocation.nbytes} {operators}")
+    return tuple(found[:most])
 
 
 def describe(error: BaseException) -> str:

@@ -53,6 +53,7 @@ def _print(kept: Sequence[Comparison], rows: int) -> None:
         ("Samples", report.counts_table(kept)),
         ("Errors of the peaks", error_table(kept)),
         ("Operators that differ", report.differences_table(kept, rows)),
+        ("Alive at a peak by one way only", report.causes_table(kept, rows)),
         ("Unsupported", report.errors_table(kept, unsupported)),
     ):
         print(f"\n{title}\n{table}")

@@ -120,6 +120,25 @@ def _range(comparisons: Iterable[Comparison], phase: str) -> str:
     return f"{low:+,}" if low == high else f"{low:+,} … {high:+,}"
 
 
+def causes_table(comparisons: Iterable[Comparison], rows: int = 0) -> str:
+    """Return what is alive at peaks by one way only, by the number of samples it concerns."""
+    groups: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for comparison in comparisons:
+        for cause in comparison.causes:
+            phase, size, operators = cause.split(" ", 2)
+            groups[f"{phase} {size[0]} {operators}"].append((int(size), comparison.case))
+    table = []
+    for name, found in sorted(groups.items(), key=lambda item: -len({c for _, c in item[1]})):
+        cases = {case for _, case in found}
+        sizes = [abs(size) for size, _ in found]
+        samples_of = sorted({operator_of(case) for case in cases})
+        table.append(
+            (len(cases), name, f"{min(sizes):,} … {max(sizes):,}", ", ".join(samples_of)[:100])
+        )
+    headers = ("samples", "real only (-), traced only (+)", "bytes", "in samples of")
+    return tabulate(table[: rows or None], headers=headers, disable_numparse=True)
+
+
 def errors_table(comparisons: Iterable[Comparison], statuses: Sequence[Status]) -> str:
     """Return the error messages of the given statuses by how often they came."""
     groups: dict[str, list[str]] = defaultdict(list)

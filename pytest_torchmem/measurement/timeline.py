@@ -84,7 +84,8 @@ class _Builder:
         index = len(self.allocations)
         origin = Origin(phase, operator=operator_of(event.path))
         if label is None:
-            allocation = Allocation(event.nbytes, Kind.OTHER, origin)
+            chain = " > ".join(operators_in(event.path))
+            allocation = Allocation(event.nbytes, Kind.OTHER, origin, label=chain)
         else:
             allocation = _labelled(event.nbytes, origin, label)
         self.allocations.append(allocation)
@@ -114,14 +115,19 @@ def operator_of(path: tuple[str, ...]) -> str:
     An allocation that no operator made has the name of the autograd node or ``record_function``
     that it was made in.
     """
-    factory = ""
-    for name in reversed(path):
-        if name.startswith((STEP, ENGINE, ENGINE_NODE, OPTIMIZER_STEP)):
-            continue
-        if name not in _FACTORIES:
-            return name
-        factory = name
-    return factory
+    operators = operators_in(path)
+    return operators[-1] if operators else ""
+
+
+def operators_in(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the autograd node and operators of a path, outermost first, marks left out.
+
+    Factories are left out as well unless there is nothing else.
+    """
+    marks = (STEP, ENGINE, ENGINE_NODE, OPTIMIZER_STEP)
+    found = tuple(name for name in path if not name.startswith(marks))
+    made = tuple(name for name in found if name not in _FACTORIES)
+    return made or found[-1:]
 
 
 def _phase_changes(ranges: Iterable[Range], step: Range) -> list[tuple[int, Phase]]:
