@@ -53,8 +53,8 @@ def read(path: Path) -> list[Comparison]:
 
 
 def operator_of(case: str) -> str:
-    """Return the operator's name in a case."""
-    return case.split(":")[1]
+    """Return the operator's name in a case, or what is before the sample's index."""
+    return case.split(":")[1] if ":" in case else case.rpartition("/")[0]
 
 
 def counts_table(comparisons: Iterable[Comparison]) -> str:

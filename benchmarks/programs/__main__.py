@@ -11,65 +11,28 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed, settings
 from tabulate import tabulate
 
 from benchmarks.comparison import PHASES, Comparison, Status, compare, error_table
 from benchmarks.conformance import report
-from benchmarks.isolation.sample import Sample
 from benchmarks.isolation.supervisor import Limits, Supervisor
+from benchmarks.programs.drawing import QUIET, Chunk, samples
 from benchmarks.programs.program import Program
 from benchmarks.programs.strategies import programs
 
 CHUNK = 50
-_QUIET = [HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large]
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The programs that one seed gives."""
-
-    seed: int
-    count: int
-
-    @property
-    def case(self) -> str:
-        """Return the chunk's name within a run."""
-        return f"seed {self.seed}"
-
-
-def drawn(start: int, count: int) -> list[Program]:
-    """Return the programs of a seed."""
-    found: list[Program] = []
-
-    @seed(start)
-    @settings(
-        max_examples=count, phases=[Phase.generate], database=None, suppress_health_check=_QUIET
-    )
-    @given(programs())
-    def collect(program: Program) -> None:
-        found.append(program)
-
-    collect()
-    return found[:count]
-
-
-def samples(chunk: Chunk, limit: int = 0) -> Iterator[Sample]:
-    """Yield the chunk's programs as steps."""
-    for index, program in enumerate(drawn(chunk.seed, chunk.count)):
-        yield Sample(index, program, detail=repr(program))
 
 
 def shrunk(start: int, count: int) -> None:
     """Raise ``AssertionError`` with the simplest program found that differs, if there is one."""
 
     @seed(start)
-    @settings(max_examples=count, database=None, deadline=None, suppress_health_check=_QUIET)
+    @settings(max_examples=count, database=None, deadline=None, suppress_health_check=QUIET)
     @given(programs())
     def agree(program: Program) -> None:
         torch.manual_seed(0)

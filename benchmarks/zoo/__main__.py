@@ -7,87 +7,41 @@ python -m benchmarks.zoo -k 'bert|lstm'       models whose name matches
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from tabulate import tabulate
 
 from benchmarks.comparison import PHASES, Comparison, Status, error_table
 from benchmarks.conformance import report
-from benchmarks.isolation.sample import Sample
 from benchmarks.isolation.supervisor import Limits, Supervisor
-from benchmarks.zoo.architectures import ARCHITECTURES
-from benchmarks.zoo.networks import NETWORKS
-
-OPTIMIZERS = {
-    "adamw": torch.optim.AdamW,
-    "sgd": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model of the zoo by its name."""
-
-    name: str
-
-    @property
-    def case(self) -> str:
-        """Return the model's name within a run."""
-        return self.name
-
-
-def models(pattern: str = "") -> list[Model]:
-    """Return the models whose name has a match of the regular expression ``pattern``."""
-    search = re.compile(pattern).search
-    return [Model(name) for name in (*NETWORKS, *ARCHITECTURES) if search(name)]
-
-
-def samples(model: Model, limit: int = 0) -> Iterator[Sample]:
-    """Yield the model's step with each optimizer."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    for index, (name, optimizer) in enumerate(OPTIMIZERS.items()):
-        torch.manual_seed(0)
-        options = {"optimizer": optimizer}
-        if model.name in NETWORKS:
-            network, args = NETWORKS[model.name]()
-            yield Sample(index, network, args, options=options, detail=name)
-        else:
-            network, kwargs = ARCHITECTURES[model.name].build()
-            yield Sample(index, network, kwargs=kwargs, options=options, detail=name)
+from benchmarks.zoo.models import models, samples
 
 
 def models_table(comparisons: Sequence[Comparison]) -> str:
     """Return one line per step that is not exact in every phase, the furthest first."""
     rows = []
-    for found in sorted(comparisons, key=_error, reverse=True):
-        if found.status is Status.EXACT:
-            continue
+    inexact = [found for found in comparisons if found.status in (Status.CLOSE, Status.DIFFERENT)]
+    for found in sorted(inexact, key=_error, reverse=True):
         differences = [found.difference(phase) for phase in PHASES]
         relative = [found.relative(phase) for phase in PHASES[:2]]
         rows.append(
             (
                 f"{found.case} {found.detail}",
-                found.status.value,
                 *("-" if d is None else f"{d:+,}" for d in differences),
                 *("-" if r is None else f"{r:+.3%}" for r in relative),
-                found.error[:100],
+                "; ".join(found.causes[:2])[:120],
             )
         )
-    headers = ("step", "status", *(f"{phase} bytes" for phase in PHASES))
-    headers += ("forward error", "backward error", "why not")
-    return tabulate(rows, headers=headers, disable_numparse=True)
+    headers = ("step", *(f"{phase} bytes" for phase in PHASES))
+    headers += ("forward error", "backward error", "real only (-), traced only (+)")
+    align = ("left", *("right",) * 5, "left")
+    return tabulate(rows, headers=headers, disable_numparse=True, colalign=align if rows else None)
 
 
 def _error(found: Comparison) -> float:
-    return max(abs(found.relative(phase) or 0.0) for phase in PHASES)
+    return max(abs(found.relative(phase) or 0.0) for phase in PHASES[:2])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     counts = {status.value: sum(1 for c in kept if c.status is status) for status in Status}
     print(", ".join(f"{name} {value}" for name, value in report.machine().items()))
     print(f"{len(kept)} steps:", ", ".join(f"{n} {name}" for name, n in counts.items() if n))
-    print(f"\n{models_table(kept)}\n\n{error_table(kept)}")
     lost = (Status.UNSUPPORTED, Status.CRASHED, Status.SKIPPED)
+    print(f"\n{models_table(kept)}\n\n{report.errors_table(kept, lost)}\n\n{error_table(kept)}")
     return int(any(found.status in lost or _error(found) > 0.001 for found in kept))
 
 

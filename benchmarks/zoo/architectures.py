@@ -312,7 +312,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "NystromformerConfig",
         _BERT,
         segment_means_seq_len=48,
-        num_landmarks=8,
+        num_landmarks=48,
     ),
     "fnet": Architecture("FNetForMaskedLM", "FNetConfig", causal, "encoder", _BERT),
     "funnel": _encoder(
