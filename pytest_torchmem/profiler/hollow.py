@@ -43,7 +43,6 @@ from pytest_torchmem.profiler.shapes import (
     plan_on_meta,
     replace_tensors,
     tensors_in,
-    unsupported,
 )
 
 _KIND_OF_PHASE = {
@@ -91,6 +90,7 @@ class Interceptor:
         self._sums = GradientSums()
         self._borrowed: list[tuple[Tensor, Tensor | None]] = []
         self._calls_when_backward_ended = -1
+        self._last_device: DeviceLedger | None = None
 
     # -- entry -------------------------------------------------------------------------------------
 
@@ -240,12 +240,14 @@ class Interceptor:
         if self.target is not None:
             return self.ledger.on(self.target)
         asked = kwargs.get("device")
-        if asked is not None:
+        if asked is not None and asked.type != "cpu":
             if asked.type == "meta":
                 return None
             return self.ledger.on(self.machine.normalise(asked))
+        # What C++ asks to be made on the CPU stands beside a tensor that C++ takes to be there; a
+        # program that asks for the CPU comes with ``target`` set (devices/identity.py).
         if not records:
-            return self.ledger.on(_CPU)
+            return self._last_device or self.ledger.on(_CPU)
         device = records[0].ledger
         if len(self.ledger.devices) > 1 and operator.name not in _ACROSS_DEVICES:
             for tensor, record in zip(tensors, records, strict=True):
@@ -259,6 +261,7 @@ class Interceptor:
                         f"devices, {device.device} and {record.ledger.device}! "
                         f"(when running {operator.name})"
                     )
+        self._last_device = device
         return device
 
     def _enter_phase(self) -> None:
@@ -347,9 +350,8 @@ class Interceptor:
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _CPU}
         live, position = device.current, len(device.events)
-        with self.placing_on(device.device if operator.takes_device else self.target):
-            with self.intercepting():
-                result = run_composite_explicit(operator.overload, *args, **kwargs)
+        with self.placing_on(device.device), self.intercepting():
+            result = run_composite_explicit(operator.overload, *args, **kwargs)
         peak = highest = 0
         for event in device.events[position:]:
             nbytes = device.entries[abs(event) - 1].nbytes

@@ -193,3 +193,41 @@ def _unsupported(reason: str) -> UnsupportedTorchError:
         f"{sys.version_info.major}.{sys.version_info.minor} (its private parts are not as in the "
         f"torch versions it knows, 2.11 to 2.15): {reason}"
     )
+
+
+def device_constructors() -> set[Callable[..., Any]]:
+    """Return torch's functions that take a ``device`` and make a tensor."""
+    from torch.utils._device import _device_constructors
+
+    return cast("set[Callable[..., Any]]", _device_constructors())
+
+
+def device_context() -> type:
+    """Return the function mode behind ``with torch.device(...)`` and ``set_default_device``."""
+    from torch.utils._device import DeviceContext
+
+    return DeviceContext
+
+
+@contextmanager
+def composite_kernels(kernels: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Let composite operators of ATen (``"dropout"``) run Python kernels on CPU tensors.
+
+    Every thread of the process sees them while they stand.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, "AutogradCPU")
+        yield
+    finally:
+        library._destroy()
+
+
+def default_device() -> torch.device:
+    """Return the device that ``with torch.device(...)`` or ``set_default_device`` asks for."""
+    context = device_context()
+    for mode in reversed(torch.overrides._get_current_function_mode_stack()):
+        if isinstance(mode, context):
+            return cast(torch.device, cast(Any, mode).device)
+    return _CPU

@@ -22,6 +22,7 @@ from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.devices.catalogue import DEFAULT_GPU, Gpu, find_gpu
 from pytest_torchmem.profiler.devices.host import REFERENCE, Host, this_machine
 from pytest_torchmem.profiler.devices.machine import Machine
+from pytest_torchmem.profiler.devices.tensors import hollow_answers
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import (
     check_torch,
@@ -126,6 +127,7 @@ def _layers(interceptor: Interceptor) -> Iterator[None]:
         return threading.get_ident() == thread
 
     with ExitStack() as stack:
+        stack.enter_context(hollow_answers(interceptor))
         if machine.gpu is not None:
             from pytest_torchmem.profiler.devices.identity import cuda_identity
             from pytest_torchmem.profiler.dispatch import cuda_dispatch

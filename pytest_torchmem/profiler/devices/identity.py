@@ -1,0 +1,288 @@
+"""Fake cuda in Python: tensors say that they are on ``cuda:0`` while C++ sees the CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.profiler.devices.cuda_answers import cuda_answers
+from pytest_torchmem.profiler.devices.tensors import Guard
+from pytest_torchmem.profiler.hollow import Interceptor
+from pytest_torchmem.profiler.internals import (
+    default_device,
+    device_constructors,
+    device_context,
+)
+from pytest_torchmem.profiler.patches import replaced
+
+_CPU = torch.device("cpu")
+_Base: Any = torch._C.TensorBase
+#: Constructors that take data: what they make is lifted into the trace.
+_FROM_DATA = ("tensor", "as_tensor", "asarray", "scalar_tensor", "sparse_coo_tensor")
+
+
+@contextmanager
+def cuda_identity(interceptor: Interceptor) -> Iterator[None]:
+    """Let every common way of placing and asking for a device work for fake cuda."""
+    guard = Guard(interceptor)
+    move = _mover(interceptor)
+    constructors = _constructors(interceptor, guard)
+    with ExitStack() as stack:
+        stack.enter_context(cuda_answers(interceptor, guard))
+        stack.enter_context(replaced(Tensor, **_methods(interceptor, guard, move)))
+        stack.enter_context(
+            replaced(
+                torch,
+                **{
+                    original.__name__: constructor
+                    for original, constructor in constructors.items()
+                    if getattr(torch, original.__name__, None) is original
+                },
+            )
+        )
+        stack.enter_context(replaced(device_context(), **_context(guard, constructors)))
+        stack.enter_context(
+            replaced(
+                torch._C,
+                _group_tensors_by_device_and_dtype=functools.partial(
+                    _group_tensors, guard, torch._C._group_tensors_by_device_and_dtype
+                ),
+            )
+        )
+        yield
+
+
+def _methods(interceptor: Interceptor, guard: Guard, move: Callable[..., Tensor]) -> dict[str, Any]:
+    """Return the attributes of ``torch.Tensor`` that know of fake devices."""
+    machine = interceptor.machine
+
+    def device_of(tensor: Tensor) -> torch.device:
+        record = guard.record(tensor)
+        if record is None:
+            return cast(torch.device, _Base.device.__get__(tensor))
+        return record.ledger.device
+
+    def get_device(tensor: Tensor) -> int:
+        device = device_of(tensor)
+        return -1 if device.type == "cpu" else device.index or 0
+
+    def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if guard.off():
+            return cast(Tensor, _Base.to(tensor, *args, **kwargs))
+        other = kwargs.get("other", args[0] if args else None)
+        if isinstance(other, Tensor):
+            names = ("other", "non_blocking", "copy")
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            device: torch.device | None = device_of(other)
+            dtype: torch.dtype | None = other.dtype
+        else:
+            device, dtype, _, _ = torch._C._nn._parse_to(
+                *[argument for argument in args if not isinstance(argument, bool)],
+                **{name: kwargs[name] for name in ("device", "dtype") if name in kwargs},
+            )
+            flags = [argument for argument in args if isinstance(argument, bool)]
+            given = {**dict(zip(("non_blocking", "copy"), flags, strict=False)), **kwargs}
+        layout = given.get("memory_format")
+        copies = bool(given.get("copy", False))
+        if device is None or machine.normalise(device) == device_of(tensor):
+            options = {} if layout is None else {"memory_format": layout}
+            return cast(Tensor, _Base.to(tensor, dtype or tensor.dtype, copy=copies, **options))
+        return move(tensor, machine.normalise(device), dtype, layout)
+
+    def cuda(
+        tensor: Tensor,
+        device: Any = None,
+        non_blocking: bool = False,
+        memory_format: torch.memory_format = torch.preserve_format,
+    ) -> Tensor:
+        if guard.off():
+            return cast(Tensor, _Base.cuda(tensor, device))
+        target = torch.device("cuda", device) if isinstance(device, int) else device
+        return to(tensor, torch.device(target or "cuda"), memory_format=memory_format)
+
+    def cpu(tensor: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
+        if guard.off():
+            return cast(Tensor, _Base.cpu(tensor))
+        return to(tensor, _CPU, memory_format=memory_format)
+
+    def type_of(tensor: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+        if guard.off():
+            return _Base.type(tensor) if dtype is None else _Base.type(tensor, dtype)
+        if dtype is None:
+            name = cast(str, _Base.type(tensor))
+            is_cuda = device_of(tensor).type == "cuda"
+            return name.replace("torch.", "torch.cuda.", 1) if is_cuda else name
+        if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
+            plain = dtype.replace("torch.cuda.", "torch.", 1)
+            return to(cast(Tensor, _Base.type(tensor, plain)), torch.device("cuda"))
+        return _Base.type(tensor, dtype)
+
+    def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
+        return cast(Tensor, _Base.pin_memory(tensor)) if guard.off() else tensor.clone()
+
+    def placing(name: str) -> Callable[..., Any]:
+        original = getattr(_Base, name)
+
+        def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            device = kwargs.get("device")
+            if guard.off() or (device is None and name != "new_tensor"):
+                return original(tensor, *args, **kwargs)
+            kwargs["device"] = _CPU
+            target = device_of(tensor) if device is None else _device(device)
+            with interceptor.placing_on(machine.normalise(target)):
+                return original(tensor, *args, **kwargs)
+
+        return method
+
+    return {
+        "device": property(device_of),
+        "is_cuda": property(lambda tensor: device_of(tensor).type == "cuda"),
+        "is_cpu": property(lambda tensor: device_of(tensor).type == "cpu"),
+        "get_device": get_device,
+        "to": to,
+        "cuda": cuda,
+        "cpu": cpu,
+        "type": type_of,
+        "pin_memory": pin_memory,
+        **{
+            name: placing(name)
+            for name in (
+                "new_tensor",
+                "new_zeros",
+                "new_ones",
+                "new_full",
+                "new_empty",
+                "new_empty_strided",
+            )
+        },
+    }
+
+
+def _mover(interceptor: Interceptor) -> Callable[..., Tensor]:
+    """Return the differentiable copy from one device to another."""
+
+    def copy(
+        tensor: Tensor,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        layout: torch.memory_format | None,
+    ) -> Tensor:
+        if device.type == "meta":
+            return cast(Tensor, _Base.to(tensor, device, dtype or tensor.dtype))
+        with interceptor.placing_on(device):
+            return torch.ops.aten._to_copy.default(  # type: ignore[no-any-return]
+                tensor, dtype=dtype or tensor.dtype, memory_format=layout or torch.preserve_format
+            )
+
+    class ToCopy(torch.autograd.Function):
+        """``ToCopyBackward0`` for two devices that C++ cannot tell apart."""
+
+        @staticmethod
+        def forward(ctx: Any, tensor: Tensor, *options: Any) -> Tensor:
+            ctx.device, ctx.dtype = tensor.device, tensor.dtype
+            return copy(tensor, *options)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Any:
+            return copy(gradients[0], ctx.device, ctx.dtype, None), None, None, None
+
+    def move(
+        tensor: Tensor,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        layout: torch.memory_format | None,
+    ) -> Tensor:
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return cast(Tensor, ToCopy.apply(tensor, device, dtype, layout))
+        return copy(tensor, device, dtype, layout)
+
+    return move
+
+
+def _constructors(
+    interceptor: Interceptor, guard: Guard
+) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Return for every function of torch with a ``device`` argument one that knows fake cuda."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        keeps_device = original.__name__.endswith("_like") or original.__name__ in (
+            "as_tensor",
+            "asarray",
+        )
+
+        @functools.wraps(original)
+        def constructor(*args: Any, **kwargs: Any) -> Any:
+            device = kwargs.get("device")
+            if guard.off() or interceptor.target is not None:
+                return original(*args, **kwargs)
+            if device is None:
+                if keeps_device and args and isinstance(args[0], Tensor):
+                    return original(*args, **kwargs)
+                device = default_device()
+            target = interceptor.machine.normalise(_device(device))
+            if target.type == "meta":
+                return original(*args, **kwargs)
+            kwargs["device"] = _CPU
+            if keeps_device and args and isinstance(args[0], Tensor):
+                if original.__name__ in ("as_tensor", "asarray"):
+                    return args[0].to(target, kwargs.get("dtype") or args[0].dtype)
+                kwargs.pop("device")
+            with interceptor.placing_on(target):
+                return original(*args, **kwargs)
+
+        return constructor
+
+    return {original: wrap(original) for original in device_constructors()}
+
+
+def _context(
+    guard: Guard, constructors: dict[Callable[..., Any], Callable[..., Any]]
+) -> dict[str, Any]:
+    """Return ``DeviceContext``'s method: ``with torch.device("cuda")``, ``set_default_device``."""
+
+    def torch_function(
+        context: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        constructor = constructors.get(function)
+        if constructor is None:
+            return function(*args, **kwargs)
+        if kwargs.get("device") is None:
+            kwargs["device"] = context.device
+        return (function if guard.off() else constructor)(*args, **kwargs)
+
+    return {"__torch_function__": torch_function}
+
+
+def _device(device: Any) -> torch.device:
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+
+
+def _group_tensors(
+    guard: Guard, original: Callable[..., Any], lists: Any, with_indices: bool = False
+) -> Any:
+    """Group lists of tensors by the device and dtype of the first list's.
+
+    As torch/csrc/utils/../ATen/native/ForeachUtils.h ``_group_tensors_by_first_tensors_device_and
+    _dtype`` does by the devices C++ sees.
+    """
+    if guard.off():
+        return original(lists, with_indices)
+    groups: dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int]]] = {}
+    for position, tensor in enumerate(lists[0]):
+        if tensor is None:
+            continue
+        members, indices = groups.setdefault(
+            (tensor.device, tensor.dtype), ([[] for _ in lists], [])
+        )
+        for member, tensors in zip(members, lists, strict=True):
+            if tensors:
+                member.append(tensors[position])
+        if with_indices:
+            indices.append(position)
+    return groups

@@ -1,0 +1,134 @@
+"""What hollow tensors answer in Python where C++ would reach into memory they do not have."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from pytest_torchmem.profiler import known
+from pytest_torchmem.profiler.hollow import Interceptor
+from pytest_torchmem.profiler.internals import storage_address
+from pytest_torchmem.profiler.ledger import Record
+from pytest_torchmem.profiler.patches import replaced
+
+
+class Guard:
+    """Decides whether a replaced Python function stands in for torch's own at this call."""
+
+    def __init__(self, interceptor: Interceptor) -> None:
+        self.interceptor = interceptor
+        self._thread = threading.get_ident()
+
+    def off(self) -> bool:
+        """Return whether the caller is the profiler itself or another thread."""
+        return self.interceptor.inside or threading.get_ident() != self._thread
+
+    def record(self, tensor: Tensor) -> Record | None:
+        """Return the ledger's record of a tensor, or None for one that is not hollow."""
+        if self.off():
+            return None
+        try:
+            return self.interceptor.ledger.records.get(storage_address(tensor))
+        except (RuntimeError, NotImplementedError):  # a tensor without storage
+            return None
+
+
+@contextmanager
+def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
+    """Let tensors of this thread answer without memory: copies, numbers, text."""
+    guard = Guard(interceptor)
+
+    def known_or_raise(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            record = guard.record(tensor)
+            if record is None or tensor.untyped_storage().data_ptr() != 0:
+                return original(tensor, *args, **kwargs)
+            if record.known is None:
+                raise interceptor.unknown(f".{name}() of a tensor was asked for")
+            with interceptor.working():
+                return original(known.value_of(record, tensor.detach()), *args, **kwargs)
+
+        return method
+
+    original_copy = Tensor.__deepcopy__
+    original_repr = Tensor.__repr__
+
+    def deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Any:
+        record = guard.record(tensor)
+        if record is None:
+            return original_copy(tensor, memo)
+        if id(tensor) in memo:
+            return memo[id(tensor)]
+        if not tensor.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                "protocol at the moment."
+            )
+        copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        memo[id(tensor)] = copy
+        if tensor.grad is not None:
+            copy.grad = deepcopy(tensor.grad, memo)
+        copy.__dict__.update(tensor.__dict__)
+        return copy
+
+    def parameter_deepcopy(parameter: nn.Parameter, memo: dict[int, Any]) -> Any:
+        if id(parameter) in memo:
+            return memo[id(parameter)]
+        # As torch/nn/parameter.py does it; a parameter's gradient is not copied.
+        copy = type(parameter)(parameter.data.clone(), parameter.requires_grad)
+        memo[id(parameter)] = copy
+        return copy
+
+    def text(tensor: Tensor, *, tensor_contents: Any = None) -> str:
+        record = guard.record(tensor)
+        if record is None or tensor.untyped_storage().data_ptr() != 0:
+            return cast(str, original_repr(tensor, tensor_contents=tensor_contents))
+        gradient = ", requires_grad=True" if tensor.requires_grad else ""
+        return (
+            f"tensor(..., device='{record.ledger.device}', size={tuple(tensor.shape)}, "
+            f"dtype={tensor.dtype}{gradient})"
+        )
+
+    methods: dict[str, Any] = {
+        name: known_or_raise(name, getattr(Tensor, name))
+        for name in ("tolist", "numpy", "__array__", "__dlpack__")
+    }
+    with ExitStack() as stack:
+        stack.enter_context(replaced(Tensor, __deepcopy__=deepcopy, __repr__=text, **methods))
+        stack.enter_context(replaced(nn.Parameter, __deepcopy__=parameter_deepcopy))
+        stack.enter_context(_modules_given_back(guard))
+        yield
+
+
+@contextmanager
+def _modules_given_back(guard: Guard) -> Iterator[None]:
+    """Give real modules that a program moves or converts their own tensors back afterwards."""
+    original = nn.Module._apply
+    parameters: list[tuple[nn.Parameter, Tensor, Tensor | None]] = []
+    buffers: list[tuple[nn.Module, str, Tensor | None]] = []
+
+    def apply(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not guard.off():
+            for parameter in module._parameters.values():
+                if parameter is not None and guard.record(parameter) is None:
+                    parameters.append((parameter, parameter.data, parameter.grad))
+            for name, buffer in module._buffers.items():
+                if buffer is not None and guard.record(buffer) is None:
+                    buffers.append((module, name, buffer))
+        return original(module, *args, **kwargs)
+
+    try:
+        with replaced(nn.Module, _apply=apply):
+            yield
+    finally:
+        for parameter, data, gradient in parameters:
+            if data.device.type != "meta" and parameter.data.data_ptr() != data.data_ptr():
+                parameter.grad = None
+                parameter.data = data
+                parameter.grad = gradient
+        for module, name, buffer in buffers:
+            module._buffers[name] = buffer

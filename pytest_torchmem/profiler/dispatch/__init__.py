@@ -1,0 +1,64 @@
+"""Fake cuda takes the paths of its GPU: one module for each family of composite operators.
+
+A kernel here replaces an operator that ATen decomposes differently on CUDA. It is a function of the
+GPU and the operator's own arguments, registered by name; it calls the operators that CUDA would::
+
+    @cuda_kernel("aten::dropout")
+    def dropout(gpu: Gpu, composite: Composite, input: Tensor, p: float, train: bool) -> Tensor:
+        ...
+
+``composite()`` runs the operator as the CPU does, with the same arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from pytest_torchmem.profiler.devices.machine import Machine
+from pytest_torchmem.profiler.devices.tensors import Guard
+from pytest_torchmem.profiler.dispatch.registry import registered_kernels
+from pytest_torchmem.profiler.hollow import Interceptor
+from pytest_torchmem.profiler.internals import (
+    composite_kernels,
+    find_operator,
+    run_composite_implicit,
+)
+from pytest_torchmem.profiler.shapes import tensors_in
+
+_FAMILIES = ("attention", "dropout", "normalization")
+
+
+@contextmanager
+def cuda_dispatch(machine: Machine, interceptor: Interceptor) -> Iterator[None]:
+    """Let composite operators on fake cuda tensors of this thread take the GPU's path."""
+    for family in _FAMILIES:
+        import_module(f"{__name__}.{family}")
+    guard = Guard(interceptor)
+    kernels = {}
+    for name, function in registered_kernels().items():
+        bare = name.removeprefix("aten::")
+        operator = find_operator(bare)
+        if operator is not None:
+            kernels[bare] = _bind(function, operator, machine, guard)
+    machine.kernels.update({f"aten::{bare}": kernel for bare, kernel in kernels.items()})
+    with composite_kernels(kernels):
+        yield
+
+
+def _bind(
+    function: Callable[..., Any], operator: Any, machine: Machine, guard: Guard
+) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        def composite() -> Any:
+            return run_composite_implicit(operator, *args, **kwargs)
+
+        first = next(iter(tensors_in((args, kwargs))), None)
+        record = None if first is None else guard.record(first)
+        if record is None or record.ledger.device.type != "cuda":
+            return composite()
+        return function(machine.gpu, composite, *args, **kwargs)
+
+    return kernel
