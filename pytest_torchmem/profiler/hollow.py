@@ -33,7 +33,7 @@ from pytest_torchmem.profiler.internals import (
     tensor_on,
 )
 from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger, Record
-from pytest_torchmem.profiler.operators import Operator, Treatment
+from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
 from pytest_torchmem.profiler.profile import Kind, Origin, Phase
 from pytest_torchmem.profiler.shapes import (
     Output,
@@ -41,6 +41,8 @@ from pytest_torchmem.profiler.shapes import (
     Same,
     plan_of_result,
     plan_on_meta,
+    plan_pointwise,
+    remembered_plans,
     replace_tensors,
     tensors_in,
 )
@@ -86,7 +88,7 @@ class Interceptor:
         self.inside = False
         """Whether the profiler itself is at work, and tensors answer as torch made them."""
         self._operators: dict[OpOverload, Operator] = {}
-        self._plans: dict[Any, Plan] = {}
+        self._plans = remembered_plans(machine.host, machine.gpu)
         self._sums = GradientSums()
         self._borrowed: list[tuple[Tensor, Tensor | None]] = []
         self._calls_when_backward_ended = -1
@@ -101,7 +103,7 @@ class Interceptor:
         try:
             operator = self._operators.get(overload)
             if operator is None:
-                operator = self._operators[overload] = Operator.of(overload)
+                operator = self._operators[overload] = operator_of(overload)
             if operator.treatment is Treatment.LEAF:
                 return self._run(operator, args, kwargs)
             return self._run_specially(operator, args, kwargs)
@@ -191,7 +193,7 @@ class Interceptor:
         if operator.masks:
             planned = (self._without_masks(args), kwargs)
             key = _geometry(planned[0], [])
-        key = (operator, device, key)
+        key = (operator.overload, device.device, key)
         plan = self._plans.get(key)
         result: Any
         if plan is None:
@@ -200,7 +202,7 @@ class Interceptor:
                 self._plans[key] = plan
                 self._know(operator, args, kwargs, tensors, records, plan, result)
                 return result
-            plan = self._plan(operator, planned[0], planned[1])
+            plan = self._plan(operator, planned[0], planned[1], tensors)
             self._plans[key] = plan
             origin = self.attribution.origin(self.ledger.phase, operator.name, frame)
             result = self._make(plan, tensors, records, device, origin)
@@ -289,7 +291,19 @@ class Interceptor:
 
     # -- plans -------------------------------------------------------------------------------------
 
-    def _plan(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    def _plan(
+        self,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+    ) -> Plan:
+        if tensors:
+            plan = plan_pointwise(
+                operator.overload, tensors, bool(operator.mutated or operator.mutated_names)
+            )
+            if plan is not None:
+                return plan
         function: Callable[..., Any] = operator.overload
         if operator.takes_device:
             kwargs = {**kwargs, "device": "meta"}
@@ -458,7 +472,7 @@ class Interceptor:
                 if record is None:
                     continue
                 whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-                values = [other for other in tensors_in((args[1:], kwargs))]
+                values = list(tensors_in((args[1:], kwargs)))
                 sources = [self.ledger.records.get(storage_address(value)) for value in values]
                 if (
                     operator.overwrites
@@ -524,7 +538,7 @@ class Interceptor:
             if records[position].known is None:
                 raise self.unknown(f"{operator.name} has an output whose shape depends on data")
         real_tensors = []
-        for position, (tensor, record) in enumerate(zip(tensors, records, strict=True)):
+        for tensor, record in zip(tensors, records, strict=True):
             if record.known is not None:
                 real_tensors.append(known.value_of(record, tensor))
             else:  # only its geometry matters

@@ -118,15 +118,20 @@ def operators_passing_by() -> tuple[str, ...]:
 
     ``lift_fresh`` is left out: by it a tensor that C++ made of Python numbers enters a trace.
     """
-    names = []
-    for name in _C._dispatch_get_all_op_names():
-        namespace, _, bare = name.partition("::")
-        if namespace != "aten" or bare == "lift_fresh":
+    names = ["set_", *(f"set_.{overload}" for overload in torch.ops.aten.set_.overloads())]
+    for schema in _C._jit_get_all_schemas():
+        namespace, _, base = schema.name.partition("::")
+        if namespace != "aten" or base == "lift_fresh":
             continue
-        operator = find_operator(bare)
-        if operator is not None and (operator.is_view or bare in ("detach", "alias", "set_")):
-            names.append(bare)
-    return tuple(sorted(names))
+        if any(
+            argument.alias_info is not None and not argument.alias_info.is_write
+            for argument in schema.arguments
+        ):
+            name = f"{base}.{schema.overload_name}" if schema.overload_name else base
+            operator = find_operator(name)
+            if operator is not None and (operator.is_view or base in ("detach", "alias")):
+                names.append(name)
+    return tuple(sorted({name.removesuffix(".default") for name in names}))
 
 
 def find_operator(name: str) -> OpOverload | None:

@@ -14,7 +14,7 @@ from pytest_torchmem.profiler.ledger import Record
 
 #: Elements up to which values are kept. Integers and booleans decide control flow and shapes; of
 #: floating values only small tables (drop path rates, optimizer steps) are ever asked for.
-LIMIT_INTEGER = 1 << 20
+LIMIT_INTEGER = 1 << 18
 LIMIT_FLOATING = 1 << 10
 
 

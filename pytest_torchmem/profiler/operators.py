@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import torch
@@ -150,9 +151,9 @@ class Operator:
     """Whether it is a factory whose values are worth knowing."""
 
     @classmethod
-    def of(cls, overload: OpOverload) -> Operator:
-        """Return what is to be known of ``overload``."""
-        name = overload.name()
+    def read(cls, overload: OpOverload) -> Operator:
+        """Return what is to be known of ``overload``, from its schema."""
+        name = str(overload.name())  # type: ignore[no-untyped-call]
         base = name.partition("::")[2].partition(".")[0]
         arguments = overload._schema.arguments
         written = [
@@ -184,6 +185,12 @@ class Operator:
         ]
 
 
+@cache
+def operator_of(overload: OpOverload) -> Operator:
+    """Return what is to be known of ``overload``."""
+    return Operator.read(overload)
+
+
 def _treatment(overload: OpOverload, name: str) -> Treatment:
     found = _BY_NAME.get(name)
     if found is not None:
@@ -194,6 +201,6 @@ def _treatment(overload: OpOverload, name: str) -> Treatment:
         return Treatment.IMPLICIT
     if overload.is_view and not name.startswith("aten::_unsafe"):
         return Treatment.NATIVE
-    if name.startswith("prim::"):
+    if "Tensor" not in str(overload._schema):  # marks for a profiler, arithmetic on shapes
         return Treatment.NATIVE
     return Treatment.LEAF

@@ -147,7 +147,7 @@ class MemoryProfile:
     reserved_peak: int | None = None
     torch_version: str = ""
     workload: str = ""
-    """A digest of input shapes, dtypes and parameter bytes: tells another workload from a change."""
+    """A digest of input shapes, dtypes and parameter bytes: tells another workload apart."""
     warnings: tuple[str, ...] = ()
     timeline: Timeline = field(default=Timeline(), repr=False)
 

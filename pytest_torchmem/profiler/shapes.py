@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.devices.host import Host
 
 
 @dataclass(slots=True)
@@ -56,6 +59,23 @@ class Plan:
     def new_bytes(self) -> int:
         """The bytes of all new storages."""
         return sum(slot for slot in self.slots if slot > 0)
+
+
+class PlanMemory(dict[Any, Plan]):
+    """Plans by operator and geometry; emptied when it holds more than a process should keep."""
+
+    LIMIT = 200_000
+
+    def __setitem__(self, key: Any, plan: Plan) -> None:
+        if len(self) >= self.LIMIT:
+            self.clear()
+        super().__setitem__(key, plan)
+
+
+@cache
+def remembered_plans(host: Host, gpu: Gpu | None) -> PlanMemory:
+    """Return the plans that earlier traces of this process found for a machine."""
+    return PlanMemory()
 
 
 def replace_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
@@ -113,6 +133,38 @@ def plan_of_result(
 
     outputs = replace_tensors(result, output)
     return Plan(tuple(slots), outputs)
+
+
+#: Pointwise operators that answer with another dtype than that of their floating arguments.
+_OTHER_DTYPE = frozenset(
+    """eq ne lt le gt ge greater greater_equal less less_equal not_equal isnan isinf isfinite isneginf
+    isposinf signbit logical_and logical_or logical_xor logical_not isreal polar complex real imag
+    angle view_as_real view_as_complex _conj_physical _to_copy to frexp""".split()
+)
+
+
+def plan_pointwise(operator: OpOverload, tensors: list[Tensor], mutates: bool) -> Plan | None:
+    """Return the plan of a pointwise operator in the common case, which needs no ``meta`` kernel.
+
+    That is: floating tensors of one geometry without gaps, and Python numbers. TensorIterator gives
+    their output the same geometry (aten/src/ATen/TensorIterator.cpp, fast_set_up and
+    compute_types). Returns None for every other case.
+    """
+    if torch.Tag.pointwise not in operator.tags or mutates:
+        return None
+    name = operator._schema.name.removeprefix("aten::")
+    first = tensors[0]
+    dtype, shape, stride = first.dtype, first.shape, first.stride()
+    if not dtype.is_floating_point or name in _OTHER_DTYPE or not first.is_contiguous():
+        return None
+    returns = operator._schema.returns
+    if len(returns) != 1 or str(returns[0].type) != "Tensor":
+        return None
+    for tensor in tensors:
+        if tensor.dtype is not dtype or tensor.shape != shape or tensor.stride() != stride:
+            return None
+    nbytes = first.numel() * first.element_size()
+    return Plan((nbytes,), Output(0, dtype, tuple(shape), stride, 0))
 
 
 def plan_on_meta(

@@ -1,1 +1,1 @@
-"""The devices a trace can be on: the host, the GPU catalogue, and how tensors say where they are."""
+"""The devices a trace can be on: the host, the GPUs, and how tensors say where they are."""
