@@ -28,19 +28,19 @@ class Chunk:
 
 
 def drawn(start: int, count: int) -> list[Program]:
-    """Return the programs of a seed."""
-    found: list[Program] = []
+    """Return ``count`` different programs of a seed."""
+    found: dict[Program, None] = {}
 
     @seed(start)
     @settings(
-        max_examples=count, phases=[Phase.generate], database=None, suppress_health_check=QUIET
+        max_examples=2 * count, phases=[Phase.generate], database=None, suppress_health_check=QUIET
     )
     @given(programs())
     def collect(program: Program) -> None:
-        found.append(program)
+        found[program] = None
 
     collect()
-    return found[:count]
+    return list(found)[:count]
 
 
 def samples(chunk: Chunk, limit: int = 0) -> Iterator[Sample]:

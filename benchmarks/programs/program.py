@@ -42,7 +42,8 @@ class Program:
         parameters = [
             torch.randn(shape, dtype=dtype).requires_grad_() for _ in range(self.parameters)
         ]
-        values: list[Tensor] = [torch.randn(shape, dtype=dtype)]
+        values = [torch.randn(shape, dtype=dtype)]
+        values.append(values[0] * parameters[0])
         for step in self.steps:
             run_step(step, values, parameters)
         finish(values)

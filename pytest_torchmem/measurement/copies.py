@@ -73,7 +73,13 @@ class _Copier:
             ) from error
 
     def _copy_tensor(self, tensor: torch.Tensor) -> None:
-        if id(tensor) in self._memo or not _is_plain(tensor):
+        if id(tensor) in self._memo:
+            return
+        if tensor.layout is not torch.strided and type(tensor) is torch.Tensor:
+            # Sparse tensors have no storage of their own to copy, and some no deep copy.
+            twin = tensor.detach().cpu().clone().requires_grad_(tensor.requires_grad)
+            self._memo[id(tensor)] = twin
+        if not _is_plain(tensor):
             return
         with torch.no_grad():
             storage, is_new = self._copy_storage(tensor.untyped_storage())

@@ -88,6 +88,21 @@ def test_gradients_from_earlier_steps_are_there_and_are_added_to() -> None:
     assert torch.equal(model.weight.grad, torch.ones(1, 100))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize(
+    ("layout", "indices"), [(torch.sparse_coo, 2 * 8), (torch.sparse_csr, 9 + 8)]
+)
+def test_sparse_inputs_are_copied(layout: torch.layout, indices: int) -> None:
+    matrix = torch.eye(8).to_sparse(layout=layout)
+
+    class Product(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight
+
+    profile = torchmem.measure(Product(8, 8, bias=False), matrix)
+    assert profile.baseline == 8 * 8 * FLOAT + 8 * FLOAT + 8 * indices
+
+
 def test_inputs_that_share_a_storage_count_once() -> None:
     base = torch.randn(10, 100)
 
