@@ -48,7 +48,8 @@ class Comparison:
     def difference(self, phase: str) -> int | None:
         """Return traced minus measured bytes of a phase's peak, ``None`` where it did not run."""
         name = f"{phase}_peak"
-        if name not in self.traced and name not in self.measured:
+        neither = name not in self.traced and name not in self.measured
+        if neither or not self.traced or not self.measured:
             return None
         return self.traced.get(name, 0) - self.measured.get(name, 0)
 

@@ -18,10 +18,12 @@ import torch
 from hypothesis import given, seed, settings
 from tabulate import tabulate
 
+import pytest_torchmem as torchmem
 from benchmarks.comparison import PHASES, Comparison, Status, compare, error_table
 from benchmarks.conformance import report
+from benchmarks.conformance.explain import side_by_side
 from benchmarks.isolation.supervisor import Limits, Supervisor
-from benchmarks.programs.drawing import QUIET, Chunk, samples
+from benchmarks.programs.drawing import QUIET, Chunk, drawn, samples
 from benchmarks.programs.program import Program
 from benchmarks.programs.strategies import programs
 
@@ -46,12 +48,11 @@ def shrunk(start: int, count: int) -> None:
 
 def differences_table(comparisons: Sequence[Comparison], rows: int) -> str:
     """Return what the programs that differ have in common, and the shortest ones in full."""
-    wrong = [c for c in comparisons if c.status not in (Status.EXACT, Status.SKIPPED)]
+    wrong = [c for c in comparisons if c.status in (Status.CLOSE, Status.DIFFERENT)]
     share: Counter[str] = Counter()
     overall: Counter[str] = Counter()
     for found in comparisons:
-        names = set(re.findall(r"kind='(\w+)', name='(\w*)'", found.detail))
-        for name in {"/".join(pair) for pair in names}:
+        for name in set(re.findall(r"(\w+/\w*)\(", found.detail)):
             overall[name] += 1
             share[name] += found in wrong
     common = sorted(share, key=lambda name: -share[name] / overall[name])[:rows]
@@ -65,17 +66,26 @@ def differences_table(comparisons: Sequence[Comparison], rows: int) -> str:
     second = tabulate(
         [
             (
-                found.status.value,
+                found.case,
                 *(f"{found.difference(phase) or 0:+,}" for phase in PHASES[:2]),
-                found.error[:80],
-                found.detail[:300],
+                "; ".join(found.causes[:2])[:120],
+                found.detail[:200],
             )
             for found in sorted(wrong, key=lambda found: len(found.detail))[:rows]
         ],
-        headers=("status", "forward", "backward", "error", "program"),
+        headers=("case", "forward", "backward", "real only (-), traced only (+)", "program"),
         disable_numparse=True,
     )
     return f"{first}\n\n{second}"
+
+
+def explained(case: str) -> str:
+    """Return the events of a program given as ``"seed/index"``."""
+    start, index = (int(number) for number in case.split("/"))
+    program = drawn(start, CHUNK)[index]
+    torch.manual_seed(0)
+    measured = torchmem.measure(program)
+    return f"{program}\n\n{side_by_side(torchmem.trace(program, host='here'), measured)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rows", type=int, default=20)
     parser.add_argument("--output", type=Path, help="JSON file for every comparison")
+    parser.add_argument("--explain", metavar="SEED/INDEX", help="one program's allocations")
     options = parser.parse_args(arguments)
+    if options.explain:
+        warnings.simplefilter("ignore")
+        print(explained(options.explain))
+        return 0
     if options.shrink:
         warnings.simplefilter("ignore")
         shrunk(options.seed, options.count)
@@ -106,7 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     counts = {status.value: sum(1 for c in kept if c.status is status) for status in Status}
     print(", ".join(f"{name} {value}" for name, value in report.machine().items()))
     print(f"{len(kept)} programs:", ", ".join(f"{n} {name}" for name, n in counts.items() if n))
-    print(f"\n{differences_table(kept, options.rows)}\n\n{error_table(kept)}")
+    lost = (Status.UNSUPPORTED, Status.CRASHED, Status.SKIPPED)
+    print(f"\n{differences_table(kept, options.rows)}\n\n{report.errors_table(kept, lost)}")
+    print(f"\n{error_table(kept)}")
     return int(any(found.status not in (Status.EXACT, Status.SKIPPED) for found in kept))
 
 

@@ -24,7 +24,7 @@ class Chunk:
     @property
     def case(self) -> str:
         """Return the chunk's name within a run."""
-        return f"seed {self.seed}"
+        return f"{self.seed}"
 
 
 def drawn(start: int, count: int) -> list[Program]:
@@ -46,4 +46,4 @@ def drawn(start: int, count: int) -> list[Program]:
 def samples(chunk: Chunk, limit: int = 0) -> Iterator[Sample]:
     """Yield the chunk's programs as steps."""
     for index, program in enumerate(drawn(chunk.seed, chunk.count)):
-        yield Sample(index, program, detail=repr(program))
+        yield Sample(index, program, detail=str(program))

@@ -25,6 +25,12 @@ class Step:
     second: int = 0
     inner: tuple[Step, ...] = ()
 
+    def __str__(self) -> str:
+        """Return the instruction in short, ``"binary/matmul(0, 3)"``."""
+        inner = "".join(f" {step}" for step in self.inner)
+        braces = f" {{{inner} }}" if inner else ""
+        return f"{self.kind}/{self.name}({self.first}, {self.second}){braces}"
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -34,6 +40,11 @@ class Program:
     dtype: str
     parameters: int
     steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        """Return the program in one line."""
+        steps = " ".join(str(step) for step in self.steps)
+        return f"{self.parameters} {self.dtype}[{self.size}, {self.size}]: {steps}"
 
     def __call__(self) -> list[Tensor]:
         """Run the program and return its parameters, which then have gradients."""
