@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.profiler import known
 from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.devices.machine import Machine
@@ -32,6 +31,7 @@ from pytest_torchmem.profiler.internals import (
     storage_address,
     tensor_on,
 )
+from pytest_torchmem.profiler.known import KnownValues
 from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger, Record
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
 from pytest_torchmem.profiler.profile import Kind, Origin, Phase
@@ -43,8 +43,6 @@ from pytest_torchmem.profiler.shapes import (
     plan_on_meta,
     plan_pointwise,
     remembered_plans,
-    replace_tensors,
-    tensors_in,
 )
 
 _KIND_OF_PHASE = {
@@ -82,7 +80,7 @@ class Interceptor:
         self.machine = machine
         self.ledger = ledger
         self.attribution = attribution
-        self.warnings: list[str] = []
+        self.values = KnownValues(ledger, attribution)
         self.target: torch.device | None = None
         """Where outputs go, instead of where the inputs are, while a copy between devices runs."""
         self.inside = False
@@ -200,7 +198,7 @@ class Interceptor:
             if operator.composite and tensors and not self.machine.is_leaf(operator.name):
                 result, plan = self._run_composite(operator, args, kwargs, tensors, device)
                 self._plans[key] = plan
-                self._know(operator, args, kwargs, tensors, records, plan, result)
+                self.values.know(operator, args, kwargs, tensors, records, plan, result)
                 return result
             plan = self._plan(operator, planned[0], planned[1], tensors)
             self._plans[key] = plan
@@ -212,7 +210,7 @@ class Interceptor:
             result = self._make(plan, tensors, records, device, origin)
         if plan.workspace:
             self.ledger.workspace(plan.workspace, device, origin)
-        self._know(operator, args, kwargs, tensors, records, plan, result)
+        self.values.know(operator, args, kwargs, tensors, records, plan, result)
         return result
 
     def _records(self, tensors: list[Tensor]) -> list[Record] | None:
@@ -377,150 +375,11 @@ class Interceptor:
             plan.workspace = (excess,)
         return result, plan
 
-    # -- values ------------------------------------------------------------------------------------
-
-    def _know(
-        self,
-        operator: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[Tensor],
-        records: list[Record],
-        plan: Plan,
-        result: Any,
-    ) -> None:
-        """Compute the outputs' values where those of all inputs are known."""
-        if records:
-            for record in records:
-                if record.known is None:
-                    break
-            else:
-                if not operator.random and self._compute(
-                    operator, args, kwargs, tensors, records, plan, result
-                ):
-                    return
-        elif operator.makes_values and self._compute(
-            operator, args, kwargs, tensors, records, plan, result
-        ):
-            return
-        if operator.mutated or operator.mutated_names:
-            self._overwrite(operator, args, kwargs, result)
-
-    def _compute(
-        self,
-        operator: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[Tensor],
-        records: list[Record],
-        plan: Plan,
-        result: Any,
-    ) -> bool:
-        made = [output for output in _outputs_of(plan.outputs) if type(output) is Output]
-        if not made and not operator.mutated:
-            return False
-        for output in made:
-            elements = 1
-            for size in output.shape:
-                elements *= size
-            if not known.worth_knowing(output.dtype, elements):
-                return False
-        real = self._for_real(operator, args, kwargs, tensors, records)
-        if real is None:
-            return False
-        for tensor, value in zip(tensors_in(result), tensors_in(real), strict=False):
-            record = self.ledger.records.get(storage_address(tensor))
-            if record is not None and record.known is None:
-                if tensor.stride() != value.stride():
-                    value = _restrided(value, tensor)
-                known.adopt(record, value)
-        return True
-
-    def _for_real(
-        self,
-        operator: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[Tensor],
-        records: list[Record],
-    ) -> Any:
-        """Run an operator on the known values of its arguments; None where it cannot."""
-        values = {
-            id(tensor): known.value_of(record, tensor)
-            for tensor, record in zip(tensors, records, strict=True)
-        }
-        if kwargs.get("device") is not None or operator.takes_device:
-            kwargs = {**kwargs, "device": _CPU}
-        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-        args = replace_tensors(args, lambda tensor: values[id(tensor)])
-        kwargs = replace_tensors(kwargs, lambda tensor: values[id(tensor)])
-        try:
-            with torch.no_grad():
-                return operator.overload(*args, **kwargs)
-        except (RuntimeError, NotImplementedError, IndexError, ValueError):
-            if operator.mutated:
-                raise
-            return None
-
-    def _overwrite(
-        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """Forget what was known of the storages that an operator wrote to, or know them anew."""
-        for argument in operator.written(args, kwargs):
-            for tensor in tensors_in(argument):
-                record = self.ledger.records.get(storage_address(tensor))
-                if record is None:
-                    continue
-                whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-                values = list(tensors_in((args[1:], kwargs)))
-                sources = [self.ledger.records.get(storage_address(value)) for value in values]
-                if (
-                    operator.overwrites
-                    and whole
-                    and known.worth_knowing(tensor.dtype, tensor.numel())
-                    and all(source is not None and source.known is not None for source in sources)
-                ):
-                    content = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8)
-                    known.adopt(record, content)
-                    self._for_real(
-                        operator,
-                        args,
-                        kwargs,
-                        [tensor, *values],
-                        [record, *cast("list[Record]", sources)],
-                    )
-                else:
-                    record.known = None
-
     def _item(self, tensor: Tensor) -> Any:
         records = self._records([tensor])
-        if records is None:
-            return tensor.item()
-        if records[0].known is not None:
-            return known.value_of(records[0], tensor).item()
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-            self.warn_unknown(f"the value of a {tensor.dtype} tensor was asked for")
-            return float("nan")
-        raise self.unknown(f"the value of a {tensor.dtype} tensor was asked for")
+        return tensor.item() if records is None else self.values.item(tensor, records[0])
 
-    def warn_unknown(self, what: str) -> None:
-        """Warn once that a value was answered with nan."""
-        line = self.attribution.user_line()
-        if not self.warnings:
-            self.warnings.append(
-                f"{line or 'the traced program'}: {what}; a trace has no data, so it is nan"
-            )
-
-    def unknown(self, what: str) -> UnknownValueError:
-        """Return the error for a value that the trace does not have, naming the user's line."""
-        line = self.attribution.user_line()
-        return UnknownValueError(
-            f"{line or 'the traced program'}: {what}, and a trace has no data: it knows the values "
-            "of small integer and boolean tensors (token ids, masks, lengths) as long as nothing "
-            "random or computed from parameters goes into them. Pass such an input with its real "
-            "values, or keep this line out of the traced step (a flag, a budget on a part of the "
-            "model)"
-        )
+    # -- shapes that depend on data --------------------------------------------------------------
 
     def _run_dynamic(
         self,
@@ -536,27 +395,21 @@ class Interceptor:
         deciding = self.machine.deciding_arguments(operator.name, tensors)
         for position in deciding:
             if records[position].known is None:
-                raise self.unknown(f"{operator.name} has an output whose shape depends on data")
-        real_tensors = []
-        for tensor, record in zip(tensors, records, strict=True):
-            if record.known is not None:
-                real_tensors.append(known.value_of(record, tensor))
-            else:  # only its geometry matters
-                real_tensors.append(torch.zeros(tensor.shape, dtype=tensor.dtype))
-        values = {id(tensor): real for tensor, real in zip(tensors, real_tensors, strict=True)}
-        with torch.no_grad():
-            real = operator.overload(
-                *replace_tensors(args, lambda tensor: values[id(tensor)]),
-                **replace_tensors(kwargs, lambda tensor: values[id(tensor)]),
-            )
-        plan = plan_of_result(real, real_tensors, storage_address)
+                raise self.values.unknown(
+                    f"{operator.name} has an output whose shape depends on data"
+                )
+        values = [
+            known.value_of(record, tensor)
+            if record.known is not None
+            else torch.zeros(tensor.shape, dtype=tensor.dtype)  # only its geometry matters
+            for tensor, record in zip(tensors, records, strict=True)
+        ]
+        real = self.values.run(operator, args, kwargs, tensors, values)
+        plan = plan_of_result(real, values, storage_address)
         origin = self.attribution.origin(self.ledger.phase, operator.name, frame)
         result = self._make(plan, tensors, records, device, origin)
         if all(record.known is not None for record in records):
-            for tensor, value in zip(tensors_in(result), tensors_in(real), strict=True):
-                made = self.ledger.records.get(storage_address(tensor))
-                if made is not None and known.worth_knowing(tensor.dtype, tensor.numel()):
-                    known.adopt(made, value)
+            self.values.take(result, real)
         return result
 
     def _without_masks(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -573,7 +426,7 @@ class Interceptor:
                 continue
             record = self.ledger.records.get(storage_address(index))
             if record is None or record.known is None:
-                raise self.unknown("a tensor was indexed with a mask")
+                raise self.values.unknown("a tensor was indexed with a mask")
             count = int(known.value_of(record, index).count_nonzero())
             plain.extend([torch.empty(count, dtype=torch.int64, device="meta")] * index.dim())
         return (args[0], plain, *args[2:])
@@ -634,7 +487,7 @@ class Interceptor:
         if whole:
             nbytes = tensor.untyped_storage().nbytes()
             output = Output(
-                0, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+                0, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
             )
         else:
             twin = torch.empty_like(tensor, device="meta")
@@ -674,7 +527,7 @@ class Interceptor:
         ).resize_(shape, memory_format=kwargs.get("memory_format"))
         self._enter_phase()
         origin = self.attribution.origin(self.ledger.phase, operator.name, sys._getframe(3))
-        output = Output(0, tensor.dtype, shape, twin.stride(), tensor.storage_offset())
+        output = Output(0, tensor.dtype, shape, twin.stride(), int(tensor.storage_offset()))
         self._grow(tensor, output, records[0].ledger, origin)
         return tensor
 
@@ -684,11 +537,11 @@ class Interceptor:
             (size - 1) * stride for size, stride in zip(output.shape, output.stride, strict=True)
         )
         elements = 0 if 0 in output.shape else last + 1
-        needed = (elements + tensor.storage_offset()) * tensor.element_size()
+        needed = (elements + int(tensor.storage_offset())) * tensor.element_size()
         storage = tensor.untyped_storage()
         if needed > storage.nbytes():
             storage = self._hollow(output, needed, device, origin).untyped_storage()
-        tensor.set_(storage, tensor.storage_offset(), output.shape, output.stride)  # type: ignore[call-overload]
+        tensor.set_(storage, int(tensor.storage_offset()), output.shape, output.stride)
 
 
 def _geometry(value: Any, tensors: list[Tensor]) -> Any:
@@ -712,14 +565,6 @@ def _map_outputs(outputs: Any, function: Callable[[Any], Any]) -> Any:
     return function(outputs)
 
 
-def _outputs_of(outputs: Any) -> Iterator[Any]:
-    if type(outputs) in (tuple, list):
-        for item in outputs:
-            yield from _outputs_of(item)
-    else:
-        yield outputs
-
-
 def _all_scalars(tensors: list[Tensor], records: list[Record], device: DeviceLedger) -> bool:
     """Return whether all tensors on ``device`` have no dimension, and so go with any other."""
     return all(
@@ -727,15 +572,3 @@ def _all_scalars(tensors: list[Tensor], records: list[Record], device: DeviceLed
         for tensor, record in zip(tensors, records, strict=True)
         if record.ledger is device
     )
-
-
-def _restrided(value: Tensor, like: Tensor) -> Tensor:
-    """Return ``value`` laid out as ``like`` is."""
-    storage = torch.empty(like.untyped_storage().nbytes(), dtype=torch.uint8).untyped_storage()
-    content = torch.empty(0, dtype=like.dtype).set_(
-        storage,  # type: ignore[call-overload]
-        like.storage_offset(),
-        like.shape,
-        like.stride(),
-    )
-    return content.copy_(value)

@@ -63,7 +63,7 @@ def tensor_on(
     offset: int,
 ) -> Tensor:
     """Return a tensor of that geometry on ``storage``; the Fake key must be excluded."""
-    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)  # type: ignore[arg-type]
+    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
 
 
 def is_composite_implicit(operator: OpOverload) -> bool:

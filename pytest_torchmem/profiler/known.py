@@ -7,15 +7,25 @@ give what they would; everything large, random or computed from parameters stays
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, cast
+
 import torch
 from torch import Tensor
 
-from pytest_torchmem.profiler.ledger import Record
+from pytest_torchmem.errors import UnknownValueError
+from pytest_torchmem.profiler.attribution import Attribution
+from pytest_torchmem.profiler.internals import storage_address
+from pytest_torchmem.profiler.ledger import Ledger, Record
+from pytest_torchmem.profiler.operators import Operator
+from pytest_torchmem.profiler.shapes import Output, Plan, replace_tensors, tensors_in
 
 #: Elements up to which values are kept. Integers and booleans decide control flow and shapes; of
 #: floating values only small tables (drop path rates, optimizer steps) are ever asked for.
 LIMIT_INTEGER = 1 << 18
 LIMIT_FLOATING = 1 << 10
+
+_CPU = torch.device("cpu")
 
 
 def worth_knowing(dtype: torch.dtype, elements: int) -> bool:
@@ -44,3 +54,176 @@ def value_of(record: Record, tensor: Tensor) -> Tensor:
         tensor.shape,
         tensor.stride(),
     )
+
+
+class KnownValues:
+    """Keeps the known values of one trace in step with its operators."""
+
+    def __init__(self, ledger: Ledger, attribution: Attribution) -> None:
+        self.warnings: list[str] = []
+        self._ledger = ledger
+        self._attribution = attribution
+
+    def know(
+        self,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        records: list[Record],
+        plan: Plan,
+        result: Any,
+    ) -> None:
+        """Compute the values of what an operator made or wrote to, if those it read are known."""
+        if records:
+            for record in records:
+                if record.known is None:
+                    break
+            else:
+                if not operator.random and self._compute(
+                    operator, args, kwargs, tensors, records, plan, result
+                ):
+                    return
+        elif operator.makes_values and self._compute(
+            operator, args, kwargs, tensors, records, plan, result
+        ):
+            return
+        if operator.mutated or operator.mutated_names:
+            self._written(operator, args, kwargs)
+
+    def item(self, tensor: Tensor, record: Record) -> Any:
+        """Return the Python number of a tensor of one element; nan for an unknown floating one."""
+        if record.known is not None:
+            return value_of(record, tensor).item()
+        what = f"the value of a {tensor.dtype} tensor was asked for"
+        if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
+            raise self.unknown(what)
+        if not self.warnings:
+            line = self._attribution.user_line() or "the traced program"
+            self.warnings.append(f"{line}: {what}; a trace has no data, so it is nan")
+        return float("nan")
+
+    def unknown(self, what: str) -> UnknownValueError:
+        """Return the error for a value that the trace does not have, naming the user's line."""
+        line = self._attribution.user_line()
+        return UnknownValueError(
+            f"{line or 'the traced program'}: {what}, and a trace has no data: it knows the values "
+            "of small integer and boolean tensors (token ids, masks, lengths) as long as nothing "
+            "random or computed from parameters goes into them. Pass such an input with its real "
+            "values, or keep this line out of the traced step (a flag, a budget on a part of the "
+            "model)"
+        )
+
+    def run(
+        self,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        values: list[Tensor],
+    ) -> Any:
+        """Run an operator for real with ``values`` in the place of its tensor arguments."""
+        real = {id(tensor): value for tensor, value in zip(tensors, values, strict=True)}
+        if operator.takes_device:
+            kwargs = {**kwargs, "device": _CPU}
+            kwargs.pop("pin_memory", None)
+        with torch.no_grad():
+            return operator.overload(
+                *replace_tensors(args, lambda tensor: real[id(tensor)]),
+                **replace_tensors(kwargs, lambda tensor: real[id(tensor)]),
+            )
+
+    def take(self, results: Any, values: Any) -> None:
+        """Keep ``values`` as those of ``results``, where they are small enough."""
+        for tensor, value in zip(tensors_in(results), tensors_in(values), strict=False):
+            record = self._ledger.records.get(storage_address(tensor))
+            if record is None or record.known is not None:
+                continue
+            if worth_knowing(tensor.dtype, tensor.numel()):
+                adopt(record, _laid_out_as(tensor, value))
+
+    def _compute(
+        self,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        records: list[Record],
+        plan: Plan,
+        result: Any,
+    ) -> bool:
+        made = [output for output in _outputs_of(plan.outputs) if type(output) is Output]
+        if not made and not operator.mutated:
+            return False
+        if not all(worth_knowing(output.dtype, _elements(output)) for output in made):
+            return False
+        if operator.random and made and made[0].dtype.is_floating_point and _elements(made[0]) > 1:
+            return False  # a random number may decide whether a layer is dropped; a tensor does not
+        values = [value_of(record, tensor) for tensor, record in zip(tensors, records, strict=True)]
+        try:
+            real = self.run(operator, args, kwargs, tensors, values)
+        except (RuntimeError, NotImplementedError, IndexError, ValueError):
+            return False
+        self.take(result, real)
+        return True
+
+    def _written(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forget what was known of the storages that an operator wrote to, or know them anew."""
+        records = self._ledger.records
+        for argument in operator.written(args, kwargs):
+            for tensor in tensors_in(argument):
+                record = records.get(storage_address(tensor))
+                if record is None:
+                    continue
+                record.known = None
+                nbytes = tensor.untyped_storage().nbytes()
+                if (
+                    not operator.overwrites
+                    or tensor.numel() * tensor.element_size() != nbytes
+                    or not worth_knowing(tensor.dtype, tensor.numel())
+                ):
+                    continue
+                others = list(tensors_in((args[1:], kwargs)))
+                sources = [records.get(storage_address(other)) for other in others]
+                if all(source is not None and source.known is not None for source in sources):
+                    record.known = torch.empty(nbytes, dtype=torch.uint8)
+                    values = [
+                        value_of(cast(Record, source), other)
+                        for source, other in zip(sources, others, strict=True)
+                    ]
+                    target = value_of(record, tensor)
+                    self.run(operator, args, kwargs, [tensor, *others], [target, *values])
+
+
+def _elements(output: Output) -> int:
+    elements = 1
+    for size in output.shape:
+        elements *= size
+    return elements
+
+
+def _outputs_of(outputs: Any) -> Iterator[Any]:
+    if type(outputs) in (tuple, list):
+        for item in outputs:
+            yield from _outputs_of(item)
+    else:
+        yield outputs
+
+
+def _laid_out_as(tensor: Tensor, value: Tensor) -> Tensor:
+    """Return ``value`` in a storage of its own that ``tensor`` can be a view of."""
+    nbytes = tensor.untyped_storage().nbytes()
+    if (
+        value.stride() == tensor.stride()
+        and value.storage_offset() == tensor.storage_offset()
+        and value.untyped_storage().nbytes() == nbytes
+    ):
+        return value
+    storage = torch.empty(nbytes, dtype=torch.uint8).untyped_storage()
+    content = torch.empty(0, dtype=tensor.dtype).set_(
+        storage,
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+    )
+    return content.copy_(value)

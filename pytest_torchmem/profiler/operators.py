@@ -104,7 +104,7 @@ _MASKS = frozenset(
     }
 )
 
-#: Factories whose values are cheap to know; ``empty`` is one because a fill usually follows.
+#: Factories whose values are known where they are small; of random floating ones, single numbers.
 _KNOWN_FACTORIES = frozenset(
     {
         "arange",
@@ -115,7 +115,9 @@ _KNOWN_FACTORIES = frozenset(
         "linspace",
         "logspace",
         "ones",
+        "rand",
         "randint",
+        "randn",
         "randperm",
         "range",
         "scalar_tensor",

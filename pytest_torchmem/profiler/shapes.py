@@ -137,9 +137,36 @@ def plan_of_result(
 
 #: Pointwise operators that answer with another dtype than that of their floating arguments.
 _OTHER_DTYPE = frozenset(
-    """eq ne lt le gt ge greater greater_equal less less_equal not_equal isnan isinf isfinite isneginf
-    isposinf signbit logical_and logical_or logical_xor logical_not isreal polar complex real imag
-    angle view_as_real view_as_complex _conj_physical _to_copy to frexp""".split()
+    {
+        "angle",
+        "complex",
+        "eq",
+        "frexp",
+        "ge",
+        "greater",
+        "greater_equal",
+        "gt",
+        "imag",
+        "isfinite",
+        "isinf",
+        "isnan",
+        "isneginf",
+        "isposinf",
+        "isreal",
+        "le",
+        "less",
+        "less_equal",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "logical_xor",
+        "lt",
+        "ne",
+        "not_equal",
+        "polar",
+        "real",
+        "signbit",
+    }
 )
 
 
@@ -202,11 +229,13 @@ def plan_on_meta(
 
 
 def _meta_address(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _geometry_of(tensor: Tensor, slot: int) -> Output:
-    return Output(slot, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return Output(
+        slot, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+    )
 
 
 def unsupported(operator: OpOverload, reason: str) -> UnsupportedOperatorError:

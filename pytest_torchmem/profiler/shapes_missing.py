@@ -1,1 +1,1 @@
-META_FUNCTIONS = {}
+META_FUNCTIONS: dict = {}

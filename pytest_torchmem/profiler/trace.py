@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -113,7 +114,7 @@ def _trace(
         else:
             outcome = run_target(target, args, kwargs, *step)
             workload = ""
-        profile = _profile(machine, ledger, workload, tuple(interceptor.warnings))
+        profile = _profile(machine, ledger, workload, tuple(interceptor.values.warnings))
         del outcome
         return profile
 
@@ -231,13 +232,21 @@ def _workload(ledger: Ledger, device: torch.device) -> str:
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """Leave Python's and torch's random generators as they were."""
+    """Give a trace the same random numbers every time, and leave the generators as they were."""
     state, python_state = torch.get_rng_state(), random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy else None
+    torch.default_generator.manual_seed(0)
+    random.seed(0)
+    if numpy:
+        numpy.random.seed(0)
     try:
         yield
     finally:
         torch.set_rng_state(state)
         random.setstate(python_state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
 
 
 @contextmanager
@@ -269,8 +278,6 @@ def _one_thread() -> Iterator[None]:
 @contextmanager
 def _eager() -> Iterator[None]:
     """Run compiled modules eagerly, if anything here was ever compiled."""
-    import sys
-
     if "torch._dynamo" not in sys.modules:
         yield
         return

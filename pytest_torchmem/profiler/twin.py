@@ -137,7 +137,7 @@ class Twins:
                     tensor.dtype,
                     tuple(tensor.shape),
                     tensor.stride(),
-                    tensor.storage_offset(),
+                    int(tensor.storage_offset()),
                 )
             twin = self._interceptor.enter_tensor(
                 tensor.detach(), self._device, kind, label, self._whole
@@ -148,7 +148,8 @@ class Twins:
 
 def _subclasses(kind: type) -> set[type]:
     found: set[type] = set()
-    for subclass in type.__subclasses__(kind):
+    subclasses: list[type] = type.__subclasses__(kind)
+    for subclass in subclasses:
         found |= {subclass} | _subclasses(subclass)
     return found
 

@@ -28,5 +28,5 @@ def this_machine() -> Host:
         name="here",
         threads=torch.get_num_threads(),
         capability=torch.backends.cpu.get_cpu_capability(),
-        onednn=torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,
+        onednn=torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled),
     )

@@ -48,14 +48,14 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
             if record is None or tensor.untyped_storage().data_ptr() != 0:
                 return original(tensor, *args, **kwargs)
             if record.known is None:
-                raise interceptor.unknown(f".{name}() of a tensor was asked for")
+                raise interceptor.values.unknown(f".{name}() of a tensor was asked for")
             with interceptor.working():
                 return original(known.value_of(record, tensor.detach()), *args, **kwargs)
 
         return method
 
-    original_copy = Tensor.__deepcopy__
-    original_repr = Tensor.__repr__
+    original_copy: Any = Tensor.__deepcopy__
+    original_repr: Any = Tensor.__repr__
 
     def deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Any:
         record = guard.record(tensor)
