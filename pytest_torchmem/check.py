@@ -1,0 +1,388 @@
+"""One test's checks: the target is traced on every device, the profiles are judged and recorded."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_torchmem.budget import MARKER, Budget, limits_of, overruns, read_budget
+from pytest_torchmem.collection import Collection, test_id
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.record import Outcome, Record
+from pytest_torchmem.report import messages
+from pytest_torchmem.settings import Settings, parse_devices
+from pytest_torchmem.snapshot.compare import Comparison, beyond, compare, with_entry
+from pytest_torchmem.snapshot.explain import explain, peak_contents, what_grew
+from pytest_torchmem.snapshot.format import Entry, Key
+from pytest_torchmem.snapshot.store import Stored, read, snapshot_path
+from pytest_torchmem.tolerance import Level, parse_rules
+
+if TYPE_CHECKING:
+    from pytest_torchmem.profiler.profile import MemoryProfile
+
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
+
+
+class MemoryCheckFailed(AssertionError, pytest.fail.Exception):  # type: ignore[name-defined,misc]
+    """A test needs more memory than its budget or snapshot allows, or could not be checked.
+
+    Where a whole body was traced no line of the test is running any more, so that a traceback
+    would be empty: pytest then shows the message and ``last_line`` instead.
+    """
+
+    # As pytest does for its own outcomes: reports show "MemoryCheckFailed: …" without the module.
+    __module__ = "builtins"
+
+    def __init__(self, message: str, last_line: str = "") -> None:
+        self.msg = f"{message}\n\n{last_line}" if last_line else message
+        self.pytrace = not last_line
+        super().__init__(self.msg, self.pytrace)
+        self.args = (self.msg,)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all the checks of one process share."""
+
+    settings: Settings
+    collection: Collection
+    files: dict[Path, Stored]
+
+    def stored(self, path: Path) -> Stored:
+        """Return a snapshot file as it was when this process first asked for it."""
+        if path not in self.files:
+            self.files[path] = read(path)
+        return self.files[path]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What one check asks for, once marker, arguments and settings are put together."""
+
+    name: str
+    devices: tuple[str, ...]
+    gpu: str
+    tolerances: tuple[Level, ...]
+    uses_snapshot: bool
+    named: bool
+    """The test itself names its devices; else they are those of the settings."""
+
+
+class Checker:
+    """The checks of one attempt at one test."""
+
+    def __init__(self, item: pytest.Item, context: Context) -> None:
+        self.item = item
+        self.context = context
+        self.records: list[Record] = []
+        self.in_body = False
+        """A trace of the whole body is under way."""
+        self._untaken: list[Record] = []
+        self._names: set[str] = set()
+        self._budget: Budget | None = None
+
+    @property
+    def budget(self) -> Budget:
+        """What the test's markers say; raises ``UsageError`` where they cannot be read."""
+        if self._budget is None:
+            self._budget = read_budget(self.item.iter_markers(MARKER))
+        return self._budget
+
+    def check(
+        self,
+        run: Callable[[str, str | None], MemoryProfile],
+        name: str | None = None,
+        device: object = None,
+        gpu: str | None = None,
+        tolerance: object = None,
+    ) -> dict[str, MemoryProfile]:
+        """Call ``run`` for every device, judge what it returns, and raise once for all failures."""
+        __tracebackhide__ = True
+        plan = self._plan(name, device, gpu, tolerance)
+        profiles: dict[str, MemoryProfile] = {}
+        records: list[Record] = []
+        for where in plan.devices:
+            record, profiles[where] = self._check_on(where, plan, run)
+            records.append(record)
+        # A test may well leave one of the configured devices alone, but not all of them.
+        if not plan.named and any(profile.peak for profile in profiles.values()):
+            records = [
+                record if record.figures["peak"] else replace(record, failed=False)
+                for record in records
+            ]
+        for record in records:
+            self._keep(record)
+        failures = [record for record in records if record.failed]
+        if failures:
+            raise MemoryCheckFailed(messages.together(failures), self._last_line())
+        return profiles
+
+    def take_records(self, excinfo: pytest.ExceptionInfo[BaseException] | None) -> Any:
+        """Return what a report carries of this phase, of builtin types, and forget it."""
+        records, self._untaken = self._untaken, []
+        if not records:
+            return None
+        by_check = excinfo is not None and isinstance(excinfo.value, MemoryCheckFailed)
+        return {
+            "records": [record.to_plain() for record in records],
+            "failed_by_check": by_check,
+        }
+
+    def not_checked(self, why: str) -> None:
+        """Record that nothing was checked, and why."""
+        self._keep(self._record(Key(self.test), Outcome.NOT_CHECKED, message=why))
+
+    @property
+    def test(self) -> str:
+        """The test's id within its module."""
+        return test_id(self.item)
+
+    @property
+    def command(self) -> str:
+        """What to run to accept what this test does now."""
+        return update_command(self.item)
+
+    def default_device(self) -> str:
+        """Return the device of a trace that names none."""
+        devices = self.budget.devices or self.context.settings.devices
+        return devices[0]
+
+    def gpu(self, name: str | None = None) -> str:
+        """Return the catalogue's name of the GPU that ``name``, marker or settings ask for."""
+        from pytest_torchmem.profiler.devices.catalogue import DEFAULT_GPU, find_gpu
+
+        asked = name or self.budget.gpu or self.context.settings.gpu or DEFAULT_GPU
+        return find_gpu(asked).name
+
+    def _plan(self, name: str | None, device: object, gpu: str | None, tolerance: object) -> _Plan:
+        settings, budget = self.context.settings, self.budget
+        if name is not None and (not isinstance(name, str) or not name):
+            raise UsageError(f"name={name!r}: the name of a check is a text that is not empty")
+        if (name or "") in self._names:
+            again = f"with the name {name!r}" if name else "without a name"
+            raise UsageError(
+                f"{self.item.nodeid} calls torchmem.check twice {again}. Each check of a "
+                "test needs a name of its own, by which its snapshot is kept: "
+                'check(..., name="large batch")'
+            )
+        self._names.add(name or "")
+        named = True
+        if device is not None:
+            devices = parse_devices(device, "check(device=)")
+        elif budget.devices:
+            devices = budget.devices
+        elif gpu is not None or budget.gpu is not None:
+            devices = ("cuda",)
+        else:
+            devices, named = settings.devices, False
+        own = [budget.tolerance, parse_rules(tolerance, "the argument tolerance of check")]
+        # A budget replaces the snapshot, unless a tolerance, which only a snapshot has, is named.
+        uses_snapshot = not budget.judges or any(own)
+        rest = settings.tolerances(self._relative(self.item.path))
+        return _Plan(name or "", devices, self.gpu(gpu), (*own, *rest), uses_snapshot, named)
+
+    def _check_on(
+        self, device: str, plan: _Plan, run: Callable[[str, str | None], MemoryProfile]
+    ) -> tuple[Record, MemoryProfile]:
+        __tracebackhide__ = True
+        gpu = plan.gpu if device == "cuda" else None
+        key = Key(self.test, plan.name, device, gpu or "")
+        stored = self._stored() if plan.uses_snapshot else None
+        try:
+            profile = run(device, gpu)
+        except BaseException as error:
+            why = f"not checked: {type(error).__name__} was raised"
+            self._keep(self._record(key, Outcome.NOT_CHECKED, message=why))
+            raise
+        self.item.ihook.pytest_torchmem_profile(item=self.item, name=plan.name, profile=profile)
+        judged = self._record(
+            key,
+            Outcome.PASSED,
+            figures=profile.figures(),
+            warnings=profile.warnings,
+            torch=public_version(profile.torch_version),
+        )
+        if not profile.peak:
+            text = messages.nothing_there(judged)
+            return replace(judged, outcome=Outcome.NOT_CHECKED, failed=True, message=text), profile
+        if stored is not None:
+            judged = self._against_snapshot(judged, profile, stored, plan.tolerances)
+        if self.budget.judges:
+            judged = self._against_budget(judged, profile, gpu)
+        if self.context.settings.strict and profile.warnings and not judged.failed:
+            text = messages.unknown_bytes(judged)
+            judged = replace(judged, outcome=Outcome.UNKNOWN_BYTES, failed=True, message=text)
+        return judged, profile
+
+    def _stored(self) -> Stored:
+        """Return the test module's snapshot file, before anything is traced in vain."""
+        if self.test in self.context.collection.ambiguous(self.item):
+            raise UsageError(
+                f"two tests of this module have the id {self.test}, and a snapshot could not tell "
+                "them apart. Give their parameters ids: pytest.param(..., id=...)"
+            )
+        stored = self.context.stored(snapshot_path(self.item.path))
+        if stored.conflicted and not self._accepts("changed"):
+            raise UsageError(stored.conflict_message)
+        if _ADDRESS.search(self.test):
+            self.item.warn(
+                pytest.PytestWarning(
+                    f"torchmem: the id {self.test} holds an object's address, which differs from "
+                    "run to run, so its snapshot will not be found again. Give the parameter an "
+                    "id: pytest.param(..., id=...)"
+                )
+            )
+        return stored
+
+    def _against_snapshot(
+        self, record: Record, profile: MemoryProfile, stored: Stored, tolerances: Sequence[Level]
+    ) -> Record:
+        if profile.host not in (None, "reference"):
+            raise UsageError(
+                f"host={profile.host!r} gives this machine's own figures, and a snapshot has to "
+                "pass on others. Leave host= out, or set a limit with the marker memory_budget"
+            )
+        key = record.key
+        if self.context.settings.split_by_torch:
+            key = replace(key, torch_series=series(record.torch))
+        contents = peak_contents(profile)
+        now = Entry(key, record.torch, profile.workload, profile.figures(), explain(contents))
+        record = replace(record, key=key, file=self._relative(stored.path), entry=now)
+        before = stored.entry(key)
+        if before is None and key in stored.contested:
+            return replace(record, outcome=Outcome.UPDATED, accepted=True)
+        if before is None:
+            return self._missing(record, stored)
+        comparison = self._compared(before, now, with_entry(tolerances, before, 2))
+        record = record.with_comparison(comparison)
+        if self._accepts("changed") and not before.same_measurement(now):
+            most = self.context.settings.update_max
+            above = beyond(comparison, most) if most is not None else ()
+            if not above:
+                return replace(record, outcome=Outcome.UPDATED, accepted=True)
+            text = messages.above_cap(record, above, str(most))
+            return replace(record, outcome=Outcome.GREW, failed=True, message=text)
+        if comparison.grew:
+            grew = tuple(
+                {"peak": change.figure, **asdict(growth)}
+                for change in messages.explained(comparison)
+                for growth in what_grew(
+                    before.explained.get(change.figure), contents.get(change.figure, ())
+                )
+            )
+            record = replace(record, outcome=Outcome.GREW, failed=True, grew=grew)
+            text = messages.grew(record, comparison)
+            return replace(record, message=text, advice=f"If this is intended: {self.command}")
+        if comparison.shrank:
+            strict = self.context.settings.strict
+            text, advice = messages.shrank(record, comparison), f"To lock it in: {self.command}"
+            record = replace(record, outcome=Outcome.SHRANK, failed=strict, message=text)
+            return replace(record, advice=advice)
+        return record
+
+    def _missing(self, record: Record, stored: Stored) -> Record:
+        if self._accepts("new"):
+            return replace(record, outcome=Outcome.NEW, accepted=True)
+        assert record.entry is not None
+        gone = self.context.collection.gone(self.item, stored.snapshot.entries)
+        like = [
+            key
+            for key in gone
+            if stored.snapshot.entries[key].workload == record.entry.workload
+            and (key.name, key.device, key.gpu)
+            == (record.key.name, record.key.device, record.key.gpu)
+        ]
+        text = messages.missing(record, like[0] if len(like) == 1 else None)
+        record = replace(record, outcome=Outcome.MISSING, failed=True, message=text)
+        return replace(record, advice=f"To create it: {self.command}")
+
+    def _compared(self, before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
+        comparison = compare(before, now, levels)
+        changed = self.item.ihook.pytest_torchmem_compare(
+            item=self.item, before=before, now=now, comparison=comparison
+        )
+        return comparison if changed is None else changed
+
+    def _against_budget(self, record: Record, profile: MemoryProfile, gpu: str | None) -> Record:
+        record = replace(record, limits=limits_of(self.budget, gpu))
+        over = overruns(self.budget, profile.figures(), gpu)
+        if not over:
+            return record
+        text = messages.over_budget(record, over, peak_contents(profile))
+        message = "\n\n".join(part for part in (record.message, text) if part)
+        ran = any(overrun.value is not None for overrun in over)
+        return replace(
+            record,
+            outcome=Outcome.OVER_BUDGET if ran else Outcome.NOT_CHECKED,
+            failed=True,
+            accepted=False,
+            message=message,
+        )
+
+    def _accepts(self, mode: str) -> bool:
+        """Whether an update takes what this test does now. Of a test that is expected to fail the
+        failure is what is wanted, so it fails in an update as it does without one.
+        """
+        return mode in self.context.settings.update and not _expected_to_fail(self.item)
+
+    def _record(self, key: Key, outcome: Outcome, **details: Any) -> Record:
+        return Record(self.item.nodeid, "", key, outcome, location=self._location(), **details)
+
+    def _keep(self, record: Record) -> None:
+        from pytest_torchmem.report.junit import properties
+
+        self.records.append(record)
+        self._untaken.append(record)
+        self.item.user_properties.extend(properties(record))
+
+    def _last_line(self) -> str:
+        """Return where a traced body begins, as a traceback would end; "" for other checks."""
+        path, line = self._location()
+        return f"{path}:{line}: MemoryCheckFailed" if self.in_body else ""
+
+    def _relative(self, path: Path) -> str:
+        return Path(os.path.relpath(path, self.item.config.rootpath)).as_posix()
+
+    def _location(self) -> tuple[str, int]:
+        """Return the innermost line of the test's own file that is running, else its first."""
+        frame, own = sys._getframe(), str(self.item.path)
+        while frame is not None and frame.f_code.co_filename != own:
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is not None and not self.in_body:
+            return self._relative(self.item.path), frame.f_lineno
+        return self._relative(self.item.path), (self.item.location[1] or 0) + 1
+
+
+def update_command(item: pytest.Item) -> str:
+    """Return the command, for where pytest was started, that accepts what ``item`` does now."""
+    import shlex
+
+    config = item.config
+    path = os.path.relpath(item.path, config.invocation_params.dir)
+    return f"pytest --torchmem-update {shlex.quote(f'{Path(path).as_posix()}::{test_id(item)}')}"
+
+
+def public_version(version: str) -> str:
+    """Return a torch version without its build: the same for cpu and cuda wheels."""
+    return version.partition("+")[0]
+
+
+def series(version: str) -> str:
+    """Return the minor series of a version: "2.13" of "2.13.1"."""
+    return ".".join(version.split(".")[:2])
+
+
+def _expected_to_fail(item: pytest.Item) -> bool:
+    if item.get_closest_marker("xfail") is None:
+        return False
+    # pytest evaluates conditions here and nowhere public.
+    from _pytest.skipping import evaluate_xfail_marks
+
+    return evaluate_xfail_marks(item) is not None

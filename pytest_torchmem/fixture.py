@@ -1,0 +1,150 @@
+"""What the fixture ``torchmem`` is, and the tests whose whole body is traced."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_torchmem.budget import MARKER
+from pytest_torchmem.check import Checker, MemoryCheckFailed
+from pytest_torchmem.errors import UsageError
+
+if TYPE_CHECKING:
+    from pytest_torchmem.profiler.profile import MemoryProfile
+
+_DISABLED = "not checked: --torchmem-disable"
+
+
+class Torchmem:
+    """Memory checks for one test: the fixture ``torchmem``."""
+
+    def __init__(self, checker: Checker) -> None:
+        self._checker = checker
+
+    def check(
+        self,
+        target: Any,
+        *args: Any,
+        name: str | None = None,
+        device: str | tuple[str, ...] | None = None,
+        gpu: str | None = None,
+        tolerance: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, MemoryProfile]:
+        """Trace ``target`` on every configured device and fail the test where it needs too much.
+
+        The judge is the test's ``memory_budget`` marker if it sets a limit, and else the snapshot,
+        in which ``name`` tells several checks of one test apart. ``device``, ``gpu`` and
+        ``tolerance`` are for this check alone; a ``gpu`` without a device means cuda only. All
+        else goes to ``trace``. Returns the profiles by device.
+        """
+        __tracebackhide__ = True
+        self._refuse_inside_body("check")
+        if self._checker.context.settings.disabled:
+            self._checker.not_checked(_DISABLED)
+            pytest.skip(_DISABLED)
+
+        def run(where: str, on_gpu: str | None) -> MemoryProfile:
+            __tracebackhide__ = True
+            return _trace(target, *args, device=where, gpu=on_gpu, **kwargs)
+
+        return self._checker.check(run, name, device, gpu, tolerance)
+
+    def trace(
+        self,
+        target: Any,
+        *args: Any,
+        device: str | None = None,
+        gpu: str | None = None,
+        **kwargs: Any,
+    ) -> MemoryProfile:
+        """Return the profile of ``target`` on one device; nothing is judged or stored.
+
+        As ``pytest_torchmem.trace``, except that the device and GPU of the marker and the settings
+        are the defaults; of several devices it is the first.
+        """
+        __tracebackhide__ = True
+        self._refuse_inside_body("trace")
+        where = device or ("cuda" if gpu else self._checker.default_device())
+        on_gpu = self._checker.gpu(gpu) if where == "cuda" else gpu
+        return _trace(target, *args, device=where, gpu=on_gpu, **kwargs)
+
+    def _refuse_inside_body(self, method: str) -> None:
+        if self._checker.in_body:
+            raise UsageError(
+                f"torchmem.{method} was called while the whole test is traced for its marker "
+                f"{MARKER}. Name the fixture among the test's arguments: def test(torchmem)"
+            )
+
+
+@contextmanager
+def judged(item: pytest.Item, checker: Checker) -> Iterator[None]:
+    """Run the call phase of a test that has the marker, and see to it that it is judged.
+
+    A test that does not use the fixture is traced whole, once per device: the function that pytest
+    is about to call is replaced for as long as the phase lasts.
+    """
+    __tracebackhide__ = True
+    checker.budget  # noqa: B018 - a marker that cannot be read fails before anything runs
+    disabled = checker.context.settings.disabled
+    if "torchmem" in getattr(item, "fixturenames", ()):
+        yield
+        if not checker.records and not disabled:
+            raise MemoryCheckFailed(
+                f"not checked: the test has the marker {MARKER} and the fixture torchmem, but "
+                "never called torchmem.check"
+            )
+        return
+    if disabled:
+        checker.not_checked(_DISABLED)
+        yield
+        return
+    if not isinstance(item, pytest.Function):
+        raise UsageError(f"{MARKER} works on test functions and methods, not on {item!r}")
+    body = item.obj
+    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+        raise UsageError(
+            f"{item.nodeid} is asynchronous, and its event loop cannot be traced as a whole for "
+            f"the marker {MARKER}. Use the fixture: async def test(torchmem), and in it "
+            "torchmem.check(...)"
+        )
+    item.obj = _traced(body, checker)
+    try:
+        yield
+    finally:
+        item.obj = body
+
+
+def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
+    @functools.wraps(body)
+    def traced(*args: Any, **kwargs: Any) -> None:
+        def run(where: str, on_gpu: str | None) -> MemoryProfile:
+            __tracebackhide__ = True
+            return _trace(lambda: body(*args, **kwargs), device=where, gpu=on_gpu)
+
+        checker.in_body = True
+        try:
+            checker.check(run)
+        finally:
+            checker.in_body = False
+
+    return traced
+
+
+def _trace(target: Any, *args: Any, **options: Any) -> MemoryProfile:
+    __tracebackhide__ = True
+    try:
+        from pytest_torchmem.profiler.trace import trace
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UsageError(
+            "not checked: torch is not installed in this environment. "
+            "Install it, or deselect the memory tests"
+        ) from None
+    return trace(target, *args, **options)

@@ -1,0 +1,44 @@
+"""The hooks that ``conftest.py`` files and other plugins can implement.
+
+For each check and device they are called in this order: ``pytest_torchmem_profile``, then
+``pytest_torchmem_compare`` where there is a snapshot entry; and once, when the run ends and before
+any report is written, ``pytest_torchmem_report``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_torchmem.profiler.profile import MemoryProfile
+    from pytest_torchmem.snapshot.compare import Comparison
+    from pytest_torchmem.snapshot.format import Entry
+
+
+@pytest.hookspec()
+def pytest_torchmem_profile(item: pytest.Item, name: str, profile: MemoryProfile) -> None:
+    """A target was traced on one device; ``name`` is the check's, empty where it has none.
+
+    Called before the profile is judged, in the process that runs the test.
+    """
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_torchmem_compare(
+    item: pytest.Item, before: Entry, now: Entry, comparison: Comparison
+) -> Comparison | None:
+    """A profile was compared with its snapshot entry; return another comparison to replace it.
+
+    The first implementation that returns one wins; ``None`` leaves the decision to the next.
+    """
+
+
+@pytest.hookspec()
+def pytest_torchmem_report(config: pytest.Config, report: dict[str, Any]) -> None:
+    """All checks are done; ``report`` is what the JSON report will hold.
+
+    Called once, in the process that writes the files (with xdist: the controller). Keys added
+    under ``report["extra"]`` are written too.
+    """

@@ -1,0 +1,178 @@
+"""The pytest plugin: hooks, and nothing else.
+
+pytest imports this module at every start, so it imports nothing that a run without memory tests
+does not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_torchmem.check import Checker, Context
+    from pytest_torchmem.collection import Collection
+    from pytest_torchmem.fixture import Torchmem
+    from pytest_torchmem.run import Run
+    from pytest_torchmem.settings import Settings
+
+_MARKER = "memory_budget"
+_NAME = "torchmem-run"
+_CHECKER: pytest.StashKey[Checker] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Register options and ini keys."""
+    from pytest_torchmem.settings import add_options
+
+    add_options(parser)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Register the hooks that others can implement."""
+    from pytest_torchmem import hookspec
+
+    pluginmanager.add_hookspecs(hookspec)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the settings, and register the hooks that have a state."""
+    from pytest_torchmem.settings import read_settings
+
+    config.addinivalue_line(
+        "markers",
+        f"{_MARKER}(peak=None, *, forward=None, backward=None, optimizer=None, retained=None, "
+        "device=None, gpu=None, tolerance=None): the memory, such as '2 GiB', that a PyTorch test "
+        "may need",
+    )
+    config.pluginmanager.register(_RunHooks(config, read_settings(config)), _NAME)
+
+
+@pytest.fixture
+def torchmem(request: pytest.FixtureRequest) -> Torchmem:
+    """Memory checks: ``torchmem.check(model, inputs)`` and ``torchmem.trace(model, inputs)``."""
+    from pytest_torchmem.fixture import Torchmem
+
+    hooks: _RunHooks = request.config.pluginmanager.getplugin(_NAME)
+    return Torchmem(hooks.checker(request.node))
+
+
+class _RunHooks:
+    """The hooks of one run, in the controller, in a worker, or in a run without workers."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        from pytest_torchmem.collection import Collection
+
+        self.config = config
+        self.settings = settings
+        self.is_worker = hasattr(config, "workerinput")
+        self.collection: Collection = Collection(config)
+        self.run: Run | None = None
+        self._context: Context | None = None
+        self._reports: list[pytest.TestReport] = []
+        self._modules: list[list[dict[str, Any]]] = []
+        self._worker_died = False
+
+    def checker(self, item: pytest.Item) -> Checker:
+        """Return what runs the checks of the present attempt at ``item``."""
+        if _CHECKER not in item.stash:
+            from pytest_torchmem.check import Checker, Context
+
+            if self._context is None:
+                self._context = Context(self.settings, self.collection, {})
+            item.stash[_CHECKER] = Checker(item, self._context)
+        return item.stash[_CHECKER]
+
+    def pytest_report_header(self) -> str:
+        """Say what will be checked, and against what."""
+        from pytest_torchmem.report.header import header
+
+        return header(self.settings)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Notice the modules that were collected, and those that could not be."""
+        self.collection.reported(report)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
+        """Notice every test before any plugin deselects some."""
+        self.collection.collected(items)
+        return (yield)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Notice what is left to run; a worker tells the controller."""
+        self.collection.selected(session.items)
+        if self.is_worker:
+            self.config.workeroutput["torchmem"] = self.collection.to_plain()  # type: ignore[attr-defined]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Forget an earlier attempt at this test: a rerun starts anew."""
+        if _CHECKER in item.stash:
+            from pytest_torchmem.report.junit import without_ours
+
+            del item.stash[_CHECKER]
+            item.user_properties[:] = without_ours(item.user_properties)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
+        """Judge a test that has the marker, in its call phase, as if it had asserted it itself."""
+        __tracebackhide__ = True
+        if item.get_closest_marker(_MARKER) is None:
+            return (yield)
+        from pytest_torchmem.fixture import judged
+
+        with judged(item, self.checker(item)):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Send the records of this phase along with its report."""
+        report = yield
+        if _CHECKER in item.stash:
+            plain = item.stash[_CHECKER].take_records(call.excinfo)
+            if plain is not None:
+                report.torchmem = plain  # type: ignore[attr-defined]
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep every report until the run ends: what is written depends on all of them."""
+        if not self.is_worker:
+            self._reports.append(report)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Take over what a worker collected, or notice that it died."""
+        output = getattr(node, "workeroutput", None)
+        if output is None or error:
+            self._worker_died = True
+        else:
+            self._modules.append(output.get("torchmem", []))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write what is to be written, where there was anything to check."""
+        if self.is_worker or self.config.option.collectonly:
+            return
+        modules = [*self._modules, self.collection.to_plain()]
+        if not any(modules) and not any(hasattr(report, "torchmem") for report in self._reports):
+            return
+        from pytest_torchmem.run import Run
+
+        self.run = Run(self.config, self.settings)
+        for found in modules:
+            self.run.collected(found)
+        for report in self._reports:
+            self.run.reported(report)
+        self.run.worker_down(self._worker_died)
+        self.run.conclude(session)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show the table of checks, and what was or should be written."""
+        if self.run is not None:
+            from pytest_torchmem.report.terminal import show
+
+            show(terminalreporter, self.run)

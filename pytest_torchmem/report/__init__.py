@@ -1,0 +1,1 @@
+"""Reports: the terminal, JSON, Markdown, JUnit and GitHub."""

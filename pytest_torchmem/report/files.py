@@ -1,0 +1,92 @@
+"""The reports that go to files and to GitHub, written when a run ends."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from pytest_torchmem.record import Outcome, Record
+from pytest_torchmem.report.difference import Difference, Group, in_order
+from pytest_torchmem.report.github import apply_command
+from pytest_torchmem.report.json_report import build
+from pytest_torchmem.report.markdown import render
+from pytest_torchmem.run import Run
+from pytest_torchmem.snapshot.compare import Verdict
+from pytest_torchmem.snapshot.store import write
+
+_GROUPS = {
+    Outcome.GREW: Group.GREW,
+    Outcome.SHRANK: Group.SHRANK,
+    Outcome.NEW: Group.NEW,
+    Outcome.MISSING: Group.FAILED,
+    Outcome.OVER_BUDGET: Group.FAILED,
+    Outcome.UNKNOWN_BYTES: Group.FAILED,
+    Outcome.NOT_CHECKED: Group.FAILED,
+}
+
+
+def write_reports(run: Run) -> None:
+    """Write the reports that the settings ask for; what cannot be written is a problem to show."""
+    config, settings = run.config, run.settings
+    report = build(run)
+    config.hook.pytest_torchmem_report(config=config, report=report)
+    if settings.json_path is not None:
+        write(settings.json_path, json.dumps(report, indent=2) + "\n")
+    markdown = run_markdown(run)
+    if settings.markdown_path is not None:
+        write(settings.markdown_path, markdown)
+    summary_file = os.environ.get("GITHUB_STEP_SUMMARY")
+    if settings.on_github and summary_file:
+        with open(summary_file, "a", encoding="utf-8") as file:
+            file.write(markdown + "\n")
+
+
+def run_markdown(run: Run) -> str:
+    """Return a run's results as Markdown, the snapshot as base."""
+    found = in_order(_difference(record) for record in run.summary.records)
+    footer: list[str] = []
+    if run.summary.obsolete:
+        footer.append(f"{len(run.summary.obsolete)} obsolete entries.")
+    footer += [f"Error: {problem}" for problem in run.summary.problems]
+    if run.summary.proposal and run.settings.proposal_path is not None:
+        command = apply_command(run.config, run.settings.proposal_path)
+        footer.append(f"To accept these changes:\n\n```\n{command}\n```")
+    return render(found, footer=footer)
+
+
+def _difference(record: Record) -> Difference:
+    notes = []
+    if record.outcome in (Outcome.MISSING, Outcome.NOT_CHECKED, Outcome.UNKNOWN_BYTES):
+        notes.append(record.outcome.value)
+    elif record.outcome is Outcome.OVER_BUDGET:
+        notes.append(record.message.partition("\n")[0].partition(": ")[2])
+    elif record.outcome is Outcome.UPDATED:
+        notes.append("updated")
+    if record.changes:
+        if record.workload_changed:
+            notes.append("another workload")
+        if record.torch_before != record.torch:
+            notes.append(f"torch {record.torch_before} → {record.torch}")
+    return Difference(
+        record.nodeid,
+        record.key.name,
+        record.key.where or "-",
+        _group(record),
+        record.changes,
+        record.figures,
+        "; ".join(notes),
+    )
+
+
+def _group(record: Record) -> Group:
+    if record.outcome is Outcome.NOT_CHECKED and not record.failed:
+        return Group.SAME
+    if record.outcome in _GROUPS:
+        return _GROUPS[record.outcome]
+    verdicts: set[Any] = {change.verdict for change in record.changes}
+    if Verdict.GREW in verdicts:
+        return Group.GREW
+    if Verdict.SHRANK in verdicts:
+        return Group.SHRANK
+    return Group.WITHIN if Verdict.WITHIN in verdicts else Group.SAME

@@ -1,0 +1,61 @@
+"""GitHub and other CI systems: annotations, the job summary, and how to take results over."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_torchmem.record import Record
+
+ARTIFACT = "torchmem-proposal"
+"""The name under which the workflow in ``examples/ci`` uploads the proposed snapshots."""
+
+
+def annotation(record: Record) -> str:
+    """Return the workflow command that marks the line of a failed check."""
+    path, line = record.location
+    headline, _, details = record.message.partition("\n")
+    title = f"memory: {record.nodeid.rpartition('::')[2]}"
+    properties = f"file={_property(path)},line={line},title={_property(title)}"
+    return f"::error {properties}::{_data(headline + (chr(10) + details if details else ''))}"
+
+
+def apply_command(config: pytest.Config, proposal: Path) -> str:
+    """Return the one command that puts the proposed snapshot files into a checkout."""
+    environment = os.environ
+    root = _below_checkout(config.rootpath)
+    if environment.get("GITHUB_ACTIONS") == "true":
+        run = environment.get("GITHUB_RUN_ID", "RUN_ID")
+        repository = environment.get("GITHUB_REPOSITORY")
+        where = f" --repo {repository}" if repository else ""
+        return f"gh run download {run}{where} --name {ARTIFACT} --dir {shlex.quote(root)}"
+    if environment.get("GITLAB_CI"):
+        job = f"{environment.get('CI_API_V4_URL')}/projects/{environment.get('CI_PROJECT_ID')}/jobs"
+        url = f"{job}/{environment.get('CI_JOB_ID')}/artifacts"
+        inside = shlex.quote(Path(os.path.relpath(proposal, config.rootpath)).as_posix())
+        return (
+            'curl --fail --location --header "PRIVATE-TOKEN: $GITLAB_TOKEN" '
+            f"--output artifacts.zip {url} && unzip -o artifacts.zip "
+            f"&& cp -R {inside}/. {shlex.quote(root)}"
+        )
+    return f"cp -R {shlex.quote(str(proposal))}/. {shlex.quote(str(config.rootpath))}"
+
+
+def _below_checkout(root: Path) -> str:
+    checkout = os.environ.get("GITHUB_WORKSPACE") or os.environ.get("CI_PROJECT_DIR")
+    if not checkout:
+        return "."
+    return Path(os.path.relpath(root, checkout)).as_posix()
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,190 @@
+"""The summary at the end of a run: one table, what was written, and what to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from pytest_torchmem.record import Outcome, Record
+from pytest_torchmem.report.messages import change_text
+from pytest_torchmem.run import Check, Run, Summary, plan_path
+from pytest_torchmem.sizes import format_size
+from pytest_torchmem.snapshot.compare import Change, Verdict, headline
+
+if TYPE_CHECKING:
+    import pytest
+
+MOST_ROWS = 40
+_HEADERS = ("test", "device", "forward", "backward", "change", "result")
+_QUIET = (Outcome.PASSED,)
+
+
+def show(terminal: pytest.TerminalReporter, run: Run) -> None:
+    """Write the summary section."""
+    summary, settings = run.summary, run.settings
+    if not (summary.checks or summary.obsolete or summary.problems or summary.plans):
+        return
+    terminal.section("memory (torchmem)", sep="=", bold=True)
+    if terminal.verbosity >= 0 and summary.checks:
+        _table(terminal, summary)
+    for line in _written(run):
+        terminal.write_line(line)
+    for record in summary.records:
+        if record.outcome is Outcome.SHRANK and not record.failed:
+            terminal.write_line(f"improved: {record.nodeid}, {_device(record)}. {record.advice}")
+    for record in _unlisted_warnings(summary.records):
+        terminal.write_line(f"unknown bytes: {record.nodeid}: {'; '.join(record.warnings)}")
+    for file, key in summary.obsolete:
+        terminal.write_line(f"obsolete: {file}: {key}", yellow=True)
+    if summary.obsolete and not settings.update:
+        terminal.write_line("  Remove obsolete entries: pytest --torchmem-update=obsolete")
+    for problem in summary.problems:
+        terminal.write_line(f"error: {problem}", red=True)
+    if summary.proposal:
+        _proposal(terminal, run)
+    failed = any(record.failed for record in summary.records)
+    terminal.write_line(counts(run), bold=True, red=failed, green=not failed)
+
+
+def counts(run: Run) -> str:
+    """Return how many checks came to what, in one line."""
+    summary = run.summary
+    tally = Counter(_result(check) for check in summary.checks)
+    obsolete = len(summary.obsolete)
+    removed = sum(len(plan.removed) for plan in summary.plans if not plan.problem)
+    renamed = sum(len(plan.renamed) for plan in summary.plans if not plan.problem)
+    parts = [f"{number} {name}" for name, number in tally.items()]
+    parts += [f"{obsolete} obsolete"] if obsolete else []
+    if run.settings.writes:
+        parts += [f"{removed} removed"] if removed else []
+        parts += [f"{renamed} renamed"] if renamed else []
+    total = len(summary.checks)
+    checks = f"{total} memory check{'' if total == 1 else 's'}"
+    return f"{checks}: {', '.join(parts)}" if parts else checks
+
+
+def _table(terminal: pytest.TerminalReporter, summary: Summary) -> None:
+    from tabulate import tabulate
+
+    checks = list(summary.checks)
+    left_out = 0
+    if len(checks) > MOST_ROWS and terminal.verbosity < 1:
+        kept = [check for check in checks if check.record.outcome not in _QUIET][:MOST_ROWS]
+        left_out, checks = len(checks) - len(kept), kept
+    if checks:
+        rows = [_row(check) for check in checks]
+        text = tabulate(
+            rows,
+            headers=_HEADERS,
+            colalign=("left", "left", "right", "right", "right", "left"),
+            disable_numparse=True,
+        )
+        lines = text.splitlines()
+        for line in lines[:2]:
+            terminal.write_line(line)
+        for check, line in zip(checks, lines[2:], strict=True):
+            terminal.write_line(line, red=check.record.failed)
+    if left_out:
+        terminal.write_line(f"... and {left_out} more; -v shows all")
+
+
+def _row(check: Check) -> tuple[str, ...]:
+    record = check.record
+    name = f"{record.nodeid} · {record.key.name}" if record.key.name else record.nodeid
+    return (
+        name,
+        _device(record),
+        _size(record.figures.get("forward_peak")),
+        _size(record.figures.get("backward_peak")),
+        _change(record),
+        _result(check),
+    )
+
+
+def _change(record: Record) -> str:
+    """Return the change that stands for a check: the figure that failed, or that changed most."""
+    if record.changes:
+        broken = [c for c in record.changes if c.verdict in (Verdict.GREW, Verdict.NOT_RUN)]
+        change = _most(broken or record.changes)
+        if change.verdict is Verdict.NOT_RUN:
+            return f"{change.figure.replace('_', ' ')} did not run"
+        text = change_text(change.before, change.now)
+        figure = change.figure.replace("_", " ").removesuffix(" peak")
+        return f"{figure} {text}" if change.before != change.now else "none"
+    if record.limits:
+        return ", ".join(_share(record, figure) for figure in record.limits)
+    return ""
+
+
+def _most(changes: Sequence[Change]) -> Change:
+    by_name = {change.figure: change for change in changes}
+    name = headline({c.figure: (c.before, c.now) for c in changes})
+    return by_name.get(name, changes[0])
+
+
+def _share(record: Record, figure: str) -> str:
+    limit, value = record.limits[figure], record.figures.get(figure)
+    name = figure.removesuffix("_peak")
+    if value is None:
+        return f"{name} did not run"
+    percent = f"{value / limit:.0%}".replace("%", " %") if limit else "all"
+    return f"{name} {percent} of {format_size(limit)}"
+
+
+def _result(check: Check) -> str:
+    record = check.record
+    if record.accepted and not check.passed:
+        return "not written: the test did not pass"
+    if record.failed and record.outcome is Outcome.SHRANK:
+        return "shrank (strict)"
+    return record.outcome.value
+
+
+def _device(record: Record) -> str:
+    return record.key.where or "-"
+
+
+def _size(nbytes: int | None) -> str:
+    return "-" if nbytes is None else format_size(nbytes)
+
+
+def _unlisted_warnings(records: Iterable[Record]) -> Iterable[Record]:
+    seen = set()
+    for record in records:
+        if record.warnings and (record.nodeid, record.warnings) not in seen:
+            seen.add((record.nodeid, record.warnings))
+            yield record
+
+
+def _written(run: Run) -> Iterable[str]:
+    dry = run.settings.dry_run
+    for plan in run.summary.plans:
+        if not plan.changes_file:
+            continue
+        file = plan_path(run.config, plan)
+        if dry:
+            yield f"would write {file}"
+        else:
+            yield f"removed {file}" if plan.text is None else f"wrote {file}"
+        if dry or run.config.get_verbosity() > 0:
+            names = (
+                ("new", plan.added),
+                ("changed", plan.changed),
+                ("obsolete, removed", plan.removed),
+            )
+            for what, keys in names:
+                yield from (f"  {what}: {key}" for key in keys)
+        yield from (f"  renamed: {old} -> {new}" for old, new in plan.renamed)
+
+
+def _proposal(terminal: pytest.TerminalReporter, run: Run) -> None:
+    from pytest_torchmem.report.github import apply_command
+
+    settings = run.settings
+    assert settings.proposal_path is not None
+    terminal.write_line(
+        f"The snapshots as they would be after an update are in {settings.proposal_path}. "
+        "To accept them, run on your machine:"
+    )
+    terminal.write_line(f"  {apply_command(run.config, settings.proposal_path)}")

@@ -1,0 +1,234 @@
+"""Options and ini keys, read once into one frozen value.
+
+Every option's default is ``None``, so that "not given" can be told from "given" and the ini value
+gets its turn.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.tolerance import (
+    BUILT_IN,
+    DEVICES,
+    Level,
+    Tolerance,
+    for_path,
+    parse_rule_lines,
+    parse_rules,
+    parse_tolerance,
+)
+
+UPDATE_MODES = ("new", "changed", "obsolete")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line, the ini file and the environment ask for."""
+
+    devices: tuple[str, ...]
+    gpu: str | None
+    """The GPU's catalogue name, or ``None`` for the catalogue's default."""
+    narrowed: bool
+    """Devices or GPU were named on the command line: the others' entries are not obsolete."""
+    option_tolerance: Level
+    ini_tolerance: Level
+    update: frozenset[str]
+    update_max: Tolerance | None
+    dry_run: bool
+    strict: bool
+    disabled: bool
+    split_by_torch: bool
+    in_ci: bool
+    on_github: bool
+    json_path: Path | None
+    markdown_path: Path | None
+    proposal_path: Path | None
+
+    @property
+    def writes(self) -> bool:
+        """Whether this run may write snapshot files."""
+        return bool(self.update) and not self.dry_run
+
+    def tolerances(self, path: str) -> list[Level]:
+        """Return what holds for a test file where test and entry say nothing, closest first."""
+        special, general = for_path(self.ini_tolerance, path)
+        return [self.option_tolerance, special, general, BUILT_IN]
+
+    @property
+    def mode(self) -> str:
+        """What this run does with snapshots, for the header."""
+        if self.disabled:
+            return "disabled"
+        if not self.update:
+            return "comparing (strict)" if self.strict else "comparing"
+        what = "all" if len(self.update) == len(UPDATE_MODES) else ", ".join(sorted(self.update))
+        return f"{'dry run of an update' if self.dry_run else 'updating'} ({what})"
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register every option and ini key."""
+    group = parser.getgroup("torchmem", "memory tests of PyTorch models (pytest-torchmem)")
+    # argparse would let "--torchmem-update" with an optional value swallow the path that follows
+    # it, so each "=mode" is a flag of its own.
+    group.addoption(
+        "--torchmem-update",
+        dest="torchmem_update",
+        action="append_const",
+        const="all",
+        default=None,
+        help="write the snapshots of the tests that run and pass: new, changed and obsolete ones",
+    )
+    for mode, what in (
+        ("new", "only entries that do not exist yet"),
+        ("changed", "only entries whose figures changed"),
+        ("obsolete", "only remove entries whose test or name is gone"),
+        ("all", "the same as --torchmem-update"),
+    ):
+        group.addoption(
+            f"--torchmem-update={mode}",
+            dest="torchmem_update",
+            action="append_const",
+            const=mode,
+            default=None,
+            help=what,
+        )
+    flags = {
+        "dry-run": "print what --torchmem-update would change, write nothing, exit 1 if it would",
+        "strict": "fail too on shrinking beyond the tolerance, obsolete entries and unknown bytes",
+        "disable": "let the tests' bodies run untraced; nothing is checked",
+        "split-by-torch": "keep an entry per minor version of torch",
+    }
+    for name, text in flags.items():
+        group.addoption(f"--torchmem-{name}", action="store_true", default=None, help=text)
+    values = {
+        "update-max": ("TOLERANCE", "the most growth an update accepts, such as 15%%"),
+        "devices": ("DEVICES", "the fake devices to trace on: cpu,cuda (default), cpu or cuda"),
+        "gpu": ("NAME", "the GPU that fake cuda stands for (default: a100-80gb)"),
+        "tolerance": ("TOLERANCE", "growth that still passes: 1%% (default), 64KiB, 2%%+64KiB"),
+        "json": ("PATH", "write the results as JSON"),
+        "markdown": ("PATH", "write the results as Markdown, for a pull request's comment"),
+        "proposal": (
+            "DIR",
+            "when checks fail, write the updated snapshot files there (default in CI: "
+            "torchmem-proposal)",
+        ),
+        "github": ("WHEN", "annotations and job summary for GitHub: auto (default), always, never"),
+    }
+    for name, (metavar, text) in values.items():
+        group.addoption(f"--torchmem-{name}", metavar=metavar, default=None, help=text)
+    ini = {
+        "devices": "fake devices to trace on, such as: cpu,cuda",
+        "gpu": "the GPU that fake cuda stands for",
+        "tolerance": "growth that still passes, one rule a line: [path] [device] [phase]: 2%",
+        "update_max": "the most growth that --torchmem-update accepts",
+        "json": "where to write the results as JSON",
+        "markdown": "where to write the results as Markdown",
+        "proposal": "where to write updated snapshot files when checks fail",
+        "github": "annotations and job summary for GitHub: auto, always or never",
+    }
+    for name, text in ini.items():
+        parser.addini(f"torchmem_{name}", text, type="string", default=None)
+    parser.addini("torchmem_strict", "as --torchmem-strict", type="bool", default=None)
+    parser.addini(
+        "torchmem_split_by_torch", "as --torchmem-split-by-torch", type="bool", default=None
+    )
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """Return the settings of a run; raises ``pytest.UsageError`` for what cannot be understood."""
+    try:
+        return _read(config)
+    except UsageError as error:
+        raise pytest.UsageError(f"torchmem: {error}") from None
+
+
+def _read(config: pytest.Config) -> Settings:
+    dry_run = bool(config.getoption("torchmem_dry_run"))
+    in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false", "no")
+    update = _update_modes(config, dry_run)
+    if in_ci and update and not dry_run:
+        raise UsageError(
+            "the environment variable CI is set, and snapshots are never written there. "
+            "Update them on your machine and commit the files (or unset CI)"
+        )
+    update_max = _value(config, "update_max")
+    proposal = _path(config, "proposal")
+    if proposal is None and in_ci:
+        proposal = config.rootpath / "torchmem-proposal"
+    option_tolerance = config.getoption("torchmem_tolerance")
+    ini_tolerance = config.getini("torchmem_tolerance")
+    return Settings(
+        devices=parse_devices(_value(config, "devices") or ",".join(DEVICES), "torchmem_devices"),
+        gpu=_gpu(_value(config, "gpu")),
+        narrowed=any(config.getoption(f"torchmem_{name}") for name in ("devices", "gpu")),
+        option_tolerance=parse_rules(option_tolerance, "--torchmem-tolerance"),
+        ini_tolerance=parse_rule_lines(ini_tolerance or "", "ini torchmem_tolerance"),
+        update=update,
+        update_max=parse_tolerance(update_max) if update_max is not None else None,
+        dry_run=dry_run,
+        strict=_flag(config, "strict"),
+        disabled=bool(config.getoption("torchmem_disable")),
+        split_by_torch=_flag(config, "split_by_torch"),
+        in_ci=in_ci,
+        on_github=_on_github(_value(config, "github") or "auto"),
+        json_path=_path(config, "json"),
+        markdown_path=_path(config, "markdown"),
+        proposal_path=proposal,
+    )
+
+
+def parse_devices(value: object, source: str) -> tuple[str, ...]:
+    """Return the devices in ``value``, a text such as ``"cpu,cuda"`` or a sequence of names."""
+    names = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names:
+        raise UsageError(f"{source}: {value!r} names no device: write cpu, cuda or cpu,cuda")
+    for name in names:
+        if name not in DEVICES:
+            raise UsageError(f"{source}: {name!r} is not a device: write cpu, cuda or cpu,cuda")
+    return tuple(device for device in DEVICES if device in names)
+
+
+def _update_modes(config: pytest.Config, dry_run: bool) -> frozenset[str]:
+    asked = config.getoption("torchmem_update") or (["all"] if dry_run else [])
+    return frozenset(UPDATE_MODES if "all" in asked else asked)
+
+
+def _value(config: pytest.Config, name: str) -> str | None:
+    """Return what an option or, where it is not given, its ini key says."""
+    value: str | None = config.getoption(f"torchmem_{name}")
+    if value is None:
+        value = config.getini(f"torchmem_{name}")
+    return value if value != "" else None
+
+
+def _flag(config: pytest.Config, name: str) -> bool:
+    return bool(config.getoption(f"torchmem_{name}") or config.getini(f"torchmem_{name}"))
+
+
+def _path(config: pytest.Config, name: str) -> Path | None:
+    """Return a path: relative to where pytest was started, or, from the ini file, to the root."""
+    given = config.getoption(f"torchmem_{name}")
+    if given:
+        return Path(config.invocation_params.dir, given)
+    written = config.getini(f"torchmem_{name}")
+    return Path(config.rootpath, written) if written else None
+
+
+def _gpu(name: str | None) -> str | None:
+    if name is None:
+        return None
+    from pytest_torchmem.profiler.devices.catalogue import find_gpu
+
+    return find_gpu(name).name
+
+
+def _on_github(when: str) -> bool:
+    if when not in ("auto", "always", "never"):
+        raise UsageError(f"torchmem_github: {when!r}: write auto, always or never")
+    return when == "always" or (when == "auto" and os.environ.get("GITHUB_ACTIONS") == "true")

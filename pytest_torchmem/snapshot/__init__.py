@@ -1,0 +1,1 @@
+"""Snapshots: the file format, the store, comparison, and what an update changes."""

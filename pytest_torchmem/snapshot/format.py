@@ -1,0 +1,324 @@
+"""The format of a snapshot file: entries to text and back.
+
+A file holds one block per test, name and device, sorted, one value a line, with sizes readable
+beside the exact bytes, and nothing that changes without a cause. People may write ``tolerance`` and
+``reason`` into an entry, or keys of their own: an update keeps them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.sizes import format_size
+from pytest_torchmem.tolerance import parse_rules
+
+SCHEMA = 1
+FIGURES = (
+    "baseline",
+    "forward_peak",
+    "backward_peak",
+    "optimizer_peak",
+    "peak",
+    "retained",
+    "end",
+    "reserved_peak",
+)
+PEAKS = ("forward_peak", "backward_peak", "optimizer_peak", "peak")
+"""The figures that an entry explains by module and operator."""
+
+_IDENTITY = ("test", "name", "device", "gpu", "torch_series")
+_TEXTS = ("torch", "workload")
+_TABLES = ("modules", "operators")
+
+
+class SnapshotError(UsageError):
+    """A snapshot file that cannot be used; it is left as it is."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """What an entry is about: everything that changes the bytes, and nothing else."""
+
+    test: str
+    """The test's id within its module, the whole parameter id included."""
+    name: str = ""
+    device: str = ""
+    gpu: str = ""
+    torch_series: str = ""
+    """The minor version of torch, such as "2.13", where entries are kept per version."""
+
+    @property
+    def where(self) -> str:
+        """The device as people read it: "cpu", "cuda (h100)"."""
+        return f"{self.device} ({self.gpu})" if self.gpu else self.device
+
+    def __str__(self) -> str:
+        parts = [self.test, self.name, self.where]
+        if self.torch_series:
+            parts.append(f"torch {self.torch_series}")
+        return " · ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The bytes alive at a peak, by module and by operator: the largest, and the rest as one."""
+
+    modules: Mapping[str, int] = field(default_factory=dict)
+    operators: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One test, name and device: the figures, what explains them, and what people wrote."""
+
+    key: Key
+    torch: str
+    workload: str
+    figures: Mapping[str, int]
+    explained: Mapping[str, Explanation] = field(default_factory=dict)
+    tolerance: Any = None
+    reason: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of their own that people wrote, kept as they are."""
+
+    @property
+    def is_annotated(self) -> bool:
+        """Whether people wrote something into this entry."""
+        return self.tolerance is not None or self.reason is not None or bool(self.extra)
+
+    def same_measurement(self, other: Entry) -> bool:
+        """Tell whether nothing measured differs; the torch version alone is no difference."""
+        return (
+            self.figures == other.figures
+            and self.workload == other.workload
+            and self.explained == other.explained
+        )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the entry as it stands in the file, of builtin types."""
+        identity = {name: getattr(self.key, name) for name in _IDENTITY}
+        plain: dict[str, Any] = {
+            **{name: value for name, value in identity.items() if value},
+            "torch": self.torch,
+            "workload": self.workload,
+        }
+        if self.tolerance is not None:
+            plain["tolerance"] = self.tolerance
+        if self.reason is not None:
+            plain["reason"] = self.reason
+        plain.update({key: self.extra[key] for key in sorted(self.extra)})
+        plain.update(_sized({name: self.figures[name] for name in FIGURES if name in self.figures}))
+        for peak in PEAKS:
+            if peak in self.explained:
+                found = self.explained[peak]
+                plain[f"at_{peak}"] = {
+                    "modules": _sized(dict(sorted(found.modules.items()))),
+                    "operators": _sized(dict(sorted(found.operators.items()))),
+                }
+        return plain
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The contents of one file."""
+
+    entries: Mapping[Key, Entry] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def dump(snapshot: Snapshot) -> str:
+    """Return the text of a file; equal contents give equal text."""
+    blocks = [_block(snapshot.entries[key].to_plain(), "    ") for key in sorted(snapshot.entries)]
+    head = [f'  "schema": {SCHEMA},']
+    head += [f"  {_text(key)}: {_text(snapshot.extra[key])}," for key in sorted(snapshot.extra)]
+    body = '  "entries": [' + ("\n" + ",\n".join(blocks) + "\n  ]" if blocks else "]")
+    return "\n".join(["{", *head, body, "}", ""])
+
+
+def load(text: str) -> Snapshot:
+    """Return what a file's ``text`` holds; raises ``SnapshotError`` that says what is wrong."""
+    data = _parse(text)
+    if not isinstance(data, dict):
+        raise SnapshotError(f"is not a snapshot: expected an object, found {_kind(data)}")
+    schema = data.get("schema")
+    if isinstance(schema, bool) or not isinstance(schema, int):
+        raise SnapshotError('is not a snapshot: it has no "schema" number')
+    if schema > SCHEMA:
+        raise SnapshotError(
+            f"was written by a newer pytest-torchmem (schema {schema}; this one reads {SCHEMA}). "
+            "Upgrade pytest-torchmem"
+        )
+    if schema < 1:
+        raise SnapshotError(f"has schema {schema}, which never existed")
+    listed = data.get("entries")
+    if not isinstance(listed, list):
+        raise SnapshotError('is not a snapshot: it has no list "entries"')
+    entries: dict[Key, Entry] = {}
+    for number, plain in enumerate(listed, start=1):
+        entry = _entry(plain, f"entry {number}")
+        if entry.key in entries:
+            raise SnapshotError(f"holds two entries for {entry.key}. Remove one of them")
+        entries[entry.key] = entry
+    extra = {key: value for key, value in data.items() if key not in ("schema", "entries")}
+    return Snapshot(entries, extra)
+
+
+def entry_from_plain(plain: Any) -> Entry:
+    """Return the entry that ``Entry.to_plain`` gave."""
+    return _entry(plain, "the entry")
+
+
+def _parse(text: str) -> Any:
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(items)
+        if len(found) != len(items):
+            names = [name for name, _ in items]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise SnapshotError(f"holds the key {_text(twice)} twice in one object")
+        return found
+
+    def constant(name: str) -> Any:
+        raise SnapshotError(f"is not JSON: {name} is not a JSON value")
+
+    try:
+        data = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+        if "\\ud" in text.lower():
+            # A lone surrogate is legal JSON, but no text that can be printed or written again.
+            json.dumps(data, ensure_ascii=False).encode()
+    except SnapshotError:
+        raise
+    except json.JSONDecodeError as error:
+        raise SnapshotError(
+            f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        ) from None
+    except RecursionError:
+        raise SnapshotError("is not a snapshot: it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise SnapshotError("holds half of a surrogate pair, which is not text") from None
+    except ValueError as error:
+        raise SnapshotError(f"is not a snapshot: {error}") from None
+    return data
+
+
+def _entry(plain: Any, where: str) -> Entry:
+    if not isinstance(plain, dict):
+        raise SnapshotError(f"{where} is {_kind(plain)}, not an object")
+    test = plain.get("test")
+    if isinstance(test, str) and test:
+        where = f"the entry of {test}"
+    texts = {name: plain.get(name, "") for name in (*_IDENTITY, *_TEXTS)}
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise SnapshotError(f'{where}: "{name}" is {_kind(value)}, not a text')
+    for name in ("test", "device", *_TEXTS):
+        if not texts[name]:
+            raise SnapshotError(f'{where} has no "{name}"')
+    reason = plain.get("reason")
+    if reason is not None and not isinstance(reason, str):
+        raise SnapshotError(f'{where}: "reason" is {_kind(reason)}, not a text')
+    tolerance = plain.get("tolerance")
+    try:
+        parse_rules(tolerance, f"the tolerance in {where}")
+    except UsageError as error:
+        raise SnapshotError(str(error)) from None
+    if "peak" not in plain:
+        raise SnapshotError(f'{where} has no "peak"')
+    known = {*_IDENTITY, *_TEXTS, *FIGURES, "reason", "tolerance", *(f"at_{p}" for p in PEAKS)}
+    return Entry(
+        key=Key(**{name: texts[name] for name in _IDENTITY}),
+        torch=texts["torch"],
+        workload=texts["workload"],
+        figures=_sizes({name: plain[name] for name in FIGURES if name in plain}, where),
+        explained={
+            peak: _explanation(plain[f"at_{peak}"], f"{where}, at_{peak}")
+            for peak in PEAKS
+            if f"at_{peak}" in plain
+        },
+        tolerance=tolerance,
+        reason=reason,
+        extra={key: value for key, value in plain.items() if key not in known},
+    )
+
+
+def _explanation(plain: Any, where: str) -> Explanation:
+    if not isinstance(plain, dict) or set(plain) - set(_TABLES):
+        raise SnapshotError(f'{where}: expected an object with "modules" and "operators"')
+    tables = {}
+    for name in _TABLES:
+        table = plain.get(name, {})
+        if not isinstance(table, dict):
+            raise SnapshotError(f'{where}: "{name}" is {_kind(table)}, not an object')
+        tables[name] = _sizes(table, f"{where}, {name}")
+    return Explanation(**tables)
+
+
+def _sizes(table: Mapping[str, Any], where: str) -> dict[str, int]:
+    return {name: _size(value, f'{where}: "{name}"') for name, value in table.items()}
+
+
+def _size(value: Any, where: str) -> int:
+    """Return the bytes of ``[1536, "1.50 KiB"]``; a plain number, written by hand, will do."""
+    number = value[0] if isinstance(value, list) and len(value) == 2 else value
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise SnapshotError(f'{where} must be bytes such as [1536, "1.50 KiB"]')
+    return number
+
+
+def _sized(table: Mapping[str, int]) -> dict[str, list[Any]]:
+    return {name: [nbytes, format_size(nbytes)] for name, nbytes in table.items()}
+
+
+def _block(plain: Mapping[str, Any], indent: str) -> str:
+    """Return an object with one value a line; only objects are opened up, lists stay on a line."""
+    if not plain:
+        return indent + "{}"
+    lines = [
+        f"{indent}  {_text(key)}: {_value(value, indent + '  ')}" for key, value in plain.items()
+    ]
+    return f"{indent}{{\n" + ",\n".join(lines) + f"\n{indent}}}"
+
+
+def _value(value: Any, indent: str) -> str:
+    if isinstance(value, dict):
+        return _block(value, indent).lstrip(" ")
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=True)
+
+
+def _kind(value: Any) -> str:
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a text",
+        type(None): "null",
+        bool: "a boolean",
+    }
+    return names.get(type(value), "a number")
+
+
+def merged(entry: Entry, annotated: Entry | None) -> Entry:
+    """Return ``entry`` with what people wrote into ``annotated``."""
+    if annotated is None:
+        return entry
+    return Entry(
+        key=entry.key,
+        torch=entry.torch,
+        workload=entry.workload,
+        figures=entry.figures,
+        explained=entry.explained,
+        tolerance=annotated.tolerance,
+        reason=annotated.reason,
+        extra=annotated.extra,
+    )
+
+
+def entries_by_key(entries: Iterable[Entry]) -> dict[Key, Entry]:
+    """Return ``entries`` by their keys."""
+    return {entry.key: entry for entry in entries}
