@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ class Attribution:
 
     def __init__(self) -> None:
         self._modules: list[tuple[str, int, nn.Module]] = []
-        self._paths: dict[int, tuple[nn.Module, dict[int, str]]] = {}
+        self._paths: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
         self._origins: dict[tuple[Phase, str, str, str], Origin] = {}
         self._codes: dict[CodeType, int] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}
@@ -109,9 +110,9 @@ class Attribution:
             root = self._modules[0][2]
             name = type(root).__name__
         known = self._paths.get(id(root))
-        if known is None or known[0] is not root:
+        if known is None or known[0]() is not root:
             names = {id(child): path for path, child in root.named_modules()}
-            known = self._paths[id(root)] = (root, names)
+            known = self._paths[id(root)] = (weakref.ref(root), names)
         path = known[1].get(id(module))
         if path is None:  # a module made or attached in the course of the call
             return f"{self._modules[-1][0]}.{type(module).__name__}"

@@ -8,6 +8,7 @@ recognised here, and the interceptor hands back the first gradient as the sum.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,17 +22,32 @@ from pytest_torchmem.profiler.internals import (
 )
 from pytest_torchmem.profiler.ledger import Record
 
-#: References to a tensor and its storage that a gradient has in ``in_place`` when the engine alone
-#: holds it: the input buffer, the argument's stack slot and Python object; the storage's tensor
-#: and the Python object that the ledger's weak reference keeps.
-_TENSOR_FLOOR = 3
-_STORAGE_FLOOR = 2
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """Who holds a tensor: Python objects, the C++ side of it, and its storage."""
+
+    python: int
+    tensor: int
+    storage: int
+
+    @classmethod
+    def to(cls, tensor: Tensor, python: int) -> References:
+        """Count them now; ``python`` is ``sys.getrefcount`` where the interceptor stands."""
+        return cls(python, tensor_use_count(tensor), storage_use_count(storage_address(tensor)))
 
 
 class GradientSums:
-    """Tells the engine's own additions from those of a node's formula."""
+    """Tells the engine's own additions that it would do in place.
 
-    def __init__(self) -> None:
+    ``alone`` is what ``References`` gives for a gradient that nobody but the engine holds; it
+    depends on the interpreter, so it is learned from a program where that is known to be so. While
+    it is None, the first addition is only looked at.
+    """
+
+    def __init__(self, alone: References | None) -> None:
+        self.alone = alone
+        self.seen: References | None = None
         self._node_number = -1
         self._node_began = 0
 
@@ -43,18 +59,20 @@ class GradientSums:
             self._node_number = number
             self._node_began = booked
 
-    def in_place(self, first: Tensor, second: Tensor, record: Record, references: int) -> bool:
+    def in_place(self, first: Tensor, second: Tensor, record: Record, python: int) -> bool:
         """Return whether the engine would really do ``first.add_(second)``.
 
-        ``references`` is the number of Python references to ``first`` beyond the interceptor's own.
+        ``python`` is ``sys.getrefcount(first)`` where the interceptor stands.
         """
-        if torch.is_grad_enabled() or references > 0:
+        if self.alone is None:
+            self.seen = self.seen or References.to(first, python)
+            return False
+        if torch.is_grad_enabled() or python > self.alone.python:
             return False
         if first.shape != second.shape or not _dense(first):
             return False
-        if tensor_use_count(first) > _TENSOR_FLOOR:
-            return False
-        if storage_use_count(storage_address(first)) > _STORAGE_FLOOR:
+        held = References.to(first, python)
+        if held.tensor > self.alone.tensor or held.storage > self.alone.storage:
             return False
         return record.index <= self._node_began or _feeds_one_input_twice(current_node())
 

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from pytest_torchmem.profiler import known
 from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.devices.machine import Machine
-from pytest_torchmem.profiler.gradients import GradientSums
+from pytest_torchmem.profiler.gradients import GradientSums, References
 from pytest_torchmem.profiler.internals import (
     ENGINE_CODE,
     FAKE,
@@ -76,7 +76,13 @@ _ACROSS_DEVICES = frozenset(
 class Interceptor:
     """Runs operators on hollow tensors; the fallback of the Fake key for one trace."""
 
-    def __init__(self, machine: Machine, ledger: Ledger, attribution: Attribution) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        ledger: Ledger,
+        attribution: Attribution,
+        alone: References | None,
+    ) -> None:
         self.machine = machine
         self.ledger = ledger
         self.attribution = attribution
@@ -87,7 +93,7 @@ class Interceptor:
         """Whether the profiler itself is at work, and tensors answer as torch made them."""
         self._operators: dict[OpOverload, Operator] = {}
         self._plans = remembered_plans(machine.host, machine.gpu)
-        self._sums = GradientSums()
+        self.sums = GradientSums(alone)
         self._borrowed: list[tuple[Tensor, Tensor | None]] = []
         self._calls_when_backward_ended = -1
         self._last_device: DeviceLedger | None = None
@@ -174,14 +180,13 @@ class Interceptor:
         frame = sys._getframe(2)
         self._enter_phase()
         if self.ledger.phase is Phase.BACKWARD:
-            self._sums.operator_in_backward(len(device.entries))
+            self.sums.operator_in_backward(len(device.entries))
             if (
                 operator.name == "aten::add.Tensor"
                 and frame.f_code is ENGINE_CODE
                 and len(tensors) == 2
-                # ``args``, ``tensors`` and the fallback's own tuple hold it beside the engine.
-                and self._sums.in_place(
-                    tensors[0], tensors[1], records[0], sys.getrefcount(tensors[0]) - 4
+                and self.sums.in_place(
+                    tensors[0], tensors[1], records[0], sys.getrefcount(tensors[0])
                 )
             ):
                 return tensors[0]
@@ -189,8 +194,12 @@ class Interceptor:
             return self._run_dynamic(operator, args, kwargs, tensors, records, device, frame)
         planned = (args, kwargs)
         if operator.masks:
-            planned = (self._without_masks(args), kwargs)
-            key = _geometry(planned[0], [])
+            plain = self._without_masks(operator, args)
+            if plain is None:
+                self.values.know(operator, args, kwargs, tensors, records, Plan((), Same(0)), args)
+                return args[0]
+            planned = (plain, kwargs)
+            key = _geometry(plain, [])
         key = (operator.overload, device.device, key)
         plan = self._plans.get(key)
         result: Any
@@ -412,7 +421,7 @@ class Interceptor:
             self.values.take(result, real)
         return result
 
-    def _without_masks(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _without_masks(self, operator: Operator, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return the arguments of an indexing with boolean masks made indices of known length."""
         indices = args[1]
         if not any(
@@ -426,6 +435,8 @@ class Interceptor:
                 continue
             record = self.ledger.records.get(storage_address(index))
             if record is None or record.known is None:
+                if operator.mutated and args[2].numel() == 1:
+                    return None  # one value for every row: how many there are decides nothing
                 raise self.values.unknown("a tensor was indexed with a mask")
             count = int(known.value_of(record, index).count_nonzero())
             plain.extend([torch.empty(count, dtype=torch.int64, device="meta")] * index.dim())
@@ -448,12 +459,33 @@ class Interceptor:
             tuple(tensor.shape),
             tensor.dtype,
             earlier=True,
+            hollow=False,
         )
         if storage.data_ptr() != 0 and known.worth_knowing(tensor.dtype, tensor.numel()):
             known.remember(record, tensor)
         if tensor.requires_grad and tensor.is_leaf:
             self._borrowed.append((tensor, tensor.grad))
         return record
+
+    def meet(self, tensor: Tensor) -> None:
+        """Book a real tensor that C++ made just now without an operator."""
+        device = self.ledger.on(_CPU)
+        self._enter_phase()
+        origin = self.attribution.origin(self.ledger.phase, "", sys._getframe(2))
+        storage = tensor.untyped_storage()
+        record = self.ledger.book(
+            storage,
+            storage.nbytes(),
+            device,
+            Kind.OTHER,
+            origin,
+            tuple(tensor.shape),
+            tensor.dtype,
+            hollow=False,
+        )
+        if known.worth_knowing(tensor.dtype, tensor.numel()):
+            with self.working():
+                known.remember(record, tensor)
 
     def return_borrowed(self) -> None:
         """Give real leaves that the program brought with it the gradients they came with."""

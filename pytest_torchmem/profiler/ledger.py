@@ -85,10 +85,12 @@ def _dtype_name(dtype: torch.dtype | None) -> str:
 class Record(weakref.ref):  # type: ignore[type-arg]
     """A storage the ledger knows: where it lives, and its values beside it where they are known."""
 
-    __slots__ = ("address", "index", "known", "ledger")
+    __slots__ = ("address", "hollow", "index", "known", "ledger")
 
     address: int
     index: int
+    hollow: bool
+    """Whether the storage has no memory; a real one was met, not made, by the trace."""
     ledger: DeviceLedger
     known: Tensor | None
     """The storage's content as a flat uint8 tensor in real memory, or None where not known."""
@@ -129,13 +131,14 @@ class Ledger:
         dtype: torch.dtype | None = None,
         label: str = "",
         earlier: bool = False,
+        hollow: bool = True,
     ) -> Record:
         """Write down that ``storage`` was made; it is struck off when its last reference dies."""
         index = ledger.add(_Entry(nbytes, kind, origin, shape, dtype, label), earlier)
         record = Record(storage, self._strike)
         address = storage._cdata
         record.address, record.index, record.ledger = address, index, ledger
-        record.known = None
+        record.known, record.hollow = None, hollow
         self.records[address] = record
         return record
 

@@ -104,6 +104,9 @@ _MASKS = frozenset(
     }
 )
 
+#: Operators whose outputs' shape depends on data although they are not tagged so.
+_DYNAMIC = frozenset({"aten::_pack_padded_sequence"})
+
 #: Factories whose values are known where they are small; of random floating ones, single numbers.
 _KNOWN_FACTORIES = frozenset(
     {
@@ -169,8 +172,14 @@ class Operator:
             name=name,
             treatment=_treatment(overload, name),
             composite=is_composite_explicit(overload) and name not in _LEAVES,
-            dynamic=torch.Tag.dynamic_output_shape in tags
-            or torch.Tag.data_dependent_output in tags,
+            dynamic=name in _DYNAMIC
+            or (
+                name not in _MASKS
+                and (
+                    torch.Tag.dynamic_output_shape in tags
+                    or torch.Tag.data_dependent_output in tags
+                )
+            ),
             random=torch.Tag.nondeterministic_seeded in tags,
             masks=name in _MASKS,
             mutated=tuple(position for position, argument in written if not argument.kwarg_only),

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from pytest_torchmem.errors import TorchmemError, UsageError
+from pytest_torchmem.errors import UnsupportedTorchError, UsageError
 from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.devices.catalogue import DEFAULT_GPU, Gpu, find_gpu
 from pytest_torchmem.profiler.devices.host import REFERENCE, Host, this_machine
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.devices.tensors import hollow_answers
+from pytest_torchmem.profiler.gradients import References
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import (
     check_torch,
@@ -92,7 +94,7 @@ def _trace(
     ledger = Ledger()
     ledger.on(machine.device)
     attribution = Attribution()
-    interceptor = Interceptor(machine, ledger, attribution)
+    interceptor = Interceptor(machine, ledger, attribution, _gradient_held_by_engine_alone())
     with ExitStack() as stack:
         stack.enter_context(_generators_kept())
         stack.enter_context(_no_collection())
@@ -117,6 +119,24 @@ def _trace(
         profile = _profile(machine, ledger, workload, tuple(interceptor.values.warnings))
         del outcome
         return profile
+
+
+@cache
+def _gradient_held_by_engine_alone() -> References:
+    """Learn how many references a gradient has that the engine is about to add to in place.
+
+    Raises ``UnsupportedTorchError`` where the engine's addition is not seen.
+    """
+    interceptor = Interceptor(Machine(REFERENCE), Ledger(), Attribution(), None)
+    with torch.enable_grad(), interception(interceptor, operators_passing_by()):
+        twice_used = torch.empty(2, requires_grad=True) * 1.0
+        ((twice_used * 2.0) + (twice_used * 3.0)).sum().backward()
+    if interceptor.sums.seen is None:
+        raise UnsupportedTorchError(
+            f"pytest-torchmem cannot trace on torch {torch.__version__}: the autograd engine does "
+            "not add gradients up as in the versions it knows (2.11 to 2.15)"
+        )
+    return interceptor.sums.seen
 
 
 @contextmanager
@@ -283,6 +303,3 @@ def _eager() -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
-
-
-__all__ = ["DEVICES", "TorchmemError", "summarise", "trace"]

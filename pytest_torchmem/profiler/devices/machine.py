@@ -20,6 +20,7 @@ from pytest_torchmem.profiler.workspace import find_workspace
 _DECIDING = {
     "aten::masked_select": (1,),
     "aten::masked_scatter": (1,),
+    "aten::_pack_padded_sequence": (1,),
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from pytest_torchmem.profiler import known
@@ -45,7 +46,7 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
     def known_or_raise(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             record = guard.record(tensor)
-            if record is None or tensor.untyped_storage().data_ptr() != 0:
+            if record is None or not record.hollow:
                 return original(tensor, *args, **kwargs)
             if record.known is None:
                 raise interceptor.values.unknown(f".{name}() of a tensor was asked for")
@@ -85,7 +86,7 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
 
     def text(tensor: Tensor, *, tensor_contents: Any = None) -> str:
         record = guard.record(tensor)
-        if record is None or tensor.untyped_storage().data_ptr() != 0:
+        if record is None or not record.hollow:
             return cast(str, original_repr(tensor, tensor_contents=tensor_contents))
         gradient = ", requires_grad=True" if tensor.requires_grad else ""
         return (
@@ -93,13 +94,22 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
             f"dtype={tensor.dtype}{gradient})"
         )
 
+    def random_state() -> Tensor:
+        state = original_random_state()
+        if not guard.off():
+            interceptor.meet(state)
+        return state
+
+    original_random_state = torch.random.get_rng_state
     methods: dict[str, Any] = {
         name: known_or_raise(name, getattr(Tensor, name))
-        for name in ("tolist", "numpy", "__array__", "__dlpack__")
+        for name in ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__")
     }
     with ExitStack() as stack:
         stack.enter_context(replaced(Tensor, __deepcopy__=deepcopy, __repr__=text, **methods))
         stack.enter_context(replaced(nn.Parameter, __deepcopy__=parameter_deepcopy))
+        for module in (torch, torch.random):
+            stack.enter_context(replaced(module, get_rng_state=random_state))
         stack.enter_context(_modules_given_back(guard))
         yield
 
