@@ -1,1 +1,8 @@
 """What CPU kernels take beyond their outputs: ATen's own, MKL's are not counted, oneDNN's."""
+
+from pytest_torchmem.profiler.workspace.cpu import (
+    normalization,
+    reduction,
+)
+
+__all__ = ["normalization", "reduction"]

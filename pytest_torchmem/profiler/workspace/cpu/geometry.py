@@ -1,0 +1,93 @@
+"""What the workspace functions share: bytes of copies, layouts, and the peak of a request sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+Outputs = Tensor | Sequence["Tensor | None"]
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def dense_bytes(tensor: Tensor | None, dtype: torch.dtype | None = None) -> int:
+    """Bytes of a dense tensor of this shape, in ``dtype`` or its own; 0 for ``None``."""
+    if tensor is None:
+        return 0
+    return tensor.numel() * (dtype or tensor.dtype).itemsize
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether a tensor of 4 or 5 dimensions is contiguous with its channels last."""
+    return tensor.dim() in _CHANNELS_LAST and tensor.is_contiguous(
+        memory_format=_CHANNELS_LAST[tensor.dim()]
+    )
+
+
+def suggested_format(tensor: Tensor) -> torch.memory_format:
+    """``TensorBase::suggest_memory_format``: channels last where the strides are ordered so."""
+    if tensor.dim() in _CHANNELS_LAST and _strides_like_channels_last(tensor):
+        return _CHANNELS_LAST[tensor.dim()]
+    return torch.contiguous_format
+
+
+def _strides_like_channels_last(tensor: Tensor) -> bool:
+    """c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 and _3d_s5."""
+    order = (1, *range(tensor.dim() - 1, 1, -1), 0)
+    smallest = 0
+    if tensor.stride(1) == 0:
+        return False
+    for dim in order:
+        size, stride = tensor.shape[dim], tensor.stride(dim)
+        if size == 0 or stride < smallest:
+            return False
+        if dim == 0 and smallest == tensor.stride(1):
+            return False
+        smallest = stride * size if size > 1 else stride
+    return True
+
+
+def contiguous_copy(
+    tensor: Tensor | None, memory_format: torch.memory_format = torch.contiguous_format
+) -> int:
+    """Bytes that ``tensor.contiguous(memory_format)`` allocates: 0 where it already is."""
+    if tensor is None or tensor.is_contiguous(memory_format=memory_format):
+        return 0
+    return dense_bytes(tensor)
+
+
+def accumulation_type(dtype: torch.dtype) -> torch.dtype:
+    """``at::opmath_type``: float for the 16-bit types, else the type itself."""
+    if dtype in (torch.bfloat16, torch.float16):
+        return torch.float32
+    return torch.complex64 if dtype == torch.complex32 else dtype
+
+
+def output_bytes(outputs: Outputs) -> int:
+    """Bytes of the storages an operator returned, as dense tensors."""
+    if isinstance(outputs, Tensor):
+        return dense_bytes(outputs)
+    return sum(dense_bytes(output) for output in outputs)
+
+
+def beyond(outputs: Outputs | int, requests: Iterable[int]) -> int:
+    """Peak of a sequence of requests (negative: a release), less the outputs among them."""
+    total = outputs if isinstance(outputs, int) else output_bytes(outputs)
+    return max(0, max(accumulate(requests), default=0) - total)
+
+
+def transpose_scratch(source: Tensor) -> int:
+    """The block that a contiguous copy of a transposed matrix goes through; native/Copy.cpp,
+    copy_same_type_transpose_.
+    """
+    side = 120 if source.dtype == torch.uint8 else 60
+    transposed = (
+        source.dim() == 2
+        and source.stride(0) == 1
+        and source.stride(1) == source.shape[0]
+        and source.numel() >= 60 * 60
+    )
+    return side * side * source.element_size() if transposed else 0
