@@ -21,7 +21,8 @@ from pytest_torchmem.settings import Settings, parse_devices
 from pytest_torchmem.snapshot.compare import Comparison, beyond, compare, with_entry
 from pytest_torchmem.snapshot.explain import explain, peak_contents, what_grew
 from pytest_torchmem.snapshot.format import Entry, Key
-from pytest_torchmem.snapshot.store import Stored, read, snapshot_path
+from pytest_torchmem.snapshot.location import snapshot_path
+from pytest_torchmem.snapshot.store import Stored, read
 from pytest_torchmem.tolerance import Level, parse_rules
 
 if TYPE_CHECKING:
@@ -156,10 +157,9 @@ class Checker:
 
     def gpu(self, name: str | None = None) -> str:
         """Return the catalogue's name of the GPU that ``name``, marker or settings ask for."""
-        from pytest_torchmem.profiler.devices.catalogue import DEFAULT_GPU, find_gpu
+        from pytest_torchmem.profiler.devices.catalogue import find_gpu
 
-        asked = name or self.budget.gpu or self.context.settings.gpu or DEFAULT_GPU
-        return find_gpu(asked).name
+        return find_gpu(name or self.budget.gpu or self.context.settings.gpu).name
 
     def _plan(self, name: str | None, device: object, gpu: str | None, tolerance: object) -> _Plan:
         settings, budget = self.context.settings, self.budget
@@ -295,7 +295,7 @@ class Checker:
         like = [
             key
             for key in gone
-            if stored.snapshot.entries[key].workload == record.entry.workload
+            if stored.snapshot.entries[key].workload == record.entry.workload != ""
             and (key.name, key.device, key.gpu)
             == (record.key.name, record.key.device, record.key.gpu)
         ]

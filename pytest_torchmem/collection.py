@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_torchmem.snapshot.format import Key
-from pytest_torchmem.snapshot.store import DIRECTORY, snapshot_path
+from pytest_torchmem.snapshot.location import DIRECTORY, snapshot_path
 
 
 def test_file(item: pytest.Item) -> pytest.Collector | None:
@@ -44,13 +44,23 @@ class Module:
 class Collection:
     """What this process collected, module by module."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        reports: Iterable[pytest.CollectReport],
+        collected: Iterable[pytest.Item],
+        selected: Iterable[pytest.Item],
+    ) -> None:
         self._config = config
         self._modules: dict[str, Module] = {}
         self._incomplete: set[str] = set()
         """Collectors that failed or were skipped."""
+        for report in reports:
+            self._take_report(report)
+        self._take_items(collected)
+        self._find_whole(selected)
 
-    def reported(self, report: pytest.CollectReport) -> None:
+    def _take_report(self, report: pytest.CollectReport) -> None:
         """Take note of a collector; a module may have no tests at all any more."""
         if not report.passed:
             self._incomplete.add(report.nodeid)
@@ -58,8 +68,8 @@ class Collection:
             path = self._config.rootpath / report.nodeid
             self._modules.setdefault(report.nodeid, Module(report.nodeid, path))
 
-    def collected(self, items: Iterable[pytest.Item]) -> None:
-        """Take note of every test before any is deselected."""
+    def _take_items(self, items: Iterable[pytest.Item]) -> None:
+        """Take note of every test, before any is deselected."""
         for item in items:
             parent = test_file(item)
             if parent is None:
@@ -68,7 +78,7 @@ class Collection:
             module.path = item.path
             module.tests.append(test_id(item))
 
-    def selected(self, items: Iterable[pytest.Item]) -> None:
+    def _find_whole(self, items: Iterable[pytest.Item]) -> None:
         """Take note of what is left to run, and tell which modules are whole."""
         left = Counter(item.nodeid for item in items)
         parts, unclear = self._named_parts()

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_torchmem.options import add_options, something_is_set
+
 if TYPE_CHECKING:
     from pytest_torchmem.check import Checker, Context
     from pytest_torchmem.collection import Collection
@@ -20,13 +22,12 @@ if TYPE_CHECKING:
 
 _MARKER = "memory_budget"
 _NAME = "torchmem-run"
+_DIRECTORY = "__torchmem__"
 _CHECKER: pytest.StashKey[Checker] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Register options and ini keys."""
-    from pytest_torchmem.settings import add_options
-
     add_options(parser)
 
 
@@ -38,16 +39,14 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the settings, and register the hooks that have a state."""
-    from pytest_torchmem.settings import read_settings
-
+    """Register the marker, and the hooks that have a state."""
     config.addinivalue_line(
         "markers",
         f"{_MARKER}(peak=None, *, forward=None, backward=None, optimizer=None, retained=None, "
         "device=None, gpu=None, tolerance=None): the memory, such as '2 GiB', that a PyTorch test "
         "may need",
     )
-    config.pluginmanager.register(_RunHooks(config, read_settings(config)), _NAME)
+    config.pluginmanager.register(_RunHooks(config), _NAME)
 
 
 @pytest.fixture
@@ -62,18 +61,41 @@ def torchmem(request: pytest.FixtureRequest) -> Torchmem:
 class _RunHooks:
     """The hooks of one run, in the controller, in a worker, or in a run without workers."""
 
-    def __init__(self, config: pytest.Config, settings: Settings) -> None:
-        from pytest_torchmem.collection import Collection
-
+    def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.settings = settings
         self.is_worker = hasattr(config, "workerinput")
-        self.collection: Collection = Collection(config)
         self.run: Run | None = None
+        self._settings: Settings | None = None
+        self._collection: Collection | None = None
         self._context: Context | None = None
+        self._collect_reports: list[pytest.CollectReport] = []
+        self._collected: list[pytest.Item] = []
+        self._selected: list[pytest.Item] = []
         self._reports: list[pytest.TestReport] = []
         self._modules: list[list[dict[str, Any]]] = []
         self._worker_died = False
+        if something_is_set(config):
+            self.settings  # noqa: B018 - what cannot be understood ends the run before it begins
+
+    @property
+    def settings(self) -> Settings:
+        """What options and ini file say, read when first asked for."""
+        if self._settings is None:
+            from pytest_torchmem.settings import read_settings
+
+            self._settings = read_settings(self.config)
+        return self._settings
+
+    @property
+    def collection(self) -> Collection:
+        """What this process collected, worked out when first asked for."""
+        if self._collection is None:
+            from pytest_torchmem.collection import Collection
+
+            self._collection = Collection(
+                self.config, self._collect_reports, self._collected, self._selected
+            )
+        return self._collection
 
     def checker(self, item: pytest.Item) -> Checker:
         """Return what runs the checks of the present attempt at ``item``."""
@@ -87,25 +109,26 @@ class _RunHooks:
 
     def pytest_report_header(self) -> str:
         """Say what will be checked, and against what."""
-        from pytest_torchmem.report.header import header
+        from pytest_torchmem.header import header
 
-        return header(self.settings)
+        return header(self._settings)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Notice the modules that were collected, and those that could not be."""
-        self.collection.reported(report)
+        self._collect_reports.append(report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
         """Notice every test before any plugin deselects some."""
-        self.collection.collected(items)
+        self._collected = list(items)
         return (yield)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Notice what is left to run; a worker tells the controller."""
-        self.collection.selected(session.items)
+        self._selected = list(session.items)
         if self.is_worker:
-            self.config.workeroutput["torchmem"] = self.collection.to_plain()  # type: ignore[attr-defined]
+            modules = self._modules_with_snapshots()
+            self.config.workeroutput["torchmem"] = modules  # type: ignore[attr-defined]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -157,7 +180,7 @@ class _RunHooks:
         """Write what is to be written, where there was anything to check."""
         if self.is_worker or self.config.option.collectonly:
             return
-        modules = [*self._modules, self.collection.to_plain()]
+        modules = [*self._modules, self._modules_with_snapshots()]
         if not any(modules) and not any(hasattr(report, "torchmem") for report in self._reports):
             return
         from pytest_torchmem.run import Run
@@ -176,3 +199,12 @@ class _RunHooks:
             from pytest_torchmem.report.terminal import show
 
             show(terminalreporter, self.run)
+
+    def _modules_with_snapshots(self) -> list[dict[str, Any]]:
+        """Return the modules that were collected and have snapshots, of builtin types."""
+        directories = {item.path.parent for item in self._collected}
+        reports = [report.nodeid for report in self._collect_reports]
+        directories.update((self.config.rootpath / nodeid).parent for nodeid in reports)
+        if not any((directory / _DIRECTORY).is_dir() for directory in directories):
+            return []
+        return self.collection.to_plain()

@@ -1,8 +1,4 @@
-"""Options and ini keys, read once into one frozen value.
-
-Every option's default is ``None``, so that "not given" can be told from "given" and the ini value
-gets its turn.
-"""
+"""What options, ini keys and the environment ask for, read once into one frozen value."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.options import DEFAULT_GPU, UPDATE_MODES
 from pytest_torchmem.tolerance import (
     BUILT_IN,
     DEVICES,
@@ -24,16 +21,14 @@ from pytest_torchmem.tolerance import (
     parse_tolerance,
 )
 
-UPDATE_MODES = ("new", "changed", "obsolete")
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What the command line, the ini file and the environment ask for."""
 
     devices: tuple[str, ...]
-    gpu: str | None
-    """The GPU's catalogue name, or ``None`` for the catalogue's default."""
+    gpu: str
+    """The GPU's name in the catalogue."""
     narrowed: bool
     """Devices or GPU were named on the command line: the others' entries are not obsolete."""
     option_tolerance: Level
@@ -71,75 +66,6 @@ class Settings:
         return f"{'dry run of an update' if self.dry_run else 'updating'} ({what})"
 
 
-def add_options(parser: pytest.Parser) -> None:
-    """Register every option and ini key."""
-    group = parser.getgroup("torchmem", "memory tests of PyTorch models (pytest-torchmem)")
-    # argparse would let "--torchmem-update" with an optional value swallow the path that follows
-    # it, so each "=mode" is a flag of its own.
-    group.addoption(
-        "--torchmem-update",
-        dest="torchmem_update",
-        action="append_const",
-        const="all",
-        default=None,
-        help="write the snapshots of the tests that run and pass: new, changed and obsolete ones",
-    )
-    for mode, what in (
-        ("new", "only entries that do not exist yet"),
-        ("changed", "only entries whose figures changed"),
-        ("obsolete", "only remove entries whose test or name is gone"),
-        ("all", "the same as --torchmem-update"),
-    ):
-        group.addoption(
-            f"--torchmem-update={mode}",
-            dest="torchmem_update",
-            action="append_const",
-            const=mode,
-            default=None,
-            help=what,
-        )
-    flags = {
-        "dry-run": "print what --torchmem-update would change, write nothing, exit 1 if it would",
-        "strict": "fail too on shrinking beyond the tolerance, obsolete entries and unknown bytes",
-        "disable": "let the tests' bodies run untraced; nothing is checked",
-        "split-by-torch": "keep an entry per minor version of torch",
-    }
-    for name, text in flags.items():
-        group.addoption(f"--torchmem-{name}", action="store_true", default=None, help=text)
-    values = {
-        "update-max": ("TOLERANCE", "the most growth an update accepts, such as 15%%"),
-        "devices": ("DEVICES", "the fake devices to trace on: cpu,cuda (default), cpu or cuda"),
-        "gpu": ("NAME", "the GPU that fake cuda stands for (default: a100-80gb)"),
-        "tolerance": ("TOLERANCE", "growth that still passes: 1%% (default), 64KiB, 2%%+64KiB"),
-        "json": ("PATH", "write the results as JSON"),
-        "markdown": ("PATH", "write the results as Markdown, for a pull request's comment"),
-        "proposal": (
-            "DIR",
-            "when checks fail, write the updated snapshot files there (default in CI: "
-            "torchmem-proposal)",
-        ),
-        "github": ("WHEN", "annotations and job summary for GitHub: auto (default), always, never"),
-    }
-    for name, (metavar, text) in values.items():
-        group.addoption(f"--torchmem-{name}", metavar=metavar, default=None, help=text)
-    ini = {
-        "devices": "fake devices to trace on, such as: cpu,cuda",
-        "gpu": "the GPU that fake cuda stands for",
-        "tolerance": "growth that still passes, one rule a line: [path] [device] [phase]: 2%",
-        "update_max": "the most growth that --torchmem-update accepts",
-        "json": "where to write the results as JSON",
-        "markdown": "where to write the results as Markdown",
-        "proposal": "where to write updated snapshot files when checks fail",
-        "github": "annotations and job summary for GitHub: auto, always or never",
-    }
-    for name, text in ini.items():
-        parser.addini(f"torchmem_{name}", text, type="string", default=None)
-    parser.addini("torchmem_strict", "as --torchmem-strict", type="bool", default=None)
-    parser.addini(
-        "torchmem_split_by_torch", "as --torchmem-split-by-torch", type="bool", default=None
-    )
-
-
 def read_settings(config: pytest.Config) -> Settings:
     """Return the settings of a run; raises ``pytest.UsageError`` for what cannot be understood."""
     try:
@@ -165,7 +91,7 @@ def _read(config: pytest.Config) -> Settings:
     ini_tolerance = config.getini("torchmem_tolerance")
     return Settings(
         devices=parse_devices(_value(config, "devices") or ",".join(DEVICES), "torchmem_devices"),
-        gpu=_gpu(_value(config, "gpu")),
+        gpu=_gpu(_value(config, "gpu") or DEFAULT_GPU),
         narrowed=any(config.getoption(f"torchmem_{name}") for name in ("devices", "gpu")),
         option_tolerance=parse_rules(option_tolerance, "--torchmem-tolerance"),
         ini_tolerance=parse_rule_lines(ini_tolerance or "", "ini torchmem_tolerance"),
@@ -220,9 +146,9 @@ def _path(config: pytest.Config, name: str) -> Path | None:
     return Path(config.rootpath, written) if written else None
 
 
-def _gpu(name: str | None) -> str | None:
-    if name is None:
-        return None
+def _gpu(name: str) -> str:
+    if name == DEFAULT_GPU:
+        return name
     from pytest_torchmem.profiler.devices.catalogue import find_gpu
 
     return find_gpu(name).name

@@ -79,7 +79,7 @@ def compare(before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
     ]
     return Comparison(
         changes=tuple(changes),
-        workload_changed=before.workload != now.workload,
+        workload_changed=bool(now.workload) and before.workload != now.workload,
         torch_before=before.torch,
         torch_now=now.torch,
     )

@@ -78,6 +78,7 @@ class Entry:
     key: Key
     torch: str
     workload: str
+    """A digest of the inputs' geometry and the parameters' bytes; empty for a whole body."""
     figures: Mapping[str, int]
     explained: Mapping[str, Explanation] = field(default_factory=dict)
     tolerance: Any = None
@@ -104,8 +105,9 @@ class Entry:
         plain: dict[str, Any] = {
             **{name: value for name, value in identity.items() if value},
             "torch": self.torch,
-            "workload": self.workload,
         }
+        if self.workload:
+            plain["workload"] = self.workload
         if self.tolerance is not None:
             plain["tolerance"] = self.tolerance
         if self.reason is not None:
@@ -214,7 +216,7 @@ def _entry(plain: Any, where: str) -> Entry:
     for name, value in texts.items():
         if not isinstance(value, str):
             raise SnapshotError(f'{where}: "{name}" is {_kind(value)}, not a text')
-    for name in ("test", "device", *_TEXTS):
+    for name in ("test", "device", "torch"):
         if not texts[name]:
             raise SnapshotError(f'{where} has no "{name}"')
     reason = plain.get("reason")

@@ -85,6 +85,8 @@ def renames(gone: Sequence[Entry], new: Sequence[Entry]) -> list[tuple[Key, Key]
 
     pairs = []
     for entry in gone:
+        if not entry.workload:
+            continue
         like = [other for other in new if likeness(other) == likeness(entry)]
         rivals = [other for other in gone if likeness(other) == likeness(entry)]
         if len(like) == len(rivals) == 1:

@@ -1,4 +1,4 @@
-"""Snapshot files on disk: where they are, reading, and replacing them whole or not at all."""
+"""Snapshot files on disk: reading them, and replacing them whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ from pathlib import Path
 
 from pytest_torchmem.snapshot.conflict import has_conflict, sides
 from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, SnapshotError, load
-
-DIRECTORY = "__torchmem__"
-
-
-def snapshot_path(module: Path) -> Path:
-    """Return the snapshot file of a test module: ``__torchmem__/test_net.json`` beside it."""
-    stem = module.stem if module.suffix == ".py" else module.name
-    return module.parent / DIRECTORY / f"{stem}.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,119 @@
+"""Projects for whole pytest runs: a small model whose width the test chooses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# A run inside this process forgets what it imports: torch, and the profiler's registrations in it,
+# must not be imported twice.
+import torch._dynamo
+
+import pytest_torchmem.fixture
+import pytest_torchmem.report.files
+import pytest_torchmem.report.terminal
+import pytest_torchmem.settings  # noqa: F401
+from pytest_torchmem.profiler.trace import trace  # noqa: F401
+
+MODEL = """
+import os
+import pytest
+import torch
+from torch import nn
+
+def width():
+    return int(os.environ.get("WIDTH", 64))
+
+def make():
+    return nn.Sequential(nn.Linear(8, width()), nn.ReLU(), nn.Linear(width(), 2))
+
+def inputs():
+    return torch.zeros(4, 8)
+"""
+
+TWO_TESTS = """
+from model import *
+
+def test_first(torchmem):
+    torchmem.check(make(), inputs())
+
+def test_second(torchmem):
+    torchmem.check(make(), inputs(), name="named", device="cpu")
+"""
+
+
+# hypothesis would be imported, in each of these runs anew, to print its statistics.
+_PLAIN = ("-p", "no:hypothesispytest")
+
+
+class Project:
+    """A directory with tests, run by pytest in this process or in another."""
+
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pytester = pytester
+        self.path = pytester.path
+        self._monkeypatch = monkeypatch
+        pytester.makepyfile(model=MODEL)
+        monkeypatch.syspath_prepend(self.path)
+
+    def write(self, **files: str) -> None:
+        """Write test modules, by name without ``.py``."""
+        for name, text in files.items():
+            (self.path / f"{name}.py").write_text(text)
+
+    def width(self, width: int) -> None:
+        """Set the width of the model."""
+        self._monkeypatch.setenv("WIDTH", str(width))
+
+    def run(self, *options: str) -> pytest.RunResult:
+        """Run pytest in this process."""
+        return self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *_PLAIN, *options)
+
+    def run_apart(self, *options: str) -> pytest.RunResult:
+        """Run pytest in a process of its own."""
+        return self.pytester.runpytest_subprocess("-p", "no:cacheprovider", *_PLAIN, *options)
+
+    def file(self, module: str = "test_net") -> Path:
+        """Return the snapshot file of a module."""
+        return self.path / "__torchmem__" / f"{module}.json"
+
+    def entries(self, module: str = "test_net") -> dict[str, dict[str, Any]]:
+        """Return a module's entries by test, name and device."""
+        data = json.loads(self.file(module).read_text())
+        return {
+            " ".join(filter(None, [e["test"], e.get("name", ""), e["device"]])): e
+            for e in data["entries"]
+        }
+
+    def edit(self, key: str, module: str = "test_net", **values: Any) -> None:
+        """Write values into one entry by hand."""
+        data = json.loads(self.file(module).read_text())
+        for entry in data["entries"]:
+            parts = [entry["test"], entry.get("name", ""), entry["device"]]
+            if " ".join(filter(None, parts)) == key:
+                entry.update(values)
+        self.file(module).write_text(json.dumps(data))
+
+
+@pytest.fixture(autouse=True)
+def _no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs behave as on a developer's machine, wherever these tests run."""
+    for name in ("CI", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITLAB_CI", "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """An empty project with the module ``model``."""
+    return Project(pytester, monkeypatch)
+
+
+@pytest.fixture
+def stored(project: Project) -> Project:
+    """A project with two tests and their snapshots."""
+    project.write(test_net=TWO_TESTS)
+    project.run("--torchmem-update").assert_outcomes(passed=2)
+    return project

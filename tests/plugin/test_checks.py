@@ -1,0 +1,512 @@
+"""The fixture and the marker in whole runs: what passes, what fails, and what the message says."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def test_first_run_fails_and_names_the_command_that_helps(project):
+    project.write(
+        test_net="from model import *\n"
+        "def test_it(torchmem):\n    torchmem.check(make(), inputs())\n"
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            ">*torchmem.check(make(), inputs())",
+            "E * cpu: there is no snapshot of this check in __torchmem__/test_net.json",
+            "E * cuda (a100-80gb): there is no snapshot*",
+            "E * To create it: pytest --torchmem-update test_net.py::test_it",
+        ]
+    )
+    assert not project.file().exists()
+
+
+def test_update_then_pass_then_grow(stored):
+    stored.run().assert_outcomes(passed=2)
+    stored.width(128)
+    result = stored.run()
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "E * cpu: backward peak grew by 6.50 KiB (+97.3 %), beyond its tolerance of 1%, the*",
+            "E *snapshot * now * change * allowed*",
+            "E * backward peak * KiB * KiB *+*KiB (+*too much",
+            "E * What grew at the backward peak",
+            "E * module *Sequential.* KiB *+*KiB*",
+            "E * operator *(parameter) *+*KiB*",
+            "E * The workload is another one*",
+            "E * If this is intended: pytest --torchmem-update test_net.py::test_first",
+            "*test_net.py::test_first * cpu * backward +*KiB (+*%) * grew*",
+            "3 memory checks: 3 grew",
+        ]
+    )
+
+
+def test_the_message_names_the_source_line_that_grew(project):
+    model = """
+        import os
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+            def forward(self, x):
+                for layer in self.layers:
+                    x = layer(x)
+                if os.environ.get("WIDTH"):
+                    x = torch.cat([x] * 64, 1)
+                return x
+    """
+    project.pytester.makepyfile(net=model)
+    project.write(
+        test_net="from net import *\n"
+        "def test_it(torchmem):\n    torchmem.check(Net(), torch.zeros(4, 8), device='cpu')\n"
+    )
+    project.run("--torchmem-update").assert_outcomes(passed=1)
+    project.width(1)
+    result = project.run()
+    result.stdout.fnmatch_lines(
+        ["E *operator *aten::cat * 0 B * 8.00 KiB *+8.00 KiB *Net *net.py:14"]
+    )
+    assert "another one" not in result.stdout.str(), "inputs and parameters are the same"
+
+
+def test_shrinking_passes_and_is_offered(stored):
+    stored.width(32)
+    result = stored.run()
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(
+        ["improved: test_net.py::test_first, cpu. To lock it in: pytest --torchmem-update *"]
+    )
+    stored.run("--torchmem-strict").assert_outcomes(failed=2)
+
+
+def test_within_the_tolerance(stored):
+    stored.width(66)
+    stored.run().assert_outcomes(failed=2)
+    stored.run("--torchmem-tolerance=20%").assert_outcomes(passed=2)
+    stored.run("--torchmem-tolerance=2KiB").assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize(
+    ("marker", "passes"),
+    [
+        ('"1 GiB"', True),
+        ('"1 KiB"', False),
+        ("1024", False),
+        ('peak="1 GiB", backward="1 MiB", forward="1 MiB", retained="1 MiB"', True),
+        ('forward="1 KiB"', False),
+        ('retained="10 B"', False),
+        ('gpu="t4"', True),
+    ],
+)
+@pytest.mark.parametrize("style", ["fixture", "body"])
+def test_budgets(project, marker, passes, style):
+    argument = "torchmem" if style == "fixture" else ""
+    call = (
+        "torchmem.check(make(), inputs())"
+        if style == "fixture"
+        else "make()(inputs()).sum().backward()"
+    )
+    gpu = "gpu" in marker
+    if gpu and style == "body":
+        call = "make().cuda()(inputs().cuda()).sum().backward()"
+    project.write(
+        test_net=f"from model import *\n"
+        f"@pytest.mark.memory_budget({marker})\ndef test_it({argument}):\n    {call}\n"
+    )
+    result = project.run()
+    result.assert_outcomes(**{"passed" if passes else "failed": 1})
+    if not passes:
+        result.stdout.re_match_lines(
+            [r"(E +MemoryCheckFailed: )?cpu: .*exceeds the budget of .* by "]
+        )
+        result.stdout.fnmatch_lines(["*Largest at that peak"])
+
+
+def test_a_budget_that_is_not_kept_names_size_phase_and_line(project):
+    project.write(
+        test_net="from model import *\n"
+        '@pytest.mark.memory_budget(backward="1 KiB", device="cpu")\n'
+        "def test_it():\n    make()(inputs()).sum().backward()\n"
+    )
+    result = project.run()
+    result.stdout.fnmatch_lines(
+        [
+            "cpu: backward peak *KiB exceeds the budget of 1 KiB by *KiB (+*%)",
+            "test_net.py:2: MemoryCheckFailed",
+            "*test_net.py::test_it * cpu *backward *% of 1.00 KiB * over budget*",
+        ]
+    )
+    assert "hidden" not in result.stdout.str()
+
+
+def test_an_optimizer_that_did_not_run_was_not_checked(project):
+    project.write(
+        test_net="from model import *\n"
+        '@pytest.mark.memory_budget(optimizer="1 GiB", device="cpu")\n'
+        "def test_it(torchmem):\n    torchmem.check(make(), inputs())\n"
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*not checked: a limit is set for the optimizer peak, which did not run*"]
+    )
+
+
+def test_a_body_that_leaves_a_named_device_alone_was_not_checked(project):
+    test = (
+        "from model import *\n@pytest.mark.memory_budget('1 GiB'{})\n"
+        "def test_it():\n    make()(inputs()).sum().backward()\n"
+    )
+    project.write(test_net=test.format(", device='cuda'"))
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*not checked: nothing was ever allocated on cuda*"])
+    # Where the devices are only those of the settings, one of them is enough.
+    project.write(test_net=test.format(""))
+    result = project.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*cuda (a100-80gb) *not checked"])
+
+
+def test_a_marked_test_that_never_checks_is_not_green(project):
+    project.write(
+        test_net="import pytest\n@pytest.mark.memory_budget('1 GiB')\n"
+        "def test_it(torchmem):\n    pass\n"
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*not checked*never called torchmem.check*"])
+
+
+def test_a_budget_through_the_fixture_needs_no_snapshot_unless_a_tolerance_asks_for_one(project):
+    test = (
+        "from model import *\n@pytest.mark.memory_budget('1 GiB'{})\n"
+        "def test_it(torchmem):\n    torchmem.check(make(), inputs())\n"
+    )
+    project.write(test_net=test.format(""))
+    project.run("--torchmem-update").assert_outcomes(passed=1)
+    assert not project.file().exists()
+    project.write(test_net=test.format(", tolerance='5%'"))
+    project.run().assert_outcomes(failed=1)
+    project.run("--torchmem-update").assert_outcomes(passed=1)
+    assert len(project.entries()) == 2
+
+
+def test_a_whole_body_can_have_a_snapshot(project):
+    project.write(
+        test_net="from model import *\n@pytest.mark.memory_budget(tolerance='0', device='cpu')\n"
+        "def test_it():\n    make()(inputs()).sum().backward()\n"
+    )
+    project.run("--torchmem-update").assert_outcomes(passed=1)
+    project.run().assert_outcomes(passed=1)
+    project.width(65)
+    project.run().assert_outcomes(failed=1)
+
+
+def test_markers_combine_and_the_closest_wins(project):
+    project.write(
+        test_net="""
+from model import *
+pytestmark = pytest.mark.memory_budget("1 KiB", device="cpu")
+
+@pytest.mark.memory_budget(peak="1 MiB")
+class TestNet:
+    def test_class_wins(self):
+        make()(inputs()).sum().backward()
+
+    @pytest.mark.memory_budget(peak="2 KiB", forward="1 MiB")
+    def test_function_wins(self):
+        make()(inputs()).sum().backward()
+
+@pytest.mark.parametrize("n", [
+    pytest.param(1, marks=pytest.mark.memory_budget("1 GiB")),
+    2,
+])
+def test_parameter(n):
+    make()(inputs()).sum().backward()
+"""
+    )
+    result = project.run("--strict-markers", "-v")
+    result.stdout.fnmatch_lines(
+        [
+            "*test_class_wins PASSED*",
+            "*test_function_wins FAILED*",
+            "*test_parameter[[]1[]] PASSED*",
+            "*test_parameter[[]2[]] FAILED*",
+            "*exceeds the budget of 2 KiB*",
+            "*exceeds the budget of 1 KiB*",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("marker", "message"),
+    [
+        ("", "the marker memory_budget has no limit, so there is nothing to check"),
+        ("device='cpu'", "the marker memory_budget has no limit"),
+        ("'2 GB of ram'", "memory_budget(peak=): '2 GB of ram' is not a size: write an int"),
+        ("backward=1.5", "memory_budget(backward=): 1.5 is not a size"),
+        ("peak=1, limit=2", "got an unexpected keyword argument 'limit'. It is memory_budget(peak"),
+        ("1, 2", "positional argument"),
+        ("1, device='tpu'", "memory_budget(device=): 'tpu' is not a device"),
+        ("1, gpu='gtx'", "'gtx' is not a known GPU"),
+        ("tolerance='x'", "memory_budget(tolerance=): 'x' is not a tolerance"),
+    ],
+)
+@pytest.mark.parametrize("argument", ["", "torchmem"])
+def test_markers_that_cannot_be_read(project, marker, message, argument):
+    project.write(
+        test_net=f"import pytest\n@pytest.mark.memory_budget({marker})\n"
+        f"def test_it({argument}):\n    raise SystemExit('the body ran')\n"
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    assert message in result.stdout.str()
+    assert "the body ran" not in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            "check(make(), inputs()); torchmem.check(make(), inputs())",
+            "calls torchmem.check twice without a name",
+        ),
+        (
+            "check(make(), inputs(), name='a'); torchmem.check(make(), inputs(), name='a')",
+            "twice with the name 'a'",
+        ),
+        ("check(make(), inputs(), name='')", "name='': the name of a check"),
+        ("check(make(), inputs(), device='tpu')", "check(device=): 'tpu' is not a device"),
+        ("check(make(), inputs(), gpu='gtx')", "'gtx' is not a known GPU"),
+        (
+            "check(make(), inputs(), tolerance=0.1)",
+            "the argument tolerance of check: 0.1 is not a tolerance",
+        ),
+        ("check(make(), inputs(), host='here')", "has to pass on others"),
+        ("check(make(), torch.zeros(3, 3))", "RuntimeError: "),
+        ("check('text')", "expected an nn.Module or a callable"),
+    ],
+)
+def test_wrong_calls_fail_and_are_not_checked(project, body, message):
+    project.write(test_net=f"from model import *\ndef test_it(torchmem):\n    torchmem.{body}\n")
+    result = project.run("--torchmem-update")
+    result.assert_outcomes(failed=1)
+    assert message in result.stdout.str()
+    assert not project.file().exists()
+
+
+def test_check_and_trace_return_profiles(project):
+    project.write(
+        test_net="""
+from model import *
+
+def test_it(torchmem):
+    profiles = torchmem.check(make(), inputs(), gpu="h100")
+    assert list(profiles) == ["cuda"]
+    assert profiles["cuda"].gpu == "h100"
+    profile = torchmem.trace(make(), inputs(), optimizer=torch.optim.AdamW)
+    assert profile.device == "cpu"
+    assert profile.optimizer_peak > profile.forward_peak
+    assert torchmem.trace(make(), inputs(), gpu="t4").gpu == "t4"
+    assert torchmem.trace(make(), inputs(), device="cuda").gpu == "l4"
+"""
+    )
+    result = project.run("--torchmem-update", "--torchmem-gpu=l4")
+    result.assert_outcomes(passed=1)
+    assert project.entries()["test_it cuda"]["gpu"] == "h100"
+
+
+def test_failures_are_the_tests_own(project):
+    """Expected failures, ``-x``, ``--lf`` and JUnit see a check as any other assertion."""
+    project.write(
+        test_net="""
+from model import *
+
+@pytest.mark.xfail(strict=True, raises=AssertionError)
+@pytest.mark.memory_budget("1 KiB")
+def test_expected():
+    make()(inputs())
+
+@pytest.mark.memory_budget("1 KiB", device="cpu")
+def test_first():
+    make()(inputs())
+
+def test_raises(torchmem):
+    with pytest.raises(AssertionError, match="no snapshot"):
+        torchmem.check(make(), inputs())
+
+def test_last():
+    pass
+"""
+    )
+    result = project.run("--junitxml=junit.xml")
+    result.assert_outcomes(xfailed=1, failed=1, passed=2)
+    xml = (project.path / "junit.xml").read_text()
+    assert 'failures="1"' in xml
+    assert 'errors="0"' in xml
+    assert 'name="torchmem.cpu.peak.limit" value="1024"' in xml
+    assert project.run("-x").parseoutcomes() == {"xfailed": 1, "failed": 1}
+    project.pytester.runpytest_inprocess()
+    again = project.pytester.runpytest_inprocess("--lf")
+    assert again.parseoutcomes() == {"failed": 1, "deselected": 3}
+
+
+def test_unittest_and_classes(project):
+    project.write(
+        test_net="""
+import unittest
+from model import *
+
+class TestCase(unittest.TestCase):
+    @pytest.mark.memory_budget("1 KiB")
+    def test_body(self):
+        make()(inputs())
+
+    @pytest.mark.memory_budget("1 GiB")
+    def test_fits(self):
+        make()(inputs())
+
+    @pytest.fixture(autouse=True)
+    def _fixture(self, request):
+        self.request = request
+
+class TestFixture(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def _fixture(self, torchmem):
+        self.torchmem = torchmem
+
+    def test_check(self):
+        self.torchmem.check(make(), inputs())
+"""
+    )
+    result = project.run("--torchmem-update")
+    result.assert_outcomes(failed=1, passed=2)
+    result.stdout.fnmatch_lines(["cpu: peak * exceeds the budget of 1 KiB*"])
+    assert set(project.entries()) == {
+        "TestFixture::test_check cpu",
+        "TestFixture::test_check cuda",
+    }
+
+
+def test_async_tests_say_why_not_and_what_instead(project):
+    project.write(
+        test_net="""
+from model import *
+
+@pytest.mark.anyio
+@pytest.mark.memory_budget("1 GiB")
+async def test_body():
+    make()(inputs())
+
+@pytest.mark.anyio
+async def test_fixture(torchmem):
+    torchmem.check(make(), inputs())
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+"""
+    )
+    pytest.importorskip("anyio")
+    result = project.run("--torchmem-update", "-p", "anyio")
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*is asynchronous*Use the fixture: async def test(torchmem)*"])
+
+
+def test_fixture_asked_for_inside_a_traced_body(project):
+    project.write(
+        test_net="""
+from model import *
+
+@pytest.mark.memory_budget("1 GiB")
+def test_it(request):
+    request.getfixturevalue("torchmem").check(make(), inputs())
+"""
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*Name the fixture among the test's arguments: def test(torchmem)"]
+    )
+
+
+def test_disable_runs_bodies_untraced_and_says_so(project):
+    project.write(
+        test_net="""
+from model import *
+
+@pytest.mark.memory_budget("1 KiB", device="cuda")
+def test_body():
+    value = make()(inputs()).sum().item()
+    assert isinstance(value, float)
+
+def test_fixture(torchmem):
+    torchmem.check(make(), inputs())
+"""
+    )
+    result = project.run("--torchmem-disable")
+    result.assert_outcomes(passed=1, skipped=1)
+    result.stdout.fnmatch_lines(["2 memory checks: 2 not checked"])
+
+
+def test_without_the_plugin_and_collect_only(project):
+    project.write(test_net="def test_it(): pass\n")
+    project.run("-p", "no:torchmem").assert_outcomes(passed=1)
+    project.write(test_net="def test_it(torchmem): pass\n")
+    result = project.run("--collect-only", "--torchmem-update")
+    assert result.ret == 0
+    assert "memory" not in result.stdout.str().partition("collected")[2]
+
+
+def test_unstable_ids_are_warned_of(project):
+    project.write(
+        test_net="""
+from model import *
+
+@pytest.mark.parametrize("x", [1], ids=["<object at 0x7f31c0a8>"])
+def test_it(torchmem, x):
+    torchmem.check(make(), inputs())
+"""
+    )
+    result = project.run("--torchmem-update")
+    result.stdout.fnmatch_lines(["*holds an object's address*pytest.param(..., id=...)*"])
+
+
+def test_ids_that_two_tests_share_are_refused(project):
+    project.write(
+        test_net="""
+from model import *
+
+@pytest.mark.parametrize("a", ["x-y", "x"])
+@pytest.mark.parametrize("b", ["z", "y-z"])
+def test_it(torchmem, a, b):
+    torchmem.check(make(), inputs())
+"""
+    )
+    result = project.run("--torchmem-update")
+    outcomes = result.parseoutcomes()
+    shared = "two tests of this module have the id" in result.stdout.str()
+    # pytest itself may tell such ids apart; then nothing is shared and every test has its entry.
+    assert shared == ("failed" in outcomes)
+    if not shared:
+        assert len(project.entries()) == 8
+
+
+def test_missing_torch_is_one_clear_sentence(project, monkeypatch):
+    project.write(
+        test_net="def test_it(torchmem):\n    torchmem.check(print)\n",
+        conftest="import sys\nsys.modules['torch'] = None\n"
+        "for name in [n for n in sys.modules if n.startswith('pytest_torchmem.profiler.trace')]:\n"
+        "    del sys.modules[name]\n",
+    )
+    result = project.run_apart()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*not checked: torch is not installed in this environment*"])

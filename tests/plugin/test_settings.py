@@ -1,0 +1,145 @@
+"""Every option and every ini key does what it says, alone and one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_torchmem.header import header
+from pytest_torchmem.options import DEFAULT_GPU, DEFAULT_TOLERANCE
+from pytest_torchmem.profiler.devices import catalogue
+from pytest_torchmem.settings import Settings, read_settings
+from pytest_torchmem.tolerance import BUILT_IN
+
+VALUES = {
+    "devices": ("cuda", lambda s: s.devices, ("cuda",)),
+    "gpu": ("H100", lambda s: s.gpu, "h100"),
+    "tolerance": ("3%", lambda s: _tolerance(s), "3%"),
+    "update_max": ("15%", lambda s: str(s.update_max), "15%"),
+    "json": ("out/r.json", lambda s: str(s.json_path)[-10:], "out/r.json"),
+    "markdown": ("r.md", lambda s: str(s.markdown_path)[-4:], "r.md"),
+    "proposal": ("there", lambda s: str(s.proposal_path)[-5:], "there"),
+    "github": ("always", lambda s: s.on_github, True),
+    "strict": ("true", lambda s: s.strict, True),
+    "split_by_torch": ("true", lambda s: s.split_by_torch, True),
+}
+FLAGS = ("strict", "split_by_torch")
+
+
+def _tolerance(settings: Settings) -> str:
+    levels = settings.tolerances("tests/test_net.py")
+    return str(next(rule for level in levels for rule in level).tolerance)
+
+
+def _settings(pytester: pytest.Pytester, *options: str) -> Settings:
+    config = pytester.parseconfigure(*options)
+    try:
+        return read_settings(config)
+    finally:
+        config._ensure_unconfigure()
+
+
+def test_defaults(pytester):
+    settings = _settings(pytester)
+    assert settings.devices == ("cpu", "cuda")
+    assert settings.gpu == DEFAULT_GPU == catalogue.DEFAULT_GPU
+    assert _tolerance(settings) == DEFAULT_TOLERANCE == str(BUILT_IN[0].tolerance)
+    assert settings.update == frozenset()
+    assert not settings.writes
+    assert not settings.strict
+    assert not settings.disabled
+    assert not settings.on_github
+    assert settings.json_path is settings.markdown_path is settings.proposal_path is None
+    assert settings.update_max is None
+    assert header(settings) == header(None), "the header of a run that sets nothing"
+
+
+def test_every_option_defaults_to_none(pytester):
+    config = pytester.parseconfig()
+    names = [name for name in vars(config.option) if name.startswith("torchmem_")]
+    assert len(names) == 13
+    assert {name: getattr(config.option, name) for name in names} == dict.fromkeys(names)
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("where", ["option", "pytest.ini", "[tool.pytest]", "option over ini"])
+def test_one_by_one(pytester, name, where):
+    value, read, expected = VALUES[name]
+    assert read(_settings(pytester)) != expected
+    option = f"--torchmem-{name.replace('_', '-')}"
+    options = [option] if name in FLAGS else [f"{option}={value}"]
+    if where == "pytest.ini":
+        pytester.makefile(".ini", pytest=f"[pytest]\ntorchmem_{name} = {value}\n")
+        options = []
+    elif where == "[tool.pytest]":
+        if pytest.version_tuple < (9,):
+            pytest.skip("pytest 9 brought [tool.pytest]")
+        literal = value if name in FLAGS else f'"{value}"'
+        pytester.makepyprojecttoml(f"[tool.pytest]\ntorchmem_{name} = {literal}\n")
+        options = []
+    elif where == "option over ini":
+        other = {"devices": "cpu", "gpu": "t4", "github": "never"}.get(name, "9%")
+        other = "false" if name in FLAGS else other
+        pytester.makefile(".ini", pytest=f"[pytest]\ntorchmem_{name} = {other}\n")
+    assert read(_settings(pytester, *options)) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "modes"),
+    [
+        (["--torchmem-update"], {"new", "changed", "obsolete"}),
+        (["--torchmem-update=all"], {"new", "changed", "obsolete"}),
+        (["--torchmem-update=new"], {"new"}),
+        (["--torchmem-update=changed"], {"changed"}),
+        (["--torchmem-update=obsolete"], {"obsolete"}),
+        (["--torchmem-update=new", "--torchmem-update=obsolete"], {"new", "obsolete"}),
+        (["--torchmem-dry-run"], {"new", "changed", "obsolete"}),
+        (["--torchmem-dry-run", "--torchmem-update=new"], {"new"}),
+    ],
+)
+def test_update_modes(pytester, options, modes):
+    settings = _settings(pytester, *options)
+    assert settings.update == modes
+    assert settings.writes == ("--torchmem-dry-run" not in options)
+
+
+def test_update_does_not_swallow_the_path_after_it(pytester):
+    pytester.makepyfile(test_it="def test_it(): pass")
+    config = pytester.parseconfig("--torchmem-update", "test_it.py")
+    assert config.args == ["test_it.py"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--torchmem-devices=gpu"], "*torchmem_devices: 'gpu' is not a device*"),
+        (["--torchmem-gpu=h1000"], "*'h1000' is not a known GPU*h100*"),
+        (["--torchmem-tolerance=much"], "*--torchmem-tolerance*'much' is not a tolerance*'2%'*"),
+        (["--torchmem-update-max=x"], "*'x' is not a tolerance*"),
+        (["--torchmem-github=maybe"], "*'maybe': write auto, always or never*"),
+        (["--torchmem-update=some"], "*--torchmem-update*'some'*"),
+    ],
+)
+def test_what_cannot_be_understood_ends_the_run_with_one_line(pytester, options, message):
+    pytester.makepyfile("def test_it(): pass")
+    result = pytester.runpytest_inprocess(*options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([message])
+
+
+def test_ci_never_updates(pytester, monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    pytester.makepyfile("def test_it(): pass")
+    result = pytester.runpytest_inprocess("--torchmem-update")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*CI is set*never written there*"])
+    settings = _settings(pytester, "--torchmem-dry-run")
+    assert settings.in_ci
+    assert not settings.writes
+    assert settings.proposal_path.name == "torchmem-proposal"
+
+
+def test_header(pytester):
+    result = pytester.runpytest_inprocess("--torchmem-gpu=h100", "--torchmem-update=new")
+    result.stdout.fnmatch_lines(
+        ["torchmem * | cpu, cuda (h100) | torch 2.* | tolerance 1% | updating (new)"]
+    )
