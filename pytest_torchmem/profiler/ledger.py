@@ -112,6 +112,12 @@ class Ledger:
             ledger.phases.append((0, self.phase))
         return ledger
 
+    def begin(self, phase: Phase) -> None:
+        """Let everything so far belong to ``phase``."""
+        self.phase = phase
+        for ledger in self.devices.values():
+            ledger.phases[:] = [(0, phase)]
+
     def enter(self, phase: Phase) -> None:
         """Begin ``phase`` on every device."""
         if phase is self.phase:
@@ -150,9 +156,14 @@ class Ledger:
         for index in indices:
             ledger.remove(index)
 
-    def close(self) -> None:
-        """Forget every storage, so that none that outlives the trace is written down later."""
+    def close(self) -> set[int]:
+        """Stop writing down; return the addresses of storages without memory that are still alive.
+
+        Some program's variable, or a traceback's frame, may hold them.
+        """
+        survivors = {record.address for record in self.records.values() if record.hollow}
         self.records.clear()
+        return survivors
 
     def _strike(self, record: Record) -> None:
         if self.records.pop(record.address, None) is record:

@@ -26,7 +26,7 @@ from pytest_torchmem.profiler.devices.host import REFERENCE, Host, this_machine
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.devices.tensors import hollow_answers
 from pytest_torchmem.profiler.gradients import References
-from pytest_torchmem.profiler.hollow import Interceptor
+from pytest_torchmem.profiler.hollow import Interceptor, give_survivors_data
 from pytest_torchmem.profiler.internals import (
     check_torch,
     interception,
@@ -100,25 +100,42 @@ def _trace(
         stack.enter_context(_no_collection())
         stack.enter_context(_one_thread())
         stack.enter_context(_eager())
-        stack.callback(ledger.close)
+        stack.callback(give_survivors_data, ledger)
         stack.callback(interceptor.return_borrowed)
         stack.enter_context(_layers(interceptor))
-        if isinstance(target, nn.Module):
-            ledger.enter(Phase.BASELINE)
-            ledger.devices[machine.device].phases[:] = [(0, Phase.BASELINE)]
-            twins = Twins(interceptor, machine.device)
-            model = twins.of_module(target)
-            args, kwargs = twins.of_inputs(args, kwargs)
-            workload = _workload(ledger, machine.device)
-            del twins
-            ledger.enter(Phase.FORWARD)
-            outcome = run_target(model, args, kwargs, *step)
-        else:
-            outcome = run_target(target, args, kwargs, *step)
-            workload = ""
-        profile = _profile(machine, ledger, workload, tuple(interceptor.values.warnings))
-        del outcome
-        return profile
+        # In a function of its own: when it returns, nothing of the step is alive but what the
+        # program keeps for itself.
+        return _profile(interceptor, target, args, kwargs, step)
+
+
+def _profile(
+    interceptor: Interceptor,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    step: tuple[Any, ...],
+) -> MemoryProfile:
+    ledger, machine = interceptor.ledger, interceptor.machine
+    workload = ""
+    if isinstance(target, nn.Module):
+        ledger.begin(Phase.BASELINE)
+        twins = Twins(interceptor, machine.device)
+        target = twins.of_module(target)
+        args, kwargs = twins.of_inputs(args, kwargs)
+        workload = _workload(ledger, machine.device)
+        del twins
+        ledger.enter(Phase.FORWARD)
+    outcome = run_target(target, args, kwargs, *step)
+    profile = summarise(
+        ledger.devices[machine.device].timeline(),
+        device=machine.device.type,
+        gpu=machine.gpu.name if machine.gpu else None,
+        host=machine.host.name,
+        workload=workload,
+        warnings=tuple(interceptor.values.warnings),
+    )
+    del outcome
+    return profile
 
 
 @cache
@@ -181,20 +198,6 @@ def _machine(device: str, gpu: str | None, host: str) -> Machine:
     if device == "cpu":
         return Machine(_HOSTS[host]())
     return Machine(_HOSTS[host](), named or find_gpu(DEFAULT_GPU))
-
-
-def _profile(
-    machine: Machine, ledger: Ledger, workload: str, warnings: tuple[str, ...]
-) -> MemoryProfile:
-    timeline = ledger.devices[machine.device].timeline()
-    return summarise(
-        timeline,
-        device=machine.device.type,
-        gpu=machine.gpu.name if machine.gpu else None,
-        host=machine.host.name,
-        workload=workload,
-        warnings=warnings,
-    )
 
 
 def summarise(

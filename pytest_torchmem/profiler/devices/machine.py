@@ -22,6 +22,8 @@ _DECIDING = {
     "aten::masked_scatter": (1,),
     "aten::_pack_padded_sequence": (1,),
 }
+#: The outputs among those whose values, too, follow from the deciding arguments alone.
+_DECIDED_OUTPUTS = {"aten::_pack_padded_sequence": (1,)}
 
 
 @dataclass(slots=True)
@@ -58,6 +60,10 @@ class Machine:
         """Return the positions of the tensors whose values decide the outputs' shape."""
         return _DECIDING.get(name, tuple(range(len(tensors))))
 
+    def decided_outputs(self, name: str) -> tuple[int, ...]:
+        """Return the positions of outputs known whenever their operator's shapes are."""
+        return _DECIDED_OUTPUTS.get(name, ())
+
     def workspace(
         self,
         device: torch.device,
@@ -71,6 +77,10 @@ class Machine:
         if function is None:
             return ()
         machine = self.gpu if device.type == "cuda" else self.host
+        if operator.mutated_names:  # ``out=`` is where the outputs are, not another argument
+            kwargs = {
+                name: value for name, value in kwargs.items() if name not in operator.mutated_names
+            }
         requests = function(machine, outputs, *args, **kwargs)
         if isinstance(requests, int):
             requests = (requests,)

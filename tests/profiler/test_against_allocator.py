@@ -1,0 +1,64 @@
+"""Traces on fake cpu give what the real CPU allocator counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from programs import MODELS, PROGRAMS, differences
+
+from pytest_torchmem import measure, trace
+
+#: Reductions take a few numbers per thread, and C++ wraps a Python number in a tensor of 8 bytes.
+SMALL = 1024
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("optimizer", [None, torch.optim.AdamW], ids=["backward", "AdamW"])
+def test_models(name: str, optimizer: Callable[..., torch.optim.Optimizer] | None) -> None:
+    build, make_input = MODELS[name]
+    model, x = build(), make_input()
+    traced = trace(model, x, host="here", optimizer=optimizer)
+    measured = measure(model, x, optimizer=optimizer)
+    assert all(abs(size) <= SMALL for size in differences(traced, measured).values())
+    assert traced.baseline == measured.baseline
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_programs(program: Callable[[], None]) -> None:
+    found = differences(trace(program, host="here"), measure(program))
+    assert all(abs(size) <= 64 for size in found.values()), found
+
+
+def test_a_step_is_larger_without_checkpoints() -> None:
+    build, make_input = MODELS["checkpoint"]
+    plain = build()
+    plain.forward = lambda x: [x := x + block(x) for block in plain.blocks][-1]  # type: ignore
+    assert trace(build(), make_input()).retained < trace(plain, make_input()).retained  # type: ignore
+
+
+def test_transformers_models() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=500, n_positions=64)
+    model = transformers.GPT2LMHeadModel(config)
+    ids = torch.randint(0, 500, (2, 32))
+    traced = trace(model, input_ids=ids, labels=ids, host="here")
+    measured = measure(model, input_ids=ids, labels=ids)
+    found = differences(traced, measured)
+    assert all(abs(size) <= SMALL for size in found.values()), found
+
+
+def test_reference_host_does_not_depend_on_this_machine() -> None:
+    build, make_input = MODELS["perceptron"]
+    model, x = build(), make_input()
+    expected = trace(model, x).figures()
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            with torch.backends.mkldnn.flags(enabled=number != 2):
+                assert trace(model, x).figures() == expected
+            assert torch.get_num_threads() == number
+    finally:
+        torch.set_num_threads(threads)

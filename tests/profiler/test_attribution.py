@@ -1,0 +1,102 @@
+"""Whose bytes they are: modules, operators, lines and phases."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pytest_torchmem import trace
+from pytest_torchmem.profiler.profile import Kind, Phase
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(32, 512)
+        self.narrow = nn.Linear(512, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.wide(x)
+        hidden = hidden.exp()  # the line
+        return self.narrow(hidden)
+
+
+def test_module_operator_and_line() -> None:
+    profile = trace(nn.Sequential(Block(), Block()), torch.randn(64, 32))
+    found = [
+        allocation
+        for allocation in profile.live_at_peak("forward")
+        if allocation.origin.operator == "aten::exp"
+    ]
+    assert [allocation.origin.module for allocation in found] == ["Sequential.0", "Sequential.1"]
+    assert {allocation.kind for allocation in found} == {Kind.ACTIVATION}
+    line = Block.forward.__code__.co_firstlineno + 2
+    assert {allocation.origin.line.rpartition("/")[2] for allocation in found} == {
+        f"test_attribution.py:{line}"
+    }
+
+
+def test_backward_belongs_to_the_forward_that_made_it() -> None:
+    profile = trace(nn.Sequential(Block(), Block()), torch.randn(64, 32))
+    gradients = {
+        (allocation.origin.module, allocation.shape)
+        for allocation in profile.timeline.allocations
+        if allocation.kind is Kind.GRADIENT and allocation.origin.operator == "aten::mm"
+    }
+    assert ("Sequential.1.narrow", (32, 512)) in gradients
+    assert ("Sequential.0.wide", (512, 32)) in gradients
+    exponentials = [
+        allocation.origin
+        for allocation in profile.timeline.allocations
+        if allocation.origin.phase is Phase.BACKWARD
+        and allocation.origin.module == "Sequential.0"
+        and allocation.origin.operator == "aten::mul.Tensor"
+    ]
+    assert exponentials
+
+
+def test_parameters_and_inputs_have_their_names() -> None:
+    profile = trace(Block(), torch.randn(64, 32))
+    labels = {
+        allocation.label: allocation.kind
+        for allocation in profile.timeline.allocations
+        if allocation.origin.phase is Phase.BASELINE
+    }
+    assert labels["wide.weight"] is Kind.PARAMETER
+    assert labels["input 0"] is Kind.INPUT
+
+
+def test_phases_are_found() -> None:
+    def program() -> None:
+        model = Block()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(4, 32)).sum().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+    phases = [phase for _, phase in trace(program).timeline.phases]
+    once = [Phase.FORWARD, Phase.BACKWARD, Phase.BETWEEN, Phase.OPTIMIZER]
+    assert phases[: len(once)] == once
+    assert phases.count(Phase.OPTIMIZER) == 2
+    assert phases.count(Phase.FORWARD) == 2
+
+
+def test_totals_add_up_to_the_peak() -> None:
+    profile = trace(Block(), torch.randn(64, 32), optimizer=torch.optim.AdamW)
+    for phase, peak in (
+        ("forward", profile.forward_peak),
+        ("backward", profile.backward_peak),
+        ("optimizer", profile.optimizer_peak),
+        (None, profile.peak),
+    ):
+        for totals in (profile.by_module, profile.by_operator, profile.by_line, profile.by_kind):
+            assert sum(totals(phase).values()) == peak
+
+
+def test_table_names_the_largest() -> None:
+    text = trace(Block(), torch.randn(64, 32), device="cuda").table()
+    assert "cuda (a100-80gb)" in text
+    assert "backward peak" in text
+    assert "wide.weight float32[512, 32]" in text

@@ -1,0 +1,58 @@
+"""What a user does wrong is said with what to do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchmem import trace
+from pytest_torchmem.errors import (
+    UnsupportedOperatorError,
+    UnsupportedTorchError,
+    UsageError,
+)
+from pytest_torchmem.profiler import internals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "tpu"}, "'cpu', 'cuda'"),
+        ({"device": "cuda", "gpu": "a1000"}, "Did you mean 'a100-80gb'"),
+        ({"host": "there"}, "'reference', 'here'"),
+        ({"steps": 0}, "at least 1"),
+        ({"optimizer": torch.optim.SGD, "backward": False}, "leave backward=True"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
+)
+def test_arguments(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        trace(nn.Linear(2, 2), torch.randn(1, 2), **arguments)  # type: ignore[arg-type]
+
+
+def test_what_the_model_raises_comes_through() -> None:
+    with pytest.raises(RuntimeError, match=r"1, 3\] X \[2, 2"):
+        trace(nn.Linear(2, 2), torch.randn(1, 3))
+
+
+def test_operator_without_geometry_is_named() -> None:
+    library = torch.library.Library("torchmem_test", "FRAGMENT")
+    try:
+        library.define("mystery(Tensor x) -> Tensor")
+        library.impl("mystery", lambda x: x.clone(), "CPU")
+        with pytest.raises(UnsupportedOperatorError, match="torchmem_test::mystery") as raised:
+            trace(lambda: torch.ops.torchmem_test.mystery(torch.randn(3)))
+        assert "torch.library.register_fake" in str(raised.value)
+        torch.library.register_fake("torchmem_test::mystery", torch.empty_like)
+        assert trace(lambda: torch.ops.torchmem_test.mystery(torch.randn(3))).peak == 24
+    finally:
+        library._destroy()
+
+
+def test_unknown_torch_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(internals, "_CHECKED", [])
+    monkeypatch.setattr(internals, "storage_address", lambda tensor: 0)
+    with pytest.raises(UnsupportedTorchError, match=r"cannot trace on torch \d") as raised:
+        trace(nn.Linear(2, 2), torch.randn(1, 2))
+    assert "\n" not in str(raised.value)

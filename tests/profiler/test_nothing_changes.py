@@ -1,0 +1,199 @@
+"""A trace leaves the user's model, the generators and torch as they were."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from programs import MODELS, hooked
+from torch import Tensor, nn
+from torch.optim import optimizer
+
+from pytest_torchmem import trace
+
+DEVICES = ("cpu", "cuda")
+
+
+def state_of_torch() -> dict[str, Any]:
+    """Return everything in torch that a trace replaces or switches on."""
+    return {
+        "Tensor": dict(vars(Tensor)),
+        "Parameter": dict(vars(nn.Parameter)),
+        "Module": dict(vars(nn.Module)),
+        "torch": {name: value for name, value in vars(torch).items() if callable(value)},
+        "cuda": {name: value for name, value in vars(torch.cuda).items() if callable(value)},
+        "device context": dict(vars(torch.utils._device.DeviceContext)),
+        "threads": torch.get_num_threads(),
+        "gc": gc.isenabled(),
+        "fake key": torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Fake)
+        if hasattr(torch._C.DispatchKey, "Fake")
+        else None,
+        "kernels": [
+            torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutogradCPU")
+            for name in ("aten::dropout", "aten::scaled_dot_product_attention")
+        ],
+        "optimizer hooks": len(optimizer._global_optimizer_pre_hooks),
+        "grad mode": torch.is_grad_enabled(),
+    }
+
+
+class Raises(nn.Module):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear(x).sum().backward()
+        raise self.error
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", MODELS)
+def test_model_is_as_it_was(name: str, device: str) -> None:
+    build, make_input = MODELS[name]
+    model, x = build(), make_input()
+    model.train()
+    model(x).sum().backward()  # gradients that a trace may not touch
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    values = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    gradients = {
+        name: None if tensor.grad is None else (tensor.grad, tensor.grad.clone())
+        for name, tensor in tensors.items()
+    }
+    x_value, x_gradient = x.detach().clone(), x.grad
+    state, python_state = torch.get_rng_state(), random.getstate()
+    trace(model, x, device=device, optimizer=torch.optim.SGD)
+    after = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert list(after) == list(tensors)
+    for name, tensor in after.items():
+        assert tensor is tensors[name]
+        assert torch.equal(tensor, values[name])
+        kept = gradients[name]
+        if kept is None:
+            assert tensor.grad is None
+        else:
+            assert tensor.grad is kept[0]
+            assert torch.equal(tensor.grad, kept[1])
+    assert model.training
+    assert torch.equal(x.detach(), x_value)
+    assert x.grad is x_gradient
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == python_state
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()], ids=repr)
+def test_nothing_is_left_after_an_exception(device: str, error: BaseException) -> None:
+    trace(nn.Linear(8, 8), torch.randn(2, 8), device=device)  # what is imported once, is imported
+    before = state_of_torch()
+    model = Raises(error)
+    weight = model.linear.weight.detach().clone()
+    with pytest.raises(type(error)) as raised:
+        trace(model, torch.randn(2, 8), device=device)
+    assert raised.value is error or str(raised.value) == str(error)
+    assert state_of_torch() == before
+    assert model.linear.weight.grad is None
+    assert torch.equal(model.linear.weight, weight)
+    assert torch.ones(3).sum().item() == 3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_captured_model_gets_its_tensors_back(device: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    weight, mean = model[0].weight.detach().clone(), model[1].running_mean.clone()
+
+    def program() -> None:
+        moved = model.to(device).half().float()
+        moved(torch.randn(4, 8, device=device)).sum().backward()
+
+    trace(program, device=device)
+    assert torch.equal(model[0].weight, weight)
+    assert torch.equal(model[1].running_mean, mean)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert model(torch.randn(4, 8)).sum().isfinite()
+
+
+def test_other_threads_run_for_real() -> None:
+    results: list[float] = []
+
+    def work() -> None:
+        x = torch.arange(4.0, requires_grad=True)
+        nn.functional.dropout(x, 0.0).sum().backward()
+        results.append(x.grad.sum().item())  # type: ignore[union-attr]
+
+    def program() -> Tensor:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return torch.ones(3) + 1
+
+    trace(program, device="cuda")
+    assert results == [4.0]
+
+
+def test_hooks_run_on_the_twin() -> None:
+    model = hooked()
+    seen: list[nn.Module] = []
+    model[1].register_forward_hook(lambda module, args, output: seen.append(module))
+    trace(model, torch.randn(4, 32))
+    assert len(seen) == 1
+    assert seen[0] is not model[1]
+
+
+def test_module_that_cannot_be_copied() -> None:
+    class Locked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.lock = threading.Lock()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with self.lock:
+                return self.linear(x)
+
+    model = Locked()
+    with pytest.raises(TypeError):
+        copy.deepcopy(model)
+    plain = trace(nn.Linear(8, 8), torch.randn(2, 8))
+    assert trace(model, torch.randn(2, 8)).figures() == plain.figures()
+    assert model.linear.weight.grad is None
+
+
+def test_shared_storages_stay_shared_on_the_host() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = torch.randn(2, 64)
+            self.first, self.second = nn.Parameter(whole[0]), nn.Parameter(whole[1])
+
+        def forward(self) -> Tensor:
+            return self.first * self.second
+
+    assert trace(Halves(), device="cpu").baseline == 2 * 64 * 4
+    # A copy of each part is what moving the module would make.
+    assert trace(Halves(), device="cuda").baseline == 2 * 64 * 4
+
+
+def test_traces_do_not_nest() -> None:
+    def program() -> None:
+        trace(nn.Linear(2, 2), torch.randn(1, 2))
+
+    with pytest.raises(ValueError, match="a traced program cannot trace"):
+        trace(program)
+
+
+@pytest.mark.parametrize("build", [lambda: nn.Linear(64, 64)])
+def test_parameters_on_meta(build: Callable[[], nn.Module]) -> None:
+    with torch.device("meta"):
+        model = build()
+    assert (
+        trace(model, torch.randn(2, 64)).figures() == trace(build(), torch.randn(2, 64)).figures()
+    )
+    assert model.weight.is_meta  # type: ignore[union-attr]

@@ -1,0 +1,49 @@
+"""Properties of timelines: peaks are what a replay of the events gives."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_torchmem.profiler.profile import Allocation, Kind, Origin, Phase, Timeline
+
+ORIGIN = Origin(Phase.FORWARD)
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    sizes = draw(st.lists(st.integers(0, 1000), min_size=1, max_size=20))
+    events: list[int] = []
+    live: list[int] = []
+    for index in range(1, len(sizes) + 1):
+        events.append(index)
+        live.append(index)
+        while live and draw(st.booleans()):
+            events.append(-live.pop(draw(st.integers(0, len(live) - 1))))
+    cuts = sorted(draw(st.sets(st.integers(1, len(events)), max_size=4)))
+    phases = [(0, Phase.FORWARD), *zip(cuts, draw(_phases(len(cuts))), strict=True)]
+    allocations = tuple(Allocation(size, Kind.OTHER, ORIGIN) for size in sizes)
+    return Timeline(allocations, tuple(events), tuple(phases))
+
+
+def _phases(count: int) -> st.SearchStrategy[list[Phase]]:
+    return st.lists(st.sampled_from(list(Phase)), min_size=count, max_size=count)
+
+
+@given(timelines())
+def test_peak_of_all_phases_is_the_highest_ever(timeline: Timeline) -> None:
+    assert max(peak for peak, _ in timeline.peaks().values()) == max(0, *timeline.live_bytes())
+
+
+@given(timelines())
+def test_what_is_live_at_a_peak_adds_up_to_it(timeline: Timeline) -> None:
+    for peak, position in timeline.peaks().values():
+        assert sum(allocation.nbytes for allocation in timeline.live_at(position)) == peak
+
+
+@given(timelines())
+def test_every_phase_has_a_peak_not_under_what_it_began_with(timeline: Timeline) -> None:
+    live = [0, *timeline.live_bytes()]
+    peaks = timeline.peaks()
+    for start, phase in timeline.phases:
+        assert peaks[phase][0] >= live[start]
