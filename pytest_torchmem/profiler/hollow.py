@@ -191,7 +191,7 @@ class Interceptor:
                 )
             ):
                 return tensors[0]
-        if operator.dynamic:
+        if operator.dynamic and self.machine.meta_function(operator.name) is None:
             return self._run_dynamic(operator, args, kwargs, tensors, records, device, frame)
         planned = (args, kwargs)
         if operator.masks:
@@ -355,9 +355,12 @@ class Interceptor:
         return _map_outputs(outputs, tensor_of)
 
     def _hollow(self, output: Output, nbytes: int, device: DeviceLedger, origin: Origin) -> Tensor:
-        storage = hollow_storage(nbytes)
+        memory = known.memory_for(output.dtype, nbytes)
+        storage = hollow_storage(nbytes, memory)
         kind = _KIND_OF_PHASE[origin.phase]
-        self.ledger.book(storage, nbytes, device, kind, origin, output.shape, output.dtype)
+        self.ledger.book(
+            storage, nbytes, device, kind, origin, output.shape, output.dtype, memory=memory
+        )
         return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
 
     def _run_composite(
@@ -416,13 +419,25 @@ class Interceptor:
         ]
         real = self.values.run(operator, args, kwargs, tensors, values)
         plan = plan_of_result(real, values, storage_address)
+        on_host = self.machine.host_outputs(operator.name)
+        host_outputs = {position: plan.outputs[position] for position in on_host}
+        if on_host:
+            plan.outputs = tuple(
+                None if position in on_host else output
+                for position, output in enumerate(plan.outputs)
+            )
         origin = self.attribution.origin(self.ledger.phase, operator.name, frame)
         result = self._make(plan, tensors, records, device, origin)
         if all(record.known is not None for record in records):
             self.values.take(result, real)
-        for position in self.machine.decided_outputs(operator.name):
-            self.values.take(result[position], real[position])
-        return result
+        if not on_host:
+            return result
+        outputs = list(result)
+        for position, output in host_outputs.items():
+            nbytes = plan.slots[output.slot]
+            outputs[position] = self._hollow(output, nbytes, self.ledger.on(_CPU), origin)
+            self.values.take(outputs[position], real[position])
+        return tuple(outputs)
 
     def _without_masks(self, operator: Operator, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return the arguments of an indexing with boolean masks made indices of known length."""
@@ -476,18 +491,18 @@ class Interceptor:
         self._enter_phase()
         origin = self.attribution.origin(self.ledger.phase, "", sys._getframe(2))
         storage = tensor.untyped_storage()
-        record = self.ledger.book(
-            storage,
-            storage.nbytes(),
-            device,
-            Kind.OTHER,
-            origin,
-            tuple(tensor.shape),
-            tensor.dtype,
-            hollow=False,
-        )
-        if known.worth_knowing(tensor.dtype, tensor.numel()):
-            with self.working():
+        with self.working():
+            record = self.ledger.book(
+                storage,
+                storage.nbytes(),
+                device,
+                Kind.OTHER,
+                origin,
+                tuple(tensor.shape),
+                tensor.dtype,
+                hollow=False,
+            )
+            if known.worth_knowing(tensor.dtype, tensor.numel()):
                 known.remember(record, tensor)
 
     def return_borrowed(self) -> None:
@@ -508,7 +523,7 @@ class Interceptor:
         output = Output(0, tensor.dtype, shape, tensor.stride(), 0)
         hollow = self._hollow(output, nbytes, device, origin)
         if known.worth_knowing(tensor.dtype, tensor.numel()):
-            known.adopt(self.ledger.records[storage_address(hollow)], tensor)
+            known.remember(self.ledger.records[storage_address(hollow)], tensor)
         return hollow
 
     def enter_tensor(
@@ -528,7 +543,8 @@ class Interceptor:
             twin = torch.empty_like(tensor, device="meta")
             nbytes = twin.numel() * twin.element_size()
             output = Output(0, tensor.dtype, tuple(tensor.shape), twin.stride(), 0)
-        storage = hollow_storage(nbytes)
+        memory = known.memory_for(output.dtype, nbytes)
+        storage = hollow_storage(nbytes, memory)
         record = self.ledger.book(
             storage,
             nbytes,
@@ -538,18 +554,17 @@ class Interceptor:
             output.shape,
             output.dtype,
             label,
+            memory=memory,
         )
+        twin = tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
         if (
             tensor.device.type == "cpu"
             and kind is not Kind.PARAMETER
             and tensor.untyped_storage().data_ptr() != 0
             and known.worth_knowing(tensor.dtype, tensor.numel())
         ):
-            if whole:
-                known.remember(record, tensor)
-            else:
-                known.adopt(record, torch.empty_like(tensor).copy_(tensor))
-        return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
+            known.remember(record, tensor if whole else known.laid_out_as(twin, tensor))
+        return twin
 
     def _resize(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         tensor: Tensor = args[0]

@@ -45,9 +45,13 @@ storage_use_count: Callable[[int], int] = _C._storage_Use_Count
 _construct_storage = _C._construct_storage_from_data_pointer
 
 
-def hollow_storage(nbytes: int) -> torch.UntypedStorage:
-    """Return a CPU storage that says it holds ``nbytes`` and holds no memory."""
-    return cast(torch.UntypedStorage, _construct_storage(0, _CPU, nbytes))
+def hollow_storage(nbytes: int, memory: Tensor | None = None) -> torch.UntypedStorage:
+    """Return a CPU storage that says it holds ``nbytes`` and holds no memory.
+
+    With ``memory`` it shows that tensor's bytes without owning them.
+    """
+    address = 0 if memory is None else memory.data_ptr()
+    return cast(torch.UntypedStorage, _construct_storage(address, _CPU, nbytes))
 
 
 def tensor_use_count(tensor: Tensor) -> int:

@@ -34,15 +34,22 @@ def worth_knowing(dtype: torch.dtype, elements: int) -> bool:
     return elements <= (LIMIT_FLOATING if floating else LIMIT_INTEGER)
 
 
+def memory_for(dtype: torch.dtype, nbytes: int) -> Tensor | None:
+    """Return real memory for a small integer or boolean storage, else None.
+
+    C++ reads and writes such tensors without an operator: lengths, batch sizes, splits.
+    """
+    if dtype.is_floating_point or dtype.is_complex or nbytes == 0:
+        return None
+    if nbytes > LIMIT_INTEGER * dtype.itemsize:
+        return None
+    return torch.zeros(nbytes, dtype=torch.uint8)
+
+
 def remember(record: Record, tensor: Tensor) -> None:
-    """Keep a copy of the whole storage of the real ``tensor`` as the content of ``record``."""
+    """Keep the content of the whole storage of the real ``tensor`` as that of ``record``."""
     content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    record.known = content.clone()
-
-
-def adopt(record: Record, tensor: Tensor) -> None:
-    """Take the storage of ``tensor``, which nobody else holds, as the content of ``record``."""
-    record.known = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    record.known = content.clone() if record.memory is None else record.memory.copy_(content)
 
 
 def value_of(record: Record, tensor: Tensor) -> Tensor:
@@ -140,7 +147,7 @@ class KnownValues:
             if record is None or record.known is not None:
                 continue
             if worth_knowing(tensor.dtype, tensor.numel()):
-                adopt(record, _laid_out_as(tensor, value))
+                remember(record, laid_out_as(tensor, value))
 
     def _compute(
         self,
@@ -186,7 +193,9 @@ class KnownValues:
                 others = list(tensors_in((args[1:], kwargs)))
                 sources = [records.get(storage_address(other)) for other in others]
                 if all(source is not None and source.known is not None for source in sources):
-                    record.known = torch.empty(nbytes, dtype=torch.uint8)
+                    if record.memory is None:
+                        record.memory = torch.empty(nbytes, dtype=torch.uint8)
+                    record.known = record.memory
                     values = [
                         value_of(cast(Record, source), other)
                         for source, other in zip(sources, others, strict=True)
@@ -210,7 +219,7 @@ def _outputs_of(outputs: Any) -> Iterator[Any]:
         yield outputs
 
 
-def _laid_out_as(tensor: Tensor, value: Tensor) -> Tensor:
+def laid_out_as(tensor: Tensor, value: Tensor) -> Tensor:
     """Return ``value`` in a storage of its own that ``tensor`` can be a view of."""
     nbytes = tensor.untyped_storage().nbytes()
     if (

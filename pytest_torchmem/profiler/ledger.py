@@ -85,7 +85,7 @@ def _dtype_name(dtype: torch.dtype | None) -> str:
 class Record(weakref.ref):  # type: ignore[type-arg]
     """A storage the ledger knows: where it lives, and its values beside it where they are known."""
 
-    __slots__ = ("address", "hollow", "index", "known", "ledger")
+    __slots__ = ("address", "hollow", "index", "known", "ledger", "memory")
 
     address: int
     index: int
@@ -94,6 +94,8 @@ class Record(weakref.ref):  # type: ignore[type-arg]
     ledger: DeviceLedger
     known: Tensor | None
     """The storage's content as a flat uint8 tensor in real memory, or None where not known."""
+    memory: Tensor | None
+    """Bytes that the hollow storage shows to whoever reads it; they live as long as it does."""
 
 
 class Ledger:
@@ -138,13 +140,14 @@ class Ledger:
         label: str = "",
         earlier: bool = False,
         hollow: bool = True,
+        memory: Tensor | None = None,
     ) -> Record:
         """Write down that ``storage`` was made; it is struck off when its last reference dies."""
         index = ledger.add(_Entry(nbytes, kind, origin, shape, dtype, label), earlier)
         record = Record(storage, self._strike)
         address = storage._cdata
         record.address, record.index, record.ledger = address, index, ledger
-        record.known, record.hollow = None, hollow
+        record.known, record.hollow, record.memory = None, hollow, memory
         self.records[address] = record
         return record
 

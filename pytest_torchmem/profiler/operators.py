@@ -113,6 +113,8 @@ _KNOWN_FACTORIES = frozenset(
         "arange",
         "bernoulli",
         "bernoulli_",
+        "empty",
+        "empty_strided",
         "eye",
         "full",
         "linspace",

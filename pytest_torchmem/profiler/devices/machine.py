@@ -22,8 +22,8 @@ _DECIDING = {
     "aten::masked_scatter": (1,),
     "aten::_pack_padded_sequence": (1,),
 }
-#: The outputs among those whose values, too, follow from the deciding arguments alone.
-_DECIDED_OUTPUTS = {"aten::_pack_padded_sequence": (1,)}
+#: Outputs that stay on the host, and whose values follow from the deciding arguments alone.
+_HOST_OUTPUTS = {"aten::_pack_padded_sequence": (1,)}
 
 
 @dataclass(slots=True)
@@ -60,9 +60,9 @@ class Machine:
         """Return the positions of the tensors whose values decide the outputs' shape."""
         return _DECIDING.get(name, tuple(range(len(tensors))))
 
-    def decided_outputs(self, name: str) -> tuple[int, ...]:
-        """Return the positions of outputs known whenever their operator's shapes are."""
-        return _DECIDED_OUTPUTS.get(name, ())
+    def host_outputs(self, name: str) -> tuple[int, ...]:
+        """Return the positions of outputs that stay on the host and are known with the shapes."""
+        return _HOST_OUTPUTS.get(name, ())
 
     def workspace(
         self,
