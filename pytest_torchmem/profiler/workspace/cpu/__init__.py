@@ -1,8 +1,10 @@
 """What CPU kernels take beyond their outputs: ATen's own, MKL's are not counted, oneDNN's."""
 
 from pytest_torchmem.profiler.workspace.cpu import (
+    convolution,
+    elementwise,
     normalization,
     reduction,
 )
 
-__all__ = ["normalization", "reduction"]
+__all__ = ["convolution", "elementwise", "normalization", "reduction"]

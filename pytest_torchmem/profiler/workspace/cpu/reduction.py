@@ -83,7 +83,7 @@ def _dims(input: Tensor, arguments: Sequence[object]) -> tuple[int, ...]:
 
 
 @workspace("aten::sum", device="cpu")
-def sum(
+def summation(
     machine: Host, outputs: Tensor, input: Tensor, *arguments: object, **options: object
 ) -> int:
     """An upcast of the whole input and a result per thread; native/ReduceOps.cpp, sum_out."""
