@@ -123,7 +123,7 @@ def over_budget(
 
 
 def explained(comparison: Comparison) -> list[Change]:
-    """Return the changes whose growth is worth explaining: the largest, and no repetition of it.
+    """Return the change whose growth is worth explaining: the largest, of a phase if it is one.
 
     The overall peak is one of the phases' peaks, so it is left out where that phase is there.
     """
@@ -138,7 +138,7 @@ def explained(comparison: Comparison) -> list[Change]:
         and change.figure != "reserved_peak"
         and not (change.figure == "peak" and change.now in values)
     ]
-    return phases[:2]
+    return phases[:1]
 
 
 def title(key: Key) -> str:

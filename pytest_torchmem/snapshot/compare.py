@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pytest_torchmem.snapshot.format import FIGURES, Entry
-from pytest_torchmem.tolerance import Level, Tolerance, find_rule, parse_rules
+from pytest_torchmem.tolerance import Level, Rule, Tolerance, find_rule, parse_rules
 
 JUDGED = ("forward_peak", "backward_peak", "optimizer_peak", "peak", "retained", "reserved_peak")
 """The figures that may not grow; ``baseline`` and ``end`` are parts of the others."""
@@ -72,11 +72,14 @@ class Comparison:
 def compare(before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
     """Return how ``now`` stands to ``before`` under the tolerances ``levels``, closest first."""
     device = now.key.device
-    changes = [
-        _judge(name, before.figures.get(name), now.figures.get(name), device, levels)
-        for name in FIGURES
-        if name in before.figures or name in now.figures
-    ]
+    changes = []
+    for name in FIGURES:
+        if name in before.figures or name in now.figures:
+            rule = find_rule(levels, device, name)
+            if name == "peak" and rule.figure is None:
+                # The overall peak is that of a phase, whose own rule is then meant for it as well.
+                rule = find_rule(levels, device, _highest_phase(now.figures))
+            changes.append(_judge(name, before.figures.get(name), now.figures.get(name), rule))
     return Comparison(
         changes=tuple(changes),
         workload_changed=bool(now.workload) and before.workload != now.workload,
@@ -115,16 +118,18 @@ def headline(changes: Mapping[str, tuple[int | None, int | None]]) -> str:
     return max(changed, key=step, default="peak")
 
 
-def _judge(
-    name: str, before: int | None, now: int | None, device: str, levels: Sequence[Level]
-) -> Change:
+def _highest_phase(figures: Mapping[str, int]) -> str:
+    peaks = ("forward_peak", "backward_peak", "optimizer_peak")
+    return max(peaks, key=lambda name: figures.get(name, -1))
+
+
+def _judge(name: str, before: int | None, now: int | None, rule: Rule) -> Change:
     if now is None:
         return Change(name, before, now, Verdict.NOT_RUN if name in _PHASES else Verdict.SHOWN)
     if before is None:
         return Change(name, before, now, Verdict.NEW)
     if name not in JUDGED:
         return Change(name, before, now, Verdict.SHOWN)
-    rule = find_rule(levels, device, name)
     allowed = rule.tolerance.allowance(before)
     if now == before:
         verdict = Verdict.SAME

@@ -37,7 +37,7 @@ class Growth:
 def peak_contents(profile: MemoryProfile) -> dict[str, list[Allocation]]:
     """Return what was alive at each phase's peak, and at the overall one where no phase has it."""
     timeline = profile.timeline
-    peaks = timeline.peaks()
+    peaks = timeline.peaks() if timeline.phases else {}
     wanted = {
         f"{phase.value}_peak": at
         for phase, (_, at) in peaks.items()

@@ -92,12 +92,12 @@ class Entry:
         return self.tolerance is not None or self.reason is not None or bool(self.extra)
 
     def same_measurement(self, other: Entry) -> bool:
-        """Tell whether nothing measured differs; the torch version alone is no difference."""
-        return (
-            self.figures == other.figures
-            and self.workload == other.workload
-            and self.explained == other.explained
-        )
+        """Tell whether figures and workload are the same.
+
+        Another torch version, or another attribution of the same bytes, is no reason to rewrite an
+        entry: a file that changes without a cause is not read any more.
+        """
+        return self.figures == other.figures and self.workload == other.workload
 
     def to_plain(self) -> dict[str, Any]:
         """Return the entry as it stands in the file, of builtin types."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 # A run inside this process forgets what it imports: torch, and the profiler's registrations in it,
 # must not be imported twice.
-import torch._dynamo
+import torch._dynamo  # noqa: F401
 
 import pytest_torchmem.fixture
 import pytest_torchmem.report.files
@@ -116,4 +117,32 @@ def stored(project: Project) -> Project:
     """A project with two tests and their snapshots."""
     project.write(test_net=TWO_TESTS)
     project.run("--torchmem-update").assert_outcomes(passed=2)
+    return project
+
+
+# Where a test is about files and processes, and not about memory, its runs use this double of the
+# profiler: the "model" is a number of bytes, and no worker has to import torch.
+DOUBLE = '''
+import sys, types
+from pytest_torchmem.profiler.profile import MemoryProfile
+
+def trace(target, *args, device="cpu", gpu=None, **kwargs):
+    size = target() if callable(target) else target
+    return MemoryProfile(
+        device=device, gpu=gpu, host="reference" if device == "cpu" else None, baseline=size // 2,
+        forward_peak=size, backward_peak=2 * size, optimizer_peak=None, peak=2 * size,
+        retained=size, end=size, torch_version="2.13.0+cpu", workload="w",
+    )
+
+double = types.ModuleType("pytest_torchmem.profiler.trace")
+double.trace = trace
+sys.modules[double.__name__] = double
+'''
+
+
+@pytest.fixture
+def light(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project whose runs use the double of the profiler."""
+    monkeypatch.setitem(sys.modules, trace.__module__, sys.modules[trace.__module__])
+    project.write(conftest=DOUBLE)
     return project

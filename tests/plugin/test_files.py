@@ -1,0 +1,316 @@
+"""Snapshot files that cannot be used are left as they are, and said to be so; conflicts resolve."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from pytest_torchmem.snapshot.format import (
+    Entry,
+    Explanation,
+    Key,
+    Snapshot,
+    SnapshotError,
+    dump,
+    load,
+)
+from pytest_torchmem.snapshot.store import read, write
+
+
+def _entry(test: str = "test_it", peak: int = 1536, **details: object) -> Entry:
+    key = Key(test, device="cuda", gpu="h100")
+    tables = Explanation({"net.*": peak}, {"aten::mm": peak})
+    return Entry(key, "2.13.0", "w", {"peak": peak}, {"peak": tables}, **details)
+
+
+def _file(*entries: Entry, **extra: object) -> str:
+    return dump(Snapshot({entry.key: entry for entry in entries}, extra))
+
+
+def test_format_is_made_for_review():
+    text = _file(_entry("test_b"), _entry("test_a", reason="why", tolerance={"peak": "2%"}))
+    assert text == """{
+  "schema": 1,
+  "entries": [
+    {
+      "test": "test_a",
+      "device": "cuda",
+      "gpu": "h100",
+      "torch": "2.13.0",
+      "workload": "w",
+      "tolerance": {
+        "peak": "2%"
+      },
+      "reason": "why",
+      "peak": [1536, "1.50 KiB"],
+      "at_peak": {
+        "modules": {
+          "net.*": [1536, "1.50 KiB"]
+        },
+        "operators": {
+          "aten::mm": [1536, "1.50 KiB"]
+        }
+      }
+    },
+    {
+      "test": "test_b",
+      "device": "cuda",
+      "gpu": "h100",
+      "torch": "2.13.0",
+      "workload": "w",
+      "peak": [1536, "1.50 KiB"],
+      "at_peak": {
+        "modules": {
+          "net.*": [1536, "1.50 KiB"]
+        },
+        "operators": {
+          "aten::mm": [1536, "1.50 KiB"]
+        }
+      }
+    }
+  ]
+}
+"""
+
+
+def test_round_trip_keeps_everything():
+    entries = [
+        _entry("test[a/b::c \"'\\ é \U0001f525 \n]", extra={"note": {"deep": [1, {"x": None}]}}),
+        _entry("test", peak=0, reason="", tolerance=0),
+    ]
+    snapshot = Snapshot({entry.key: entry for entry in entries}, {"$comment": ["ours"]})
+    text = dump(snapshot)
+    assert load(text) == snapshot
+    assert dump(load(text)) == text
+    json.loads(text)
+
+
+def test_sizes_may_be_written_by_hand():
+    assert load(_file(_entry()).replace('[1536, "1.50 KiB"]', "99")).entries[
+        _entry().key
+    ].figures == {"peak": 99}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not JSON"),
+        ("{", "is not JSON"),
+        ("[]", "expected an object, found a list"),
+        ("{}", 'has no "schema" number'),
+        ('{"schema": true, "entries": []}', 'has no "schema" number'),
+        ('{"schema": 2, "entries": []}', "written by a newer pytest-torchmem (schema 2; this one"),
+        ('{"schema": 0, "entries": []}', "schema 0, which never existed"),
+        ('{"schema": 1}', 'has no list "entries"'),
+        ('{"schema": 1, "schema": 1, "entries": []}', "the key \"schema\" twice"),
+        ('{"schema": 1, "entries": [1]}', "entry 1 is a number, not an object"),
+        ('{"schema": 1, "entries": [{}]}', 'entry 1 has no "test"'),
+        ('{"schema": 1, "entries": NaN}', "NaN is not a JSON value"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"schema": 1, "entries": [], "x": "\\ud800"}', "surrogate"),
+        (_file(_entry()).replace("1536", "-1"), "must be bytes such as"),
+        (_file(_entry()).replace("1536", "1.5"), "must be bytes such as"),
+        (_file(_entry()).replace("1536", "true"), "must be bytes such as"),
+        (_file(_entry()).replace("1536", "9" * 5000), "is not a snapshot"),
+        (_file(_entry()).replace('"cuda"', "null"), '"device" is null, not a text'),
+        (_file(_entry()).replace('"modules"', '"modul"'), 'an object with "modules" and'),
+        (_file(_entry(tolerance="x")), "the tolerance in the entry of test_it: 'x' is not a"),
+        (_file(_entry()).replace('"peak": [', '"top": ['), 'has no "peak"'),
+        (
+            _file(_entry("test_a"), _entry("test_b")).replace("test_b", "test_a"),
+            "holds two entries for test_a · cuda (h100). Remove one",
+        ),
+    ],
+)
+def test_what_is_no_snapshot(text, message, tmp_path):
+    with pytest.raises(SnapshotError) as caught:
+        load(text)
+    assert message in str(caught.value)
+    file = tmp_path / "test_x.json"
+    file.write_text(text)
+    with pytest.raises(SnapshotError, match="The file was left as it is: repair it"):
+        read(file)
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b'{"schema": 2, "entries": []}', b""])
+@pytest.mark.parametrize("options", [[], ["--torchmem-update"], ["--torchmem-dry-run"]])
+def test_a_bad_file_fails_its_tests_and_is_left_alone(stored, content, options):
+    stored.file().write_bytes(content)
+    result = stored.run(*options)
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*test_net.json: *The file was left as it is*"])
+    assert stored.file().read_bytes() == content
+
+
+def test_a_bad_file_of_a_module_without_checks_is_an_error_of_the_run(stored):
+    stored.file().write_text("{")
+    stored.write(test_net="def test_it(): pass\n")
+    result = stored.run("--torchmem-update")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["error: *test_net.json: is not JSON*"])
+    assert stored.file().read_text() == "{"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
+def test_permissions(stored):
+    stored.file().chmod(0)
+    stored.run().assert_outcomes(failed=2)
+    stored.file().chmod(0o644)
+    stored.file().parent.chmod(0o555)
+    stored.width(128)
+    result = stored.run("--torchmem-update")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["error: *cannot be written: Permission denied"])
+
+
+def test_a_directory_in_the_place_of_the_file(stored):
+    stored.file().unlink()
+    stored.file().mkdir()
+    result = stored.run("--torchmem-update")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*test_net.json: cannot be read: Is a directory"])
+
+
+def test_writing_keeps_links_and_permissions_and_leaves_no_temporary_file(tmp_path):
+    real = tmp_path / "elsewhere" / "real.json"
+    real.parent.mkdir()
+    real.write_text("old")
+    real.chmod(0o640)
+    link = tmp_path / "link.json"
+    link.symlink_to(real)
+    write(link, "new")
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert os.listdir(real.parent) == ["real.json"]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    file = tmp_path / "a.json"
+    file.write_text("old")
+
+    def refuse(*names: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        write(file, "new")
+    assert file.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_new_files_have_ordinary_permissions(tmp_path):
+    write(tmp_path / "deep" / "a.json", "x")
+    umask = os.umask(0)
+    os.umask(umask)
+    mode = (tmp_path / "deep" / "a.json").stat().st_mode
+    assert stat.S_IMODE(mode) == 0o666 & ~umask
+
+
+def _conflict(ours: str, theirs: str, style: str = "merge") -> str:
+    """Return what git leaves when the whole file is in conflict."""
+    base = "||||||| base\n{}\n" if style == "diff3" else ""
+    return f"<<<<<<< HEAD\n{ours}{base}=======\n{theirs}>>>>>>> branch: x\n"
+
+
+@pytest.mark.parametrize("style", ["merge", "diff3"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_both_sides_of_a_conflict_are_read(tmp_path, style, ending):
+    ours = _file(_entry("test_a", 1), _entry("test_same", 5), _entry("test_mine", 1))
+    theirs = _file(_entry("test_a", 2), _entry("test_same", 5), _entry("test_theirs", 1))
+    file = tmp_path / "test_x.json"
+    file.write_bytes(_conflict(ours, theirs, style).replace("\n", ending).encode())
+    stored = read(file)
+    assert stored.conflicted
+    assert [key.test for key in stored.contested] == ["test_a"]
+    assert {key.test for key in stored.snapshot.entries} == {"test_same", "test_mine", "test_theirs"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<<<<<<< HEAD\n{}\n",
+        "{}\n=======\n{}\n",
+        "<<<<<<< a\n<<<<<<< b\n=======\n>>>>>>> c\n",
+        ">>>>>>> x\n",
+        _conflict("{\n", _file(_entry())),
+    ],
+)
+def test_torn_conflicts_are_left_alone(tmp_path, text):
+    file = tmp_path / "test_x.json"
+    file.write_text(text)
+    with pytest.raises(SnapshotError, match=r"merge conflict.*left as it is"):
+        read(file)
+    assert file.read_text() == text
+
+
+def test_an_update_resolves_a_merge_conflict(stored):
+    ours = stored.file().read_text()
+    stored.width(128)
+    stored.run("--torchmem-update")
+    stored.edit("test_first cpu", reason="wider")
+    theirs = dump(load(stored.file().read_text()))
+    stored.file().write_text(_conflict(ours, theirs))
+    before = stored.file().read_text()
+    result = stored.run()
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*unresolved merge conflict. Nothing has to be merged by hand*"])
+    result = stored.run("--torchmem-update", "-k", "first")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["error: *were not run, and differ between the sides*"])
+    assert stored.file().read_text() == before
+    stored.run("--torchmem-update").assert_outcomes(passed=2)
+    assert stored.file().read_text() == theirs, "the model is theirs, and so is the note"
+    stored.run().assert_outcomes(passed=2)
+
+
+def test_notes_that_contradict_each_other_are_for_people(stored):
+    stored.edit("test_first cpu", reason="ours")
+    ours = dump(load(stored.file().read_text()))
+    stored.edit("test_first cpu", reason="theirs")
+    theirs = dump(load(stored.file().read_text()))
+    stored.file().write_text(_conflict(ours, theirs))
+    before = stored.file().read_text()
+    result = stored.run("--torchmem-update")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["error: *different notes on the two sides*by hand"])
+    assert stored.file().read_text() == before
+
+
+def test_git_itself_makes_a_conflict_that_resolves(stored):
+    git = pytest.importorskip("shutil").which("git")
+    if git is None:
+        pytest.skip("git is not installed")
+
+    def run(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        stored.pytester.run(git, *identity, *arguments)
+
+    run("init", "-q", "-b", "main")
+    run("add", "__torchmem__")
+    run("commit", "-qm", "base")
+    run("checkout", "-qb", "branch")
+    stored.width(128)
+    stored.run("--torchmem-update")
+    run("commit", "-qam", "theirs")
+    run("checkout", "-q", "main")
+    stored.width(96)
+    stored.run("--torchmem-update")
+    run("commit", "-qam", "ours")
+    run("merge", "branch")
+    assert "<<<<<<<" in stored.file().read_text()
+    stored.run("--torchmem-update").assert_outcomes(passed=2)
+    stored.run().assert_outcomes(passed=2)
+    assert "<<<<<<<" not in stored.file().read_text()
+
+
+def test_a_module_that_is_no_python_file_has_its_own_name():
+    from pytest_torchmem.snapshot.location import snapshot_path
+
+    assert snapshot_path(Path("a/test_x.py")) == Path("a/__torchmem__/test_x.json")
+    assert snapshot_path(Path("a/test_x.md")) == Path("a/__torchmem__/test_x.md.json")

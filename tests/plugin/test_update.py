@@ -1,0 +1,417 @@
+"""What an update writes, and what it must leave alone, in every way of running a part of a suite."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+CASES = '''
+import os
+import pytest
+
+AFTER = os.environ.get("STATE") == "after"
+SIZE = 2000 if AFTER else 1000
+
+@pytest.fixture
+def breaks_before():
+    assert not AFTER
+
+@pytest.fixture
+def breaks_later():
+    yield
+    assert not AFTER
+
+def test_passes(torchmem):
+    torchmem.check(SIZE)
+    torchmem.check(SIZE + 1, name="second check")
+
+def test_fails_before(torchmem):
+    assert not AFTER
+    torchmem.check(SIZE)
+
+def test_fails_after(torchmem):
+    torchmem.check(SIZE)
+    assert not AFTER
+
+def test_fails_between(torchmem):
+    torchmem.check(SIZE)
+    assert not AFTER
+    torchmem.check(SIZE, name="unreached")
+
+def test_setup_error(breaks_before, torchmem):
+    torchmem.check(SIZE)
+
+def test_teardown_error(torchmem, breaks_later):
+    torchmem.check(SIZE)
+
+@pytest.mark.skipif(AFTER, reason="after")
+def test_skipped(torchmem):
+    torchmem.check(SIZE)
+
+def test_skips_itself(torchmem):
+    torchmem.check(SIZE)
+    if AFTER:
+        pytest.skip("after")
+
+@pytest.mark.xfail(AFTER, reason="after", strict=True)
+def test_expected_to_fail(torchmem):
+    torchmem.check(SIZE)
+
+@pytest.mark.xfail(AFTER, reason="after")
+def test_fails_as_expected_elsewhere(torchmem):
+    torchmem.check(SIZE)
+    assert not AFTER
+
+def test_subtests(torchmem, subtests):
+    torchmem.check(SIZE)
+    with subtests.test("one"):
+        assert not AFTER
+
+@pytest.mark.parametrize("x", ["a/b", "c::d", "[e]", "f g", "é", "'", "a.py::test_passes"])
+def test_parameters(torchmem, x):
+    torchmem.check(SIZE, device="cuda")
+
+class TestClass:
+    def test_method(self, torchmem):
+        torchmem.check(SIZE)
+'''
+PASSING = {
+    "test_passes",
+    "TestClass::test_method",
+    *(f"test_parameters[{x}]" for x in ["a/b", "c::d", "[e]", "f g", "\\xe9", "'", "a.py::test_passes"]),
+}
+
+
+@pytest.fixture
+def cases(light, monkeypatch):
+    """The project of all cases, with snapshots of when everything passed."""
+    text = CASES
+    if pytest.version_tuple < (9,):
+        text = text.replace(", subtests):", "):").replace('with subtests.test("one"):', "if True:")
+    light.write(test_net=text)
+    result = light.run("--torchmem-update")
+    assert result.ret == 0
+    assert len(light.entries()) == 35
+    monkeypatch.setenv("STATE", "after")
+    return light
+
+
+def written(project) -> set[str]:
+    """Return the tests whose entries are of the second run; every other entry must be untouched."""
+    before = json.loads(project.before)
+    after = json.loads(project.file().read_text())
+    old = {(e["test"], e.get("name"), e["device"]): e for e in before["entries"]}
+    new = {(e["test"], e.get("name"), e["device"]): e for e in after["entries"]}
+    assert set(old) == set(new), "no entry may appear or be lost"
+    changed = {key for key in new if new[key] != old[key]}
+    assert all(new[key]["peak"][0] in (4000, 4002) for key in changed)
+    tests = {key[0] for key in changed}
+    for key in new:
+        assert (key in changed) == (key[0] in tests), "a test's entries change together"
+    return tests
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], PASSING),
+        (["-p", "no:randomly", "-v"], PASSING),
+        (["-k", "passes or method"], {"test_passes", "TestClass::test_method", "test_parameters[a.py::test_passes]"}),
+        (["--deselect", "test_net.py::test_passes"], PASSING - {"test_passes"}),
+        (["test_net.py::test_passes"], {"test_passes"}),
+        (["test_net.py::test_parameters[c::d]"], {"test_parameters[c::d]"}),
+        (["test_net.py::TestClass"], {"TestClass::test_method"}),
+        (["-x"], {"test_passes"}),
+        (["--maxfail=2"], {"test_passes"}),
+        (["--torchmem-update=changed"], PASSING),
+        (["--torchmem-update=new"], set()),
+        (["--torchmem-update=obsolete"], set()),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_partial_runs_touch_only_what_ran_and_passed(cases, options, expected):
+    cases.before = cases.file().read_text()
+    update = [] if any("update" in option for option in options) else ["--torchmem-update"]
+    cases.run(*update, *options)
+    assert written(cases) == expected
+
+
+def test_last_failed(cases):
+    cases.pytester.runpytest_inprocess("-q")
+    cases.before = cases.file().read_text()
+    # Every test fails here, since everything grew; an update then runs them all through --lf.
+    cases.pytester.runpytest_inprocess("--lf", "--torchmem-update", "-k", "passes or class")
+    assert "test_passes" in written(cases)
+    assert len(json.loads(cases.file().read_text())["entries"]) == len(
+        json.loads(cases.before)["entries"]
+    )
+
+
+def test_any_order_gives_the_same_bytes(cases):
+    cases.before = cases.file().read_text()
+    cases.run("--torchmem-update")
+    forward = cases.file().read_bytes()
+    cases.file().write_text(cases.before)
+    cases.write(
+        conftest=(cases.path / "conftest.py").read_text()
+        + "\ndef pytest_collection_modifyitems(items):\n    items.reverse()\n"
+    )
+    cases.run("--torchmem-update")
+    assert cases.file().read_bytes() == forward
+
+
+@pytest.mark.parametrize("dist", ["load", "loadfile", "loadscope", "worksteal", "each"])
+def test_workers_write_the_same_bytes_as_a_serial_run(cases, dist):
+    cases.before = cases.file().read_text()
+    cases.run("--torchmem-update")
+    serial = cases.file().read_bytes()
+    cases.file().write_text(cases.before)
+    workers = ["--tx", "2*popen"] if dist == "each" else ["-n", "4"]
+    result = cases.run_apart("--torchmem-update", *workers, f"--dist={dist}")
+    assert written(cases) == PASSING
+    assert cases.file().read_bytes() == serial
+    result.stdout.fnmatch_lines(["wrote __torchmem__/test_net.json", "* memory checks: *"])
+
+
+def test_a_rerun_counts_as_its_last_attempt(light):
+    pytest.importorskip("pytest_rerunfailures")
+    light.write(
+        test_net="""
+attempts = []
+
+def test_flaky(torchmem):
+    attempts.append(1)
+    torchmem.check(1000 * len(attempts))
+    assert len(attempts) == 3
+
+def test_hopeless(torchmem):
+    torchmem.check(1000)
+    assert False
+"""
+    )
+    result = light.run("--torchmem-update", "--reruns=2", "--junitxml=junit.xml")
+    result.stdout.fnmatch_lines(["*1 failed, 1 passed, 4 rerun*"])
+    assert set(light.entries()) == {"test_flaky cpu", "test_flaky cuda"}
+    assert light.entries()["test_flaky cpu"]["peak"][0] == 6000
+    xml = (light.path / "junit.xml").read_text()
+    assert xml.count('name="torchmem.cpu.peak" value="6000"') == 1
+    assert 'value="4000"' not in xml.partition("test_flaky")[2].partition("</testcase>")[0]
+
+
+def test_two_runs_at_once_keep_each_others_entries(light):
+    light.write(
+        test_net="""
+import os, time, pytest
+
+@pytest.mark.parametrize("n", range(20))
+def test_it(torchmem, n):
+    torchmem.check(1000 + n)
+    time.sleep(0.01)
+"""
+    )
+    base = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--torchmem-update"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    halves = [
+        [f"test_net.py::test_it[{n}]" for n in range(20) if n % 2 == half] for half in (0, 1)
+    ]
+    runs = [
+        subprocess.Popen([*base, *half], cwd=light.path, env=environment, stdout=subprocess.PIPE)
+        for half in halves
+    ]
+    assert [run.wait(timeout=60) for run in runs] == [0, 0]
+    for run in runs:
+        run.stdout.close()
+    assert len(light.entries()) == 40
+
+
+KILLED = '''
+import os, pytest
+
+@pytest.mark.parametrize("n", range(200))
+def test_it(torchmem, n):
+    torchmem.check((2000 if os.environ.get("STATE") == "after" else 1000) + n, device="cpu")
+    if n == 100 and os.environ.get("STATE") == "after":
+        os.kill(os.getpid(), 9)
+'''
+
+
+@pytest.mark.parametrize("attempt", range(int(os.environ.get("TORCHMEM_KILLS", "2"))))
+def test_a_worker_killed_half_way_costs_no_entry_but_its_own(light, monkeypatch, attempt):
+    light.write(test_net=KILLED)
+    light.run("--torchmem-update", "-q")
+    before = light.entries()
+    assert len(before) == 200
+    monkeypatch.setenv("STATE", "after")
+    started = time.monotonic()
+    result = light.run_apart("--torchmem-update", "-n", "4", "-q")
+    assert time.monotonic() - started < 120
+    outcomes = result.parseoutcomes()
+    assert outcomes["failed"] == 1
+    after = light.entries()
+    assert set(after) == set(before)
+    assert after["test_it[100] cpu"] == before["test_it[100] cpu"]
+    rewritten = {key for key in after if after[key]["forward_peak"][0] >= 2000}
+    untouched = {key for key in after if after[key] == before[key]}
+    assert rewritten | untouched == set(after), "an entry is the old one or the new one"
+    # A worker that dies takes the reports it had not sent with it, and nothing else.
+    assert len(rewritten) == outcomes["passed"] == 199
+    left = os.listdir(light.path / "__torchmem__")
+    assert left == ["test_net.json"], "no temporary file is left"
+
+
+def test_nothing_is_written_without_the_flag_or_in_a_dry_run(cases):
+    before = cases.file().read_bytes()
+    cases.run()
+    assert cases.file().read_bytes() == before
+    result = cases.run("--torchmem-dry-run", "-k", "test_passes and not parameters")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        ["would write __torchmem__/test_net.json", "  changed: test_passes · cpu"]
+    )
+    assert cases.file().read_bytes() == before
+    cases.run("--torchmem-update", "-k", "test_passes and not parameters")
+    assert cases.run("--torchmem-dry-run", "-k", "test_passes and not parameters").ret == 0
+
+
+def test_the_cap_of_what_an_update_accepts(light, monkeypatch):
+    light.write(
+        test_net="import os\n"
+        "def test_it(torchmem):\n    torchmem.check(int(os.environ['SIZE']), device='cpu')\n"
+    )
+    monkeypatch.setenv("SIZE", "1000")
+    assert light.run("--torchmem-update", "--torchmem-update-max=15%").ret == 0
+    before = light.file().read_bytes()
+    monkeypatch.setenv("SIZE", "1200")
+    result = light.run("--torchmem-update", "--torchmem-update-max=15%")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*grew by more than the 15% that --torchmem-update-max accepts*"])
+    assert light.file().read_bytes() == before
+    monkeypatch.setenv("SIZE", "1150")
+    light.run("--torchmem-update", "--torchmem-update-max=15%").assert_outcomes(passed=1)
+    assert light.entries()["test_it cpu"]["forward_peak"][0] == 1150
+    monkeypatch.setenv("SIZE", "10")
+    light.run("--torchmem-update", "--torchmem-update-max=15%").assert_outcomes(passed=1)
+    assert light.entries()["test_it cpu"]["forward_peak"][0] == 10
+
+
+def test_an_update_that_changes_nothing_writes_nothing(cases, monkeypatch):
+    monkeypatch.delenv("STATE")
+    file = cases.file()
+    os.utime(file, (1, 1))
+    result = cases.run("--torchmem-update")
+    assert file.stat().st_mtime == 1
+    assert "wrote" not in result.stdout.str()
+
+
+def test_line_endings_of_a_checkout_are_no_change(stored):
+    data = stored.file().read_bytes().replace(b"\n", b"\r\n")
+    stored.file().write_bytes(data)
+    stored.run("--torchmem-update").assert_outcomes(passed=2)
+    assert stored.file().read_bytes() == data
+
+
+def test_what_people_wrote_is_kept(stored):
+    stored.edit("test_first cpu", tolerance={"backward": "500%"}, reason="known", ticket=["A", 1])
+    stored.width(128)
+    result = stored.run()
+    result.stdout.fnmatch_lines(["*forward peak grew by*"])
+    assert "backward peak grew" not in result.stdout.str().partition("cuda (a100-80gb): ")[0]
+    stored.run("--torchmem-update").assert_outcomes(passed=2)
+    entry = stored.entries()["test_first cpu"]
+    assert entry["reason"] == "known"
+    assert entry["tolerance"] == {"backward": "500%"}
+    assert entry["ticket"] == ["A", 1]
+    assert "reason" not in stored.entries()["test_first cuda"]
+
+
+def test_precedence_of_tolerances(light):
+    light.write(
+        test_net="""
+import os, pytest
+SIZE = int(os.environ.get("SIZE", 1000))
+
+@pytest.mark.memory_budget(tolerance="50%")
+def test_marker(torchmem):
+    torchmem.check(SIZE, device="cpu", tolerance="40%")
+
+def test_argument(torchmem):
+    torchmem.check(SIZE, device="cpu", tolerance="40%")
+
+def test_entry(torchmem):
+    torchmem.check(SIZE, device="cpu")
+
+def test_ini(torchmem):
+    torchmem.check(SIZE, device="cpu")
+"""
+    )
+    light.run("--torchmem-update")
+    for test in ("marker", "argument", "entry"):
+        light.edit(f"test_{test} cpu", tolerance="30%")
+    (light.path / "pytest.ini").write_text(
+        "[pytest]\ntorchmem_tolerance =\n    10%\n    test_net.py: 20%\n    elsewhere/*: 90%\n"
+    )
+    passing = {
+        "1450": {"test_marker"},
+        "1350": {"test_marker", "test_argument"},
+        "1250": {"test_marker", "test_argument", "test_entry"},
+        "1150": {"test_marker", "test_argument", "test_entry", "test_ini"},
+    }
+    for size, expected in passing.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SIZE", size)
+            result = light.run("-v")
+        lines = result.stdout.str()
+        assert {t for t in expected if f"{t} PASSED" in lines} == expected
+        assert lines.count(" PASSED") == len(expected)
+        if size == "1450":
+            result.stdout.fnmatch_lines(
+                [
+                    "*its tolerance of 40%, the argument tolerance of check",
+                    "*its tolerance of 30%, the entry's own tolerance",
+                    "*its tolerance of 20%, ini torchmem_tolerance (test_net.py)",
+                ]
+            )
+
+
+def test_another_torch_version(light):
+    light.write(test_net="import os\ndef test_it(torchmem):\n    torchmem.check(int(os.environ.get('SIZE', 1000)))\n")
+    light.run("--torchmem-update")
+    before = light.file().read_text()
+    newer = (light.path / "conftest.py").read_text().replace("2.13.0+cpu", "2.14.1+cu130")
+    light.write(conftest=newer)
+    light.run().assert_outcomes(passed=1)
+    light.run("--torchmem-update").assert_outcomes(passed=1)
+    assert light.file().read_text() == before, "the version alone is no change"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SIZE", "1100")
+        result = light.run()
+        result.stdout.fnmatch_lines(
+            ["*taken with torch 2.13.0, this is torch 2.14.1: the change may come from torch*"]
+        )
+        light.run("--torchmem-update")
+    assert light.entries()["test_it cpu"]["torch"] == "2.14.1"
+
+
+def test_entries_per_torch_version(light):
+    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000, device='cpu')\n")
+    light.run("--torchmem-update", "--torchmem-split-by-torch")
+    newer = (light.path / "conftest.py").read_text().replace("2.13.0+cpu", "2.14.1")
+    light.write(conftest=newer.replace("    return", "    size *= 10\n    return"))
+    light.run("--torchmem-split-by-torch").assert_outcomes(failed=1)
+    light.run("--torchmem-update", "--torchmem-split-by-torch").assert_outcomes(passed=1)
+    entries = json.loads(light.file().read_text())["entries"]
+    assert [(e["torch_series"], e["forward_peak"][0]) for e in entries] == [
+        ("2.13", 1000),
+        ("2.14", 10000),
+    ]
+    light.run("--torchmem-split-by-torch", "--torchmem-strict").assert_outcomes(passed=1)
+
+
+def test_expected_failures_are_not_accepted_by_an_update(cases):
+    result = cases.run("--torchmem-update", "-k", "expected_to_fail")
+    result.assert_outcomes(xfailed=1)
