@@ -2,9 +2,11 @@
 
 from pytest_torchmem.profiler.workspace.cpu import (
     convolution,
+    copies,
     elementwise,
     normalization,
+    recurrent,
     reduction,
 )
 
-__all__ = ["convolution", "elementwise", "normalization", "reduction"]
+__all__ = ["convolution", "copies", "elementwise", "normalization", "recurrent", "reduction"]

@@ -1,0 +1,140 @@
+"""Operators whose kernels want dense arguments, and copy those that are not.
+
+Mostly gradients: autograd hands kernels the expanded gradient of a sum, or one that was transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.profiler.devices.host import Host
+from pytest_torchmem.profiler.workspace import workspace
+from pytest_torchmem.profiler.workspace.cpu.geometry import (
+    contiguous_copy,
+    dense_bytes,
+    suggested_format,
+    transpose_scratch,
+)
+
+_OWN = -1
+"""In the layout that the argument's own strides suggest: channels last stays so."""
+
+_PLAIN = -2
+"""Contiguous."""
+
+_COPIED: dict[str, dict[int, int]] = {
+    # native/SoftMax.cpp
+    "_softmax": {0: _PLAIN},
+    "_log_softmax": {0: _PLAIN},
+    "_softmax_backward_data": {0: _PLAIN, 1: _PLAIN},
+    "_log_softmax_backward_data": {0: _PLAIN, 1: _PLAIN},
+    # native/Activation.cpp
+    "log_sigmoid_forward": {0: _PLAIN},
+    "log_sigmoid_backward": {1: _PLAIN},
+    # native/AveragePool2d.cpp, AveragePool3d.cpp, AdaptiveAveragePooling.cpp
+    "avg_pool2d": {0: _OWN},
+    "avg_pool2d_backward": {0: 1},
+    "avg_pool3d": {0: _PLAIN},
+    "avg_pool3d_backward": {0: _PLAIN},
+    "_adaptive_avg_pool2d": {0: _OWN},
+    "_adaptive_avg_pool2d_backward": {0: 1},
+    "_adaptive_avg_pool3d": {0: _PLAIN},
+    "_adaptive_avg_pool3d_backward": {0: _PLAIN},
+    # native/DilatedMaxPool2d.cpp, DilatedMaxPool3d.cpp, AdaptiveMaxPooling2d.cpp and 3d
+    "max_pool2d_with_indices": {0: _OWN},
+    "max_pool2d_with_indices_backward": {0: 1, 7: 1},
+    "max_pool3d_with_indices": {0: _OWN},
+    "max_pool3d_with_indices_backward": {0: 1, 7: 1},
+    "adaptive_max_pool2d": {0: _OWN},
+    "adaptive_max_pool2d_backward": {0: 1, 2: 1},
+    "adaptive_max_pool3d": {0: _PLAIN},
+    "adaptive_max_pool3d_backward": {0: _PLAIN},
+    # native/FractionalMaxPool2d.cpp and 3d, MaxUnpooling.cpp
+    "fractional_max_pool2d": {0: _PLAIN},
+    "fractional_max_pool2d_backward": {0: _PLAIN},
+    "fractional_max_pool3d": {0: _PLAIN},
+    "fractional_max_pool3d_backward": {0: _PLAIN},
+    "max_unpool2d": {0: _OWN, 1: _OWN},
+    "max_unpool3d": {0: _PLAIN, 1: _PLAIN},
+    # native/ReflectionPad.cpp, ReplicationPadding.cpp
+    "reflection_pad1d": {0: _PLAIN},
+    "reflection_pad2d": {0: _OWN},
+    "reflection_pad3d": {0: _OWN},
+    "replication_pad1d": {0: _PLAIN},
+    "replication_pad2d": {0: _OWN},
+    "replication_pad3d": {0: _OWN},
+    "reflection_pad1d_backward": {0: _PLAIN},
+    "reflection_pad2d_backward": {0: 1},
+    "reflection_pad3d_backward": {0: 1},
+    "replication_pad1d_backward": {0: _PLAIN},
+    "replication_pad2d_backward": {0: 1},
+    "replication_pad3d_backward": {0: 1},
+    # native/cpu/UpSampleKernel.cpp, UpSampleMoreKernel.cpp
+    "upsample_nearest1d_backward": {0: _PLAIN},
+    "_upsample_nearest_exact1d_backward": {0: _PLAIN},
+    "upsample_linear1d_backward": {0: _PLAIN},
+    "upsample_nearest2d_backward": {0: _OWN},
+    "_upsample_nearest_exact2d_backward": {0: _OWN},
+    "upsample_bilinear2d_backward": {0: _OWN},
+    "upsample_bicubic2d_backward": {0: _PLAIN},
+    "upsample_nearest3d_backward": {0: _OWN},
+    "_upsample_nearest_exact3d_backward": {0: _OWN},
+    "upsample_trilinear3d_backward": {0: _OWN},
+    # native/GridSampler.cpp
+    "grid_sampler_2d_backward": {0: _PLAIN},
+    # native/PixelShuffle.cpp, ChanelShuffle.cpp, Im2Col.cpp, Col2Im.cpp
+    "pixel_shuffle": {0: _OWN},
+    "pixel_unshuffle": {0: _OWN},
+    "channel_shuffle": {0: _OWN},
+    "col2im": {0: _PLAIN},
+    # native/Distance.cpp, Embedding.cpp, TensorAdvancedIndexing.cpp, SegmentReduce.cpp
+    "_cdist_forward": {0: _PLAIN, 1: _PLAIN},
+    "_cdist_backward": {1: _PLAIN, 2: _PLAIN},
+    "embedding_dense_backward": {0: _PLAIN, 1: _PLAIN},
+    "masked_scatter_": {2: _PLAIN},
+    "index_select": {0: _PLAIN},
+    "_segment_reduce_backward": {0: _PLAIN},
+    "searchsorted": {0: _PLAIN, 1: _PLAIN},
+    "unique_consecutive": {0: _PLAIN},
+}
+
+
+def dense_copy(tensor: Tensor, memory_format: torch.memory_format) -> int:
+    """Bytes of a copy where one is needed, with the block that a transpose goes through."""
+    copied = contiguous_copy(tensor, memory_format)
+    if copied and memory_format == torch.contiguous_format:
+        return copied + transpose_scratch(tensor)
+    return copied
+
+
+def _function(copied: Mapping[int, int]) -> Callable[..., int]:
+    def copies(machine: Host, outputs: object, *arguments: object, **options: object) -> int:
+        total = 0
+        for position, layout in copied.items():
+            if position >= len(arguments):
+                continue
+            tensor = arguments[position]
+            if not isinstance(tensor, Tensor):
+                continue
+            memory_format = torch.contiguous_format
+            like = tensor if layout == _OWN else arguments[layout] if layout >= 0 else None
+            if isinstance(like, Tensor) and like.dim() == tensor.dim():
+                memory_format = suggested_format(like)
+            total += dense_copy(tensor, memory_format)
+        return total
+
+    copies.__doc__ = "Dense copies of what is not; see the table."
+    return copies
+
+
+for _name, _positions in _COPIED.items():
+    workspace(f"aten::{_name}", device="cpu")(_function(_positions))
+
+
+@workspace("aten::native_dropout", device="cpu")
+def native_dropout(machine: Host, outputs: object, input: Tensor, *settings: object) -> int:
+    """The mask as numbers, before it is boolean; native/Dropout.cpp, native_dropout_cpu."""
+    return dense_bytes(input)
