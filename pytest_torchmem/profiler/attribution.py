@@ -53,6 +53,8 @@ class Attribution:
         self._places: list[_Place] = []
         self._thread = threading.get_ident()
         self.outermost_calls = 0
+        self.compiled_calls = 0
+        """Calls of modules that ``torch.compile`` wraps; in a trace they run eagerly."""
 
     def origin(self, phase: Phase, operator: str, frame: FrameType | None) -> Origin:
         """Return the origin of an operator issued now from ``frame``."""
@@ -88,6 +90,8 @@ class Attribution:
                 return original(module, *args, **kwargs)
             if stack and stack[-1][2] is module:  # a subclass's ``__call__`` that calls ours
                 return original(module, *args, **kwargs)
+            if type(module).__name__ == "OptimizedModule":
+                self.compiled_calls += 1
             stack.append((self._path(module), current_graph_task(), module))
             try:
                 return original(module, *args, **kwargs)

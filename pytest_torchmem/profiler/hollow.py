@@ -63,6 +63,8 @@ _ACROSS_DEVICES = frozenset(
         "aten::copy_",
         "aten::_to_copy",
         "aten::_foreach_copy_",
+        "aten::_pack_padded_sequence",
+        "aten::_pack_padded_sequence_backward",
         "aten::index.Tensor",
         "aten::index_put_",
         "aten::index_put",

@@ -132,10 +132,18 @@ def _profile(
         gpu=machine.gpu.name if machine.gpu else None,
         host=machine.host.name,
         workload=workload,
-        warnings=tuple(interceptor.values.warnings),
+        warnings=(*interceptor.values.warnings, *_compiled(interceptor.attribution)),
     )
     del outcome
     return profile
+
+
+def _compiled(attribution: Attribution) -> tuple[str, ...]:
+    if not attribution.compiled_calls:
+        return ()
+    return (
+        "a module wrapped by torch.compile was traced eagerly: compiled, it may need more or less",
+    )
 
 
 @cache

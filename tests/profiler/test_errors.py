@@ -56,3 +56,10 @@ def test_unknown_torch_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedTorchError, match=r"cannot trace on torch \d") as raised:
         trace(nn.Linear(2, 2), torch.randn(1, 2))
     assert "\n" not in str(raised.value)
+
+
+def test_a_compiled_module_is_traced_eagerly_and_says_so() -> None:
+    model = torch.compile(nn.Linear(8, 8), backend="eager")
+    profile = trace(model, torch.randn(2, 8))
+    assert profile.figures() == trace(nn.Linear(8, 8), torch.randn(2, 8)).figures()
+    assert any("torch.compile" in warning for warning in profile.warnings)
