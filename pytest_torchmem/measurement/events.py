@@ -10,6 +10,7 @@ is not reported; whatever belongs to a step must therefore be allocated inside t
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ from pytest_torchmem.errors import UsageError
 STEP = "torchmem::step"
 ENGINE = "torchmem::engine"
 ENGINE_NODE = "autograd::engine::evaluate_function"
+MODULE = "torchmem::module"
 OPTIMIZER_STEP = "Optimizer.step#"
-_RANGES = (STEP, ENGINE, ENGINE_NODE, OPTIMIZER_STEP)
+_RANGES = (STEP, ENGINE, ENGINE_NODE, MODULE, OPTIMIZER_STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class Recorder:
         with ExitStack() as stack:
             stack.enter_context(_quiet_kineto())
             stack.enter_context(_marked_engine())
+            stack.enter_context(_marked_modules())
             self._profile = profile(profile_memory=True)
             try:
                 stack.enter_context(self._profile)
@@ -134,6 +137,31 @@ def _marked_engine() -> Iterator[None]:
         yield
     finally:
         Variable._execution_engine = engine
+
+
+@contextmanager
+def _marked_modules() -> Iterator[None]:
+    """Mark every call of a module that is not inside another's: a forward begins there."""
+    original = torch.nn.Module.__call__
+    thread = threading.get_ident()
+    depth = 0
+
+    def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        if depth or threading.get_ident() != thread:
+            return original(module, *args, **kwargs)
+        depth += 1
+        try:
+            with _mark(MODULE):
+                return original(module, *args, **kwargs)
+        finally:
+            depth -= 1
+
+    torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.__call__ = original  # type: ignore[method-assign]
 
 
 def _read(roots: list[Any]) -> Recording:

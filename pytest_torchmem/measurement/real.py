@@ -14,7 +14,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement.copies import Copies, Label, copy_to_cpu
 from pytest_torchmem.measurement.events import Recorder
 from pytest_torchmem.measurement.timeline import build_timeline
-from pytest_torchmem.profiler.profile import Kind, MemoryProfile, Phase, Timeline
+from pytest_torchmem.profiler.profile import Kind, MemoryProfile, summarise
 from pytest_torchmem.profiler.step import check_step, run_target, tensors_in
 
 
@@ -51,7 +51,14 @@ def measure(
             )
         after = _labels_after(copies, outliving)
     timeline = build_timeline(recorder.recording, copies.labels, after)
-    return _profile_of(timeline)
+    return summarise(
+        timeline,
+        device="cpu",
+        gpu=None,
+        host="here",
+        torch_version=torch.__version__,
+        warnings=_blind_spots(),
+    )
 
 
 def _why_not(device: str) -> str:
@@ -105,27 +112,6 @@ def _label(labels: dict[int, Label], tensor: torch.Tensor, kind: Kind, name: str
     if tensor.layout is torch.strided:
         shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         labels.setdefault(tensor.untyped_storage().data_ptr(), Label(kind, name, shape, dtype))
-
-
-def _profile_of(timeline: Timeline) -> MemoryProfile:
-    peaks = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
-    levels = [0, *timeline.live_bytes()]
-    begins = [position for position, _ in timeline.phases[1:]]
-    return MemoryProfile(
-        device="cpu",
-        gpu=None,
-        host="here",
-        baseline=levels[begins[0]],
-        forward_peak=peaks.get(Phase.FORWARD),
-        backward_peak=peaks.get(Phase.BACKWARD),
-        optimizer_peak=peaks.get(Phase.OPTIMIZER),
-        peak=max(peaks.values()),
-        retained=levels[begins[1]] if len(begins) > 1 else levels[-1],
-        end=levels[-1],
-        torch_version=torch.__version__,
-        warnings=_blind_spots(),
-        timeline=timeline,
-    )
 
 
 def _blind_spots() -> tuple[str, ...]:

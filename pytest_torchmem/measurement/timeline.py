@@ -8,6 +8,7 @@ from pytest_torchmem.measurement.copies import Label
 from pytest_torchmem.measurement.events import (
     ENGINE,
     ENGINE_NODE,
+    MODULE,
     OPTIMIZER_STEP,
     STEP,
     MemoryEvent,
@@ -124,7 +125,7 @@ def operators_in(path: tuple[str, ...]) -> tuple[str, ...]:
 
     Factories are left out as well unless there is nothing else.
     """
-    marks = (STEP, ENGINE, ENGINE_NODE, OPTIMIZER_STEP)
+    marks = (STEP, ENGINE, ENGINE_NODE, MODULE, OPTIMIZER_STEP)
     found = tuple(name for name in path if not name.startswith(marks))
     made = tuple(name for name in found if name not in _FACTORIES)
     return made or found[-1:]
@@ -133,10 +134,13 @@ def operators_in(path: tuple[str, ...]) -> tuple[str, ...]:
 def _phase_changes(ranges: Iterable[Range], step: Range) -> list[tuple[int, Phase]]:
     """Return when the phase changes; the innermost range decides.
 
-    An optimizer may run backward in its closure, and backward an optimizer in a hook.
+    An optimizer may run backward in its closure, and backward an optimizer in a hook. After a
+    backward, what is outside of both is between, until a module is called.
     """
-    bounds: list[tuple[int, int, Phase]] = []
+    bounds: list[tuple[int, int, Phase | None]] = []
     for found in ranges:
+        if found.name == MODULE and step.start <= found.start:
+            bounds.append((found.start, 2, None))
         phase = next(
             (phase for name, phase in _PHASES.items() if found.name.startswith(name)), None
         )
@@ -146,7 +150,10 @@ def _phase_changes(ranges: Iterable[Range], step: Range) -> list[tuple[int, Phas
     changes = [(step.start, Phase.FORWARD)]
     open_phases = [Phase.FORWARD]
     for time, begins, phase in sorted(bounds, key=lambda bound: bound[:2]):
-        if begins:
+        if phase is None:
+            if len(open_phases) == 1:
+                open_phases[0] = Phase.FORWARD
+        elif begins:
             open_phases.append(phase)
             if phase is Phase.BACKWARD:
                 open_phases[0] = Phase.BETWEEN

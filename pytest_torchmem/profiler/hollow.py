@@ -98,7 +98,9 @@ class Interceptor:
         self._plans = remembered_plans(machine.host, machine.gpu)
         self.sums = GradientSums(alone)
         self._borrowed: list[tuple[Tensor, Tensor | None]] = []
-        self._calls_when_backward_ended = -1
+        self._calls_before = -1
+        """Calls of outermost modules up to the last backward or optimizer step."""
+        self._phase_before_optimizer = Phase.FORWARD
         self._last_device: DeviceLedger | None = None
 
     # -- entry -------------------------------------------------------------------------------------
@@ -277,27 +279,26 @@ class Interceptor:
         return device
 
     def _enter_phase(self) -> None:
-        phase = self.ledger.phase
+        ledger, calls = self.ledger, self.attribution.outermost_calls
         if current_graph_task() != -1:
-            if phase is not Phase.BACKWARD:
-                self.ledger.enter(Phase.BACKWARD)
-        elif phase is Phase.BACKWARD:
-            self.ledger.enter(Phase.BETWEEN)
-            self._calls_when_backward_ended = self.attribution.outermost_calls
-        elif (
-            phase is Phase.BETWEEN
-            and self.attribution.outermost_calls != self._calls_when_backward_ended
-        ):
-            self.ledger.enter(Phase.FORWARD)
+            ledger.enter(Phase.BACKWARD)
+            self._calls_before = calls
+            return
+        if ledger.phase is Phase.BACKWARD:
+            ledger.enter(Phase.BETWEEN)
+        if ledger.phase is Phase.BETWEEN and calls != self._calls_before:
+            ledger.enter(Phase.FORWARD)
 
     def enter_optimizer(self) -> None:
         """Begin an optimizer's step."""
+        self._phase_before_optimizer = self.ledger.phase
         self.ledger.enter(Phase.OPTIMIZER)
 
     def leave_optimizer(self) -> None:
         """End an optimizer's step."""
-        self.ledger.enter(Phase.BETWEEN)
-        self._calls_when_backward_ended = self.attribution.outermost_calls
+        before = self._phase_before_optimizer
+        self.ledger.enter(Phase.FORWARD if before is Phase.FORWARD else Phase.BETWEEN)
+        self._calls_before = self.attribution.outermost_calls
 
     # -- plans -------------------------------------------------------------------------------------
 

@@ -226,6 +226,48 @@ class MemoryProfile:
         return f"{peaks}\n\n{alive}"
 
 
+def summarise(
+    timeline: Timeline,
+    *,
+    device: str,
+    gpu: str | None,
+    host: str | None,
+    torch_version: str,
+    workload: str = "",
+    warnings: tuple[str, ...] = (),
+) -> MemoryProfile:
+    """Return the profile of what a timeline tells."""
+    peaks = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
+    live = [0, *timeline.live_bytes()]
+    ends = [start for start, _ in timeline.phases[1:]] + [len(timeline.events)]
+    retained = [
+        live[end]
+        for (_, phase), end in zip(timeline.phases, ends, strict=True)
+        if phase is Phase.FORWARD
+    ]
+    baselines = [
+        live[end]
+        for (_, phase), end in zip(timeline.phases, ends, strict=True)
+        if phase is Phase.BASELINE
+    ]
+    return MemoryProfile(
+        device=device,
+        gpu=gpu,
+        host=host,
+        baseline=baselines[0] if baselines else 0,
+        forward_peak=peaks.get(Phase.FORWARD),
+        backward_peak=peaks.get(Phase.BACKWARD),
+        optimizer_peak=peaks.get(Phase.OPTIMIZER),
+        peak=max(peaks.values(), default=0),
+        retained=max(retained) if retained else None,
+        end=live[-1],
+        torch_version=torch_version,
+        workload=workload,
+        warnings=warnings,
+        timeline=timeline,
+    )
+
+
 def describe(allocation: Allocation) -> str:
     """Return what an allocation is in a few words: its label or module, and its geometry."""
     name = allocation.label or allocation.origin.module

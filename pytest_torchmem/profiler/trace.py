@@ -33,7 +33,7 @@ from pytest_torchmem.profiler.internals import (
     operators_passing_by,
 )
 from pytest_torchmem.profiler.ledger import Ledger
-from pytest_torchmem.profiler.profile import Kind, MemoryProfile, Phase, Timeline
+from pytest_torchmem.profiler.profile import Kind, MemoryProfile, Phase, summarise
 from pytest_torchmem.profiler.step import check_step, run_target
 from pytest_torchmem.profiler.twin import Twins
 
@@ -131,6 +131,7 @@ def _profile(
         device=machine.device.type,
         gpu=machine.gpu.name if machine.gpu else None,
         host=machine.host.name,
+        torch_version=torch.__version__,
         workload=workload,
         warnings=(*interceptor.values.warnings, *_compiled(interceptor.attribution)),
     )
@@ -206,47 +207,6 @@ def _machine(device: str, gpu: str | None, host: str) -> Machine:
     if device == "cpu":
         return Machine(_HOSTS[host]())
     return Machine(_HOSTS[host](), named or find_gpu(DEFAULT_GPU))
-
-
-def summarise(
-    timeline: Timeline,
-    *,
-    device: str,
-    gpu: str | None,
-    host: str | None,
-    workload: str = "",
-    warnings: tuple[str, ...] = (),
-) -> MemoryProfile:
-    """Return the profile of what a timeline tells."""
-    peaks = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
-    live = [0, *timeline.live_bytes()]
-    ends = [start for start, _ in timeline.phases[1:]] + [len(timeline.events)]
-    retained = [
-        live[end]
-        for (_, phase), end in zip(timeline.phases, ends, strict=True)
-        if phase is Phase.FORWARD
-    ]
-    baselines = [
-        live[end]
-        for (_, phase), end in zip(timeline.phases, ends, strict=True)
-        if phase is Phase.BASELINE
-    ]
-    return MemoryProfile(
-        device=device,
-        gpu=gpu,
-        host=host,
-        baseline=baselines[0] if baselines else 0,
-        forward_peak=peaks.get(Phase.FORWARD),
-        backward_peak=peaks.get(Phase.BACKWARD),
-        optimizer_peak=peaks.get(Phase.OPTIMIZER),
-        peak=max(peaks.values(), default=0),
-        retained=max(retained) if retained else None,
-        end=live[-1],
-        torch_version=torch.__version__,
-        workload=workload,
-        warnings=warnings,
-        timeline=timeline,
-    )
 
 
 def _workload(ledger: Ledger, device: torch.device) -> str:
