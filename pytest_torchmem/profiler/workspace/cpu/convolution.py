@@ -211,10 +211,7 @@ def uses_onednn(
         or machine.threads > 1
     )
     large = (
-        groups > 1
-        or (kernel[-1] > 3 and kernel[-2] > 3)
-        or input.shape[0] > 1
-        or leading > 20480
+        groups > 1 or (kernel[-1] > 3 and kernel[-2] > 3) or input.shape[0] > 1 or leading > 20480
     )
     return worthwhile and large
 
@@ -364,9 +361,7 @@ def convolution_backward(
 
 def _returned(outputs: Outputs, mask: Sequence[bool]) -> int:
     tensors = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    return sum(
-        dense_bytes(output) for output, wanted in zip(tensors, mask, strict=True) if wanted
-    )
+    return sum(dense_bytes(output) for output, wanted in zip(tensors, mask, strict=True) if wanted)
 
 
 def _forward_of_gradient(problem: Problem, result: int) -> int:

@@ -36,21 +36,15 @@ _COPIED: dict[str, dict[int, int]] = {
     "log_sigmoid_backward": {1: _PLAIN},
     # native/AveragePool2d.cpp, AveragePool3d.cpp, AdaptiveAveragePooling.cpp
     "avg_pool2d": {0: _OWN},
-    "avg_pool2d_backward": {0: 1},
     "avg_pool3d": {0: _PLAIN},
     "avg_pool3d_backward": {0: _PLAIN},
     "_adaptive_avg_pool2d": {0: _OWN},
-    "_adaptive_avg_pool2d_backward": {0: 1},
-    "_adaptive_avg_pool3d": {0: _PLAIN},
     "_adaptive_avg_pool3d_backward": {0: _PLAIN},
     # native/DilatedMaxPool2d.cpp, DilatedMaxPool3d.cpp, AdaptiveMaxPooling2d.cpp and 3d
     "max_pool2d_with_indices": {0: _OWN},
-    "max_pool2d_with_indices_backward": {0: 1, 7: 1},
     "max_pool3d_with_indices": {0: _OWN},
-    "max_pool3d_with_indices_backward": {0: 1, 7: 1},
     "adaptive_max_pool2d": {0: _OWN},
     "adaptive_max_pool2d_backward": {0: 1, 2: 1},
-    "adaptive_max_pool3d": {0: _PLAIN},
     "adaptive_max_pool3d_backward": {0: _PLAIN},
     # native/FractionalMaxPool2d.cpp and 3d, MaxUnpooling.cpp
     "fractional_max_pool2d": {0: _PLAIN},
@@ -67,11 +61,7 @@ _COPIED: dict[str, dict[int, int]] = {
     "replication_pad2d": {0: _OWN},
     "replication_pad3d": {0: _OWN},
     "reflection_pad1d_backward": {0: _PLAIN},
-    "reflection_pad2d_backward": {0: 1},
-    "reflection_pad3d_backward": {0: 1},
     "replication_pad1d_backward": {0: _PLAIN},
-    "replication_pad2d_backward": {0: 1},
-    "replication_pad3d_backward": {0: 1},
     # native/cpu/UpSampleKernel.cpp, UpSampleMoreKernel.cpp
     "upsample_nearest1d_backward": {0: _PLAIN},
     "_upsample_nearest_exact1d_backward": {0: _PLAIN},
@@ -80,8 +70,6 @@ _COPIED: dict[str, dict[int, int]] = {
     "_upsample_nearest_exact2d_backward": {0: _OWN},
     "upsample_bilinear2d_backward": {0: _OWN},
     "upsample_bicubic2d_backward": {0: _PLAIN},
-    "upsample_nearest3d_backward": {0: _OWN},
-    "_upsample_nearest_exact3d_backward": {0: _OWN},
     "upsample_trilinear3d_backward": {0: _OWN},
     # native/GridSampler.cpp
     "grid_sampler_2d_backward": {0: _PLAIN},
@@ -100,6 +88,23 @@ _COPIED: dict[str, dict[int, int]] = {
     "searchsorted": {0: _PLAIN, 1: _PLAIN},
     "unique_consecutive": {0: _PLAIN},
 }
+
+
+_IN_LAYOUT_OF_GRADIENT: dict[str, tuple[int, ...]] = {
+    "avg_pool2d_backward": (0,),
+    "_adaptive_avg_pool2d_backward": (0,),
+    "max_pool2d_with_indices_backward": (0, 7),
+    "max_pool3d_with_indices_backward": (0, 7),
+    "reflection_pad2d_backward": (0,),
+    "reflection_pad3d_backward": (0,),
+    "replication_pad2d_backward": (0,),
+    "replication_pad3d_backward": (0,),
+    "upsample_nearest3d_backward": (0,),
+    "_upsample_nearest_exact3d_backward": (0,),
+}
+"""Backward kernels that work in the layout of the gradient they get, and copy back into the
+output's where that is another.
+"""
 
 
 def dense_copy(tensor: Tensor, memory_format: torch.memory_format) -> int:
@@ -132,6 +137,45 @@ def _function(copied: Mapping[int, int]) -> Callable[..., int]:
 
 for _name, _positions in _COPIED.items():
     workspace(f"aten::{_name}", device="cpu")(_function(_positions))
+
+
+def _gradient_function(copied: tuple[int, ...]) -> Callable[..., int]:
+    def copies(machine: Host, outputs: Tensor, *arguments: object, **options: object) -> int:
+        gradient = arguments[0]
+        if not isinstance(gradient, Tensor):
+            return 0
+        memory_format = suggested_format(gradient)
+        tensors = [arguments[position] for position in copied if position < len(arguments)]
+        return sum(
+            contiguous_copy(tensor, memory_format)
+            for tensor in (*tensors, outputs)
+            if isinstance(tensor, Tensor)
+        )
+
+    copies.__doc__ = "Copies into the layout of the gradient; see the table."
+    return copies
+
+
+for _name, _tensors in _IN_LAYOUT_OF_GRADIENT.items():
+    workspace(f"aten::{_name}", device="cpu")(_gradient_function(_tensors))
+
+
+@workspace(
+    "aten::_upsample_bilinear2d_aa_backward",
+    "aten::_upsample_bicubic2d_aa_backward",
+    device="cpu",
+)
+def upsample_antialias_backward(
+    machine: Host, outputs: Tensor, grad_output: Tensor, *settings: object
+) -> int:
+    """Plain copies of both sides; native/cpu/UpSampleKernel.cpp, cpu_upsample_genNd_backward_aa."""
+    return contiguous_copy(grad_output) + contiguous_copy(outputs)
+
+
+@workspace("aten::im2col", device="cpu")
+def im2col(machine: Host, outputs: Tensor, input: Tensor, *settings: object) -> int:
+    """A dense copy, and a second one; native/Im2Col.cpp, im2col_out_cpu_template."""
+    return contiguous_copy(input) + dense_bytes(input)
 
 
 @workspace("aten::native_dropout", device="cpu")
