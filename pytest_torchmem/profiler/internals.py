@@ -240,3 +240,43 @@ def default_device() -> torch.device:
         if isinstance(mode, context):
             return cast(torch.device, cast(Any, mode).device)
     return _CPU
+
+
+#: No build of torch has kernels or tensors for it; autocast on fake cuda stands on it.
+_AUTOCAST = _C._parse_dispatch_key("AutocastIPU")
+
+
+@contextmanager
+def autocast_kernels(kernels: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Register casting kernels by ATen name; they run where ``autocast_key_included(True)`` is."""
+    everything = torch.library.Library("_", "IMPL")
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        everything.fallback(torch.library.fallthrough_kernel, "AutocastIPU")
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, "AutocastIPU")
+        yield
+    finally:
+        library._destroy()
+        everything._destroy()
+
+
+def autocast_key_included(included: bool) -> None:
+    """Let the operators of this thread pass the casting kernels, or no longer.
+
+    Autocast keys are excluded by default (c10/core/impl/LocalDispatchKeySet.h).
+    """
+    set_included(_AUTOCAST, included)
+    set_excluded(_AUTOCAST, not included)
+
+
+class outside_autocast:  # noqa: N801 - used like a function
+    """Let operators pass by the casting kernels (``ExcludeDispatchKeyGuard no_autocast``)."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        set_excluded(_AUTOCAST, True)
+
+    def __exit__(self, *exception: object) -> None:
+        set_excluded(_AUTOCAST, False)

@@ -25,6 +25,10 @@ from pytest_torchmem.profiler.shapes import Output, Plan, replace_tensors, tenso
 LIMIT_INTEGER = 1 << 18
 LIMIT_FLOATING = 1 << 10
 
+#: Arguments that are written to and keep their value: the gradients of a trace count as finite, so
+#: ``GradScaler`` steps.
+_KEPT = {"aten::_amp_foreach_non_finite_check_and_unscale_": 1}
+
 _CPU = torch.device("cpu")
 
 
@@ -177,7 +181,10 @@ class KnownValues:
     def _written(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forget what was known of the storages that an operator wrote to, or know them anew."""
         records = self._ledger.records
+        kept = args[_KEPT[operator.name]] if operator.name in _KEPT else None
         for argument in operator.written(args, kwargs):
+            if argument is kept and kept is not None:
+                continue
             for tensor in tensors_in(argument):
                 record = records.get(storage_address(tensor))
                 if record is None:

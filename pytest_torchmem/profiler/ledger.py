@@ -47,6 +47,10 @@ class DeviceLedger:
         self.events.append(-index)
         self.current -= self.entries[index - 1].nbytes
 
+    def origin(self, index: int) -> Origin:
+        """Return who made the allocation of a record's ``index``."""
+        return self.entries[index - 1].origin
+
     def highest_since(self, position: int) -> int:
         """Return the most bytes that were live after the first ``position`` events."""
         live = highest = self.current

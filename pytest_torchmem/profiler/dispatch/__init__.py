@@ -19,16 +19,16 @@ from typing import Any
 
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.devices.tensors import Guard
-from pytest_torchmem.profiler.dispatch.registry import registered_kernels
+from pytest_torchmem.profiler.dispatch.autocast import cuda_autocast
+from pytest_torchmem.profiler.dispatch.registry import Composite, registered_kernels
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import (
     composite_kernels,
     find_operator,
-    run_composite_implicit,
 )
 from pytest_torchmem.profiler.shapes import tensors_in
 
-_FAMILIES = ("attention", "dropout", "normalization")
+_FAMILIES = ("attention", "dropout", "normalization", "recurrent", "shapes")
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def cuda_dispatch(machine: Machine, interceptor: Interceptor) -> Iterator[None]:
         if operator is not None:
             kernels[bare] = _bind(function, operator, machine, guard)
     machine.kernels.update({f"aten::{bare}": kernel for bare, kernel in kernels.items()})
-    with composite_kernels(kernels):
+    with composite_kernels(kernels), cuda_autocast(guard):
         yield
 
 
@@ -52,11 +52,9 @@ def _bind(
     function: Callable[..., Any], operator: Any, machine: Machine, guard: Guard
 ) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        def composite() -> Any:
-            return run_composite_implicit(operator, *args, **kwargs)
-
         first = next(iter(tensors_in((args, kwargs))), None)
         record = None if first is None else guard.record(first)
+        composite = Composite(guard, operator, args, kwargs)
         if record is None or record.ledger.device.type != "cuda":
             return composite()
         return function(machine.gpu, composite, *args, **kwargs)

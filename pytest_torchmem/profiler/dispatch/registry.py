@@ -5,19 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from pytest_torchmem.profiler.devices.tensors import Guard
+from pytest_torchmem.profiler.internals import run_composite_implicit
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 _KERNELS: dict[str, Callable[..., Any]] = {}
 
-Composite = Callable[[], Any]
+
+class Composite:
+    """The call that a kernel stands in for: calling it runs the operator as the CPU would."""
+
+    __slots__ = ("_args", "_kwargs", "_operator", "guard")
+
+    def __init__(
+        self, guard: Guard, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.guard = guard
+        self._operator = operator
+        self._args = args
+        self._kwargs = kwargs
+
+    def __call__(self) -> Any:
+        """Run ATen's own composite kernel with the same arguments."""
+        return run_composite_implicit(self._operator, *self._args, **self._kwargs)
 
 
-def cuda_kernel(name: str) -> Callable[[_F], _F]:
-    """Register a function for the composite operator ``name`` (``"aten::softmax.int"``)."""
+def cuda_kernel(*names: str) -> Callable[[_F], _F]:
+    """Register a function for the composite operators ``names`` (``"aten::softmax.int"``)."""
 
     def register(function: _F) -> _F:
-        if name in _KERNELS:
-            raise ValueError(f"{name} already has a kernel for cuda")
-        _KERNELS[name] = function
+        for name in names:
+            if name in _KERNELS:
+                raise ValueError(f"{name} already has a kernel for cuda")
+            _KERNELS[name] = function
         return function
 
     return register

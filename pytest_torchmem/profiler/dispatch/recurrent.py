@@ -1,0 +1,356 @@
+"""Recurrent layers: one cuDNN call for all layers and steps; the cells as fused kernels.
+
+native/RNN.cpp (``use_cudnn``, the cells' ``is_cuda`` branches), native/cudnn/RNN.cpp
+(``_cudnn_impl``, ``try_get_weight_buf``) and cudnn/AutocastRNN.cpp. Without cuDNN
+(``torch.backends.cudnn.enabled = False``, bfloat16 before sm80) the layers decompose as on the CPU,
+which is not what CUDA would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.devices.tensors import Guard
+from pytest_torchmem.profiler.dispatch.registry import Composite, cuda_kernel
+from pytest_torchmem.profiler.internals import storage_address, tensor_on
+from pytest_torchmem.profiler.profile import Phase
+
+if TYPE_CHECKING:
+    from pytest_torchmem.profiler.dispatch.autocast import Casts
+
+RELU, TANH, LSTM, GRU = range(4)
+"""``cudnnRNNMode_t``."""
+GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
+_aten: Any = torch.ops.aten
+
+
+def uses_cudnn(gpu: Gpu, tensor: Tensor) -> bool:
+    """Return whether cuDNN takes a layer with this input; native/RNN.cpp, ``use_cudnn``."""
+    if not torch.backends.cudnn.enabled or tensor.numel() == 0:
+        return False
+    if tensor.dtype is torch.bfloat16:
+        return gpu.capability >= (8, 0)
+    return tensor.dtype in (torch.float32, torch.float64, torch.float16)
+
+
+def weight_elements(weights: Sequence[Tensor], stride: int, mode: int, hidden_size: int) -> int:
+    """Return the elements of cuDNN's weight buffer, which has two biases also for a layer without.
+
+    cudnn/RNN.cpp, ``get_num_weights``: the descriptor's bias mode is always the double one.
+    """
+    elements = sum(weight.numel() for weight in weights)
+    has_biases = weights[2].dim() == 1 if stride > 2 else False
+    if not has_biases:
+        elements += len(weights) // stride * 2 * GATES[mode] * hidden_size
+    return elements
+
+
+def _weight_buffer(guard: Guard, params: list[Tensor], elements: int) -> Tensor | None:
+    """Return the flat buffer the weights lie in, or None; ``try_get_weight_buf``.
+
+    Weights that were there before the step have been through ``Module.to``, which flattens them.
+    """
+    first = params[0]
+    address = storage_address(first)
+    if all(storage_address(param) == address for param in params[1:]):
+        with guard.interceptor.working():
+            storage = first.untyped_storage()
+            return tensor_on(storage, first.dtype, (elements,), (1,), 0)
+    record = guard.record(first)
+    if record is not None and record.ledger.origin(record.index).phase is Phase.BASELINE:
+        return first.detach()
+    return None
+
+
+def _run(
+    composite: Composite,
+    input: Tensor,
+    batch_sizes: Sequence[int],
+    hx: Tensor,
+    cx: Tensor | None,
+    params: list[Tensor],
+    has_biases: bool,
+    mode: int,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """Call ``_cudnn_rnn`` as ``_cudnn_impl`` does."""
+    hidden_size, projection = hx.size(2), 0
+    if cx is not None and cx.size(2) != hx.size(2):
+        hidden_size, projection = cx.size(2), hx.size(2)
+    stride = (4 if has_biases else 2) + (projection != 0)
+    elements = weight_elements(params, stride, mode, hidden_size)
+    return _aten._cudnn_rnn.default(
+        input,
+        params,
+        stride,
+        _weight_buffer(composite.guard, params, elements),
+        hx,
+        cx,
+        mode,
+        hidden_size,
+        projection,
+        num_layers,
+        batch_first,
+        dropout,
+        train,
+        bidirectional,
+        batch_sizes,
+        None,
+    )
+
+
+@cuda_kernel("aten::lstm.input")
+def lstm(
+    gpu: Gpu,
+    composite: Composite,
+    input: Tensor,
+    hx: list[Tensor],
+    params: list[Tensor],
+    *rest: Any,
+) -> Any:
+    """``_cudnn_rnn``; native/RNN.cpp, ``lstm``."""
+    if not uses_cudnn(gpu, input):
+        return composite()
+    has_biases, num_layers, dropout, train, bidirectional, batch_first = rest
+    return _run(
+        composite,
+        input,
+        (),
+        hx[0],
+        hx[1],
+        params,
+        has_biases,
+        LSTM,
+        num_layers,
+        dropout,
+        train,
+        bidirectional,
+        batch_first,
+    )[:3]
+
+
+@cuda_kernel("aten::lstm.data")
+def lstm_packed(
+    gpu: Gpu,
+    composite: Composite,
+    data: Tensor,
+    batch_sizes: Tensor,
+    hx: list[Tensor],
+    params: list[Tensor],
+    *rest: Any,
+) -> Any:
+    """``_cudnn_rnn`` of a packed sequence; native/RNN.cpp, ``lstm``."""
+    if not uses_cudnn(gpu, data):
+        return composite()
+    has_biases, num_layers, dropout, train, bidirectional = rest
+    return _run(
+        composite,
+        data,
+        batch_sizes.tolist(),
+        hx[0],
+        hx[1],
+        params,
+        has_biases,
+        LSTM,
+        num_layers,
+        dropout,
+        train,
+        bidirectional,
+        False,
+    )[:3]
+
+
+def _one_hidden(mode: int) -> Callable[..., Any]:
+    def layer(
+        gpu: Gpu, composite: Composite, input: Tensor, hx: Tensor, params: list[Tensor], *rest: Any
+    ) -> Any:
+        if not uses_cudnn(gpu, input):
+            return composite()
+        has_biases, num_layers, dropout, train, bidirectional, batch_first = rest
+        return _run(
+            composite,
+            input,
+            (),
+            hx,
+            None,
+            params,
+            has_biases,
+            mode,
+            num_layers,
+            dropout,
+            train,
+            bidirectional,
+            batch_first,
+        )[:2]
+
+    return layer
+
+
+def _one_hidden_packed(mode: int) -> Callable[..., Any]:
+    def layer(
+        gpu: Gpu,
+        composite: Composite,
+        data: Tensor,
+        batch_sizes: Tensor,
+        hx: Tensor,
+        params: list[Tensor],
+        *rest: Any,
+    ) -> Any:
+        if not uses_cudnn(gpu, data):
+            return composite()
+        has_biases, num_layers, dropout, train, bidirectional = rest
+        return _run(
+            composite,
+            data,
+            batch_sizes.tolist(),
+            hx,
+            None,
+            params,
+            has_biases,
+            mode,
+            num_layers,
+            dropout,
+            train,
+            bidirectional,
+            False,
+        )[:2]
+
+    return layer
+
+
+for _name, _mode in (("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
+    cuda_kernel(f"aten::{_name}.input")(_one_hidden(_mode))
+    cuda_kernel(f"aten::{_name}.data")(_one_hidden_packed(_mode))
+
+
+@cuda_kernel("aten::_use_cudnn_rnn_flatten_weight")
+def use_cudnn_rnn_flatten_weight(gpu: Gpu, composite: Composite) -> bool:
+    """CUDA builds come with cuDNN."""
+    return True
+
+
+@cuda_kernel("aten::_cudnn_rnn_flatten_weight")
+def flatten_weight(
+    gpu: Gpu,
+    composite: Composite,
+    weights: list[Tensor],
+    stride: int,
+    input_size: int,
+    mode: int,
+    hidden_size: int,
+    proj_size: int,
+    num_layers: int,
+    batch_first: bool,
+    bidirectional: bool,
+) -> Tensor:
+    """Copy the weights into one buffer and let them lie there; ``_cudnn_rnn_flatten_weight``."""
+    elements = weight_elements(weights, stride, mode, hidden_size)
+    buffer = torch.zeros(elements, dtype=weights[0].dtype, device=weights[0].device)
+    views = _laid_out(composite.guard, buffer, weights)
+    for weight, view in zip(weights, views, strict=True):
+        view.copy_(weight)
+        weight.set_(view)  # type: ignore[call-overload]
+    return buffer
+
+
+@cuda_kernel("aten::lstm_cell")
+def lstm_cell(
+    gpu: Gpu,
+    composite: Composite,
+    input: Tensor,
+    hx: list[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Any:
+    """``_thnn_fused_lstm_cell``; native/RNN.cpp, ``LSTMCell``."""
+    if input.dim() != 2 or input.numel() == 0:
+        return composite()
+    from_input = torch.matmul(input, w_ih.t())
+    from_hidden = torch.matmul(hx[0], w_hh.t())
+    return _aten._thnn_fused_lstm_cell.default(from_input, from_hidden, hx[1], b_ih, b_hh)[:2]
+
+
+@cuda_kernel("aten::gru_cell")
+def gru_cell(
+    gpu: Gpu,
+    composite: Composite,
+    input: Tensor,
+    hx: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Any:
+    """``_thnn_fused_gru_cell``; native/RNN.cpp, ``GRUCell``."""
+    if input.dim() != 2 or input.numel() == 0:
+        return composite()
+    from_input = torch.matmul(input, w_ih.t())
+    from_hidden = torch.matmul(hx, w_hh.t())
+    return _aten._thnn_fused_gru_cell.default(from_input, from_hidden, hx, b_ih, b_hh)[0]
+
+
+def autocast_rnn(
+    casts: Casts,
+    guard: Guard,
+    input: Tensor,
+    weight: list[Tensor],
+    stride: int,
+    buffer: Tensor | None,
+    hx: Tensor,
+    cx: Tensor | None,
+    mode: int,
+    hidden_size: int,
+    *rest: Any,
+) -> Any:
+    """Run ``_cudnn_rnn`` in half precision; ``_cudnn_rnn_cast_reflatten``.
+
+    Always float16, whatever the region's dtype is. The cast weights are not kept in autocast's
+    cache: they are copied into a new flat buffer at every call.
+    """
+    half = torch.float16
+    if weight[0].dtype is not half and casts.eligible(weight[0]):
+        elements = weight_elements(weight, stride, mode, hidden_size)
+        buffer = torch.zeros(elements, dtype=half, device=weight[0].device)
+        views = _laid_out(guard, buffer, weight)
+        for view, one in zip(views, weight, strict=True):
+            view.copy_(one)
+        weight = views
+    return _aten._cudnn_rnn.default(
+        casts.to(half, input),
+        weight,
+        stride,
+        buffer,
+        casts.to(half, hx),
+        casts.to(half, cx),
+        mode,
+        hidden_size,
+        *rest,
+    )
+
+
+def _laid_out(guard: Guard, buffer: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of the weights' shapes, one behind the other in ``buffer``.
+
+    As ``get_parameters`` makes them they are not views to autograd.
+    """
+    offset = 0
+    made = []
+    storage = buffer.untyped_storage()
+    with guard.interceptor.working():
+        for weight in weights:
+            shape = tuple(weight.shape)
+            stride = (shape[1], 1) if len(shape) == 2 else (1,)
+            made.append(tensor_on(storage, buffer.dtype, shape, stride, offset))
+            offset += weight.numel()
+    return made

@@ -1,0 +1,169 @@
+"""Geometry of CUDA operators' outputs that ``meta`` does not know, or knows wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.profiler.dispatch.recurrent import GATES, LSTM, weight_elements
+from pytest_torchmem.profiler.shapes_missing import meta
+
+_GRU_WORKSPACE = 5
+"""``GRU_WORKSPACE_MULTIPLIER``, native/cuda/RNN.cu."""
+
+
+@meta("aten::_cudnn_rnn")
+def cudnn_rnn(
+    input: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor | None,
+    hx: Tensor,
+    cx: Tensor | None,
+    mode: int,
+    hidden_size: int,
+    proj_size: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+    dropout_state: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Output, hidden and cell state, what is kept for the backward, the weight buffer.
+
+    native/cudnn/RNN.cpp, ``_cudnn_rnn``. With ``batch_first`` the output is a transposed tensor.
+    """
+    directions = 2 if bidirectional else 1
+    out = proj_size or hidden_size
+    if batch_sizes:
+        steps, batch = len(batch_sizes), batch_sizes[0]
+        rows = input.size(0)
+        output = input.new_empty((rows, out * directions))
+    else:
+        steps, batch = (input.size(1), input.size(0)) if batch_first else input.shape[:2]
+        rows = steps * batch
+        output = input.new_empty((steps, batch, out * directions))
+        if batch_first:
+            output.transpose_(0, 1)
+    hy = hx.new_empty((num_layers * directions, batch, out))
+    cy = hx.new_empty((0,) if cx is None else (num_layers * directions, batch, hidden_size))
+    nbytes = 0
+    if train:
+        nbytes = reserve_bytes(
+            rows, num_layers, directions, mode, hidden_size, out, dropout, input.element_size()
+        )
+    reserve = input.new_empty((nbytes,), dtype=torch.uint8)
+    if weight_buf is None:
+        elements = weight_elements(weight, weight_stride0, mode, hidden_size)
+        weight_buf = input.new_empty((elements,))
+    return output, hy, cy, reserve, weight_buf
+
+
+def reserve_bytes(
+    rows: int,
+    layers: int,
+    directions: int,
+    mode: int,
+    hidden_size: int,
+    out: int,
+    dropout: float,
+    element_size: int,
+) -> int:
+    """Return what the backward needs of the forward: a lower bound of cuDNN's reserve.
+
+    Per row (a step of a sequence), layer and direction: every gate's activation, for an LSTM the
+    cell state, for a GRU the hidden half of the candidate; the outputs of all layers but the last,
+    and their dropout masks. ``cudnnGetRNNTempSpaceSizes`` itself cannot be asked without cuDNN.
+    """
+    per_direction = GATES[mode] * hidden_size + (hidden_size if GATES[mode] > 1 else 0)
+    elements = rows * layers * directions * per_direction
+    elements += rows * (layers - 1) * directions * out * (2 if dropout else 1)
+    return elements * element_size
+
+
+@meta("aten::_cudnn_rnn_backward")
+def cudnn_rnn_backward(
+    input: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor,
+    hx: Tensor,
+    cx: Tensor | None,
+    output: Tensor,
+    grad_output: Tensor | None,
+    grad_hy: Tensor | None,
+    grad_cy: Tensor | None,
+    mode: int,
+    hidden_size: int,
+    proj_size: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+    dropout_state: Tensor | None,
+    reserve: Tensor,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor]]:
+    """Gradients of input and states, and those of the weights, which share one flat buffer.
+
+    native/cudnn/RNN.cpp, ``_cudnn_rnn_backward_input`` and ``_cudnn_rnn_backward_weight``. Without
+    biases the weights' gradients are copied out of the buffer.
+    """
+    if not batch_sizes and batch_first:
+        grad_input = torch.empty_like(
+            input.transpose(0, 1), memory_format=torch.contiguous_format
+        ).transpose_(0, 1)
+    else:
+        grad_input = torch.empty_like(input, memory_format=torch.contiguous_format)
+    grad_hx = torch.empty_like(hx, memory_format=torch.contiguous_format)
+    grad_cx = None
+    if cx is not None and mode == LSTM:
+        grad_cx = torch.empty_like(cx, memory_format=torch.contiguous_format)
+    grads: list[Tensor] = []
+    if output_mask[3]:
+        elements = weight_elements(weight, weight_stride0, mode, hidden_size)
+        if elements == sum(one.numel() for one in weight):
+            buffer, offset = input.new_empty((elements,)), 0
+            for one in weight:
+                grads.append(buffer[offset : offset + one.numel()].view(one.shape))
+                offset += one.numel()
+        else:
+            grads = [torch.empty_like(one) for one in weight]
+    return grad_input, grad_hx, grad_cx, grads
+
+
+@meta("aten::_thnn_fused_gru_cell")
+def fused_gru_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """native/cuda/RNN.cu, ``_thnn_fused_gru_cell_cuda``."""
+    workspace = hx.new_empty((hx.size(0), hx.size(1) * _GRU_WORKSPACE))
+    return torch.empty_like(hx, memory_format=torch.contiguous_format), workspace
+
+
+@meta("aten::_thnn_fused_gru_cell_backward")
+def fused_gru_cell_backward(
+    grad_hy: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor | None, ...]:
+    """native/cuda/RNN.cu, ``_thnn_fused_gru_cell_backward_cuda``."""
+    gates = workspace.size(1) // _GRU_WORKSPACE * 3
+    shape = (workspace.size(0), gates)
+    bias = workspace.new_empty((gates,)) if has_bias else None
+    other = workspace.new_empty((gates,)) if has_bias else None
+    return (
+        workspace.new_empty(shape),
+        workspace.new_empty(shape),
+        torch.empty_like(grad_hy, memory_format=torch.contiguous_format),
+        bias,
+        other,
+    )
