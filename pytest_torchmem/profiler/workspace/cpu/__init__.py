@@ -5,10 +5,11 @@ from pytest_torchmem.profiler.workspace.cpu import (
     convolution,
     copies,
     elementwise,
+    matmul,
     normalization,
     recurrent,
     reduction,
     resampling,
 )
 
-__all__ = ["attention", "convolution", "copies", "elementwise", "normalization", "recurrent", "reduction", "resampling"]
+__all__ = ["attention", "convolution", "copies", "elementwise", "matmul", "normalization", "recurrent", "reduction", "resampling"]
