@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     counts = {status.value: sum(1 for c in kept if c.status is status) for status in Status}
     print(", ".join(f"{name} {value}" for name, value in report.machine().items()))
     print(f"{len(kept)} programs:", ", ".join(f"{n} {name}" for name, n in counts.items() if n))
-    lost = (Status.UNSUPPORTED, Status.CRASHED, Status.SKIPPED)
+    lost = (Status.UNSUPPORTED, Status.CRASHED)
     print(f"\n{differences_table(kept, options.rows)}\n\n{report.errors_table(kept, lost)}")
     print(f"\n{error_table(kept)}")
     return int(any(found.status not in (Status.EXACT, Status.SKIPPED) for found in kept))
