@@ -2,9 +2,10 @@
 
     python -m benchmarks.tracing_time
 
-Each round runs the three one after the other, in a different order in each process, so that a ratio compares what ran within the same
-second; the table has the median of the rounds. The first round of a process is its own line: a
-first trace finds the geometry of every operator, and later ones remember it. Attribution is on.
+Each round runs the three one after the other, in a different order in each process, so that a
+ratio compares what ran within the same second; the table has the median of the rounds. The first
+round of a process is its own line: a first trace finds the geometry of every operator, and later
+ones remember it. Attribution is on.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def finish(values: list[Tensor]) -> None:
         total = losses[0]
         for loss in losses[1:]:
             total = total + loss
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
 
 
 def _pick(tensors: list[Tensor], index: int) -> Tensor:
@@ -169,9 +169,9 @@ def _hook(step: Step, values: list[Tensor], parameters: list[Tensor]) -> None:
     if step.name == "retains":
         value.retain_grad()
     elif step.name == "replaces":
-        value.register_hook(lambda gradient: gradient * 2.0)  # type: ignore[no-untyped-call]
+        value.register_hook(lambda gradient: gradient * 2.0)
     else:
-        value.register_hook(lambda gradient: None)  # type: ignore[no-untyped-call]
+        value.register_hook(lambda gradient: None)
 
 
 def _backward(step: Step, values: list[Tensor], parameters: list[Tensor]) -> None:
@@ -179,12 +179,12 @@ def _backward(step: Step, values: list[Tensor], parameters: list[Tensor]) -> Non
     if not value.requires_grad:
         return
     if step.name == "dense":
-        value.backward(torch.ones_like(value), retain_graph=True)  # type: ignore[no-untyped-call]
+        value.backward(torch.ones_like(value), retain_graph=True)
     elif step.name == "mean":
-        value.mean().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        value.mean().backward(retain_graph=True)
     else:
         # The graph ends here, as between the parts of a sequence that is learnt in pieces.
-        value.sum().backward()  # type: ignore[no-untyped-call]
+        value.sum().backward()
         del value
         values[:] = [value.detach() for value in values]
 

@@ -103,7 +103,7 @@ class _Copier:
         known = self._storages.get(storage._cdata)
         if known is not None:
             return known[1], False
-        twin = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
+        twin = torch.UntypedStorage(storage.nbytes())
         if storage.device.type != "meta" and storage.nbytes():
             twin.copy_(storage)
         # The original is held as well: its address is the key, and must not be used again.

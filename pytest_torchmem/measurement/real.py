@@ -117,6 +117,6 @@ def _label(labels: dict[int, Label], tensor: torch.Tensor, kind: Kind, name: str
 def _blind_spots() -> tuple[str, ...]:
     """Say what never reaches the recorded thread's c10 allocator."""
     spots = ["not measured: memory that other threads allocate"]
-    if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+    if torch.backends.mkl.is_available():
         spots.append("not measured: MKL's own buffers, which it takes outside torch's allocator")
     return tuple(spots)
