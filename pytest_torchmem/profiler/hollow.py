@@ -45,6 +45,7 @@ from pytest_torchmem.profiler.shapes import (
     plan_pointwise,
     remembered_plans,
 )
+from pytest_torchmem.profiler.sparse import has_sparse, reads_no_data, run_sparse
 
 _KIND_OF_PHASE = {
     Phase.BASELINE: Kind.OTHER,
@@ -55,6 +56,7 @@ _KIND_OF_PHASE = {
 }
 _TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
 _CPU = torch.device("cpu")
+_Generator = torch.Generator
 _EARLIER = Origin(Phase.BASELINE)
 
 #: Operators that take tensors of two devices (a copy's source, indices on the host).
@@ -178,6 +180,10 @@ class Interceptor:
             key = (key, _geometry(tuple(kwargs.items()), tensors))
         records = self._records(tensors)
         if records is None:
+            if has_sparse(args, kwargs) and not reads_no_data(operator):
+                self._enter_phase()
+                with self.intercepting():
+                    return run_sparse(operator, args, kwargs)
             return operator.overload(*args, **kwargs)
         device = self._device(operator, tensors, records, kwargs)
         if device is None:
@@ -488,9 +494,9 @@ class Interceptor:
             self._borrowed.append((tensor, tensor.grad))
         return record
 
-    def meet(self, tensor: Tensor) -> None:
+    def meet(self, tensor: Tensor, where: torch.device = _CPU) -> None:
         """Book a real tensor that C++ made just now without an operator."""
-        device = self.ledger.on(_CPU)
+        device = self.ledger.on(where)
         self._enter_phase()
         origin = self.attribution.origin(self.ledger.phase, "", sys._getframe(2))
         storage = tensor.untyped_storage()
@@ -629,7 +635,7 @@ def _geometry(value: Any, tensors: list[Tensor]) -> Any:
         return tuple([_geometry(item, tensors) for item in value])
     if kind is float or kind is bool:
         return (kind, value)
-    if kind is torch.Generator:
+    if issubclass(kind, _Generator):
         return None
     return value
 

@@ -39,6 +39,8 @@ _BY_NAME = {
     "aten::_version": Treatment.NATIVE,
     "aten::_use_cudnn_ctc_loss": Treatment.NATIVE,
     "aten::_assert_tensor_metadata": Treatment.NATIVE,
+    # It makes a sparse tensor of the indices and values that it is given.
+    "aten::_sparse_coo_tensor_with_dims_and_tensors": Treatment.NATIVE,
     "aten::sym_size.int": Treatment.NATIVE,
     "aten::sym_stride.int": Treatment.NATIVE,
     "aten::sym_numel": Treatment.NATIVE,
@@ -160,7 +162,7 @@ class Operator:
     @classmethod
     def read(cls, overload: OpOverload) -> Operator:
         """Return what is to be known of ``overload``, from its schema."""
-        name = str(overload.name())  # type: ignore[no-untyped-call]
+        name = str(overload.name())
         base = name.partition("::")[2].partition(".")[0]
         arguments = overload._schema.arguments
         written = [

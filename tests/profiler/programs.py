@@ -189,7 +189,49 @@ def function_transforms() -> None:
     torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(torch.randn(64), torch.randn(8, 64))
 
 
+def sparse_gradients() -> None:
+    embedding = nn.Embedding(1000, 16, sparse=True)
+    optimizer = torch.optim.SGD(embedding.parameters(), 0.1)
+    ids = torch.arange(20).view(4, 5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (embedding(ids).sum() + embedding(ids[:2]).exp().sum()).backward()
+        optimizer.step()
+
+
+def sparse_gradients_add_up() -> None:
+    embedding = nn.Embedding(1000, 16, sparse=True)
+    for _ in range(2):
+        embedding(torch.arange(20)).sum().backward()
+
+
+def packed_sequences() -> None:
+    recurrent = nn.GRU(8, 16, batch_first=True)
+    packed = nn.utils.rnn.pack_padded_sequence(
+        torch.randn(3, 5, 8), torch.tensor([5, 3, 2]), batch_first=True
+    )
+    output, lengths = nn.utils.rnn.pad_packed_sequence(recurrent(packed)[0], batch_first=True)
+    assert lengths.tolist() == [5, 3, 2]
+    output.sum().backward()
+
+
+def several_optimizer_steps() -> None:
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(64, 64)).exp().sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+
 PROGRAMS = (
+    sparse_gradients,
+    sparse_gradients_add_up,
+    packed_sequences,
+    several_optimizer_steps,
     used_three_times,
     multiplied_by_itself,
     custom_function,

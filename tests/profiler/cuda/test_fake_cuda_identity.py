@@ -1,0 +1,275 @@
+"""Unmodified training code runs on fake cuda: placing, moving, asking where something is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchmem import trace
+
+
+def on_fake_cuda(body: Callable[[], Any], **options: Any) -> Any:
+    """Trace ``body`` on fake cuda and return what it returned."""
+    results = []
+
+    def program() -> None:
+        results.append(body())
+
+    trace(program, device="cuda", **options)
+    return results[0]
+
+
+def test_every_way_of_placing_a_tensor() -> None:
+    def body() -> list[str]:
+        x = torch.ones(4, 4)
+        made = {
+            "cuda": x.cuda(),
+            "cuda(0)": x.cuda(0),
+            "cuda non_blocking": x.cuda(non_blocking=True),
+            "to string": x.to("cuda"),
+            "to device": x.to(torch.device("cuda", 0)),
+            "to number": x.to(0),
+            "to with dtype": x.to("cuda", torch.float16),
+            "to by name": x.to(device="cuda", dtype=torch.bfloat16, non_blocking=True),
+            "to other": x.to(torch.zeros(1, device="cuda")),
+            "to copy": x.to("cuda", copy=True),
+            "channels last": torch.ones(1, 2, 3, 4).to("cuda", memory_format=torch.channels_last),
+            "type": x.type("torch.cuda.HalfTensor"),
+            "tensor": torch.tensor([1.0, 2.0], device="cuda"),
+            "as_tensor": torch.as_tensor([1.0], device="cuda"),
+            "as_tensor of tensor": torch.as_tensor(x, device="cuda"),
+            "full": torch.full((2,), 3.0, device="cuda"),
+            "arange": torch.arange(4, device="cuda:0"),
+            "linspace": torch.linspace(0, 1, 4, device="cuda"),
+            "eye": torch.eye(3, device="cuda"),
+            "randn_like": torch.randn_like(x, device="cuda"),
+            "zeros_like": torch.zeros_like(x.cuda()),
+            "new_zeros": x.new_zeros(3, device="cuda"),
+            "new_ones": x.cuda().new_ones(3),
+            "new_tensor": x.cuda().new_tensor([1, 2]),
+            "new_full": x.cuda().new_full((2,), 1.0),
+            "scalar_tensor": torch.scalar_tensor(1.0, device="cuda"),
+            "randperm": torch.randperm(5, device="cuda"),
+            "tril_indices": torch.tril_indices(3, 3, device="cuda"),
+            "hann_window": torch.hann_window(8, device="cuda"),
+            "generator": torch.randn(3, device="cuda", generator=torch.Generator("cuda")),
+            "operator": x.cuda() + 1,
+            "parameter": nn.Parameter(x.cuda()),
+            "buffer": nn.Buffer(x.cuda()),
+            "module": nn.Linear(4, 4, device="cuda").weight,
+            "pinned": x.pin_memory().cuda(non_blocking=True),
+            "view": x.cuda().view(-1).t(),
+            "detach": x.cuda().detach(),
+            "data": x.cuda().data,
+        }
+        return [
+            name
+            for name, tensor in made.items()
+            if not (
+                tensor.is_cuda
+                and tensor.device == torch.device("cuda", 0)
+                and tensor.get_device() == 0
+                and not tensor.is_cpu
+                and tensor.untyped_storage().device.type == "cuda"
+            )
+        ]
+
+    assert on_fake_cuda(body) == []
+
+
+def test_every_way_back_to_the_host() -> None:
+    def body() -> list[bool]:
+        x = torch.arange(4, device="cuda")
+        made = [x.cpu(), x.to("cpu"), x.to(torch.zeros(1)), torch.as_tensor(x, device="cpu")]
+        return [tensor.is_cpu and tensor.tolist() == [0, 1, 2, 3] for tensor in made]
+
+    assert on_fake_cuda(body) == [True] * 4
+
+
+def test_devices_have_ledgers_of_their_own() -> None:
+    def program() -> None:
+        host = torch.ones(1 << 20)
+        held.append(host.cuda())
+        held.append(torch.ones(1 << 18, device="cuda"))
+
+    held: list[torch.Tensor] = []
+    assert trace(program, device="cuda").peak == (1 << 22) + (1 << 20)
+
+
+def test_contexts_and_the_default_device() -> None:
+    def body() -> list[str]:
+        with torch.device("cuda"):
+            inside = torch.ones(2)
+            asked = torch.ones(2, device="cpu")
+            module = nn.Linear(2, 2)
+        torch.set_default_device("cuda")
+        default = torch.ones(2)
+        return [t.device.type for t in (inside, asked, module.weight, default)]
+
+    assert on_fake_cuda(body) == ["cuda", "cpu", "cuda", "cuda"]
+    assert torch.get_default_device().type == "cpu"
+    assert torch.ones(1).device.type == "cpu"
+
+
+def test_modules_move_with_parameters_gradients_and_buffers() -> None:
+    def body() -> list[bool]:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        before = [id(parameter) for parameter in model.parameters()]
+        model.to("cuda", torch.float64)
+        twin = copy.deepcopy(model)
+        twin.load_state_dict(model.state_dict())
+        model(torch.ones(3, 4, device="cuda", dtype=torch.float64)).sum().backward()
+        optimizer.step()
+        state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+        model.load_state_dict(state)
+        tensors = [*model.parameters(), *model.buffers(), *twin.parameters(), *twin.buffers()]
+        gradients = [parameter.grad for parameter in model.parameters()]
+        return [
+            before == [id(parameter) for parameter in model.parameters()],
+            all(tensor.is_cuda for tensor in tensors),
+            all(gradient is not None and gradient.is_cuda for gradient in gradients),
+            all(tensor.is_cpu for tensor in state.values()),
+        ]
+
+    assert on_fake_cuda(body) == [True] * 4
+
+
+def test_gradients_cross_devices() -> None:
+    def body() -> list[bool]:
+        leaf = torch.ones(4, requires_grad=True)
+        (leaf.cuda() * 2).cpu().sum().backward()
+        on_gpu = torch.ones(4, device="cuda", requires_grad=True)
+        on_gpu.to("cpu", torch.float64).sum().backward()
+        assert leaf.grad is not None
+        assert on_gpu.grad is not None
+        return [leaf.grad.is_cpu, on_gpu.grad.is_cuda, on_gpu.grad.dtype == torch.float32]
+
+    assert on_fake_cuda(body) == [True] * 3
+
+
+def test_saved_tensors_are_offloaded() -> None:
+    def program() -> int:
+        x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            y = x.exp().exp()
+        live = torch.cuda.memory_allocated()
+        y.sum().backward()
+        assert x.grad is not None
+        assert x.grad.is_cuda
+        return live
+
+    assert on_fake_cuda(program) == 2 * 4 * 1024**2  # x and y: the result in between is on the host
+
+
+def test_operators_on_two_devices_raise_as_torch_does() -> None:
+    def body() -> None:
+        torch.ones(2, 2, device="cuda") @ torch.ones(2, 2)
+
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        trace(body, device="cuda")
+
+    def loss() -> None:
+        nn.functional.cross_entropy(torch.ones(2, 3, device="cuda"), torch.tensor([0, 1]))
+
+    with pytest.raises(RuntimeError, match="same device"):
+        trace(loss, device="cuda")
+
+
+def test_scalars_on_the_host_go_with_the_gpu() -> None:
+    def body() -> bool:
+        return bool((torch.ones(2, device="cuda") * torch.tensor(2.0)).is_cuda)
+
+    assert on_fake_cuda(body)
+
+
+def test_host_memory_only_functions_raise_as_torch_does() -> None:
+    def body() -> None:
+        torch.ones(2, device="cuda").numpy()
+
+    with pytest.raises(TypeError, match=r"can't convert cuda:0 device type tensor to numpy"):
+        trace(body, device="cuda")
+
+
+def test_files_are_loaded_to_the_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    shared = torch.arange(6.0)
+    torch.save({"a": shared, "b": shared[:3], "step": 3}, path)
+
+    def body() -> list[Any]:
+        state = torch.load(path, map_location="cuda")
+        same = state["a"].untyped_storage().data_ptr() == state["b"].untyped_storage().data_ptr()
+        there = torch.load(path, map_location=torch.device("cuda"))["a"].is_cuda
+        here = torch.load(path, map_location="cpu")["a"].is_cpu
+        return [state["a"].is_cuda, state["b"].is_cuda, state["step"], same, there, here]
+
+    assert on_fake_cuda(body) == [True, True, 3, True, True, True]
+
+
+def test_generators() -> None:
+    def body() -> list[Any]:
+        generator = torch.Generator(device="cuda")
+        generator.manual_seed(3)
+        return [
+            generator.device.type,
+            isinstance(generator, torch.Generator),
+            torch.Generator().device.type,
+            torch.rand(3, generator=generator, device="cuda").is_cuda,
+            torch.empty(3, device="cuda").normal_(generator=generator).is_cuda,
+        ]
+
+    assert on_fake_cuda(body) == ["cuda", True, "cpu", True, True]
+
+
+def test_pinned_memory() -> None:
+    def body() -> list[bool]:
+        x = torch.ones(3)
+        pinned = x.pin_memory()
+        return [x.is_pinned(), pinned.is_pinned(), pinned.pin_memory() is pinned]
+
+    assert on_fake_cuda(body) == [False, True, True]
+
+
+def test_addresses_differ_where_memory_does() -> None:
+    def body() -> list[bool]:
+        x, y = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
+        return [
+            x.data_ptr() != y.data_ptr(),
+            x.data_ptr() == x.view(2, 2).data_ptr(),
+            x[1:].data_ptr() == x.data_ptr() + 4,
+            x.data_ptr() % 512 == 0,
+        ]
+
+    assert on_fake_cuda(body) == [True] * 4
+
+
+def test_data_loaders_feed_the_gpu() -> None:
+    def body() -> list[bool]:
+        data = torch.utils.data.TensorDataset(torch.ones(8, 3), torch.arange(8))
+        loader = torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True)
+        found = []
+        for x, y in loader:
+            found += [x.is_pinned(), x.cuda(non_blocking=True).is_cuda, y.cuda().is_cuda]
+        return found
+
+    assert on_fake_cuda(body) == [True] * 6
+
+
+def test_packed_sequences_and_state_of_recurrent_layers() -> None:
+    def body() -> bool:
+        layer = nn.LSTM(4, 8, num_layers=2, bidirectional=True).cuda()
+        packed = nn.utils.rnn.pack_padded_sequence(
+            torch.ones(5, 3, 4, device="cuda"), torch.tensor([5, 4, 2])
+        )
+        output, (hidden, cell) = layer(packed)
+        padded, lengths = nn.utils.rnn.pad_packed_sequence(output)
+        padded.sum().backward()
+        return padded.is_cuda and hidden.is_cuda and cell.is_cuda and lengths.is_cpu
+
+    assert on_fake_cuda(body)
