@@ -181,7 +181,10 @@ class _RunHooks:
         if self.is_worker or self.config.option.collectonly:
             return
         modules = [*self._modules, self._modules_with_snapshots()]
-        if not any(modules) and not any(hasattr(report, "torchmem") for report in self._reports):
+        # A report that is asked for is written in any case: an older one must not be taken for it.
+        asked = self._settings is not None and self._settings.writes_reports
+        checked = any(hasattr(report, "torchmem") for report in self._reports)
+        if not (asked or checked or any(modules)):
             return
         from pytest_torchmem.run import Run
 

@@ -50,6 +50,11 @@ class Settings:
         """Whether this run may write snapshot files."""
         return bool(self.update) and not self.dry_run
 
+    @property
+    def writes_reports(self) -> bool:
+        """Whether files are asked for that say what the run came to."""
+        return self.json_path is not None or self.markdown_path is not None
+
     def tolerances(self, path: str) -> list[Level]:
         """Return what holds for a test file where test and entry say nothing, closest first."""
         special, general = for_path(self.ini_tolerance, path)

@@ -8,7 +8,7 @@ from enum import Enum
 
 from pytest_torchmem.snapshot.compare import Change, Verdict, compare, headline
 from pytest_torchmem.snapshot.format import Entry, Key
-from pytest_torchmem.tolerance import Level, for_path, parse_rules
+from pytest_torchmem.tolerance import Level, parse_rules
 
 
 class Group(str, Enum):
@@ -61,13 +61,10 @@ Entries = Mapping[tuple[str, Key], Entry]
 """Entries by test file, relative to the root, and key."""
 
 
-def differences(
-    base: Entries, head: Entries, option: Level, ini: Level = (), gone: bool = True
-) -> list[Difference]:
+def differences(base: Entries, head: Entries, option: Level) -> list[Difference]:
     """Return what differs between the entries of two revisions or reports, worst first.
 
-    ``option`` is a tolerance from the command line, which wins over an entry's own; ``ini`` holds
-    rules for paths. ``gone`` is false where the head may hold a part only.
+    An entry's own tolerance, as the head has it, wins over ``option``, as it does in a test run.
     """
     found = []
     for file, key in sorted({**base, **head}):
@@ -77,12 +74,10 @@ def differences(
             entry = now or before
             assert entry is not None
             group = Group.NEW if before is None else Group.GONE
-            if group is Group.NEW or gone:
-                found.append(_one(where, key, group, figures=entry.figures))
+            found.append(_one(where, key, group, figures=entry.figures))
             continue
-        special, general = for_path(ini, file)
         own = parse_rules(now.tolerance, "the entry's own tolerance")
-        comparison = compare(before, now, [option, own, special, general])
+        comparison = compare(before, now, [own, option])
         notes = []
         if comparison.workload_changed:
             notes.append("another workload")
@@ -106,6 +101,11 @@ def in_order(found: Iterable[Difference]) -> list[Difference]:
     """Return differences by group, and in each the largest change first."""
     groups = list(Group)
     return sorted(found, key=lambda d: (groups.index(d.group), -abs(d.step), d.test, d.device))
+
+
+def failing(difference: Difference) -> bool:
+    """Tell whether a gate must not let ``difference`` through."""
+    return difference.group in (Group.FAILED, Group.GREW)
 
 
 def grouped(found: Sequence[Difference]) -> dict[Group, list[Difference]]:

@@ -11,7 +11,7 @@ from pytest_torchmem.report.difference import Difference, Group, in_order
 from pytest_torchmem.report.github import apply_command
 from pytest_torchmem.report.json_report import build
 from pytest_torchmem.report.markdown import render
-from pytest_torchmem.run import Run
+from pytest_torchmem.run import Check, Run
 from pytest_torchmem.snapshot.compare import Verdict
 from pytest_torchmem.snapshot.store import write
 
@@ -44,7 +44,8 @@ def write_reports(run: Run) -> None:
 
 def run_markdown(run: Run) -> str:
     """Return a run's results as Markdown, the snapshot as base."""
-    found = in_order(_difference(record) for record in run.summary.records)
+    checks = run.summary.checks
+    found = in_order(_difference(check) for check in checks if not _is_idle(check))
     footer: list[str] = []
     if run.summary.obsolete:
         footer.append(f"{len(run.summary.obsolete)} obsolete entries.")
@@ -55,8 +56,13 @@ def run_markdown(run: Run) -> str:
     return render(found, footer=footer)
 
 
-def _difference(record: Record) -> Difference:
-    notes = []
+def _is_idle(check: Check) -> bool:
+    """Tell whether a test passed that left this one of the configured devices alone."""
+    return check.record.outcome is Outcome.NOT_CHECKED and check.passed
+
+
+def _difference(check: Check) -> Difference:
+    record, notes = check.record, []
     if record.outcome in (Outcome.MISSING, Outcome.NOT_CHECKED, Outcome.UNKNOWN_BYTES):
         notes.append(record.outcome.value)
     elif record.outcome is Outcome.OVER_BUDGET:
@@ -80,8 +86,6 @@ def _difference(record: Record) -> Difference:
 
 
 def _group(record: Record) -> Group:
-    if record.outcome is Outcome.NOT_CHECKED and not record.failed:
-        return Group.SAME
     if record.outcome in _GROUPS:
         return _GROUPS[record.outcome]
     verdicts: set[Any] = {change.verdict for change in record.changes}

@@ -16,13 +16,19 @@ ARTIFACT = "torchmem-proposal"
 """The name under which the workflow in ``examples/ci`` uploads the proposed snapshots."""
 
 
-def annotation(record: Record) -> str:
-    """Return the workflow command that marks the line of a failed check."""
+def annotation(record: Record, root: Path) -> str:
+    """Return the workflow command that marks the line of a failed check.
+
+    GitHub wants paths from the top of the repository, which need not be pytest's root.
+    """
     path, line = record.location
-    headline, _, details = record.message.partition("\n")
-    title = f"memory: {record.nodeid.rpartition('::')[2]}"
+    checkout = os.environ.get("GITHUB_WORKSPACE")
+    if checkout:
+        path = Path(os.path.relpath(root / path, checkout)).as_posix()
+    title = f"memory: {record.key.test}"
     properties = f"file={_property(path)},line={line},title={_property(title)}"
-    return f"::error {properties}::{_data(headline + (chr(10) + details if details else ''))}"
+    advice = f"\n\n{record.advice}" if record.advice else ""
+    return f"::error {properties}::{_data(record.message + advice)}"
 
 
 def apply_command(config: pytest.Config, proposal: Path) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.record import Outcome, Record
+from pytest_torchmem.report.github import annotation, apply_command
 from pytest_torchmem.report.messages import change_text
 from pytest_torchmem.run import Check, Run, Summary, plan_path
 from pytest_torchmem.sizes import format_size
@@ -28,6 +29,10 @@ def show(terminal: pytest.TerminalReporter, run: Run) -> None:
     terminal.section("memory (torchmem)", sep="=", bold=True)
     if terminal.verbosity >= 0 and summary.checks:
         _table(terminal, summary)
+    if settings.on_github:
+        for record in summary.records:
+            if record.failed:
+                terminal.write_line(annotation(record, run.config.rootpath))
     for line in _written(run):
         terminal.write_line(line)
     for record in summary.records:
@@ -179,8 +184,6 @@ def _written(run: Run) -> Iterable[str]:
 
 
 def _proposal(terminal: pytest.TerminalReporter, run: Run) -> None:
-    from pytest_torchmem.report.github import apply_command
-
     settings = run.settings
     assert settings.proposal_path is not None
     terminal.write_line(

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
-
-# A run inside this process forgets what it imports: torch, and the profiler's registrations in it,
-# must not be imported twice.
 import torch._dynamo  # noqa: F401
 
 import pytest_torchmem.fixture
 import pytest_torchmem.report.files
 import pytest_torchmem.report.terminal
 import pytest_torchmem.settings  # noqa: F401
-from pytest_torchmem.profiler.trace import trace  # noqa: F401
+from pytest_torchmem.profiler.trace import trace
 
 MODEL = """
 import os
@@ -48,13 +46,43 @@ def test_second(torchmem):
 
 # hypothesis would be imported, in each of these runs anew, to print its statistics.
 _PLAIN = ("-p", "no:hypothesispytest")
+_NO_CACHE = ("-p", "no:cacheprovider")
+
+
+class _ModuleKeeper:
+    """Keeps what runs in this process import, which pytester forgets after each run and test.
+
+    Torch, and the profiler with its registrations in it, must not be imported twice.
+    """
+
+    def __init__(self) -> None:
+        self._modules: dict[str, ModuleType] = {}
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        for name, module in sys.modules.items():
+            file = getattr(module, "__file__", None)
+            if file and not file.startswith(str(config.rootpath)):
+                self._modules.setdefault(name, module)
+
+    def put_back(self) -> None:
+        for name, module in self._modules.items():
+            sys.modules.setdefault(name, module)
+
+
+@pytest.fixture(scope="session")
+def keeper() -> _ModuleKeeper:
+    """What keeps imported modules from run to run."""
+    return _ModuleKeeper()
 
 
 class Project:
     """A directory with tests, run by pytest in this process or in another."""
 
-    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, keeper: _ModuleKeeper
+    ) -> None:
         self.pytester = pytester
+        self._keeper = keeper
         self.path = pytester.path
         self._monkeypatch = monkeypatch
         pytester.makepyfile(model=MODEL)
@@ -69,13 +97,15 @@ class Project:
         """Set the width of the model."""
         self._monkeypatch.setenv("WIDTH", str(width))
 
-    def run(self, *options: str) -> pytest.RunResult:
-        """Run pytest in this process."""
-        return self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *_PLAIN, *options)
+    def run(self, *options: str, cache: bool = False) -> pytest.RunResult:
+        """Run pytest in this process; ``cache`` keeps what ``--lf`` needs."""
+        plain = (*_PLAIN, *(() if cache else _NO_CACHE))
+        self._keeper.put_back()
+        return self.pytester.runpytest_inprocess(*plain, *options, plugins=[self._keeper])
 
     def run_apart(self, *options: str) -> pytest.RunResult:
         """Run pytest in a process of its own."""
-        return self.pytester.runpytest_subprocess("-p", "no:cacheprovider", *_PLAIN, *options)
+        return self.pytester.runpytest_subprocess(*_PLAIN, *_NO_CACHE, *options)
 
     def file(self, module: str = "test_net") -> Path:
         """Return the snapshot file of a module."""
@@ -107,9 +137,11 @@ def _no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+def project(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, keeper: _ModuleKeeper
+) -> Project:
     """An empty project with the module ``model``."""
-    return Project(pytester, monkeypatch)
+    return Project(pytester, monkeypatch, keeper)
 
 
 @pytest.fixture
@@ -122,7 +154,7 @@ def stored(project: Project) -> Project:
 
 # Where a test is about files and processes, and not about memory, its runs use this double of the
 # profiler: the "model" is a number of bytes, and no worker has to import torch.
-DOUBLE = '''
+DOUBLE = """
 import sys, types
 from pytest_torchmem.profiler.profile import MemoryProfile
 
@@ -137,7 +169,7 @@ def trace(target, *args, device="cpu", gpu=None, **kwargs):
 double = types.ModuleType("pytest_torchmem.profiler.trace")
 double.trace = trace
 sys.modules[double.__name__] = double
-'''
+"""
 
 
 @pytest.fixture

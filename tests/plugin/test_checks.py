@@ -354,8 +354,8 @@ def test_last():
     assert 'errors="0"' in xml
     assert 'name="torchmem.cpu.peak.limit" value="1024"' in xml
     assert project.run("-x").parseoutcomes() == {"xfailed": 1, "failed": 1}
-    project.pytester.runpytest_inprocess()
-    again = project.pytester.runpytest_inprocess("--lf")
+    project.run(cache=True)
+    again = project.run("--lf", cache=True)
     assert again.parseoutcomes() == {"failed": 1}
 
 

@@ -33,7 +33,9 @@ def _file(*entries: Entry, **extra: object) -> str:
 
 def test_format_is_made_for_review():
     text = _file(_entry("test_b"), _entry("test_a", reason="why", tolerance={"peak": "2%"}))
-    assert text == """{
+    assert (
+        text
+        == """{
   "schema": 1,
   "entries": [
     {
@@ -75,6 +77,7 @@ def test_format_is_made_for_review():
   ]
 }
 """
+    )
 
 
 def test_round_trip_keeps_everything():
@@ -106,7 +109,7 @@ def test_sizes_may_be_written_by_hand():
         ('{"schema": 2, "entries": []}', "written by a newer pytest-torchmem (schema 2; this one"),
         ('{"schema": 0, "entries": []}', "schema 0, which never existed"),
         ('{"schema": 1}', 'has no list "entries"'),
-        ('{"schema": 1, "schema": 1, "entries": []}', "the key \"schema\" twice"),
+        ('{"schema": 1, "schema": 1, "entries": []}', 'the key "schema" twice'),
         ('{"schema": 1, "entries": [1]}', "entry 1 is a number, not an object"),
         ('{"schema": 1, "entries": [{}]}', 'entry 1 has no "test"'),
         ('{"schema": 1, "entries": NaN}', "NaN is not a JSON value"),
@@ -228,7 +231,11 @@ def test_both_sides_of_a_conflict_are_read(tmp_path, style, ending):
     stored = read(file)
     assert stored.conflicted
     assert [key.test for key in stored.contested] == ["test_a"]
-    assert {key.test for key in stored.snapshot.entries} == {"test_same", "test_mine", "test_theirs"}
+    assert {key.test for key in stored.snapshot.entries} == {
+        "test_same",
+        "test_mine",
+        "test_theirs",
+    }
 
 
 @pytest.mark.parametrize(

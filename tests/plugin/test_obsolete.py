@@ -1,4 +1,4 @@
-"""Obsolete entries are told apart from those that were only not selected; renames are recognised."""
+"""Obsolete entries are told apart from those that were not selected; renames are recognised."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def test_a_part_of_a_module_proves_nothing(changed, options):
     [
         "\ndef test_fails():\n    assert False\n",
         "\n@pytest.fixture\ndef broken():\n    assert 0\n\ndef test_errors(broken):\n    pass\n",
-        "\n@pytest.fixture\ndef late():\n    yield\n    assert 0\n\ndef test_errors(late):\n    pass\n",
+        "\n@pytest.fixture\ndef late():\n    yield\n    assert 0\n\n"
+        "def test_errors(late):\n    pass\n",
         "\n@pytest.mark.xfail\ndef test_unexpected():\n    pass\n",
         "\nassert False, 'the module cannot be imported'\n",
         "\npytest.skip('not here', allow_module_level=True)\n",
@@ -133,7 +134,7 @@ def test_interrupted_runs_and_last_failed_prove_nothing(changed):
     changed.run_apart("--torchmem-update")
     assert changed.file().read_bytes() == before
     changed.write(test_net=ONE)
-    changed.pytester.runpytest_inprocess("--lf", "--torchmem-update")
+    changed.run("--lf", "--torchmem-update", cache=True)
     assert changed.file().read_bytes() == before
 
 

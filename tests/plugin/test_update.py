@@ -1,4 +1,4 @@
-"""What an update writes, and what it must leave alone, in every way of running a part of a suite."""
+"""What an update writes and what it leaves alone, in every way of running a part of a suite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-CASES = '''
+CASES = """
 import os
 import pytest
 
@@ -79,11 +79,14 @@ def test_parameters(torchmem, x):
 class TestClass:
     def test_method(self, torchmem):
         torchmem.check(SIZE)
-'''
+"""
 PASSING = {
     "test_passes",
     "TestClass::test_method",
-    *(f"test_parameters[{x}]" for x in ["a/b", "c::d", "[e]", "f g", "\\xe9", "'", "a.py::test_passes"]),
+    *(
+        f"test_parameters[{x}]"
+        for x in ["a/b", "c::d", "[e]", "f g", "\\xe9", "'", "a.py::test_passes"]
+    ),
 }
 
 
@@ -121,7 +124,10 @@ def written(project) -> set[str]:
     [
         ([], PASSING),
         (["-p", "no:randomly", "-v"], PASSING),
-        (["-k", "passes or method"], {"test_passes", "TestClass::test_method", "test_parameters[a.py::test_passes]"}),
+        (
+            ["-k", "passes or method"],
+            {"test_passes", "TestClass::test_method", "test_parameters[a.py::test_passes]"},
+        ),
         (["--deselect", "test_net.py::test_passes"], PASSING - {"test_passes"}),
         (["test_net.py::test_passes"], {"test_passes"}),
         (["test_net.py::test_parameters[c::d]"], {"test_parameters[c::d]"}),
@@ -142,10 +148,10 @@ def test_partial_runs_touch_only_what_ran_and_passed(cases, options, expected):
 
 
 def test_last_failed(cases):
-    cases.pytester.runpytest_inprocess("-q")
+    cases.run("-q", cache=True)
     cases.before = cases.file().read_text()
     # Every test fails here, since everything grew; an update then runs them all through --lf.
-    cases.pytester.runpytest_inprocess("--lf", "--torchmem-update", "-k", "passes or class")
+    cases.run("--lf", "--torchmem-update", "-k", "passes or class", cache=True)
     assert "test_passes" in written(cases)
     assert len(json.loads(cases.file().read_text())["entries"]) == len(
         json.loads(cases.before)["entries"]
@@ -216,9 +222,7 @@ def test_it(torchmem, n):
     )
     base = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--torchmem-update"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    halves = [
-        [f"test_net.py::test_it[{n}]" for n in range(20) if n % 2 == half] for half in (0, 1)
-    ]
+    halves = [[f"test_net.py::test_it[{n}]" for n in range(20) if n % 2 == half] for half in (0, 1)]
     runs = [
         subprocess.Popen([*base, *half], cwd=light.path, env=environment, stdout=subprocess.PIPE)
         for half in halves
@@ -229,7 +233,7 @@ def test_it(torchmem, n):
     assert len(light.entries()) == 40
 
 
-KILLED = '''
+KILLED = """
 import os, pytest
 
 @pytest.mark.parametrize("n", range(200))
@@ -237,7 +241,7 @@ def test_it(torchmem, n):
     torchmem.check((2000 if os.environ.get("STATE") == "after" else 1000) + n, device="cpu")
     if n == 100 and os.environ.get("STATE") == "after":
         os.kill(os.getpid(), 9)
-'''
+"""
 
 
 @pytest.mark.parametrize("attempt", range(int(os.environ.get("TORCHMEM_KILLS", "2"))))
@@ -379,7 +383,10 @@ def test_ini(torchmem):
 
 
 def test_another_torch_version(light):
-    light.write(test_net="import os\ndef test_it(torchmem):\n    torchmem.check(int(os.environ.get('SIZE', 1000)))\n")
+    light.write(
+        test_net="import os\n"
+        "def test_it(torchmem):\n    torchmem.check(int(os.environ.get('SIZE', 1000)))\n"
+    )
     light.run("--torchmem-update")
     before = light.file().read_text()
     newer = (light.path / "conftest.py").read_text().replace("2.13.0+cpu", "2.14.1+cu130")

@@ -1,0 +1,201 @@
+"""The console script ``torchmem``: compare reports or revisions, show a snapshot file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pytest_torchmem import __version__
+from pytest_torchmem.errors import TorchmemError
+from pytest_torchmem.report.difference import (
+    Difference,
+    Group,
+    differences,
+    failing,
+    grouped,
+    in_order,
+)
+from pytest_torchmem.report.markdown import render, verdict
+from pytest_torchmem.report.messages import change_text
+from pytest_torchmem.report.sources import Source, load_source
+from pytest_torchmem.sizes import format_size
+from pytest_torchmem.snapshot.format import FIGURES, Entry
+from pytest_torchmem.snapshot.store import read, write
+from pytest_torchmem.tolerance import parse_rules
+
+KIND = "pytest-torchmem comparison"
+SCHEMA = 1
+_GREW, _USAGE = 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script and return its exit status: 0, 1 on growth, 2 where it cannot be told."""
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except TorchmemError as error:
+        print(f"torchmem: error: {error}", file=sys.stderr)
+        return _USAGE
+    except OSError as error:
+        print(f"torchmem: error: {error}", file=sys.stderr)
+        return _USAGE
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torchmem", description="Compare and show the memory figures of pytest-torchmem."
+    )
+    parser.add_argument("--version", action="version", version=f"pytest-torchmem {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    compare = commands.add_parser(
+        "compare",
+        help="compare two reports or two revisions' snapshots; exit 1 on growth",
+        description="Compare BASE with HEAD and exit 1 if a figure grew beyond its tolerance, 2 if "
+        "that cannot be told. Each of them is a JSON report (pytest --torchmem-json), a snapshot "
+        "file, a directory with snapshot files, or a git revision.",
+    )
+    compare.add_argument("base", metavar="BASE")
+    compare.add_argument("head", metavar="HEAD", nargs="?", help="default: the working tree")
+    compare.add_argument("--tolerance", metavar="TOLERANCE", help="default: 1%%; such as 2%%+64KiB")
+    compare.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+    compare.add_argument("--output", metavar="FILE", type=Path, help="default: standard output")
+    compare.set_defaults(run=_compare)
+    show = commands.add_parser(
+        "show",
+        help="print a snapshot file, one figure a line, for git's textconv",
+        description="Print a snapshot file with one figure a line, each with its test.",
+    )
+    show.add_argument("file", metavar="FILE", type=Path)
+    show.set_defaults(run=_show)
+    return parser
+
+
+def _compare(options: argparse.Namespace) -> int:
+    here = Path.cwd()
+    base, head = load_source(options.base, here), load_source(options.head, here)
+    found = compare_sources(base, head, options.tolerance)
+    groups = grouped(found)
+    if options.format == "markdown":
+        text = render(found, base.name, head.name)
+    elif options.format == "json":
+        text = json.dumps(_plain(found, base, head), indent=2) + "\n"
+    else:
+        text = _text(groups, base, head)
+    if options.output is None:
+        sys.stdout.write(text)
+    else:
+        write(options.output, text)
+        print(f"{verdict(groups)}: {options.output}")
+    return _GREW if any(failing(difference) for difference in found) else 0
+
+
+def compare_sources(base: Source, head: Source, tolerance: str | None) -> list[Difference]:
+    """Return what differs; what the head could not check although the base has it is a failure."""
+    found = differences(base.entries, head.entries, parse_rules(tolerance, "--tolerance"))
+    unchecked = [
+        Difference(f"{file}::{key.test}", key.name, key.where, Group.FAILED, note=why)
+        for (file, key), why in head.unchecked.items()
+    ]
+    tests = {difference.test for difference in unchecked}
+    kept = [d for d in found if d.group is not Group.GONE or d.test not in tests]
+    return in_order([*kept, *unchecked])
+
+
+def _text(groups: dict[Group, list[Difference]], base: Source, head: Source) -> str:
+    from tabulate import tabulate
+
+    lines = [f"{base.name} -> {head.name}: {verdict(groups)}"]
+    for group, members in groups.items():
+        if group is Group.SAME:
+            continue
+        rows = [_row(difference) for difference in members]
+        table = tabulate(
+            rows,
+            headers=("test", "device", "figure", "base", "head", "change", ""),
+            colalign=("left", "left", "left", "right", "right", "right", "left"),
+            disable_numparse=True,
+        )
+        lines += ["", group.value, *(line.rstrip() for line in table.splitlines())]
+    return "\n".join(lines) + "\n"
+
+
+def _row(difference: Difference) -> tuple[str, ...]:
+    name = difference.test + (f" · {difference.name}" if difference.name else "")
+    change = difference.main
+    if change is None:
+        peak = (difference.figures or {}).get("peak")
+        size = "-" if peak is None else format_size(peak)
+        sides = (size, "-") if difference.group is Group.GONE else ("-", size)
+        return (name, difference.device, "peak", *sides, "", difference.note)
+    sizes = ["-" if n is None else format_size(n) for n in (change.before, change.now)]
+    step = change_text(change.before, change.now)
+    figure = change.figure.replace("_", " ")
+    return (name, difference.device, figure, *sizes, step, difference.note)
+
+
+def _plain(found: Iterable[Difference], base: Source, head: Source) -> dict[str, Any]:
+    found = list(found)
+    return {
+        "kind": KIND,
+        "schema": SCHEMA,
+        "version": __version__,
+        "base": base.name,
+        "head": head.name,
+        "failed": sum(failing(difference) for difference in found),
+        "differences": [
+            {
+                "test": difference.test,
+                "name": difference.name,
+                "device": difference.device,
+                "group": difference.group.name.lower(),
+                "changes": [
+                    {**asdict(change), "verdict": change.verdict.value}
+                    for change in difference.changes
+                ],
+                "figures": dict(difference.figures or {}),
+                "note": difference.note,
+            }
+            for difference in found
+        ],
+    }
+
+
+def _show(options: argparse.Namespace) -> int:
+    stored = read(options.file)
+    if not stored.exists:
+        print(f"torchmem: error: {options.file} does not exist", file=sys.stderr)
+        return _USAGE
+    if stored.conflicted:
+        # A diff of a file in conflict is about the conflict.
+        sys.stdout.write(stored.text)
+        return 0
+    for key in sorted(stored.snapshot.entries):
+        for line in _lines(stored.snapshot.entries[key]):
+            print(f"{key}: {line}")
+    return 0
+
+
+def _lines(entry: Entry) -> Iterable[str]:
+    yield f"torch {entry.torch}" + (f", workload {entry.workload}" if entry.workload else "")
+    if entry.reason is not None:
+        yield f"reason: {entry.reason}"
+    if entry.tolerance is not None:
+        yield f"tolerance: {json.dumps(entry.tolerance)}"
+    for figure in FIGURES:
+        if figure in entry.figures:
+            nbytes = entry.figures[figure]
+            yield f"{figure.replace('_', ' ')} {format_size(nbytes)} ({nbytes:,} B)"
+    for peak, explanation in entry.explained.items():
+        for what, table in (("module", explanation.modules), ("operator", explanation.operators)):
+            for name in sorted(table):
+                yield f"at the {peak.replace('_', ' ')}, {what} {name}: {format_size(table[name])}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""``torchmem compare`` and ``torchmem show``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from pytest_torchmem.cli import main
+from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, dump, load
+from pytest_torchmem.snapshot.store import write
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def _snapshot(**peaks: int) -> str:
+    entries = [
+        Entry(Key(test, device="cpu"), "2.13.0", "w", {"forward_peak": peak, "peak": peak})
+        for test, peak in peaks.items()
+    ]
+    return dump(Snapshot({entry.key: entry for entry in entries}))
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Two directories with snapshots, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    base = _snapshot(test_same=100, test_grew=1000, test_more=1000, test_less=1000, test_gone=5)
+    head = _snapshot(test_same=100, test_grew=1011, test_more=2000, test_less=500, test_new=7)
+    write(tmp_path / "base" / "tests" / "__torchmem__" / "test_net.json", base)
+    write(tmp_path / "head" / "tests" / "__torchmem__" / "test_net.json", head)
+    return tmp_path
+
+
+def test_growth_exits_1_and_the_biggest_comes_first(folders, capsys):
+    assert main(["compare", "base", "head"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "base -> head: 2 grew, 1 shrank, 1 new, 1 gone, 1 unchanged"
+    tests = [line.split()[0] for line in lines if line.startswith("tests/")]
+    assert tests == [
+        f"tests/test_net.py::test_{name}" for name in ("more", "grew", "less", "new", "gone")
+    ]
+    assert "+1000 B (+100.0 %)" in lines[lines.index("Grew beyond the tolerance") + 3]
+
+
+def test_tolerance(folders, capsys):
+    assert main(["compare", "base", "head", "--tolerance=100%"]) == 0
+    assert main(["compare", "base", "head", "--tolerance=99%"]) == 1
+    assert main(["compare", "base", "head", "--tolerance=1000B"]) == 0
+    assert main(["compare", "base", "head", "--tolerance=lots"]) == 2
+    assert "--tolerance: 'lots' is not a tolerance" in capsys.readouterr().err
+
+
+def test_an_entrys_own_tolerance_counts(folders):
+    file = folders / "head" / "tests" / "__torchmem__" / "test_net.json"
+    data = json.loads(file.read_text())
+    for entry in data["entries"]:
+        entry["tolerance"] = "100%"
+    file.write_text(json.dumps(data))
+    assert main(["compare", "base", "head"]) == 0
+    assert main(["compare", "head", "base"]) == 1, "that of the base counts for nothing"
+
+
+def test_shrinking_and_new_and_gone_are_no_growth(folders):
+    assert main(["compare", "head", "head"]) == 0
+    write(folders / "a" / "__torchmem__" / "test_x.json", _snapshot(test_a=10))
+    write(folders / "b" / "__torchmem__" / "test_x.json", _snapshot(test_a=5, test_b=10**9))
+    assert main(["compare", "a", "b"]) == 0
+    assert main(["compare", "a/__torchmem__/test_x.json", "b/__torchmem__/test_x.json"]) == 0
+    assert main(["compare", "b/__torchmem__/test_x.json", "a/__torchmem__/test_x.json"]) == 1
+
+
+def test_markdown_and_json(folders, capsys):
+    assert main(["compare", "base", "head", "--format=markdown", "--output=report.md"]) == 1
+    assert "report.md" in capsys.readouterr().out
+    text = (folders / "report.md").read_text()
+    assert "### Memory: 2 grew, 1 shrank, 1 new, 1 gone, 1 unchanged" in text
+    assert text.index("test_more") < text.index("test_grew") < text.index("test_less")
+    assert main(["compare", "base", "head", "--format=json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    schema = json.loads((DOCS / "comparison.schema.json").read_text())
+    jsonschema.validate(data, schema)
+    assert data["failed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("nowhere", "'nowhere' is neither a file, nor a directory, nor a git revision"),
+        ("broken.json", "broken.json: is not JSON"),
+        ("newer.json", "report of schema 99"),
+        ("part.json", "is not a whole report"),
+    ],
+)
+def test_what_cannot_be_compared_exits_2(folders, capsys, base, message):
+    (folders / "broken.json").write_text("{")
+    kind = "pytest-torchmem report"
+    (folders / "newer.json").write_text(json.dumps({"kind": kind, "schema": 99}))
+    (folders / "part.json").write_text(json.dumps({"kind": kind, "schema": 1, "checks": [{}]}))
+    assert main(["compare", base, "head"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("torchmem: error: ")
+    assert message in error
+
+
+def test_reports_of_runs(light, monkeypatch, capsys):
+    text = "import os\ndef test_it(torchmem):\n    torchmem.check(int(os.environ['SIZE']))\n"
+    light.write(test_net=text + "def test_other(torchmem):\n    torchmem.check(5)\n")
+    monkeypatch.setenv("SIZE", "1000")
+    light.run("--torchmem-update", "--torchmem-json=base.json")
+    monkeypatch.setenv("SIZE", "1100")
+    light.run("--torchmem-json=head.json")
+    monkeypatch.chdir(light.path)
+    capsys.readouterr()
+    assert main(["compare", "base.json", "base.json"]) == 0
+    assert main(["compare", "base.json", "head.json"]) == 1
+    assert "test_net.py::test_it" in capsys.readouterr().out
+    # A check that came to nothing is no success, whatever the base had.
+    light.write(test_net="def test_it(torchmem):\n    torchmem.check(lambda: 1 / 0)\n")
+    light.run("--torchmem-json=nothing.json")
+    capsys.readouterr()
+    assert main(["compare", "base.json", "nothing.json"]) == 1
+    output = capsys.readouterr().out
+    assert "1 failed, 2 gone" in output.splitlines()[0]
+    assert "not checked" in output
+    # A run that has nothing to check, or cannot collect, leaves no older report behind.
+    light.write(test_net="syntax error")
+    light.run("--torchmem-json=nothing.json")
+    assert json.loads((light.path / "nothing.json").read_text())["checks"] == []
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_revisions_and_the_working_tree(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *identity, *arguments], check=True, capture_output=True)
+
+    file = tmp_path / "a dir" / "__torchmem__" / "test_é.json"
+    git("init", "-q", "-b", "main")
+    write(file, _snapshot(test_a=1000))
+    git("add", ".")
+    git("commit", "-qm", "one")
+    write(file, _snapshot(test_a=2000))
+    git("commit", "-qam", "two")
+    assert main(["compare", "HEAD~1", "HEAD"]) == 1
+    assert "a dir/test_é.py::test_a" in capsys.readouterr().out
+    assert main(["compare", "HEAD", "HEAD~1"]) == 0
+    assert main(["compare", "HEAD"]) == 0
+    write(file, _snapshot(test_a=3000))
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    assert main(["compare", "main"]) == 1
+    assert "main -> the working tree: 1 grew" in capsys.readouterr().out
+    file.write_text("{")
+    assert main(["compare", "main"]) == 2
+    git("commit", "-qam", "broken")
+    assert main(["compare", "HEAD~1", "HEAD"]) == 2
+    assert "test_é.json in HEAD is not JSON" in capsys.readouterr().err
+
+
+def test_show_is_one_figure_a_line(stored, capsys):
+    stored.edit("test_first cpu", reason="because", tolerance="2%")
+    assert main(["show", str(stored.file())]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "test_first · cpu: reason: because" in lines
+    assert 'test_first · cpu: tolerance: "2%"' in lines
+    nbytes = stored.entries()["test_second named cpu"]["backward_peak"][0]
+    assert f"test_second · named · cpu: backward peak 6.68 KiB ({nbytes:,} B)" in lines
+    assert main(["show", "nowhere.json"]) == 2
+    stored.file().write_text("<<<<<<< a\n{}\n=======\n{}\n>>>>>>> b\n")
+    assert main(["show", str(stored.file())]) == 2
+
+
+def test_the_script_is_installed():
+    script = shutil.which("torchmem")
+    if script is None:
+        pytest.skip("the package is not installed with its script")
+    result = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("pytest-torchmem ")
+    assert load(_snapshot(test_a=1)).entries

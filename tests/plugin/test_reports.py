@@ -1,0 +1,294 @@
+"""Reports: JSON by its published schema, Markdown, JUnit, GitHub, and what CI leaves behind."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def _valid(data: object, name: str) -> None:
+    schema = json.loads((DOCS / f"{name}.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(data, schema)
+
+
+@pytest.fixture
+def grown(stored):
+    """A project whose model grew, and which has one failure of every other kind."""
+    stored.width(128)
+    stored.write(
+        test_budget="""
+from model import *
+
+@pytest.mark.memory_budget("1 KiB", device="cpu")
+def test_over():
+    make()(inputs())
+
+@pytest.mark.memory_budget("1 GiB", device="cuda")
+def test_nothing_there():
+    make()(inputs())
+
+def test_new(torchmem):
+    torchmem.check(make(), inputs(), device="cpu")
+
+def test_raises(torchmem):
+    torchmem.check(lambda: 1 / 0)
+
+@pytest.mark.memory_budget("1 GiB")
+def test_fits(torchmem):
+    torchmem.check(make(), inputs())
+"""
+    )
+    return stored
+
+
+def test_json_keeps_to_its_schema(grown):
+    grown.run("--torchmem-json=out/report.json")
+    report = json.loads((grown.path / "out" / "report.json").read_text())
+    _valid(report, "report")
+    assert report["outcomes"] == {
+        "grew": 3,
+        "no snapshot": 1,
+        "not checked": 2,
+        "over budget": 1,
+        "passed": 2,
+    }
+    grew = next(check for check in report["checks"] if check["outcome"] == "grew")
+    assert grew["nodeid"] == "test_net.py::test_first"
+    assert (grew["file"], grew["line"]) == ("test_net.py", 5)
+    assert {growth["what"] for growth in grew["grew"]} == {"module", "operator"}
+    assert grew["snapshot"]["changes"][0]["figure"] == "baseline"
+    _valid(json.loads(grown.file().read_text()), "snapshot")
+
+
+def test_json_is_the_same_with_workers(grown):
+    grown.run("--torchmem-json=serial.json")
+    grown.run_apart("-n", "2", "--torchmem-json=workers.json", "--junitxml=junit.xml")
+    serial, workers = (
+        json.loads((grown.path / f"{name}.json").read_text()) for name in ("serial", "workers")
+    )
+    for report in (serial, workers):
+        report["checks"].sort(key=lambda check: (check["nodeid"], check["device"], check["name"]))
+        for check in report["checks"]:
+            for growth in check["grew"]:
+                growth.pop("line")  # relative to what the process imported the model from
+            check.pop("message")
+    assert workers == serial
+    properties = _properties(grown.path / "junit.xml")
+    assert properties["test_first"]["torchmem.cuda.gpu"] == "a100-80gb"
+    assert int(properties["test_second"]["torchmem.named.cpu.peak"]) > 0
+
+
+def _properties(file: Path) -> dict[str, dict[str, str]]:
+    cases = ElementTree.parse(file).getroot().iter("testcase")
+    return {
+        case.attrib["name"]: {p.attrib["name"]: p.attrib["value"] for p in case.iter("property")}
+        for case in cases
+    }
+
+
+def test_junit(grown):
+    grown.run("--junitxml=junit.xml")
+    properties = _properties(grown.path / "junit.xml")
+    first = properties["test_first"]
+    assert first["torchmem.cpu.outcome"] == "grew"
+    assert int(first["torchmem.cpu.peak"]) > int(first["torchmem.cpu.peak.snapshot"])
+    assert properties["test_over"]["torchmem.cpu.peak.limit"] == "1024"
+    suite = next(ElementTree.parse(grown.path / "junit.xml").getroot().iter("testsuite"))
+    assert suite.attrib["failures"] == "6"
+    assert suite.attrib["errors"] == "0"
+
+
+def test_markdown_is_grouped_and_the_biggest_comes_first(grown):
+    grown.run("--torchmem-markdown=report.md")
+    lines = (grown.path / "report.md").read_text().splitlines()
+    assert lines[0] == "<!-- pytest-torchmem -->"
+    assert lines[2] == "### Memory: 4 failed, 3 grew, 2 unchanged"
+    text = "\n".join(lines)
+    assert text.index("**Failed (4)**") < text.index("**Grew beyond the tolerance (3)**")
+    row = next(line for line in lines if "test_first` | cpu" in line)
+    assert row == (
+        "| `test_net.py::test_first` | cpu | backward peak | 6.68 KiB | 13.18 KiB "
+        "| +6.50 KiB (+97.3 %) | another workload |"
+    )
+
+
+def test_markdown_survives_any_test_id(light):
+    light.write(
+        test_net="import pytest\n@pytest.mark.parametrize('x', ['a|b', '`c`', '``'])\n"
+        "def test_it(torchmem, x):\n    torchmem.check(1000, device='cpu')\n"
+    )
+    light.run("--torchmem-update", "--torchmem-markdown=report.md")
+    text = (light.path / "report.md").read_text()
+    assert "| `test_net.py::test_it[a\\|b]` | cpu |" in text
+    assert "| ``test_net.py::test_it[`c`]`` | cpu |" in text
+    assert "| ```test_net.py::test_it[``]``` | cpu |" in text
+
+
+def test_github(grown, monkeypatch):
+    summary = grown.path / "summary.md"
+    summary.write_text("# Others wrote this\n")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(grown.path.parent))
+    result = grown.run()
+    name = grown.path.name
+    result.stdout.fnmatch_lines(
+        [
+            f"::error file={name}/test_budget.py,line=4,title=memory%3A test_over::cpu: peak * "
+            "exceeds the budget of 1 KiB by*%0A%0ALargest at that peak%0A*",
+            f"::error file={name}/test_net.py,line=5,title=memory%3A test_first::cpu: backward "
+            "peak grew by 6.50 KiB (+97.3 %25)*",
+        ]
+    )
+    text = summary.read_text()
+    assert text.startswith("# Others wrote this\n")
+    assert "### Memory: 4 failed, 3 grew" in text
+    result = grown.run("--torchmem-github=never")
+    assert "::error" not in result.stdout.str()
+
+
+def test_ci_leaves_the_updated_files_and_one_command(grown, monkeypatch):
+    before = grown.file().read_bytes()
+    monkeypatch.setenv("CI", "true")
+    result = grown.run()
+    result.stdout.fnmatch_lines(
+        [
+            f"The snapshots as they would be after an update are in {grown.path}/torchmem-*",
+            f"  cp -R {grown.path}/torchmem-proposal/. {grown.path}",
+        ]
+    )
+    assert grown.file().read_bytes() == before
+    proposal = grown.path / "torchmem-proposal"
+    files = sorted(p.relative_to(proposal).as_posix() for p in proposal.rglob("*.json"))
+    assert files == ["__torchmem__/test_budget.json", "__torchmem__/test_net.json"]
+    proposed = (proposal / "__torchmem__" / "test_net.json").read_bytes()
+    monkeypatch.delenv("CI")
+    grown.run("--torchmem-update", "test_net.py")
+    assert grown.file().read_bytes() == proposed, "as the update on a machine of one's own"
+
+
+@pytest.mark.parametrize(
+    ("environment", "command"),
+    [
+        (
+            {"GITHUB_ACTIONS": "true", "GITHUB_RUN_ID": "77", "GITHUB_REPOSITORY": "we/it"},
+            "  gh run download 77 --repo we/it --name torchmem-proposal --dir .",
+        ),
+        (
+            {
+                "GITLAB_CI": "true",
+                "CI_API_V4_URL": "https://gitlab.com/api/v4",
+                "CI_PROJECT_ID": "5",
+                "CI_JOB_ID": "9",
+            },
+            "  curl *https://gitlab.com/api/v4/projects/5/jobs/9/artifacts && unzip -o "
+            "artifacts.zip && cp -R torchmem-proposal/. .",
+        ),
+    ],
+)
+def test_the_command_is_for_the_system_it_runs_on(grown, monkeypatch, environment, command):
+    for name, value in {"CI": "true", **environment}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    grown.run().stdout.fnmatch_lines([command])
+
+
+def test_a_missing_entry_fails_in_ci(light, monkeypatch):
+    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
+    monkeypatch.setenv("CI", "1")
+    light.run().assert_outcomes(failed=1)
+    assert not light.file().exists()
+
+
+def test_no_proposal_where_the_test_failed_for_another_reason(light, monkeypatch):
+    monkeypatch.setenv("CI", "1")
+    light.write(
+        test_net="def test_it(torchmem):\n"
+        "    try:\n        torchmem.check(1000)\n    except AssertionError:\n        pass\n"
+        "    assert False\n"
+    )
+    light.run().assert_outcomes(failed=1)
+    assert not (light.path / "torchmem-proposal").exists()
+
+
+def test_a_report_that_cannot_be_written_is_an_error_of_the_run(light):
+    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
+    (light.path / "taken").write_text("a file")
+    result = light.run("--torchmem-update", "--torchmem-json=taken/report.json")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["error: a report cannot be written: *"])
+    assert light.file().exists()
+
+
+def test_hooks_are_called_in_the_documented_order(light):
+    conftest = (light.path / "conftest.py").read_text()
+    light.write(
+        test_net="def test_it(torchmem):\n    torchmem.check(1000, name='n', device='cpu')\n",
+        conftest=conftest
+        + """
+import dataclasses
+
+calls = []
+
+def pytest_torchmem_profile(item, name, profile):
+    calls.append(("profile", item.name, name, profile.device))
+
+def pytest_torchmem_compare(item, before, now, comparison):
+    calls.append(("compare", before.key == now.key))
+    if item.config.getoption("verbose") > 0:
+        return dataclasses.replace(comparison, changes=())
+
+def pytest_torchmem_report(config, report):
+    calls.append(("report", len(report["checks"])))
+    report["extra"]["calls"] = calls
+""",
+    )
+    light.run("--torchmem-update")
+    light.run("--torchmem-json=r.json")
+    calls = json.loads((light.path / "r.json").read_text())["extra"]["calls"]
+    assert calls == [["profile", "test_it", "n", "cpu"], ["compare", True], ["report", 1]]
+    light.edit("test_it n cpu", peak=1)
+    light.run().assert_outcomes(failed=1)
+    light.run("-v").assert_outcomes(passed=1)
+
+
+def test_unknown_bytes_are_shown_and_fail_when_strict(light):
+    conftest = (light.path / "conftest.py").read_text()
+    light.write(
+        test_net="def test_it(torchmem):\n    torchmem.check(1000, device='cpu')\n",
+        conftest=conftest.replace(
+            'workload="w"', 'workload="w", warnings=("aten::fft is unknown",)'
+        ),
+    )
+    light.run("--torchmem-update").assert_outcomes(passed=1)
+    result = light.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["unknown bytes: test_net.py::test_it: aten::fft is unknown"])
+    result = light.run("--torchmem-strict")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*cpu: the profile does not know all bytes"])
+
+
+def test_long_tables_show_what_matters(light):
+    light.write(
+        test_net="import pytest\n@pytest.mark.parametrize('n', range(30))\n"
+        "def test_it(torchmem, n):\n    torchmem.check(1000 + n)\n"
+    )
+    light.run("--torchmem-update")
+    light.edit("test_it[7] cpu", peak=1000)
+    result = light.run()
+    output = result.stdout.str()
+    table = output.partition("memory (torchmem)")[2]
+    assert "test_it[7]" in table
+    assert "test_it[8]" not in table
+    result.stdout.fnmatch_lines(["... and 59 more; -v shows all"])
+    assert "test_it[8]" in light.run("-v").stdout.str().partition("memory (torchmem)")[2]
+    quiet = light.run("-q").stdout.str().partition("memory (torchmem)")[2]
+    assert "backward" not in quiet.partition("short test summary")[0]
