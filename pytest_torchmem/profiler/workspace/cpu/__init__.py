@@ -5,11 +5,29 @@ from pytest_torchmem.profiler.workspace.cpu import (
     convolution,
     copies,
     elementwise,
+    fft,
+    indexing,
+    losses,
     matmul,
     normalization,
     recurrent,
     reduction,
     resampling,
+    sorting,
 )
 
-__all__ = ["attention", "convolution", "copies", "elementwise", "matmul", "normalization", "recurrent", "reduction", "resampling"]
+__all__ = [
+    "attention",
+    "convolution",
+    "copies",
+    "elementwise",
+    "fft",
+    "indexing",
+    "losses",
+    "matmul",
+    "normalization",
+    "recurrent",
+    "reduction",
+    "resampling",
+    "sorting",
+]

@@ -196,13 +196,3 @@ def logsumexp(machine: Host, outputs: Tensor, input: Tensor, *arguments: object)
     dims = _dims(input, arguments)
     summed = sum_workspace(machine, input, outputs.dtype, results, dims) - converted
     return converted + max(maxima + infinite, elements * size + maxima + summed)
-
-
-@workspace("aten::count_nonzero", device="cpu")
-def count_nonzero(
-    machine: Host, outputs: Tensor, input: Tensor, dim: int | Sequence[int] | None = None
-) -> int:
-    """Over dimensions: a mask and its upcast; over everything: a count per thread;
-    native/TensorAdvancedIndexing.cpp, count_nonzero_cpu.
-    """
-    return input.numel() if isinstance(dim, (list, tuple)) else 0
