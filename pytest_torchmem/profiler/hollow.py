@@ -265,9 +265,10 @@ class Interceptor:
                 return None
             return self.ledger.on(self.machine.normalise(asked))
         # What C++ asks to be made on the CPU stands beside a tensor that C++ takes to be there; a
-        # program that asks for the CPU comes with ``target`` set (devices/identity.py).
+        # program that asks for the CPU comes with ``target`` set (devices/identity.py). Where C++
+        # names no device (lengths, batch sizes) it is the host.
         if not records:
-            return self._last_device or self.ledger.on(_CPU)
+            return (asked is not None and self._last_device) or self.ledger.on(_CPU)
         device = records[0].ledger
         if len(self.ledger.devices) > 1 and operator.name not in _ACROSS_DEVICES:
             for tensor, record in zip(tensors, records, strict=True):
@@ -351,14 +352,20 @@ class Interceptor:
                 return tensor
             if type(output) is not Output:
                 return output
-            storage = storages[output.slot]
+            storage, nbytes = storages[output.slot], plan.slots[output.slot]
+            if nbytes < 0:
+                base = tensors[-1 - nbytes]
+                return tensor_on(
+                    base.untyped_storage(),
+                    output.dtype,
+                    output.shape,
+                    output.stride,
+                    output.offset + int(base.storage_offset()),
+                )
             if storage is None:
-                nbytes = plan.slots[output.slot]
-                if nbytes >= 0:
-                    tensor = self._hollow(output, nbytes, device, origin)
-                    storages[output.slot] = tensor.untyped_storage()
-                    return tensor
-                storage = storages[output.slot] = tensors[-1 - nbytes].untyped_storage()
+                tensor = self._hollow(output, nbytes, device, origin)
+                storages[output.slot] = tensor.untyped_storage()
+                return tensor
             return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
 
         return _map_outputs(outputs, tensor_of)

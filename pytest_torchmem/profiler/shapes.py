@@ -22,7 +22,10 @@ from pytest_torchmem.profiler.devices.host import Host
 
 @dataclass(slots=True)
 class Output:
-    """A tensor among an operator's outputs: its geometry on one of the plan's storages."""
+    """A tensor among an operator's outputs: its geometry on one of the plan's storages.
+
+    On the storage of an argument the offset counts from that argument's own.
+    """
 
     slot: int
     dtype: torch.dtype
@@ -129,7 +132,10 @@ def plan_of_result(
             slot = slot_of[key] = len(slots)
             position = inputs.get(key)
             slots.append(tensor.untyped_storage().nbytes() if position is None else -1 - position)
-        return _geometry_of(tensor, slot)
+        made = _geometry_of(tensor, slot)
+        if slots[slot] < 0:
+            made.offset -= int(tensors[-1 - slots[slot]].storage_offset())
+        return made
 
     outputs = replace_tensors(result, output)
     return Plan(tuple(slots), outputs)
