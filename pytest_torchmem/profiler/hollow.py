@@ -109,6 +109,7 @@ class Interceptor:
 
     def __call__(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Run one operator that would have reached a kernel."""
+        __tracebackhide__ = True
         set_excluded(FAKE, True)
         was_inside, self.inside = self.inside, True
         try:
@@ -123,6 +124,7 @@ class Interceptor:
             set_excluded(FAKE, False)
 
     def _run_specially(self, operator: Operator, args: tuple[Any, ...], kwargs: Any) -> Any:
+        __tracebackhide__ = True
         treatment = operator.treatment
         if treatment is Treatment.IMPLICIT:
             kernel = self.machine.kernels.get(operator.name)
@@ -174,6 +176,7 @@ class Interceptor:
     # -- one operator ------------------------------------------------------------------------------
 
     def _run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        __tracebackhide__ = True
         tensors: list[Tensor] = []
         key: Any = _geometry(args, tensors)
         if kwargs:
@@ -257,6 +260,7 @@ class Interceptor:
         kwargs: dict[str, Any],
     ) -> DeviceLedger | None:
         """Return where the outputs are made; None for ``meta``."""
+        __tracebackhide__ = True
         if self.target is not None:
             return self.ledger.on(self.target)
         asked = kwargs.get("device")
@@ -316,6 +320,7 @@ class Interceptor:
         kwargs: dict[str, Any],
         tensors: list[Tensor],
     ) -> Plan:
+        __tracebackhide__ = True
         if tensors:
             plan = plan_pointwise(
                 operator.overload, tensors, bool(operator.mutated or operator.mutated_names)
@@ -388,6 +393,7 @@ class Interceptor:
         device: DeviceLedger,
     ) -> tuple[Any, Plan]:
         """Run the body of a composite operator once; what it took besides is its workspace."""
+        __tracebackhide__ = True
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _CPU}
         live, position = device.current, len(device.events)
@@ -405,6 +411,7 @@ class Interceptor:
         return result, plan
 
     def _item(self, tensor: Tensor) -> Any:
+        __tracebackhide__ = True
         records = self._records([tensor])
         return tensor.item() if records is None else self.values.item(tensor, records[0])
 
@@ -421,6 +428,7 @@ class Interceptor:
         frame: Any,
     ) -> Any:
         """Run an operator whose outputs' shape depends on data, which has to be known."""
+        __tracebackhide__ = True
         deciding = self.machine.deciding_arguments(operator.name, tensors)
         for position in deciding:
             if records[position].known is None:
@@ -457,6 +465,7 @@ class Interceptor:
 
     def _without_masks(self, operator: Operator, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return the arguments of an indexing with boolean masks made indices of known length."""
+        __tracebackhide__ = True
         indices = args[1]
         if not any(
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices

@@ -280,3 +280,8 @@ class outside_autocast:  # noqa: N801 - used like a function
 
     def __exit__(self, *exception: object) -> None:
         set_excluded(_AUTOCAST, False)
+
+
+def global_device_context() -> Any:
+    """Return the function mode that ``torch.set_default_device`` left in force, or None."""
+    return getattr(cast(Any, torch)._GLOBAL_DEVICE_CONTEXT, "device_context", None)

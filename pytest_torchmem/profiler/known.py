@@ -91,7 +91,7 @@ class KnownValues:
                 if record.known is None:
                     break
             else:
-                if not operator.random and self._compute(
+                if (not operator.random or operator.makes_values) and self._compute(
                     operator, args, kwargs, tensors, records, plan, result
                 ):
                     return
@@ -104,6 +104,7 @@ class KnownValues:
 
     def item(self, tensor: Tensor, record: Record) -> Any:
         """Return the Python number of a tensor of one element; nan for an unknown floating one."""
+        __tracebackhide__ = True
         if record.known is not None:
             return value_of(record, tensor).item()
         what = f"the value of a {tensor.dtype} tensor was asked for"

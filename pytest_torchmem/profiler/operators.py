@@ -125,6 +125,7 @@ _KNOWN_FACTORIES = frozenset(
         "rand",
         "randint",
         "randn",
+        "random_",
         "randperm",
         "range",
         "scalar_tensor",

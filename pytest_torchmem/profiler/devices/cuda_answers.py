@@ -1,16 +1,35 @@
-"""What ``torch.cuda`` answers while a trace stands for a GPU, with the ledger's own figures."""
+"""What ``torch.cuda`` answers while a trace stands for a GPU, with the ledger's own figures.
+
+Nothing here reaches a CUDA context: with a GPU present, it is as initialised after a trace as it
+was before.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
+import torch.accelerator
+import torch.backends.cudnn.rnn
+import torch.cuda.nvtx
 
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.devices.cuda_memory import MemoryStatistics
+from pytest_torchmem.profiler.devices.streams import Event, Stream, StreamContext
 from pytest_torchmem.profiler.devices.tensors import Guard
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.patches import replaced
+
+CUDNN_VERSION = 91900
+"""The cuDNN that comes with torch 2.13's CUDA wheels is 9.19 or newer."""
+
+#: ``cudnnRNNMode_t``, which a build without cuDNN does not have.
+_RNN_MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
 
 
 @contextmanager
@@ -18,60 +37,239 @@ def cuda_answers(interceptor: Interceptor, guard: Guard) -> Iterator[None]:
     """Answer for the GPU on the trace's thread; nothing reaches a real CUDA context."""
     gpu = interceptor.machine.gpu
     assert gpu is not None
-    ledger = interceptor.ledger.on(interceptor.machine.device)
-    since = [0]
+    statistics = MemoryStatistics(interceptor.ledger.on(interceptor.machine.device))
+    memory = _memory(gpu, statistics)
+    device = {**_device(gpu), **_streams(), **_random(), **memory}
+    stream = Stream()
+    stream.stream_id = stream.cuda_stream = stream.native_handle = 0
+    device.update(
+        current_stream=lambda device=None: stream, default_stream=lambda device=None: stream
+    )
+    with ExitStack() as stack:
+        for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
+            stack.enter_context(_answering(module, device, guard))
+        # ``torch.zeros(device="cuda")`` runs it in C++ from any thread and remembers that it did.
+        stack.enter_context(replaced(torch.cuda, _lazy_init=lambda: None))
+        accelerator = _accelerator(gpu, memory, stream)
+        for module in (torch.accelerator, torch.accelerator.memory):
+            stack.enter_context(_answering(module, accelerator, guard))
+        stack.enter_context(_answering(torch.backends.cudnn, _cudnn(), guard))
+        modes = {"get_cudnn_mode": _RNN_MODES.__getitem__}
+        stack.enter_context(_answering(torch.backends.cudnn.rnn, modes, guard))
+        stack.enter_context(_answering(torch.cuda.nvtx, _nvtx(), guard))
+        for name, stand_in in (("Stream", Stream), ("Event", Event)):
+            for owner in (torch, torch.cuda, torch.cuda.streams):
+                stack.enter_context(_constructing(owner, name, stand_in, guard))
+        stack.enter_context(_constructing(torch.cuda, "StreamContext", StreamContext, guard))
+        yield
 
-    def peak() -> int:
-        return max(ledger.highest_since(since[0]), ledger.current)
 
-    def reset(device: Any = None) -> None:
-        since[0] = len(ledger.events)
+def _answering(
+    module: ModuleType | Any, answers: dict[str, Callable[..., Any]], guard: Guard
+) -> Any:
+    """Replace the functions of ``module`` that there are answers for."""
 
-    answers: dict[str, Callable[..., Any]] = {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "init": lambda: None,
-        "_lazy_init": lambda: None,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": lambda device: None,
-        "synchronize": lambda device=None: None,
-        "get_device_name": lambda device=None: gpu.product,
-        "get_device_capability": lambda device=None: gpu.capability,
-        "is_bf16_supported": lambda including_emulation=True: (
-            including_emulation or gpu.capability >= (8, 0)
-        ),
-        "mem_get_info": lambda device=None: (gpu.memory - ledger.current, gpu.memory),
-        "memory_allocated": lambda device=None: ledger.current,
-        "max_memory_allocated": lambda device=None: peak(),
-        "reset_peak_memory_stats": reset,
-        "reset_max_memory_allocated": reset,
-        "empty_cache": lambda: None,
-        "ipc_collect": lambda: None,
-        "manual_seed": lambda seed: None,
-        "manual_seed_all": lambda seed: None,
-    }
-
-    def answering(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
-        original = getattr(torch.cuda, name)
-
+    def answering(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
-            if guard.off() and name != "_lazy_init":
+            if guard.off():
                 return original(*args, **kwargs)
             return answer(*args, **kwargs)
 
         return function
 
-    with ExitStack() as stack:
-        for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
-            stack.enter_context(
-                replaced(
-                    module,
-                    **{
-                        name: answering(name, answer)
-                        for name, answer in answers.items()
-                        if hasattr(module, name) and hasattr(torch.cuda, name)
-                    },
-                )
-            )
-        yield
+    replacements = {}
+    for name, answer in answers.items():
+        original = getattr(module, name, None)
+        if original is not None:
+            replacements[name] = answering(original, answer)
+    return replaced(module, **replacements)
+
+
+def _constructing(owner: Any, name: str, stand_in: type, guard: Guard) -> Any:
+    """Replace a class by one that makes ``stand_in`` on the trace's thread."""
+    original: Any = getattr(owner, name, None)
+    if original is None:
+        return nullcontext()
+
+    class Kind(type(original)):  # type: ignore[misc]
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return (original if guard.off() else stand_in)(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, (original, stand_in))
+
+    return replaced(owner, **{name: Kind(name, (), {"__doc__": original.__doc__})})
+
+
+def _device(gpu: Gpu) -> dict[str, Callable[..., Any]]:
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": _set_device,
+        "synchronize": lambda device=None: None,
+        "get_device_name": lambda device=None: gpu.product,
+        "get_device_capability": lambda device=None: gpu.capability,
+        "get_device_properties": lambda device=None: DeviceProperties(gpu),
+        "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
+        "can_device_access_peer": lambda device, peer: False,
+        "is_bf16_supported": lambda including_emulation=True: (
+            including_emulation or gpu.capability >= (8, 0)
+        ),
+        "is_tf32_supported": lambda: gpu.capability >= (8, 0),
+        "is_current_stream_capturing": lambda: False,
+        "current_blas_handle": lambda: 0,
+        "ipc_collect": lambda: None,
+        "utilization": lambda device=None: 0,
+        "_exchange_device": lambda device: 0,
+        "_maybe_exchange_device": lambda device: 0,
+    }
+
+
+def _set_device(device: Any) -> None:
+    number = device if isinstance(device, int) else torch.device(device).index
+    if number not in (None, 0, -1):
+        raise UsageError(
+            f"torch.cuda.set_device({device!r}): a trace stands for one GPU, which is cuda:0"
+        )
+
+
+def _streams() -> dict[str, Callable[..., Any]]:
+    return {
+        "stream": StreamContext,
+        "set_stream": lambda stream: None,
+        "_sleep": lambda cycles: None,
+    }
+
+
+def _random() -> dict[str, Callable[..., Any]]:
+    """The GPU's generator: a trace has no random numbers whose values mattered."""
+    return {
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "seed": lambda: None,
+        "seed_all": lambda: None,
+        "initial_seed": lambda: 0,
+        "get_rng_state": lambda device="cuda": _generator_state(),
+        "get_rng_state_all": lambda: [_generator_state()],
+        "set_rng_state": lambda new_state, device="cuda": None,
+        "set_rng_state_all": lambda new_states: None,
+    }
+
+
+def _generator_state() -> torch.Tensor:
+    """Return a seed and an offset (CUDAGeneratorImpl.cpp, ``get_state``), on the CPU."""
+    return torch.zeros(16, dtype=torch.uint8, device="cpu")
+
+
+def _memory(gpu: Gpu, statistics: MemoryStatistics) -> dict[str, Callable[..., Any]]:
+    return {
+        "memory_allocated": lambda device=None: statistics.allocated(),
+        "max_memory_allocated": lambda device=None: statistics.peak_allocated(),
+        "memory_reserved": lambda device=None: statistics.reserved(),
+        "max_memory_reserved": lambda device=None: statistics.peak_reserved(),
+        "memory_cached": lambda device=None: statistics.reserved(),
+        "max_memory_cached": lambda device=None: statistics.peak_reserved(),
+        "memory_stats": lambda device=None: statistics.as_dict(),
+        "memory_summary": lambda device=None, abbreviated=False: _summary(gpu, statistics),
+        "memory_snapshot": lambda mempool_id=None, include_traces=True: [],
+        "mem_get_info": lambda device=None: (
+            max(0, gpu.memory - statistics.reserved()),
+            gpu.memory,
+        ),
+        "reset_peak_memory_stats": lambda device=None: statistics.reset_peaks(),
+        "reset_max_memory_allocated": lambda device=None: statistics.reset_peaks(),
+        "reset_max_memory_cached": lambda device=None: statistics.reset_peaks(),
+        "reset_accumulated_memory_stats": lambda device=None: statistics.reset_totals(),
+        "empty_cache": statistics.empty_cache,
+        "set_per_process_memory_fraction": lambda fraction, device=None: None,
+        "get_per_process_memory_fraction": lambda device=None: 1.0,
+        "get_allocator_backend": lambda: "native",
+        "host_memory_stats": dict,
+        "_record_memory_history": lambda *args, **kwargs: None,
+    }
+
+
+def _summary(gpu: Gpu, statistics: MemoryStatistics) -> str:
+    lines = [f"Memory of {gpu.product}, as a trace has it (bytes: now, peak)"]
+    figures = statistics.as_dict()
+    for name in ("allocated_bytes", "requested_bytes", "reserved_bytes", "allocation"):
+        now, peak = figures[f"{name}.all.current"], figures[f"{name}.all.peak"]
+        lines.append(f"{name:<16} {now:>18,} {peak:>18,}")
+    return "\n".join(lines)
+
+
+def _accelerator(
+    gpu: Gpu, memory: dict[str, Callable[..., Any]], stream: Stream
+) -> dict[str, Callable[..., Any]]:
+    """``torch.accelerator``, whose memory functions are those of ``torch.cuda``."""
+    return {
+        **{name: memory[name] for name in memory if not name.startswith("_")},
+        "get_memory_info": memory["mem_get_info"],
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": _set_device,
+        "set_device_idx": _set_device,
+        "get_device_capability": lambda device=None: {"supported_dtypes": set(_DTYPES)},
+        "current_stream": lambda device=None: stream,
+        "set_stream": lambda stream: None,
+        "synchronize": lambda device=None: None,
+        "empty_host_cache": lambda: None,
+        "device_index": lambda device: nullcontext(),
+    }
+
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool)
+
+
+def _cudnn() -> dict[str, Callable[..., Any]]:
+    def is_acceptable(tensor: torch.Tensor) -> bool:
+        return (
+            torch.backends.cudnn.enabled
+            and tensor.device.type == "cuda"
+            and tensor.dtype in (torch.float16, torch.float32, torch.float64, torch.bfloat16)
+        )
+
+    return {
+        "is_available": lambda: True,
+        "version": lambda: CUDNN_VERSION,
+        "is_acceptable": is_acceptable,
+    }
+
+
+def _nvtx() -> dict[str, Callable[..., Any]]:
+    return {
+        "range_push": lambda msg: 0,
+        "range_pop": lambda: 0,
+        "range_start": lambda msg: 0,
+        "range_end": lambda range_id: None,
+        "mark": lambda msg: None,
+    }
+
+
+class DeviceProperties:
+    """What ``torch.cuda.get_device_properties`` returns."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.name = gpu.product
+        self.major, self.minor = gpu.capability
+        self.total_memory = gpu.memory
+        self.multi_processor_count = gpu.multiprocessors
+        self.max_threads_per_multi_processor = gpu.threads_per_multiprocessor
+        self.warp_size = 32
+        self.regs_per_multiprocessor = 65536
+        self.is_integrated = self.is_multi_gpu_board = 0
+        self.gcnArchName = gpu.product
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name={self.name!r}, major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // 1024**2}MB, "
+            f"multi_processor_count={self.multi_processor_count})"
+        )

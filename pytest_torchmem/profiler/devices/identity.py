@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.profiler.devices.cuda_answers import cuda_answers
+from pytest_torchmem.profiler.devices.outside_tensors import cuda_outside_tensors
 from pytest_torchmem.profiler.devices.tensors import Guard
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import (
@@ -34,6 +35,7 @@ def cuda_identity(interceptor: Interceptor) -> Iterator[None]:
     constructors = _constructors(interceptor, guard)
     with ExitStack() as stack:
         stack.enter_context(cuda_answers(interceptor, guard))
+        stack.enter_context(cuda_outside_tensors(guard))
         stack.enter_context(replaced(Tensor, **_methods(interceptor, guard, move)))
         stack.enter_context(
             replaced(
@@ -54,6 +56,8 @@ def cuda_identity(interceptor: Interceptor) -> Iterator[None]:
                 ),
             )
         )
+        stack.enter_context(replaced(torch._C._nn, _parse_to=parse_to))
+        stack.enter_context(replaced(torch, _use_cudnn_rnn_flatten_weight=_flattens(guard)))
         yield
 
 
@@ -81,7 +85,7 @@ def _methods(interceptor: Interceptor, guard: Guard, move: Callable[..., Tensor]
             device: torch.device | None = device_of(other)
             dtype: torch.dtype | None = other.dtype
         else:
-            device, dtype, _, _ = torch._C._nn._parse_to(
+            device, dtype, _, _ = parse_to(
                 *[argument for argument in args if not isinstance(argument, bool)],
                 **{name: kwargs[name] for name in ("device", "dtype") if name in kwargs},
             )
@@ -123,7 +127,46 @@ def _methods(interceptor: Interceptor, guard: Guard, move: Callable[..., Tensor]
         return _Base.type(tensor, dtype)
 
     def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
-        return cast(Tensor, _Base.pin_memory(tensor)) if guard.off() else tensor.clone()
+        if guard.off():
+            return cast(Tensor, _Base.pin_memory(tensor))
+        if device_of(tensor).type == "cuda":
+            raise RuntimeError(
+                f"cannot pin 'torch.cuda.{_Base.type(tensor).removeprefix('torch.')}' only dense "
+                "CPU tensors can be pinned"
+            )
+        if is_pinned(tensor):
+            return tensor
+        made = tensor.clone(memory_format=torch.contiguous_format)
+        record = guard.record(made)
+        assert record is not None
+        pinned.add(record.index)
+        return made
+
+    def on_host_only(name: str) -> Callable[..., Any]:
+        original = getattr(Tensor, name)  # as the layer below has it
+
+        def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            device = device_of(tensor)
+            if device.type == "cuda" and not kwargs.get("force", False):
+                raise TypeError(
+                    f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy "
+                    "the tensor to host memory first."
+                )
+            return original(tensor, *args, **kwargs)
+
+        return method
+
+    pinned: set[int] = set()
+
+    def is_pinned(tensor: Tensor, device: Any = None) -> bool:
+        if guard.off():
+            return cast(bool, _Base.is_pinned(tensor))
+        record = guard.record(tensor)
+        return record is not None and device_of(tensor).type == "cpu" and record.index in pinned
+
+    def record_stream(tensor: Tensor, stream: Any) -> None:
+        if guard.off():
+            _Base.record_stream(tensor, stream)
 
     def placing(name: str) -> Callable[..., Any]:
         original = getattr(_Base, name)
@@ -149,6 +192,10 @@ def _methods(interceptor: Interceptor, guard: Guard, move: Callable[..., Tensor]
         "cpu": cpu,
         "type": type_of,
         "pin_memory": pin_memory,
+        "is_pinned": is_pinned,
+        "record_stream": record_stream,
+        "numpy": on_host_only("numpy"),
+        "__array__": on_host_only("__array__"),
         **{
             name: placing(name)
             for name in (
@@ -198,7 +245,7 @@ def _mover(interceptor: Interceptor) -> Callable[..., Tensor]:
         layout: torch.memory_format | None,
     ) -> Tensor:
         if tensor.requires_grad and torch.is_grad_enabled():
-            return cast(Tensor, ToCopy.apply(tensor, device, dtype, layout))
+            return cast(Tensor, cast(Any, ToCopy).apply(tensor, device, dtype, layout))
         return copy(tensor, device, dtype, layout)
 
     return move
@@ -257,6 +304,23 @@ def _context(
         return (function if guard.off() else constructor)(*args, **kwargs)
 
     return {"__torch_function__": torch_function}
+
+
+_parse_to: Callable[..., Any] = torch._C._nn._parse_to
+
+
+def parse_to(*args: Any, **kwargs: Any) -> Any:
+    """``torch._C._nn._parse_to``, which knows of no GPU that a number could mean."""
+    args = tuple(_device(arg) if type(arg) is int else arg for arg in args)
+    if type(kwargs.get("device")) is int:
+        kwargs["device"] = _device(kwargs["device"])
+    return _parse_to(*args, **kwargs)
+
+
+def _flattens(guard: Guard) -> Callable[[], bool]:
+    """Return ``torch._use_cudnn_rnn_flatten_weight``: CUDA builds come with cuDNN."""
+    original: Callable[[], bool] = torch._use_cudnn_rnn_flatten_weight
+    return lambda: original() if guard.off() else True
 
 
 def _device(device: Any) -> torch.device:

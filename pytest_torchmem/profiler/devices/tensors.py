@@ -16,6 +16,9 @@ from pytest_torchmem.profiler.internals import storage_address
 from pytest_torchmem.profiler.ledger import Record
 from pytest_torchmem.profiler.patches import replaced
 
+#: Between the addresses that storages without memory say they lie at: more than any holds.
+_ADDRESSES = 1 << 40
+
 
 class Guard:
     """Decides whether a replaced Python function stands in for torch's own at this call."""
@@ -100,13 +103,31 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
             interceptor.meet(state)
         return state
 
+    def data_ptr(tensor: Tensor) -> int:
+        """Return an address that differs where memory would: programs compare them."""
+        record = guard.record(tensor)
+        if record is None or not record.hollow or tensor.numel() == 0:
+            return cast(int, original_data_ptr(tensor))
+        return record.index * _ADDRESSES + int(tensor.storage_offset()) * tensor.element_size()
+
+    def storage_data_ptr(storage: torch.UntypedStorage) -> int:
+        record = None if guard.off() else interceptor.ledger.records.get(storage._cdata)
+        if record is None or not record.hollow or cast(Any, storage).nbytes() == 0:
+            return cast(int, original_storage_data_ptr(storage))
+        return record.index * _ADDRESSES
+
+    original_data_ptr: Any = Tensor.data_ptr
+    original_storage_data_ptr: Any = torch.UntypedStorage.data_ptr
     original_random_state = torch.random.get_rng_state
     methods: dict[str, Any] = {
         name: known_or_raise(name, getattr(Tensor, name))
         for name in ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__")
     }
     with ExitStack() as stack:
-        stack.enter_context(replaced(Tensor, __deepcopy__=deepcopy, __repr__=text, **methods))
+        stack.enter_context(
+            replaced(Tensor, __deepcopy__=deepcopy, __repr__=text, data_ptr=data_ptr, **methods)
+        )
+        stack.enter_context(replaced(torch.UntypedStorage, data_ptr=storage_data_ptr))
         stack.enter_context(replaced(nn.Parameter, __deepcopy__=parameter_deepcopy))
         for module in (torch, torch.random):
             stack.enter_context(replaced(module, get_rng_state=random_state))

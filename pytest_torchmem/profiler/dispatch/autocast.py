@@ -20,8 +20,8 @@ from pytest_torchmem.profiler.devices.tensors import Guard
 from pytest_torchmem.profiler.dispatch import autocast_lists as lists
 from pytest_torchmem.profiler.dispatch.recurrent import autocast_rnn
 from pytest_torchmem.profiler.internals import (
-    autocast_key_included,
     autocast_kernels,
+    autocast_key_included,
     find_operator,
     outside_autocast,
 )
@@ -48,7 +48,7 @@ class Casts:
     @property
     def lower(self) -> torch.dtype:
         """The dtype of the region that is entered."""
-        return torch.get_autocast_dtype("cuda")
+        return cast(torch.dtype, torch.get_autocast_dtype("cuda"))
 
     def clear(self) -> None:
         """Forget all casts, as leaving the outermost region does (``clear_cache``)."""
@@ -130,19 +130,21 @@ def cuda_autocast(guard: Guard) -> Iterator[None]:
         if not guard.off():
             casts.clear()
 
-    with kernels:
-        with replaced(
+    with (
+        kernels,
+        replaced(
             torch,
             set_autocast_enabled=set_autocast_enabled,
             clear_autocast_cache=clear_autocast_cache,
-        ):
-            try:
-                if torch.is_autocast_enabled("cuda"):  # the trace stands in a region itself
-                    set_autocast_enabled("cuda", True)
-                yield
-            finally:
-                autocast_key_included(False)
-                casts.clear()
+        ),
+    ):
+        try:
+            if torch.is_autocast_enabled("cuda"):  # the trace stands in a region itself
+                set_autocast_enabled("cuda", True)
+            yield
+        finally:
+            autocast_key_included(False)
+            casts.clear()
 
 
 def _kernels(casts: Casts) -> dict[str, Callable[..., Any]]:

@@ -354,3 +354,10 @@ def _laid_out(guard: Guard, buffer: Tensor, weights: Sequence[Tensor]) -> list[T
             made.append(tensor_on(storage, buffer.dtype, shape, stride, offset))
             offset += weight.numel()
     return made
+
+
+@cuda_kernel("aten::_pad_packed_sequence")
+def pad_packed_sequence(gpu: Gpu, composite: Composite, *args: Any, **kwargs: Any) -> Any:
+    """The lengths it returns are on the host; native/PackedSequence.cpp."""
+    padded, lengths = composite()
+    return padded, lengths.cpu()
