@@ -86,6 +86,7 @@ class Attribution:
         thread = self._thread
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             if threading.get_ident() != thread:
                 return original(module, *args, **kwargs)
             if stack and stack[-1][2] is module:  # a subclass's ``__call__`` that calls ours

@@ -211,6 +211,7 @@ def plan_on_meta(
     Raises ``UnsupportedOperatorError`` where nothing is known for ``meta``, and whatever the
     operator raises for arguments it does not accept.
     """
+    __tracebackhide__ = True
     twins: dict[int, Tensor] = {}
     ordered: list[Tensor] = []
 
@@ -231,6 +232,10 @@ def plan_on_meta(
             result = function(*meta_args, **meta_kwargs)
         except NotImplementedError as error:
             raise unsupported(operator, str(error)) from error
+        except Exception as error:
+            # The program gave an operator what it does not accept. Where in a ``meta`` kernel that
+            # came out says nothing to who wrote the program.
+            raise error.with_traceback(None) from None
     return plan_of_result(result, ordered, _meta_address, shapes)
 
 

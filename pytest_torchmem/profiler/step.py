@@ -30,6 +30,7 @@ def run_target(
     That is what ``run_step`` returns for a module, and for a callable what it returned; whoever
     wants to know what is live at the end holds it until then.
     """
+    __tracebackhide__ = True
     check_step(target, loss_fn, backward, optimizer, steps)
     if isinstance(target, torch.nn.Module):
         return run_step(target, args, kwargs, loss_fn, backward, optimizer, steps)
@@ -85,6 +86,7 @@ def run_step(
     That is the optimizer if there is one; without ``backward`` it is the last output, which is
     then what the forward is for. Without an optimizer the gradients of several steps accumulate.
     """
+    __tracebackhide__ = True
     if not backward:
         for _ in range(steps):
             output = model(*args, **kwargs)
@@ -104,6 +106,7 @@ def _one_step(
     loss_fn: Callable[[Any], Any] | None,
     stepper: torch.optim.Optimizer | None,
 ) -> None:
+    __tracebackhide__ = True
     output = model(*args, **kwargs)
     loss = loss_fn(output) if loss_fn is not None else reduce_to_scalar(output)
     loss.backward()

@@ -70,6 +70,7 @@ def trace(
     ``UnsupportedTorchError`` for a torch this package does not know, and whatever ``target``
     raises.
     """
+    __tracebackhide__ = True
     machine = _machine(device, gpu, host)
     check_step(target, loss_fn, backward, optimizer, steps)
     check_torch()
@@ -91,6 +92,7 @@ def _trace(
     kwargs: dict[str, Any],
     step: tuple[Any, ...],
 ) -> MemoryProfile:
+    __tracebackhide__ = True
     ledger = Ledger()
     ledger.on(machine.device)
     attribution = Attribution()
@@ -115,6 +117,7 @@ def _profile(
     kwargs: dict[str, Any],
     step: tuple[Any, ...],
 ) -> MemoryProfile:
+    __tracebackhide__ = True
     ledger, machine = interceptor.ledger, interceptor.machine
     workload = ""
     if isinstance(target, nn.Module):
