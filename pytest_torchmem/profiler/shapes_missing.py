@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pytest_torchmem.profiler.devices.host import REFERENCE
+from pytest_torchmem.profiler.workspace.cpu.convolution import uses_onednn
+from pytest_torchmem.profiler.workspace.cpu.geometry import suggested_format
 from pytest_torchmem.profiler.workspace.cpu.recurrent import lstm_workspace
 
 MetaFunction = Callable[..., Any]
@@ -28,6 +31,629 @@ def meta(*operators: str) -> Callable[[_F], _F]:
         return function
 
     return register
+
+
+def _like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    """Return an empty contiguous tensor of the type of ``tensor``, of its shape or another."""
+    return tensor.new_empty(tuple(tensor.shape if shape is None else shape))
+
+
+def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Return an empty tensor of the shape and type of ``tensor`` in a layout."""
+    return torch.empty_like(tensor, memory_format=memory_format)
+
+
+# -- convolutions ------------------------------------------------------------------------------------
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _convolution_shape(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool = False,
+    output_padding: Sequence[int] = (0,),
+    groups: int = 1,
+) -> Tensor:
+    dims = weight.dim() - 2
+    return torch.ops.aten.convolution(
+        input,
+        weight,
+        None,
+        list(stride),
+        list(padding),
+        list(dilation),
+        transposed,
+        [0] * dims if not transposed else list(output_padding),
+        groups,
+    )
+
+
+@meta("aten::convolution")
+def convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Channels last where either operand is; native/ConvUtils.h, mkldnn_conv_use_channels_last and
+    cudnn_conv_suggest_memory_format. ``meta`` does not know that it stands for a device.
+    """
+    result = _convolution_shape(
+        input, weight, stride, padding, dilation, transposed, output_padding, groups
+    )
+    wanted = _CHANNELS_LAST.get(input.dim())
+    if wanted is None or result.numel() == 0:
+        return result
+    if wanted not in (suggested_format(input), suggested_format(weight)):
+        return _laid_out(result, torch.contiguous_format)
+    native = input.dim() == 5 and not uses_onednn(
+        REFERENCE, input, weight, stride, dilation, transposed, output_padding, groups
+    )
+    return _laid_out(result, torch.contiguous_format if native else wanted)
+
+
+@meta("aten::convolution_backward")
+def convolution_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """ATen's own kernels of three dimensions know no channels last."""
+    results = torch.ops.aten.convolution_backward(
+        grad_output,
+        input,
+        weight,
+        bias_sizes,
+        stride,
+        padding,
+        dilation,
+        transposed,
+        output_padding,
+        groups,
+        output_mask,
+    )
+    if input.dim() != 5 or uses_onednn(
+        REFERENCE, input, weight, stride, dilation, transposed, output_padding, groups
+    ):
+        return tuple(results)
+    return tuple(result if result is None else _like(result) for result in results)
+
+
+@meta("aten::cudnn_convolution")
+def cudnn_convolution(
+    input: Tensor,
+    weight: Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *flags: bool,
+) -> Tensor:
+    """native/cudnn/ConvShared.cpp."""
+    return convolution(input, weight, None, stride, padding, dilation, False, [0], groups)
+
+
+@meta("aten::cudnn_convolution_transpose")
+def cudnn_convolution_transpose(
+    input: Tensor,
+    weight: Tensor,
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *flags: bool,
+) -> Tensor:
+    """native/cudnn/ConvShared.cpp."""
+    return convolution(
+        input, weight, None, stride, padding, dilation, True, output_padding, groups
+    )
+
+
+@meta("aten::cudnn_convolution_relu")
+def cudnn_convolution_relu(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """native/cudnn/ConvShared.cpp."""
+    return convolution(input, weight, bias, stride, padding, dilation, False, [0], groups)
+
+
+@meta("aten::cudnn_convolution_add_relu")
+def cudnn_convolution_add_relu(
+    input: Tensor,
+    weight: Tensor,
+    addend: Tensor,
+    alpha: float | None,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """native/cudnn/ConvShared.cpp."""
+    return convolution(input, weight, bias, stride, padding, dilation, False, [0], groups)
+
+
+@meta("aten::_slow_conv2d_forward", "aten::slow_conv3d_forward")
+def slow_convolution(
+    input: Tensor,
+    weight: Tensor,
+    kernel_size: Sequence[int],
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    """native/ConvolutionMM2d.cpp, ConvolutionMM3d.cpp."""
+    return _convolution_shape(input, weight, stride, padding, [1] * len(kernel_size))
+
+
+@meta("aten::slow_conv_dilated2d", "aten::slow_conv_dilated3d")
+@meta("aten::_conv_depthwise2d", "aten::conv_depthwise3d")
+def dilated_convolution(
+    input: Tensor,
+    weight: Tensor,
+    kernel_size: Sequence[int],
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+) -> Tensor:
+    """native/NaiveDilatedConvolution.cpp, native/cuda/DepthwiseConv2d.cu: groups follow from shapes."""
+    groups = input.shape[1] // weight.shape[1]
+    return _convolution_shape(input, weight, stride, padding, dilation, groups=groups)
+
+
+@meta("aten::slow_conv_transpose3d")
+def slow_convolution_transpose(
+    input: Tensor,
+    weight: Tensor,
+    kernel_size: Sequence[int],
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1, 1),
+    padding: Sequence[int] = (0, 0, 0),
+    output_padding: Sequence[int] = (0, 0, 0),
+    dilation: Sequence[int] = (1, 1, 1),
+) -> Tensor:
+    """native/NaiveConvolutionTranspose3d.cpp."""
+    return _convolution_shape(input, weight, stride, padding, dilation, True, output_padding)
+
+
+@meta("aten::_slow_conv2d_backward.output_mask")
+def slow_convolution_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """native/ConvolutionMM2d.cpp."""
+    results = (_like(input), _like(weight), _like(grad_output, (weight.shape[0],)))
+    return tuple(
+        result if wanted else None for result, wanted in zip(results, output_mask, strict=True)
+    )
+
+
+# -- layouts that meta does not keep ------------------------------------------------------------------
+
+
+def _in_suggested_format(operator: Any) -> MetaFunction:
+    def keep(input: Tensor, *arguments: Any, **options: Any) -> Any:
+        result = operator(input, *arguments, **options)
+        if input.dim() == result.dim():
+            return _laid_out(result, suggested_format(input))
+        return result
+
+    keep.__doc__ = "The shape that meta gives, in the layout that the input suggests."
+    return keep
+
+
+for _name in (
+    "channel_shuffle",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "max_unpool2d",
+    "reflection_pad2d",
+    "reflection_pad3d",
+    "replication_pad2d",
+    "replication_pad3d",
+):
+    meta(f"aten::{_name}")(_in_suggested_format(getattr(torch.ops.aten, _name).default))
+
+
+@meta(
+    "aten::reflection_pad2d_backward",
+    "aten::reflection_pad3d_backward",
+    "aten::replication_pad2d_backward",
+    "aten::replication_pad3d_backward",
+)
+def padding_backward(grad_output: Tensor, input: Tensor, padding: Sequence[int]) -> Tensor:
+    """``zeros_like(input, input.suggest_memory_format())``; native/ReflectionPad.cpp, …"""
+    return _laid_out(input, suggested_format(input))
+
+
+@meta("aten::glu_backward")
+def glu_backward(grad_output: Tensor, input: Tensor, dim: int) -> Tensor:
+    """Contiguous; native/GatedLinearUnit.cpp, glu_backward_cpu."""
+    return _like(input)
+
+
+@meta("aten::nonzero_static")
+def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """Rows of indices; native/TensorAdvancedIndexing.cpp, nonzero_static_cpu."""
+    return input.new_empty((size, input.dim()), dtype=torch.int64)
+
+
+# -- losses -------------------------------------------------------------------------------------------
+
+
+def _reduced_in_place(input: Tensor, target: Tensor, reduction: int) -> Tensor:
+    shape = torch.broadcast_shapes(input.shape, target.shape)
+    dtype = torch.result_type(input, target)
+    whole = torch.empty(shape, dtype=dtype, device="meta")
+    if reduction == 0:
+        return whole
+    return whole.as_strided((), ()) if whole.numel() else whole.new_empty(())
+
+
+@meta("aten::mse_loss", "aten::smooth_l1_loss")
+def elementwise_loss(
+    input: Tensor, target: Tensor, reduction: int = 1, *parameters: float
+) -> Tensor:
+    """A reduced loss keeps the storage that was made for all elements; native/Loss.cpp,
+    TORCH_META_FUNC(mse_loss) resizes its output and not its storage.
+    """
+    return _reduced_in_place(input, target, reduction)
+
+
+@meta("aten::binary_cross_entropy")
+def binary_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:
+    """A reduced loss keeps the storage of all elements; native/Loss.cpp,
+    binary_cross_entropy_out_cpu.
+    """
+    return _reduced_in_place(input, input, reduction)
+
+
+@meta("aten::multi_margin_loss_backward")
+def multi_margin_loss_backward(grad_output: Tensor, input: Tensor, *settings: Any) -> Tensor:
+    """native/LossMultiMargin.cpp."""
+    return _like(input)
+
+
+@meta("aten::multilabel_margin_loss_backward")
+def multilabel_margin_loss_backward(grad_output: Tensor, input: Tensor, *settings: Any) -> Tensor:
+    """native/LossMultiLabelMargin.cpp."""
+    return _like(input)
+
+
+def _targets(targets: Tensor, target_lengths: Sequence[int] | None) -> int:
+    if targets.dim() == 2 or not target_lengths:
+        return int(targets.shape[-1])
+    return max(target_lengths)
+
+
+@meta("aten::_ctc_loss.Tensor")
+def ctc_loss_tensor(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """native/LossCTC.cpp; with targets in one row, ``log_alpha`` is as large as it can be."""
+    steps, batch = log_probs.shape[0], log_probs.shape[1]
+    longest = _targets(targets, None)
+    alpha = _like(log_probs, (batch, steps, 2 * longest + 1))
+    return _like(log_probs, (batch,)), alpha
+
+
+@meta("aten::_ctc_loss_backward")
+def ctc_loss_backward(grad: Tensor, log_probs: Tensor, *rest: Any) -> Tensor:
+    """native/LossCTC.cpp: like ``log_probs``, contiguous."""
+    return _like(log_probs)
+
+
+@meta("aten::_cudnn_ctc_loss")
+def cudnn_ctc_loss(log_probs: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """native/cudnn/LossCTC.cpp: the loss of every sequence, and the gradient at once."""
+    return _like(log_probs, (log_probs.shape[1],)), _like(log_probs)
+
+
+# -- normalization ------------------------------------------------------------------------------------
+
+
+def _batch_norm(operator: Any) -> MetaFunction:
+    def batch_norm(input: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+        results = operator(input, *arguments)
+        training = next(argument for argument in arguments if isinstance(argument, bool))
+        if training:
+            return tuple(results)
+        return (results[0], _like(results[1], (0,)), _like(results[2], (0,)), *results[3:])
+
+    batch_norm.__doc__ = "No statistics are saved in evaluation; native/Normalization.cpp."
+    return batch_norm
+
+
+meta("aten::native_batch_norm")(_batch_norm(torch.ops.aten.native_batch_norm.default))
+meta("aten::_native_batch_norm_legit")(
+    _batch_norm(torch.ops.aten._native_batch_norm_legit.default)
+)
+meta("aten::_native_batch_norm_legit.no_stats")(
+    _batch_norm(torch.ops.aten._native_batch_norm_legit.no_stats)
+)
+
+
+@meta("aten::batch_norm_stats", "aten::batch_norm_update_stats")
+def batch_norm_statistics(input: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """native/cuda/Normalization.cu: float for 16-bit inputs."""
+    dtype = torch.float32 if input.dtype.itemsize == 2 else input.dtype
+    shape = (input.shape[1],)
+    return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
+
+
+@meta("aten::batch_norm_elemt")
+def batch_norm_apply(input: Tensor, *rest: Any) -> Tensor:
+    """native/cuda/Normalization.cu."""
+    return torch.empty_like(input)
+
+
+@meta("aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts")
+def batch_norm_gather(input: Tensor, mean: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """native/cuda/Normalization.cu."""
+    return _like(mean, mean.shape[1:]), _like(mean, mean.shape[1:])
+
+
+@meta("aten::batch_norm_backward_reduce")
+def batch_norm_backward_reduce(
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    input_g: bool,
+    weight_g: bool,
+    bias_g: bool,
+) -> tuple[Tensor | None, ...]:
+    """native/cuda/Normalization.cu."""
+    parameter = mean if weight is None else weight
+    return (
+        _like(mean) if input_g else None,
+        _like(mean) if input_g else None,
+        _like(parameter) if weight_g else None,
+        _like(parameter) if bias_g else None,
+    )
+
+
+@meta("aten::batch_norm_backward_elemt")
+def batch_norm_backward_apply(grad_out: Tensor, input: Tensor, *rest: Any) -> Tensor:
+    """native/cuda/Normalization.cu."""
+    return torch.empty_like(input)
+
+
+# -- recurrent layers ---------------------------------------------------------------------------------
+
+
+@meta("aten::_cudnn_rnn_backward")
+def cudnn_rnn_backward(
+    input: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor,
+    hx: Tensor,
+    cx: Tensor | None,
+    *rest: Any,
+) -> tuple[Any, ...]:
+    """Gradients of the weights are views of one buffer, as the weights are;
+    native/cudnn/RNN.cpp, _cudnn_rnn_backward.
+    """
+    output_mask = rest[-1]
+    buffer = _like(weight_buf)
+    offset = 0
+    weights = []
+    if output_mask[3]:
+        for parameter in weight:
+            weights.append(buffer[offset : offset + parameter.numel()].view(parameter.shape))
+            offset += parameter.numel()
+    return (
+        _like(input) if output_mask[0] else None,
+        _like(hx) if output_mask[1] else None,
+        _like(cx) if output_mask[2] and cx is not None else None,
+        weights,
+    )
+
+
+@meta("aten::_cudnn_rnn_flatten_weight")
+def cudnn_rnn_flatten_weight(weights: Sequence[Tensor], *rest: Any) -> Tensor:
+    """native/cudnn/RNN.cpp: all parameters in one buffer."""
+    return _like(weights[0], (sum(weight.numel() for weight in weights),))
+
+
+@meta("aten::_cudnn_init_dropout_state")
+def cudnn_dropout_state(
+    dropout: float, train: bool, dropout_seed: int, **options: Any
+) -> Tensor:
+    """native/cudnn/RNN.cpp: 8 bytes for every thread that a GPU runs at once."""
+    return torch.empty((0,), dtype=torch.uint8, device="meta")
+
+
+@meta("aten::_thnn_fused_gru_cell")
+def fused_gru_cell(
+    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """native/cuda/RNN.cu: the workspace keeps five numbers for every hidden one."""
+    return _like(hx), _like(hx, (hx.shape[0], hx.shape[1] * 5))
+
+
+@meta("aten::_thnn_fused_gru_cell_backward")
+def fused_gru_cell_backward(
+    grad_hy: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor | None, ...]:
+    """native/cuda/RNN.cu: gradients of both gates, of the hidden state, and sums for the biases."""
+    batch, hidden = workspace.shape[0], workspace.shape[1] // 5
+    gates = (batch, 3 * hidden)
+    bias = _like(grad_hy, (3 * hidden,)) if has_bias else None
+    second = _like(grad_hy, (3 * hidden,)) if has_bias else None
+    return _like(workspace, gates), _like(workspace, gates), _like(grad_hy), bias, second
+
+
+# -- sampling of grids --------------------------------------------------------------------------------
+
+
+@meta("aten::cudnn_grid_sampler")
+def cudnn_grid_sampler(input: Tensor, grid: Tensor) -> Tensor:
+    """native/cudnn/GridSampler.cpp."""
+    return _like(input, (input.shape[0], input.shape[1], grid.shape[1], grid.shape[2]))
+
+
+@meta("aten::cudnn_grid_sampler_backward")
+def cudnn_grid_sampler_backward(
+    input: Tensor, grid: Tensor, grad_output: Tensor
+) -> tuple[Tensor, Tensor]:
+    """native/cudnn/GridSampler.cpp."""
+    return _like(input), _like(grid)
+
+
+@meta("aten::cudnn_affine_grid_generator")
+def cudnn_affine_grid(theta: Tensor, n: int, c: int, h: int, w: int) -> Tensor:
+    """native/cudnn/AffineGridGenerator.cpp."""
+    return _like(theta, (n, h, w, 2))
+
+
+@meta("aten::cudnn_affine_grid_generator_backward")
+def cudnn_affine_grid_backward(grad: Tensor, n: int, c: int, h: int, w: int) -> Tensor:
+    """native/cudnn/AffineGridGenerator.cpp."""
+    return _like(grad, (n, 2, 3))
+
+
+@meta("aten::fractional_max_pool3d_backward")
+def fractional_max_pool3d_backward(grad_output: Tensor, input: Tensor, *rest: Any) -> Tensor:
+    """native/FractionalMaxPool3d.cpp."""
+    return _like(input)
+
+
+# -- the rest -----------------------------------------------------------------------------------------
+
+
+@meta("aten::geqrf")
+def geqrf(input: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns first, as LAPACK has it; native/BatchLinearAlgebra.cpp."""
+    factors = torch.empty_like(input.mT, memory_format=torch.contiguous_format).mT
+    return factors, _like(input, (*input.shape[:-2], min(input.shape[-2:])))
+
+
+@meta("aten::_logcumsumexp", "aten::_standard_gamma_grad")
+def as_first(input: Tensor, *rest: Any) -> Tensor:
+    """Contiguous, like the first argument; native/ReduceOps.cpp, native/Distributions.cpp."""
+    return torch.empty_like(input, memory_format=torch.contiguous_format)
+
+
+@meta("aten::_dirichlet_grad", "aten::_sample_dirichlet", "aten::binomial", "aten::glu_jvp")
+def like_first(input: Tensor, *rest: Any, **options: Any) -> Tensor:
+    """Like the first argument; native/Distributions.cpp, native/GatedLinearUnit.cpp."""
+    return torch.empty_like(input)
+
+
+@meta("aten::glu_backward_jvp", "aten::_masked_softmax", "aten::_masked_softmax_backward")
+def contiguous_like_first(input: Tensor, *rest: Any, **options: Any) -> Tensor:
+    """Contiguous, like the first argument; native/GatedLinearUnit.cpp, native/SoftMax.cpp."""
+    return _like(input)
+
+
+@meta("aten::_aminmax")
+def aminmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """native/ReduceOps.cpp."""
+    shape = list(input.shape)
+    if dim is None:
+        shape = []
+    elif keepdim:
+        shape[dim] = 1
+    else:
+        del shape[dim]
+    return _like(input, shape), _like(input, shape)
+
+
+@meta("aten::_transform_bias_rescale_qkv")
+def transform_bias_rescale_qkv(
+    qkv: Tensor, qkv_bias: Tensor, num_heads: int
+) -> tuple[Tensor, ...]:
+    """Three views of one tensor; native/transformers/attention.cpp."""
+    batch, length = qkv.shape[:2]
+    width = qkv.shape[2] // 3
+    whole = _like(qkv, (3, batch, num_heads, length, width // num_heads))
+    return whole[0], whole[1], whole[2]
+
+
+@meta("aten::_compute_linear_combination")
+def compute_linear_combination(input: Tensor, coefficients: Tensor) -> Tensor:
+    """native/LinearAlgebra.cpp."""
+    return _like(input, (coefficients.shape[0], *input.shape[1:]))
+
+
+@meta("aten::histogram.bins_tensor")
+def histogram_of_bins(input: Tensor, bins: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """native/Histogram.cpp."""
+    return _like(input, (bins.numel() - 1,)), _like(bins)
+
+
+@meta("aten::histogram.bin_ct")
+def histogram(input: Tensor, bins: int = 100, **options: Any) -> tuple[Tensor, Tensor]:
+    """native/Histogram.cpp."""
+    return _like(input, (bins,)), _like(input, (bins + 1,))
+
+
+@meta("aten::_histogramdd_bin_edges")
+def histogramdd_edges(input: Tensor, bins: Sequence[int], **options: Any) -> list[Tensor]:
+    """native/Histogram.cpp."""
+    return [_like(input, (count + 1,)) for count in bins]
+
+
+@meta("aten::_histogramdd_from_bin_cts")
+def histogramdd_of_counts(input: Tensor, bins: Sequence[int], **options: Any) -> Tensor:
+    """native/Histogram.cpp."""
+    return _like(input, tuple(bins))
+
+
+@meta("aten::_histogramdd_from_bin_tensors")
+def histogramdd_of_bins(input: Tensor, bins: Sequence[Tensor], **options: Any) -> Tensor:
+    """native/Histogram.cpp."""
+    return _like(input, tuple(edges.numel() - 1 for edges in bins))
+
+
+@meta(
+    "aten::_fused_adam_.tensor_lr",
+    "aten::_fused_adamw_.tensor_lr",
+    "aten::_fused_sgd_",
+    "aten::_fused_adagrad_",
+)
+def in_place(*arguments: Any, **options: Any) -> None:
+    """Parameters and states are updated where they are; native/cuda/fused_adam_impl.cu, …"""
 
 
 @meta("aten::mkldnn_rnn_layer")

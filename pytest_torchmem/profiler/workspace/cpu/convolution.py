@@ -24,7 +24,7 @@ from pytest_torchmem.profiler.workspace.cpu.geometry import (
     beyond,
     contiguous_copy,
     dense_bytes,
-    is_channels_last,
+    suggested_format,
 )
 
 _ALIGNMENT = 128
@@ -138,6 +138,10 @@ class Problem:
         return self.machine.threads * _BATCH + 48
 
 
+def _is_nhwc(tensor: Tensor) -> bool:
+    return suggested_format(tensor) != torch.contiguous_format
+
+
 def _expanded(values: Sequence[int], dims: int) -> tuple[int, ...]:
     return tuple(values) * dims if len(values) == 1 else tuple(values)
 
@@ -169,13 +173,8 @@ def _problem(
         strided=any(step != 1 for step in _expanded(stride, dims)),
         padded=any(amount != 0 for amount in _expanded(padding, dims)),
         groups=groups,
-        channels_last=is_nhwc(input) or is_nhwc(weight),
+        channels_last=_is_nhwc(input) or _is_nhwc(weight),
     )
-
-
-def is_nhwc(tensor: Tensor) -> bool:
-    """``suggest_memory_format`` of a dense tensor: its channels lie last, and not also first."""
-    return is_channels_last(tensor) and not tensor.is_contiguous()
 
 
 def uses_onednn(

@@ -47,17 +47,17 @@ def lstm_workspace(steps: int, batch: int, inputs: int, hidden: int, element_siz
     """Bytes of the workspace that a training forward hands to the backward: the fourth output."""
     gates = steps * batch * leading_dimension(4 * hidden, element_size) * element_size
     projected = steps * batch * leading_dimension(hidden, element_size) * element_size
-    cells = 2 * (steps + 1) * batch * hidden * _FLOAT
+    cells = 2 * (steps + 1) * batch * hidden
     gradients = _states(steps, batch, inputs, hidden, _FLOAT)
     return in_pages(
         gates,
         projected,
         _states(steps, batch, inputs, hidden, element_size),
         0,
-        cells,
+        cells * element_size,
         gradients,
         gradients,
-        cells,
+        cells * _FLOAT,
         0,
     )
 
