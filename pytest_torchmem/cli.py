@@ -1,4 +1,4 @@
-"""The console script ``torchmem``: compare reports or revisions, show a snapshot file."""
+"""The console script ``torchmem``: compare reports or revisions, show and verify files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pytest_torchmem.report.markdown import render, verdict
 from pytest_torchmem.report.messages import change_text
 from pytest_torchmem.report.sources import Source, load_source
 from pytest_torchmem.sizes import format_size
-from pytest_torchmem.snapshot.format import FIGURES, Entry
+from pytest_torchmem.snapshot.format import FIGURES, Entry, SnapshotError
 from pytest_torchmem.snapshot.store import read, write
 from pytest_torchmem.tolerance import parse_rules
 
@@ -73,6 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     show.add_argument("file", metavar="FILE", type=Path)
     show.set_defaults(run=_show)
+    verify = commands.add_parser(
+        "verify",
+        help="exit 1 if a snapshot file cannot be read or is in a merge conflict",
+        description="Exit 1 if one of the snapshot files cannot be used; for pre-commit.",
+    )
+    verify.add_argument("files", metavar="FILE", type=Path, nargs="*")
+    verify.set_defaults(run=_verify)
     return parser
 
 
@@ -179,6 +186,20 @@ def _show(options: argparse.Namespace) -> int:
         for line in _lines(stored.snapshot.entries[key]):
             print(f"{key}: {line}")
     return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    bad = 0
+    for file in options.files:
+        try:
+            stored = read(file)
+            problem = stored.conflict_message if stored.conflicted else ""
+        except SnapshotError as error:
+            problem = str(error)
+        if problem:
+            bad += 1
+            print(f"torchmem: {problem}", file=sys.stderr)
+    return 1 if bad else 0
 
 
 def _lines(entry: Entry) -> Iterable[str]:

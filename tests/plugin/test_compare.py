@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -184,3 +185,25 @@ def test_the_script_is_installed():
     result = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     assert result.stdout.startswith("pytest-torchmem ")
     assert load(_snapshot(test_a=1)).entries
+
+
+def test_verify(stored, capsys):
+    assert main(["verify", str(stored.file())]) == 0
+    assert capsys.readouterr().err == ""
+    good = stored.file().read_text()
+    stored.file().write_text(f"<<<<<<< a\n{good}=======\n{good}>>>>>>> b\n")
+    assert main(["verify", str(stored.file())]) == 1
+    assert "unresolved merge conflict" in capsys.readouterr().err
+    stored.file().write_text("{")
+    assert main(["verify", str(stored.file())]) == 1
+    assert "is not JSON" in capsys.readouterr().err
+
+
+def test_the_script_needs_no_torch(folders):
+    code = (
+        "import sys; from pytest_torchmem.cli import main; "
+        "status = main(['compare', 'base', 'head']); assert 'torch' not in sys.modules; "
+        "sys.exit(status)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (1, "")
