@@ -11,6 +11,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -115,13 +116,22 @@ class Interceptor:
         try:
             operator = self._operators.get(overload)
             if operator is None:
-                operator = self._operators[overload] = operator_of(overload)
+                operator = self._operators[overload] = self._operator(overload)
             if operator.treatment is Treatment.LEAF:
                 return self._run(operator, args, kwargs)
             return self._run_specially(operator, args, kwargs)
         finally:
             self.inside = was_inside
             set_excluded(FAKE, False)
+
+    def _operator(self, overload: OpOverload) -> Operator:
+        """Return what is to be known of an operator on this machine."""
+        operator = operator_of(overload)
+        if operator.name in self.machine.kernels:
+            return replace(operator, treatment=Treatment.IMPLICIT)
+        if operator.treatment is Treatment.IMPLICIT and self.machine.is_leaf(operator.name):
+            return replace(operator, treatment=Treatment.LEAF)
+        return operator
 
     def _run_specially(self, operator: Operator, args: tuple[Any, ...], kwargs: Any) -> Any:
         __tracebackhide__ = True

@@ -270,7 +270,7 @@ def autocast_key_included(included: bool) -> None:
     set_excluded(_AUTOCAST, not included)
 
 
-class outside_autocast:  # noqa: N801 - used like a function
+class outside_autocast:
     """Let operators pass by the casting kernels (``ExcludeDispatchKeyGuard no_autocast``)."""
 
     __slots__ = ()
@@ -285,3 +285,12 @@ class outside_autocast:  # noqa: N801 - used like a function
 def global_device_context() -> Any:
     """Return the function mode that ``torch.set_default_device`` left in force, or None."""
     return getattr(cast(Any, torch)._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+
+
+def attention_priority() -> tuple[int, ...]:
+    """Return the order in which implementations of attention are tried, by their numbers."""
+    return tuple(int(backend) for backend in _C._get_sdp_priority_order())
+
+
+#: A context in which operators pass autograd by.
+below_autograd: Callable[[], Any] = _C._AutoDispatchBelowAutograd

@@ -34,6 +34,10 @@ class Machine:
     gpu: Gpu | None = None
     kernels: dict[str, Callable[..., Any]] = field(default_factory=dict)
     """Composite operators that take another path on the GPU, by name."""
+    leaves: frozenset[str] = frozenset()
+    """Composite operators that are one kernel on the GPU."""
+    meta_functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    """Geometry of outputs where it is another on the GPU than on ``meta``, by operator."""
 
     @property
     def device(self) -> torch.device:
@@ -50,11 +54,16 @@ class Machine:
         """Return whether a composite operator of the CPU is one kernel on this machine."""
         # CUDA has kernels for lists of tensors (ATen/native/cuda/ForeachBinaryOpList.cu, …), the
         # CPU a loop over them (ATen/native/ForeachOpsKernels.cpp).
-        return self.gpu is not None and name.startswith(("aten::_foreach_", "aten::_fused_"))
+        return self.gpu is not None and (
+            name in self.leaves or name.startswith(("aten::_foreach_", "aten::_fused_"))
+        )
 
     def meta_function(self, name: str) -> Callable[..., Any] | None:
         """Return the profiler's own function for the geometry of an operator's outputs."""
-        return META_FUNCTIONS.get(name) or META_FUNCTIONS.get(name.partition(".")[0])
+        base = name.partition(".")[0]
+        return (
+            self.meta_functions.get(base) or META_FUNCTIONS.get(name) or META_FUNCTIONS.get(base)
+        )
 
     def deciding_arguments(self, name: str, tensors: list[Tensor]) -> tuple[int, ...]:
         """Return the positions of the tensors whose values decide the outputs' shape."""

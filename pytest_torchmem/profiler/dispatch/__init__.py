@@ -20,7 +20,8 @@ from typing import Any
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.devices.tensors import Guard
 from pytest_torchmem.profiler.dispatch.autocast import cuda_autocast
-from pytest_torchmem.profiler.dispatch.registry import Composite, registered_kernels
+from pytest_torchmem.profiler.dispatch.registry import LEAVES, Composite, registered_kernels
+from pytest_torchmem.profiler.dispatch.shapes import CUDA_META
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import (
     composite_kernels,
@@ -28,7 +29,16 @@ from pytest_torchmem.profiler.internals import (
 )
 from pytest_torchmem.profiler.shapes import tensors_in
 
-_FAMILIES = ("attention", "dropout", "normalization", "recurrent", "shapes")
+_FAMILIES = (
+    "attention",
+    "dropout",
+    "losses",
+    "normalization",
+    "recurrent",
+    "softmax",
+    "spatial",
+    "transformer",
+)
 
 
 @contextmanager
@@ -43,7 +53,15 @@ def cuda_dispatch(machine: Machine, interceptor: Interceptor) -> Iterator[None]:
         operator = find_operator(bare)
         if operator is not None:
             kernels[bare] = _bind(function, operator, machine, guard)
-    machine.kernels.update({f"aten::{bare}": kernel for bare, kernel in kernels.items()})
+    machine.kernels.update(
+        {
+            f"aten::{bare}": kernel
+            for bare, kernel in kernels.items()
+            if f"aten::{bare}" not in LEAVES
+        }
+    )
+    machine.leaves = frozenset(LEAVES)
+    machine.meta_functions = CUDA_META
     with composite_kernels(kernels), cuda_autocast(guard):
         yield
 

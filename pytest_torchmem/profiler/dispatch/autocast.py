@@ -48,7 +48,7 @@ class Casts:
     @property
     def lower(self) -> torch.dtype:
         """The dtype of the region that is entered."""
-        return cast(torch.dtype, torch.get_autocast_dtype("cuda"))
+        return torch.get_autocast_dtype("cuda")
 
     def clear(self) -> None:
         """Forget all casts, as leaving the outermost region does (``clear_cache``)."""
@@ -77,9 +77,10 @@ class Casts:
                 if self.widest(value) is torch.float32:
                     return torch.float32
             elif self.eligible(value):
-                if value.dtype is torch.float32:
-                    return torch.float32
-                if value.dtype is not lower:
+                dtype: torch.dtype = value.dtype
+                if dtype is torch.float32:
+                    return dtype
+                if dtype is not lower:
                     raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
         return lower
 

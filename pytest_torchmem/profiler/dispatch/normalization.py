@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.profiler.devices.catalogue import Gpu
-from pytest_torchmem.profiler.dispatch.registry import Composite, cuda_kernel
+from pytest_torchmem.profiler.dispatch.registry import LEAVES, Composite, cuda_kernel
+from pytest_torchmem.profiler.internals import below_autograd
 
 _CUDNN_INDEX = 1
 #: cuDNN's spatial persistent mode takes at most this many images (native/Normalization.cpp).
@@ -33,13 +35,15 @@ def batch_norm_impl_index(
     """CuDNN where it can; native/Normalization.cpp, _select_batch_norm_backend."""
     if weight is None or bias is None or not cudnn_enabled or not torch.backends.cudnn.enabled:
         return composite()
+    if input.numel() == 0:
+        return composite()
     has_statistics = running_mean is not None and running_var is not None
     usable = (
         input.dtype != torch.bfloat16
         and (input.dtype != torch.float16 or weight.dtype == torch.float32)
         and weight.dtype != torch.bfloat16
         and input.dim() >= 3
-        and input.numel() < 2**31
+        and input.numel() < 2**31 - 1
         and (training or has_statistics)
         and (has_statistics or (running_mean is None and running_var is None))
         and (
@@ -74,3 +78,71 @@ def _suggested_format(tensor: Tensor) -> torch.memory_format:
     ):
         return torch.channels_last_3d
     return torch.contiguous_format
+
+
+@cuda_kernel("aten::rms_norm")
+def rms_norm(
+    gpu: Gpu,
+    composite: Composite,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Any:
+    """The fused kernel, but for channels-last and complex input, or a weight of another dtype.
+
+    native/layer_norm.cpp, ``rms_norm_symint``.
+    """
+    plain = _suggested_format(input) is torch.contiguous_format and not input.is_complex()
+    if not plain or (weight is not None and weight.dtype != input.dtype):
+        return composite()
+    return torch.ops.aten._fused_rms_norm.default(input, normalized_shape, weight, eps)[0]
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """The gradient that derivatives.yaml gives ``_fused_rms_norm`` on CUDA only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None,
+        eps: float | None,
+    ) -> Any:
+        with below_autograd():
+            output, rstd = torch.ops.aten._fused_rms_norm.default(
+                input, normalized_shape, weight, eps
+            )
+        ctx.normalized_shape = normalized_shape
+        ctx.save_for_backward(input, weight, rstd)
+        ctx.mark_non_differentiable(rstd)
+        ctx.set_materialize_grads(False)
+        return output, rstd
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> Any:  # type: ignore[override]
+        if grad is None:
+            return None, None, None, None
+        input, weight, rstd = ctx.saved_tensors
+        mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        grad_input, grad_weight = torch.ops.aten._fused_rms_norm_backward.default(
+            grad, input, ctx.normalized_shape, rstd, weight, mask
+        )
+        return grad_input, None, grad_weight, None
+
+
+LEAVES.add("aten::_fused_rms_norm")
+
+
+@cuda_kernel("aten::_fused_rms_norm")
+def fused_rms_norm(
+    gpu: Gpu,
+    composite: Composite,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    eps: float | None,
+) -> Any:
+    """native/cuda/layer_norm_kernel.cu, ``_fused_rms_norm_cuda``, with its gradient."""
+    return cast(Any, _FusedRmsNorm).apply(input, normalized_shape, weight, eps)

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pytest_torchmem.profiler.devices.tensors import Guard
-from pytest_torchmem.profiler.internals import run_composite_implicit
+from pytest_torchmem.profiler.internals import (
+    below_autograd,
+    is_composite_implicit,
+    run_composite_implicit,
+)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _KERNELS: dict[str, Callable[..., Any]] = {}
@@ -27,7 +31,14 @@ class Composite:
 
     def __call__(self) -> Any:
         """Run ATen's own composite kernel with the same arguments."""
-        return run_composite_implicit(self._operator, *self._args, **self._kwargs)
+        return self.of(*self._args, **self._kwargs)
+
+    def of(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ATen's own kernel, or for an operator that is not composite the operator itself."""
+        if is_composite_implicit(self._operator):
+            return run_composite_implicit(self._operator, *args, **kwargs)
+        with below_autograd():
+            return self._operator(*args, **kwargs)
 
 
 def cuda_kernel(*names: str) -> Callable[[_F], _F]:
@@ -41,6 +52,10 @@ def cuda_kernel(*names: str) -> Callable[[_F], _F]:
         return function
 
     return register
+
+
+LEAVES: set[str] = set()
+"""Composite operators that CUDA has a kernel for: a kernel here gives them their gradient only."""
 
 
 def registered_kernels() -> dict[str, Callable[..., Any]]:

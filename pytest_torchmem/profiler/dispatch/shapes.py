@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.profiler.dispatch.recurrent import GATES, LSTM, weight_elements
-from pytest_torchmem.profiler.shapes_missing import meta
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+CUDA_META: dict[str, Callable[..., Any]] = {}
+"""By operator: a function of arguments on ``meta`` that returns outputs on ``meta``."""
+
+
+def cuda_meta(name: str) -> Callable[[_F], _F]:
+    """Register the geometry that an operator's outputs have on CUDA."""
+
+    def register(function: _F) -> _F:
+        if name in CUDA_META:
+            raise ValueError(f"{name} already has a function for its geometry on cuda")
+        CUDA_META[name] = function
+        return function
+
+    return register
+
 
 _GRU_WORKSPACE = 5
 """``GRU_WORKSPACE_MULTIPLIER``, native/cuda/RNN.cu."""
 
 
-@meta("aten::_cudnn_rnn")
+@cuda_meta("aten::_cudnn_rnn")
 def cudnn_rnn(
     input: Tensor,
     weight: Sequence[Tensor],
@@ -85,7 +103,7 @@ def reserve_bytes(
     return elements * element_size
 
 
-@meta("aten::_cudnn_rnn_backward")
+@cuda_meta("aten::_cudnn_rnn_backward")
 def cudnn_rnn_backward(
     input: Tensor,
     weight: Sequence[Tensor],
@@ -138,7 +156,7 @@ def cudnn_rnn_backward(
     return grad_input, grad_hx, grad_cx, grads
 
 
-@meta("aten::_thnn_fused_gru_cell")
+@cuda_meta("aten::_thnn_fused_gru_cell")
 def fused_gru_cell(
     input_gates: Tensor,
     hidden_gates: Tensor,
@@ -151,7 +169,7 @@ def fused_gru_cell(
     return torch.empty_like(hx, memory_format=torch.contiguous_format), workspace
 
 
-@meta("aten::_thnn_fused_gru_cell_backward")
+@cuda_meta("aten::_thnn_fused_gru_cell_backward")
 def fused_gru_cell_backward(
     grad_hy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor | None, ...]:
@@ -167,3 +185,57 @@ def fused_gru_cell_backward(
         bias,
         other,
     )
+
+
+@cuda_meta("aten::_fused_rms_norm")
+def fused_rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """Output and reciprocal root; native/cuda/layer_norm_kernel.cu, ``_fused_rms_norm_cuda``."""
+    kept = input.shape[: input.dim() - len(normalized_shape)]
+    shape = (*kept, *[1] * len(normalized_shape))
+    dtype = torch.float64 if input.dtype is torch.float64 else torch.float32
+    output = torch.empty_like(input, memory_format=torch.contiguous_format)
+    return output, input.new_empty(shape, dtype=dtype)
+
+
+@cuda_meta("aten::log_sigmoid_forward")
+def log_sigmoid_forward(input: Tensor) -> tuple[Tensor, Tensor]:
+    """The buffer is the CPU's only; native/cuda/ActivationLogSigmoidKernel.cu."""
+    return torch.empty_like(input), input.new_empty((0,))
+
+
+@cuda_meta("aten::cudnn_grid_sampler")
+def cudnn_grid_sampler(input: Tensor, grid: Tensor) -> Tensor:
+    """native/cudnn/GridSampler.cpp, ``cudnn_grid_sampler_forward``."""
+    return input.new_empty((input.size(0), input.size(1), grid.size(1), grid.size(2)))
+
+
+@cuda_meta("aten::cudnn_grid_sampler_backward")
+def cudnn_grid_sampler_backward(
+    input: Tensor, grid: Tensor, grad_output: Tensor
+) -> tuple[Tensor, Tensor]:
+    """native/cudnn/GridSampler.cpp, ``cudnn_grid_sampler_backward``."""
+    return input.new_empty(input.shape), grid.new_empty(grid.shape)
+
+
+@cuda_meta("aten::_grouped_mm")
+def grouped_mm(
+    input: Tensor,
+    other: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Rows of the output begin at multiples of 16 bytes; ``create_grouped_gemm_output_tensor``.
+
+    native/GroupedMMUtils.h. Groups are the last operand's batches, or cut out by ``offs``.
+    """
+    dtype = out_dtype or input.dtype
+    shape: tuple[int, ...] = (input.size(-2), other.size(-1))
+    if input.dim() == other.dim():
+        groups = input.size(0) if input.dim() == 3 else (0 if offs is None else offs.size(0))
+        shape = (groups, *shape)
+    row = -(-shape[-1] * dtype.itemsize // 16) * 16 // dtype.itemsize
+    stride = (shape[-2] * row, row, 1)[-len(shape) :]
+    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
