@@ -217,6 +217,8 @@ def _treatment(overload: OpOverload, name: str) -> Treatment:
         return Treatment.IMPLICIT
     if overload.is_view and not name.startswith("aten::_unsafe"):
         return Treatment.NATIVE
+    if torch.Tag.inplace_view in overload.tags:  # ``transpose_`` changes no more than metadata
+        return Treatment.NATIVE
     if "Tensor" not in str(overload._schema):  # marks for a profiler, arithmetic on shapes
         return Treatment.NATIVE
     return Treatment.LEAF

@@ -96,6 +96,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         lambda: Checkpointed(True),
         lambda: torch.randn(128, 64, requires_grad=True),
     ),
+    "two-layer RNN": (
+        lambda: First(nn.RNN(16, 32, 2, batch_first=True)),
+        lambda: torch.randn(4, 5, 16),
+    ),
     "RNN": (lambda: First(nn.RNN(16, 32)), lambda: torch.randn(5, 4, 16)),
 }
 

@@ -23,6 +23,8 @@ def test_models(name: str, optimizer: Callable[..., torch.optim.Optimizer] | Non
     measured = measure(model, x, optimizer=optimizer)
     assert all(abs(size) <= SMALL for size in differences(traced, measured).values())
     assert traced.baseline == measured.baseline
+    again = trace(model, x, host="here", optimizer=optimizer)  # from plans that are remembered
+    assert again.figures() == traced.figures()
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
