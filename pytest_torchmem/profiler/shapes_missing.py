@@ -162,9 +162,7 @@ def cudnn_convolution_transpose(
     *flags: bool,
 ) -> Tensor:
     """native/cudnn/ConvShared.cpp."""
-    return convolution(
-        input, weight, None, stride, padding, dilation, True, output_padding, groups
-    )
+    return convolution(input, weight, None, stride, padding, dilation, True, output_padding, groups)
 
 
 @meta("aten::cudnn_convolution_relu")
@@ -402,9 +400,7 @@ def _batch_norm(operator: Any) -> MetaFunction:
 
 
 meta("aten::native_batch_norm")(_batch_norm(torch.ops.aten.native_batch_norm.default))
-meta("aten::_native_batch_norm_legit")(
-    _batch_norm(torch.ops.aten._native_batch_norm_legit.default)
-)
+meta("aten::_native_batch_norm_legit")(_batch_norm(torch.ops.aten._native_batch_norm_legit.default))
 meta("aten::_native_batch_norm_legit.no_stats")(
     _batch_norm(torch.ops.aten._native_batch_norm_legit.no_stats)
 )
@@ -496,9 +492,7 @@ def cudnn_rnn_flatten_weight(weights: Sequence[Tensor], *rest: Any) -> Tensor:
 
 
 @meta("aten::_cudnn_init_dropout_state")
-def cudnn_dropout_state(
-    dropout: float, train: bool, dropout_seed: int, **options: Any
-) -> Tensor:
+def cudnn_dropout_state(dropout: float, train: bool, dropout_seed: int, **options: Any) -> Tensor:
     """native/cudnn/RNN.cpp: 8 bytes for every thread that a GPU runs at once."""
     return torch.empty((0,), dtype=torch.uint8, device="meta")
 
@@ -600,9 +594,7 @@ def aminmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tup
 
 
 @meta("aten::_transform_bias_rescale_qkv")
-def transform_bias_rescale_qkv(
-    qkv: Tensor, qkv_bias: Tensor, num_heads: int
-) -> tuple[Tensor, ...]:
+def transform_bias_rescale_qkv(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
     """Three views of one tensor; native/transformers/attention.cpp."""
     batch, length = qkv.shape[:2]
     width = qkv.shape[2] // 3
@@ -684,3 +676,25 @@ def lstm_layer(
         torch.empty_like(cx, memory_format=torch.contiguous_format),
         input.new_empty((nbytes,), dtype=torch.uint8),
     )
+
+
+@meta("aten::_grouped_mm")
+def grouped_mm(
+    input: Tensor,
+    other: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Rows of the output begin at multiples of 16 bytes; ``create_grouped_gemm_output_tensor``.
+
+    native/GroupedMMUtils.h. Groups are the last operand's batches, or cut out by ``offs``.
+    """
+    dtype = out_dtype or input.dtype
+    shape: tuple[int, ...] = (input.size(-2), other.size(-1))
+    if input.dim() == other.dim():
+        groups = input.size(0) if input.dim() == 3 else (0 if offs is None else offs.size(0))
+        shape = (groups, *shape)
+    row = -(-shape[-1] * dtype.itemsize // 16) * 16 // dtype.itemsize
+    stride = (shape[-2] * row, row, 1)[-len(shape) :]
+    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")

@@ -217,25 +217,3 @@ def cudnn_grid_sampler_backward(
 ) -> tuple[Tensor, Tensor]:
     """native/cudnn/GridSampler.cpp, ``cudnn_grid_sampler_backward``."""
     return input.new_empty(input.shape), grid.new_empty(grid.shape)
-
-
-@cuda_meta("aten::_grouped_mm")
-def grouped_mm(
-    input: Tensor,
-    other: Tensor,
-    offs: Tensor | None = None,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Rows of the output begin at multiples of 16 bytes; ``create_grouped_gemm_output_tensor``.
-
-    native/GroupedMMUtils.h. Groups are the last operand's batches, or cut out by ``offs``.
-    """
-    dtype = out_dtype or input.dtype
-    shape: tuple[int, ...] = (input.size(-2), other.size(-1))
-    if input.dim() == other.dim():
-        groups = input.size(0) if input.dim() == 3 else (0 if offs is None else offs.size(0))
-        shape = (groups, *shape)
-    row = -(-shape[-1] * dtype.itemsize // 16) * 16 // dtype.itemsize
-    stride = (shape[-2] * row, row, 1)[-len(shape) :]
-    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
