@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -71,22 +71,29 @@ class Comparison:
         return cls(**{**record, **values})
 
 
-def compare(case: str, target: Any, *args: Any, detail: str = "", **options: Any) -> Comparison:
-    """Measure and trace one step, and compare the peaks of its phases."""
+def compare(
+    case: str,
+    target: Any,
+    *args: Any,
+    detail: str = "",
+    announce: Callable[[], None] | None = None,
+    **options: Any,
+) -> Comparison:
+    """Measure and trace one step, and compare the peaks of its phases.
+
+    ``announce`` is called between the two, so that a crash can be told from one of torch's own.
+    """
     try:
         measured = torchmem.measure(target, *args, **options)
     except Exception as error:
         return Comparison(case, Status.SKIPPED, error=describe(error), detail=detail)
+    if announce is not None:
+        announce()
     try:
         traced = torchmem.trace(target, *args, device="cpu", host="here", **options)
     except Exception as error:
-        return Comparison(
-            case,
-            Status.UNSUPPORTED,
-            measured=measured.figures(),
-            error=describe(error),
-            detail=detail,
-        )
+        figures, reason = measured.figures(), describe(error)
+        return Comparison(case, Status.UNSUPPORTED, {}, figures, error=reason, detail=detail)
     return judge(case, traced, measured, detail)
 
 

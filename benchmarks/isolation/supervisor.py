@@ -75,6 +75,7 @@ class Supervisor:
     def _run(self, worker: _Worker, unit: Unit, first: int) -> int | None:
         """Run a unit from sample ``first`` on, and return where to go on if the worker is lost."""
         case, detail, start = f"{unit.case}/samples", "", time.monotonic()
+        lost = Status.CRASHED
         try:
             worker.begin(unit, first)
             while True:
@@ -83,6 +84,9 @@ class Supervisor:
                     return None
                 if message[0] == "begin":
                     case, detail, start = message[1], message[2], time.monotonic()
+                    lost = Status.SKIPPED  # the real step comes first: it is torch that crashes
+                elif message[0] == "measured":
+                    lost = Status.CRASHED
                 else:
                     with self._lock:
                         self._keep(Comparison.from_json(message[1]))
@@ -91,9 +95,8 @@ class Supervisor:
         except (EOFError, OSError):
             error = f"the process ended with {worker.exit_code()}"
         seconds = round(time.monotonic() - start, 4)
-        lost = Comparison(case, Status.CRASHED, error=error, seconds=seconds, detail=detail)
         with self._lock:
-            self._keep(lost)
+            self._keep(Comparison(case, lost, error=error, seconds=seconds, detail=detail))
         index = case.rpartition("/")[2]
         return int(index) + 1 if index.isdigit() else None
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,7 +21,7 @@ def work(connection: Connection, source: Source, limit: int, threads: int) -> No
     """Answer requests ``(unit, first sample's index)`` until ``None`` comes.
 
     Every sample is announced before it runs (``("begin", case, detail)``), so that the supervisor
-    knows which one took the process down.
+    knows which one took the process down, and again (``("measured", case, "")``) before its trace.
     """
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
@@ -44,27 +45,28 @@ def _run_unit(connection: Connection, made: Iterator[Sample], unit: Unit, first:
             continue
         case = f"{unit.case}/{sample.index}"
         connection.send(("begin", case, sample.detail[:400]))
-        connection.send(("result", run_sample(case, sample).as_json(), ""))
+        announce = partial(connection.send, ("measured", case, ""))
+        connection.send(("result", run_sample(case, sample, announce).as_json(), ""))
 
 
-def run_sample(case: str, sample: Sample) -> Comparison:
+def run_sample(case: str, sample: Sample, announce: Callable[[], None] | None = None) -> Comparison:
     """Compare one sample; a difference counts if the measurement says the same twice.
 
     The first run of a kernel in a process can take memory that it then keeps.
     """
     start = time.perf_counter()
-    found = _compare(case, sample)
+    found = _compare(case, sample, announce)
     if found.status in (Status.CLOSE, Status.DIFFERENT):
-        found = _compare(case, sample)
+        found = _compare(case, sample, announce)
     return replace(found, seconds=round(time.perf_counter() - start, 4))
 
 
-def _compare(case: str, sample: Sample) -> Comparison:
+def _compare(case: str, sample: Sample, announce: Callable[[], None] | None) -> Comparison:
     options: dict[str, Any] = {**sample.options, **sample.kwargs}
-    detail = sample.detail[:400]
+    options |= {"detail": sample.detail[:400], "announce": announce}
     torch.manual_seed(0)
-    found = compare(case, sample.target, *sample.args, detail=detail, **options)
+    found = compare(case, sample.target, *sample.args, **options)
     if found.status is Status.SKIPPED and found.error.startswith(NothingToDifferentiate.__name__):
         options["backward"] = False
-        found = compare(case, sample.target, *sample.args, detail=detail, **options)
+        found = compare(case, sample.target, *sample.args, **options)
     return found

@@ -124,7 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lost = (Status.UNSUPPORTED, Status.CRASHED)
     print(f"\n{differences_table(kept, options.rows)}\n\n{report.errors_table(kept, lost)}")
     print(f"\n{error_table(kept)}")
-    return int(any(found.status not in (Status.EXACT, Status.SKIPPED) for found in kept))
+    compared = [found for found in kept if found.status is not Status.SKIPPED]
+    return int(not compared or any(found.status is not Status.EXACT for found in compared))
 
 
 if __name__ == "__main__":
