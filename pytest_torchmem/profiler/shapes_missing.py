@@ -17,7 +17,7 @@ MetaFunction = Callable[..., Any]
 _F = TypeVar("_F", bound=MetaFunction)
 
 META_FUNCTIONS: dict[str, MetaFunction] = {}
-"""By operator, ``"aten::geqrf"`` for every overload: arguments on ``meta`` to outputs on ``meta``."""
+"""By operator, ``"aten::geqrf"`` for every overload; from arguments on ``meta`` to such outputs."""
 
 
 def meta(*operators: str) -> Callable[[_F], _F]:
@@ -43,7 +43,7 @@ def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     return torch.empty_like(tensor, memory_format=memory_format)
 
 
-# -- convolutions ------------------------------------------------------------------------------------
+# -- convolutions --------------------------------------------------------------------------------
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -59,7 +59,7 @@ def _convolution_shape(
     groups: int = 1,
 ) -> Tensor:
     dims = weight.dim() - 2
-    return torch.ops.aten.convolution(
+    result: Tensor = torch.ops.aten.convolution(
         input,
         weight,
         None,
@@ -70,6 +70,7 @@ def _convolution_shape(
         [0] * dims if not transposed else list(output_padding),
         groups,
     )
+    return result
 
 
 @meta("aten::convolution")
@@ -219,7 +220,7 @@ def dilated_convolution(
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
 ) -> Tensor:
-    """native/NaiveDilatedConvolution.cpp, native/cuda/DepthwiseConv2d.cu: groups follow from shapes."""
+    """native/NaiveDilatedConvolution.cpp, cuda/DepthwiseConv2d.cu: shapes tell the groups."""
     groups = input.shape[1] // weight.shape[1]
     return _convolution_shape(input, weight, stride, padding, dilation, groups=groups)
 
@@ -256,7 +257,7 @@ def slow_convolution_backward(
     )
 
 
-# -- layouts that meta does not keep ------------------------------------------------------------------
+# -- layouts that meta does not keep -------------------------------------------------------------
 
 
 def _in_suggested_format(operator: Any) -> MetaFunction:
@@ -306,7 +307,7 @@ def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     return input.new_empty((size, input.dim()), dtype=torch.int64)
 
 
-# -- losses -------------------------------------------------------------------------------------------
+# -- losses --------------------------------------------------------------------------------------
 
 
 def _reduced_in_place(input: Tensor, target: Tensor, reduction: int) -> Tensor:
@@ -384,7 +385,7 @@ def cudnn_ctc_loss(log_probs: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return _like(log_probs, (log_probs.shape[1],)), _like(log_probs)
 
 
-# -- normalization ------------------------------------------------------------------------------------
+# -- normalization -------------------------------------------------------------------------------
 
 
 def _batch_norm(operator: Any) -> MetaFunction:
@@ -453,7 +454,7 @@ def batch_norm_backward_apply(grad_out: Tensor, input: Tensor, *rest: Any) -> Te
     return torch.empty_like(input)
 
 
-# -- recurrent layers ---------------------------------------------------------------------------------
+# -- recurrent layers ----------------------------------------------------------------------------
 
 
 @meta("aten::_cudnn_rnn_backward")
@@ -517,7 +518,7 @@ def fused_gru_cell_backward(
     return _like(workspace, gates), _like(workspace, gates), _like(grad_hy), bias, second
 
 
-# -- sampling of grids --------------------------------------------------------------------------------
+# -- sampling of grids ---------------------------------------------------------------------------
 
 
 @meta("aten::cudnn_grid_sampler")
@@ -552,7 +553,7 @@ def fractional_max_pool3d_backward(grad_output: Tensor, input: Tensor, *rest: An
     return _like(input)
 
 
-# -- the rest -----------------------------------------------------------------------------------------
+# -- the rest ------------------------------------------------------------------------------------
 
 
 @meta("aten::geqrf")
@@ -667,7 +668,7 @@ def lstm_layer(
     batch_first: bool,
     train: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The last output is what oneDNN keeps for a backward, in inference too; native/mkldnn/RNN.cpp."""
+    """The last output is what oneDNN keeps for a backward, always; native/mkldnn/RNN.cpp."""
     steps, batch, inputs = input.shape
     nbytes = lstm_workspace(steps, batch, inputs, hidden_size, input.element_size())
     return (

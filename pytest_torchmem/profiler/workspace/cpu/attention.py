@@ -20,7 +20,7 @@ _KEYS = 512
 
 
 def _split(query: Tensor, key: Tensor) -> tuple[int, int]:
-    """Rows of queries and of keys that one thread works on (``flash_attention`` picks by length)."""
+    """Rows of queries and of keys that one thread works on; ``flash_attention`` picks by length."""
     rows = query.shape[-2]
     block = 256 if rows >= 768 else 64 if rows >= 192 else 32
     return min(block, rows), min(_KEYS, key.shape[-2])

@@ -2,10 +2,14 @@
 
 native/Convolution.cpp chooses (``ConvParams::use_mkldnn``, ``_select_conv_backend``),
 native/mkldnn/Conv.cpp calls oneDNN, whose kernels want their operands in blocks of channels: 16 of
-them for AVX512, 8 for AVX2. Read off oneDNN 3.12 on AVX512 (torch 2.13): exact for float32, except
-for scratchpads that depend on how oneDNN splits the work among threads (up to about 100 KiB, in
-the gradient of a weight and in strided gradients of channels-last inputs); for bfloat16 gradients
-of weights, whose transposed operands are not modelled, up to a few copies of the operands too low.
+them for AVX512, 8 for AVX2. Read off oneDNN 3.12 on AVX512 (torch 2.13).
+
+In float32 forwards are exact on contiguous images, and on channels-last ones but for filters that
+oneDNN pads further than to whole blocks. Gradients are exact for most kernels of one stride and
+group; where threads share a batch in 1 by 1 kernels, in grouped or dilated kernels that oneDNN has
+no vector code for, and in strided gradients of the input, they are off by a scratchpad: some KiB,
+at most some copies of the weight's gradient or of one image's columns. In bfloat16 the gradient of
+a weight lacks the transposed operands and the sums in float, up to several copies of the operands.
 """
 
 from __future__ import annotations
@@ -30,13 +34,15 @@ from pytest_torchmem.profiler.workspace.cpu.geometry import (
 _ALIGNMENT = 128
 """What oneDNN adds to a scratchpad so that it can align it."""
 
-_BATCH = 6144
-"""Bytes of the list of blocks that a brgemm kernel multiplies, per thread."""
+_BATCH = 4120
+"""Bytes of the list of blocks that a brgemm kernel multiplies, per thread; and a page."""
+
+_PAGE = 4096
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One convolution: ``input`` has ``channels``, ``output`` has ``filters``; as if not transposed.
+    """One convolution: ``input`` has ``channels`` and ``output`` ``filters``, as if not transposed.
 
     Of a transposed convolution the input is what the convolution would give back.
     """
@@ -115,7 +121,10 @@ class Problem:
         channels = self.channels if self.first or self.channels_last else self.pad(self.channels)
         if self.element_size == 2:
             channels += channels % 2
-        return self.pad(self.filters) * channels * taps
+        filters = self.pad(self.filters)
+        if self.channels_last and filters >= 4 * self.block:
+            filters = -(-filters // (4 * self.block)) * 4 * self.block
+        return filters * channels * taps
 
     @property
     def padded_bias(self) -> int:
@@ -135,7 +144,9 @@ class Problem:
         """Scratchpad of oneDNN's channels-last kernels."""
         if self.groups > 1:
             return 0
-        return self.machine.threads * _BATCH + 48
+        if self.machine.threads == 1 and not self.strided and math.prod(self.kernel) == 1:
+            return 0
+        return self.machine.threads * _BATCH + _PAGE
 
 
 def _is_nhwc(tensor: Tensor) -> bool:
@@ -187,7 +198,7 @@ def uses_onednn(
     output_padding: Sequence[int],
     groups: int,
 ) -> bool:
-    """``ConvParams::use_mkldnn``: not for small single images, where ATen's own kernel is faster."""
+    """``ConvParams::use_mkldnn``: not for small single images, where ATen's kernel is faster."""
     dims = input.dim() - 2
     strides, dilations = _expanded(stride, dims), _expanded(dilation, dims)
     if not machine.onednn:
@@ -294,13 +305,13 @@ def _input_gradient(problem: Problem, result: int, weight: Tensor) -> int:
     Strided ones run channels last whatever the layout, and are brought back in two steps.
     """
     strided_kernel = problem.strided and problem.groups == 1
-    by_rows = (problem.machine.threads * 4 * _BATCH if strided_kernel else 0) + _ALIGNMENT
+    by_rows = (problem.machine.threads * 6 * _PAGE if strided_kernel else 0) + _ALIGNMENT
     scratch = problem.brgemm + (by_rows if problem.groups == 1 else 0)
     if problem.unblocked:
         columns = problem.machine.threads * problem.columns + _ALIGNMENT
         return columns if problem.channels_last else max(columns, result)
     if problem.channels_last:
-        return problem.blocked_weight + scratch
+        return _gradient_weight(problem) + scratch
     if strided_kernel:
         plain = problem.output_bytes(problem.filters) + _gradient_weight(problem)
         return max(scratch + plain, 2 * result)
@@ -314,7 +325,8 @@ def _gradient_weight(problem: Problem) -> int:
     if problem.groups > 1:
         return problem.blocked_weight
     taps = math.prod(problem.kernel) * problem.element_size
-    filters = problem.filters if problem.strided else problem.pad(problem.filters)
+    plain = problem.strided or problem.channels_last
+    filters = problem.filters if plain else problem.pad(problem.filters)
     return filters * problem.pad(problem.channels) * taps
 
 
@@ -385,16 +397,81 @@ def _weight_gradient(problem: Problem, bias: bool) -> list[int]:
     if problem.channels_last:
         return [blocked, bias_bytes, bias_bytes, weight, weight, -weight, -blocked, -bias_bytes]
     operands = problem.blocked_output + problem.blocked_input
+    scratch = _weight_reduction(problem, bias, blocked)
     return [
         operands,
         blocked,
+        scratch,
         bias_bytes,
-        -operands,
+        -operands - scratch,
         bias_bytes,
         weight,
         -blocked,
         -bias_bytes,
     ]
+
+
+def _weight_reduction(problem: Problem, bias: bool, blocked: int) -> int:
+    """Copies of the weight's gradient for threads that share a batch, and a page to meet on;
+    jit_avx512_common_conv_kernel.cpp, init_scratchpad.
+    """
+    taps = math.prod(problem.kernel)
+    if problem.groups > 1 or problem.first or problem.element_size != 4 or taps == 1:
+        return 0
+    padded = problem.filters % problem.block != 0
+    scratch = problem.padded_bias if bias and padded else 0
+    sharing = _batch_threads(problem)
+    if sharing > 1:
+        size = blocked + problem.pad(problem.filters) * problem.element_size
+        scratch += size * (sharing - 1) + 2 * _PAGE + _ALIGNMENT
+    return scratch
+
+
+def _batch_threads(problem: Problem) -> int:
+    """Threads that work on parts of the batch, not of the channels: ``balance`` of
+    jit_avx512_common_conv_kernel.cpp, which weighs what each thread has to read and write.
+    """
+    block, threads = problem.block, problem.machine.threads
+    inner = problem.pad(problem.channels) // block
+    outer = problem.pad(problem.filters) // block
+    stride = math.prod(
+        -(-size // result) for size, result in zip(problem.input, problem.output, strict=True)
+    )
+    taps = math.prod(problem.kernel)
+
+    def share(amount: int, parts: int) -> int:
+        return -(-amount // parts)
+
+    def memory(batch: int, over_outer: int, over_inner: int) -> int:
+        read = share(problem.batch, batch) * share(inner, over_inner) * block
+        other = share(problem.batch, batch) * share(outer, over_outer) * block
+        weight = share(outer, over_outer) * share(inner, over_inner) * taps * block * block
+        read = read * math.prod(problem.input) // max(1, stride)
+        return read + other * math.prod(problem.output) + 8 * weight
+
+    def computation(batch: int, over_outer: int, over_inner: int) -> int:
+        return share(problem.batch, batch) * share(outer, over_outer) * share(inner, over_inner)
+
+    depth = problem.output[0] if len(problem.output) == 3 else 1
+    choices = [
+        (batch, over_outer, min(threads // batch // over_outer, inner))
+        for batch in range(1, min(threads, problem.batch * depth) + 1)
+        for over_outer in range(1, min(threads // batch, outer) + 1)
+    ]
+    best = (1, 1, 1)
+    least = memory(*best)
+    for choice in choices:
+        if memory(*choice) <= least:
+            best, least = choice, memory(*choice)
+    fewest = computation(*best)
+    for choice in choices:
+        cheaper = computation(*choice) <= fewest and memory(*choice) < 1.1 * least
+        if cheaper or 4 * computation(*choice) <= 3 * fewest:
+            best, fewest = choice, computation(*choice)
+    batch = best[0]
+    if threads / 2 < batch < threads:
+        batch = min(problem.batch * depth, threads)
+    return batch
 
 
 def _native_backward(

@@ -15,29 +15,119 @@ from pytest_torchmem.profiler.workspace.cpu.geometry import dense_bytes
 
 Operand = Tensor | bool | int | float | complex
 
-_ARITHMETIC = (
-    "add sub mul div rsub maximum minimum fmax fmin atan2 remainder fmod hypot copysign "
-    "nextafter clamp clamp_min clamp_max xlogy special_xlog1py logaddexp logaddexp2 floor_divide heaviside gcd lcm igamma "
-    "igammac bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift "
-    "special_zeta addcmul addcdiv special_chebyshev_polynomial_t "
-    "special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w "
-    "special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u "
-    "special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w "
-    "special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l "
-    "special_legendre_polynomial_p __and__ __or__ __xor__ __lshift__ __rshift__"
-).split()
+_ARITHMETIC = [
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "rsub",
+    "maximum",
+    "minimum",
+    "fmax",
+    "fmin",
+    "atan2",
+    "remainder",
+    "fmod",
+    "hypot",
+    "copysign",
+    "nextafter",
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "xlogy",
+    "special_xlog1py",
+    "logaddexp",
+    "logaddexp2",
+    "floor_divide",
+    "heaviside",
+    "gcd",
+    "lcm",
+    "igamma",
+    "igammac",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "bitwise_left_shift",
+    "bitwise_right_shift",
+    "special_zeta",
+    "addcmul",
+    "addcdiv",
+    "special_chebyshev_polynomial_t",
+    "special_chebyshev_polynomial_u",
+    "special_chebyshev_polynomial_v",
+    "special_chebyshev_polynomial_w",
+    "special_shifted_chebyshev_polynomial_t",
+    "special_shifted_chebyshev_polynomial_u",
+    "special_shifted_chebyshev_polynomial_v",
+    "special_shifted_chebyshev_polynomial_w",
+    "special_hermite_polynomial_h",
+    "special_hermite_polynomial_he",
+    "special_laguerre_polynomial_l",
+    "special_legendre_polynomial_p",
+    "__and__",
+    "__or__",
+    "__xor__",
+    "__lshift__",
+    "__rshift__",
+]
 
-_COMPARISON = "eq ne lt le gt ge logical_and logical_or logical_xor".split()
+_COMPARISON = ["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"]
 
-_UNARY_FLOAT = (
-    "acos acosh asin asinh atan atanh cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 "
-    "lgamma log log10 log1p log2 logit rad2deg reciprocal rsqrt sigmoid sin sinc sinh sqrt tan "
-    "tanh special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr "
-    "special_ndtri special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 i0 "
-    "special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 "
-    "special_modified_bessel_k1 special_scaled_modified_bessel_k0 "
-    "special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai polygamma"
-).split()
+_UNARY_FLOAT = [
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "cos",
+    "cosh",
+    "deg2rad",
+    "digamma",
+    "erf",
+    "erfc",
+    "erfinv",
+    "exp",
+    "exp2",
+    "expm1",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logit",
+    "rad2deg",
+    "reciprocal",
+    "rsqrt",
+    "sigmoid",
+    "sin",
+    "sinc",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "special_entr",
+    "special_erfcx",
+    "special_i0e",
+    "special_i1",
+    "special_i1e",
+    "special_log_ndtr",
+    "special_ndtri",
+    "special_bessel_j0",
+    "special_bessel_j1",
+    "special_bessel_y0",
+    "special_bessel_y1",
+    "i0",
+    "special_modified_bessel_i0",
+    "special_modified_bessel_i1",
+    "special_modified_bessel_k0",
+    "special_modified_bessel_k1",
+    "special_scaled_modified_bessel_k0",
+    "special_scaled_modified_bessel_k1",
+    "special_spherical_bessel_j0",
+    "special_airy_ai",
+    "polygamma",
+]
 
 
 def wrapped(number: object) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -15,8 +16,8 @@ def _collapsed(input: Tensor, dims: Sequence[int]) -> int:
     """A copy where the batch dimensions are not one run of memory; _exec_fft."""
     signal = {dim % input.dim() for dim in dims}
     batch = [dim for dim in range(input.dim()) if dim not in signal and input.shape[dim] != 1]
-    batch.sort(key=lambda dim: -input.stride(dim))
-    for outer, inner in zip(batch, batch[1:], strict=False):
+    batch.sort(key=lambda dim: int(input.stride(dim)), reverse=True)
+    for outer, inner in pairwise(batch):
         if input.stride(outer) != input.stride(inner) * input.shape[inner]:
             return dense_bytes(input)
     return 0
@@ -26,8 +27,7 @@ def _transformed(input: Tensor, dims: Sequence[int]) -> int:
     if input.dim() == 0 or input.numel() == 0:
         return 0
     expanded = any(
-        stride == 0 and size > 1
-        for stride, size in zip(input.stride(), input.shape, strict=True)
+        stride == 0 and size > 1 for stride, size in zip(input.stride(), input.shape, strict=True)
     )
     return dense_bytes(input) if expanded else _collapsed(input, dims)
 

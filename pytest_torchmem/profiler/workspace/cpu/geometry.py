@@ -1,4 +1,4 @@
-"""What the workspace functions share: bytes of copies, layouts, and the peak of a request sequence."""
+"""What the workspace functions share: bytes of copies, layouts, the peak of a sequence."""
 
 from __future__ import annotations
 

@@ -41,7 +41,13 @@ def gather(
     "aten::scatter", "aten::scatter_", "aten::scatter_add", "aten::scatter_add_", device="cpu"
 )
 def scatter(
-    machine: Host, outputs: Tensor, input: Tensor, dim: int, index: Tensor, *rest: object, **o: object
+    machine: Host,
+    outputs: Tensor,
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    *rest: object,
+    **o: object,
 ) -> int:
     """native/cpu/ScatterGatherKernel.cpp, cpu_scatter_gather_base_kernel."""
     if index.numel() == 0:

@@ -9,6 +9,7 @@ from torch import Tensor
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.workspace import workspace
 from pytest_torchmem.profiler.workspace.cpu.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.profiler.workspace.cpu.reduction import mean_workspace, partial_results
 
 _SCALAR = 8
 _NONE, _MEAN = 0, 1
@@ -26,8 +27,10 @@ def elementwise_loss(
     """All elements' losses, and what dividing by their number takes; native/Loss.cpp."""
     if reduction == _NONE:
         return 0
-    division = _SCALAR + input.element_size() if reduction == _MEAN else 0
-    return dense_bytes(input) + division
+    whole = dense_bytes(input)
+    if reduction != _MEAN:
+        return whole + partial_results(machine, input.numel(), 1, input.element_size())
+    return whole + mean_workspace(machine, input, input.dtype, 1)
 
 
 @workspace("aten::native_dropout_backward", device="cpu")

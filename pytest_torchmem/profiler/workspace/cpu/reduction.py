@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ def needs_float_buffer(input: Tensor, dims: Sequence[int]) -> bool:
     )
     return any(
         input.stride(inner) * input.shape[inner] != input.stride(outer)
-        for inner, outer in zip(walked, walked[1:], strict=False)
+        for inner, outer in pairwise(walked)
     )
 
 
@@ -65,10 +66,10 @@ def sum_workspace(
     dims: Sequence[int] | None = None,
 ) -> int:
     """What ``sum`` takes: an upcast, or for 16-bit inputs of some layouts a sum in float."""
-    if dims is not None and input.dtype == result and result in (torch.bfloat16, torch.float16):
-        if needs_float_buffer(input, dims):
-            buffer = results * torch.float32.itemsize
-            return buffer + sum_workspace(machine, input, torch.float32, results)
+    reduced = input.dtype == result and result in (torch.bfloat16, torch.float16)
+    if reduced and dims is not None and needs_float_buffer(input, dims):
+        buffer = results * torch.float32.itemsize
+        return buffer + sum_workspace(machine, input, torch.float32, results)
     return upcast(input, result) + partial_results(machine, input.numel(), results, result.itemsize)
 
 
@@ -95,7 +96,7 @@ def summation(
 def reduce_in_result_type(
     machine: Host, outputs: Tensor, input: Tensor, *arguments: object, **options: object
 ) -> int:
-    """An upcast of the whole input and a result per thread; native/ReduceOps.cpp, make_reduction."""
+    """An upcast of the input and a result per thread; native/ReduceOps.cpp, make_reduction."""
     return sum_workspace(machine, input, outputs.dtype, outputs.numel())
 
 
@@ -105,8 +106,8 @@ def vector_norm(
 ) -> int:
     """The kernel converts as it reads unless a type is asked for; native/LinearAlgebra.cpp."""
     copied = upcast(input, outputs.dtype) if options.get("dtype") is not None else 0
-    if input.is_contiguous() and outputs.numel() == 1:
-        return copied
+    if outputs.numel() == 1 and _every_dim(input, arguments[1:]) and not copied:
+        return 0
     return copied + partial_results(machine, input.numel(), outputs.numel(), outputs.element_size())
 
 
@@ -125,9 +126,14 @@ def mean(
     """A sum in the accumulation type, then a division by a wrapped number;
     native/ReduceOps.cpp, mean_out.
     """
-    accumulated = accumulation_type(outputs.dtype)
-    result = 0 if accumulated == outputs.dtype else outputs.numel() * accumulated.itemsize
-    summed = sum_workspace(machine, input, accumulated, outputs.numel())
+    return mean_workspace(machine, input, outputs.dtype, outputs.numel())
+
+
+def mean_workspace(machine: Host, input: Tensor, dtype: torch.dtype, results: int) -> int:
+    """What ``mean`` into ``results`` elements of ``dtype`` takes."""
+    accumulated = accumulation_type(dtype)
+    result = 0 if accumulated == dtype else results * accumulated.itemsize
+    summed = sum_workspace(machine, input, accumulated, results)
     return result + max(summed, _SCALAR + accumulated.itemsize)
 
 
@@ -163,7 +169,7 @@ def argument_of_extreme(
     dim: int | None = None,
     keepdim: bool = False,
 ) -> int:
-    """A contiguous copy where all dimensions are reduced; native/ReduceOps.cpp, argmax_argmin_impl."""
+    """A contiguous copy where everything is reduced; native/ReduceOps.cpp, argmax_argmin."""
     return _contiguous(input) if dim is None else 0
 
 
@@ -190,7 +196,6 @@ def logsumexp(machine: Host, outputs: Tensor, input: Tensor, *arguments: object)
     elements, results, size = input.numel(), outputs.numel(), outputs.element_size()
     if elements == 0:
         return converted
-    by_thread = partial_results(machine, elements, results, size)
     infinite = _SCALAR + (size if outputs.dtype != torch.float64 else 0) + results
     maxima = results * size
     dims = _dims(input, arguments)

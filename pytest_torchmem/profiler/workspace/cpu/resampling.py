@@ -24,7 +24,7 @@ def _tables(output: Tensor, points: int) -> int:
 
 
 def _through_channels_last(output: Tensor, input: Tensor) -> bool:
-    """``_use_vectorized_kernel_cond_2d`` and ``_3d``: a channels-last kernel, for small images too."""
+    """``_use_vectorized_kernel_cond_2d`` and ``_3d``: channels last, or small images."""
     if is_channels_last(input) and input.shape[1] > 3:
         return True
     return input.dim() == 4 and output.shape[-1] + output.shape[-2] <= 128
@@ -62,9 +62,7 @@ workspace(
 
 
 @workspace("aten::upsample_bicubic2d", device="cpu")
-def upsample_bicubic(
-    machine: Host, outputs: Tensor, input: Tensor, *settings: object
-) -> int:
+def upsample_bicubic(machine: Host, outputs: Tensor, input: Tensor, *settings: object) -> int:
     """Tables of four points a position, whatever the layout."""
     return _tables(outputs, 4) if input.numel() else 0
 

@@ -17,7 +17,9 @@ _INDEX = 8
 
 
 @workspace("aten::sort", device="cpu")
-def sort(machine: Host, outputs: object, input: Tensor, *arguments: object, **options: object) -> int:
+def sort(
+    machine: Host, outputs: object, input: Tensor, *arguments: object, **options: object
+) -> int:
     """Keys and indices of one row, moved together; sort_stable_kernel.
 
     Rows that other threads sort are not seen by the allocator's observer.
@@ -57,9 +59,7 @@ def median(
 
 
 @workspace("aten::count_nonzero", device="cpu")
-def count_nonzero(
-    machine: Host, outputs: Tensor, input: Tensor, dim: object = None
-) -> int:
+def count_nonzero(machine: Host, outputs: Tensor, input: Tensor, dim: object = None) -> int:
     """A mask, and the mask as int64; native/TensorAdvancedIndexing.cpp, count_nonzero."""
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         return 0
