@@ -271,12 +271,12 @@ class Interceptor:
     ) -> DeviceLedger | None:
         """Return where the outputs are made; None for ``meta``."""
         __tracebackhide__ = True
+        asked = kwargs.get("device")
+        if asked is not None and asked.type == "meta":
+            return None
         if self.target is not None:
             return self.ledger.on(self.target)
-        asked = kwargs.get("device")
         if asked is not None and asked.type != "cpu":
-            if asked.type == "meta":
-                return None
             return self.ledger.on(self.machine.normalise(asked))
         # What C++ asks to be made on the CPU stands beside a tensor that C++ takes to be there; a
         # program that asks for the CPU comes with ``target`` set (devices/identity.py). Where C++
@@ -386,7 +386,7 @@ class Interceptor:
         return _map_outputs(outputs, tensor_of)
 
     def _hollow(self, output: Output, nbytes: int, device: DeviceLedger, origin: Origin) -> Tensor:
-        memory = known.memory_for(output.dtype, nbytes)
+        memory = known.memory_for(output.dtype, nbytes, origin.operator)
         storage = hollow_storage(nbytes, memory)
         kind = _KIND_OF_PHASE[origin.phase]
         self.ledger.book(

@@ -294,3 +294,24 @@ def attention_priority() -> tuple[int, ...]:
 
 #: A context in which operators pass autograd by.
 below_autograd: Callable[[], Any] = _C._AutoDispatchBelowAutograd
+
+
+def below_interception(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``HigherOrderOperator.dispatch`` for which the Fake key is the CPU's.
+
+    Such operators (flex attention) choose a Python kernel by key, and have none for Fake.
+    """
+    cpu = _C.DispatchKey.CPU
+
+    def on_cpu(operator: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return dispatch(operator, cpu if key == FAKE else key, *args, **kwargs)
+
+    return on_cpu
+
+
+def unwrapped(tensor: Tensor) -> Tensor | None:
+    """Return the tensor inside of a wrapper that ``vmap`` or ``grad`` made, or None."""
+    functorch = _C._functorch
+    if not functorch.is_functorch_wrapped_tensor(tensor):
+        return None
+    return cast(Tensor, functorch.get_unwrapped(tensor))

@@ -38,13 +38,18 @@ def worth_knowing(dtype: torch.dtype, elements: int) -> bool:
     return elements <= (LIMIT_FLOATING if floating else LIMIT_INTEGER)
 
 
-def memory_for(dtype: torch.dtype, nbytes: int) -> Tensor | None:
+def memory_for(dtype: torch.dtype, nbytes: int, operator: str = "") -> Tensor | None:
     """Return real memory for a small integer or boolean storage, else None.
 
-    C++ reads and writes such tensors without an operator: lengths, batch sizes, splits.
+    C++ reads and writes such tensors without an operator: lengths, batch sizes, splits. Of floating
+    ones it fills what it has just made empty (``at::tensor``, in the CTC loss).
     """
-    if dtype.is_floating_point or dtype.is_complex or nbytes == 0:
+    if nbytes == 0:
         return None
+    if dtype.is_floating_point or dtype.is_complex:
+        if operator != "aten::empty.memory_format" or nbytes > LIMIT_FLOATING * dtype.itemsize:
+            return None
+        return torch.zeros(nbytes, dtype=torch.uint8)
     if nbytes > LIMIT_INTEGER * dtype.itemsize:
         return None
     return torch.zeros(nbytes, dtype=torch.uint8)
@@ -149,7 +154,7 @@ class KnownValues:
         """Keep ``values`` as those of ``results``, where they are small enough."""
         for tensor, value in zip(tensors_in(results), tensors_in(values), strict=False):
             record = self._ledger.records.get(storage_address(tensor))
-            if record is None or record.known is not None:
+            if record is None or record.known is not None or tensor.shape != value.shape:
                 continue
             if worth_knowing(tensor.dtype, tensor.numel()):
                 remember(record, laid_out_as(tensor, value))

@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 
 from pytest_torchmem.profiler import known
 from pytest_torchmem.profiler.hollow import Interceptor
-from pytest_torchmem.profiler.internals import storage_address
+from pytest_torchmem.profiler.internals import below_interception, storage_address, unwrapped
 from pytest_torchmem.profiler.ledger import Record
 from pytest_torchmem.profiler.patches import replaced
 
@@ -38,7 +39,8 @@ class Guard:
         try:
             return self.interceptor.ledger.records.get(storage_address(tensor))
         except (RuntimeError, NotImplementedError):  # a tensor without storage
-            return None
+            inner = unwrapped(tensor)
+            return None if inner is None else self.record(inner)
 
 
 @contextmanager
@@ -131,6 +133,11 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
         stack.enter_context(replaced(nn.Parameter, __deepcopy__=parameter_deepcopy))
         for module in (torch, torch.random):
             stack.enter_context(replaced(module, get_rng_state=random_state))
+        stack.enter_context(
+            replaced(
+                HigherOrderOperator, dispatch=below_interception(HigherOrderOperator.dispatch)
+            )
+        )
         stack.enter_context(_modules_given_back(guard))
         yield
 

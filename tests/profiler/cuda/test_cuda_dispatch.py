@@ -1,0 +1,334 @@
+"""Composite operators on fake cuda run what the named GPU would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from pytest_torchmem import trace
+
+HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
+FLASH = "aten::_scaled_dot_product_flash_attention"
+EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
+CUDNN = "aten::_scaled_dot_product_cudnn_attention"
+MATH = "aten::_softmax"
+
+
+def operators(body: Callable[[], Any], gpu: str = "a100", device: str = "cuda") -> list[str]:
+    """Return the operators that allocated while ``body`` was traced, in order."""
+    profile = trace(body, device=device, gpu=gpu)
+    return [one.origin.operator for one in profile.timeline.allocations]
+
+
+def cuda(*shape: int, dtype: torch.dtype = FLOAT, requires_grad: bool = True) -> torch.Tensor:
+    """Return a tensor on the GPU."""
+    return torch.ones(*shape, dtype=dtype, device="cuda", requires_grad=requires_grad)
+
+
+def attention(
+    gpu: str,
+    dtype: torch.dtype = HALF,
+    size: int = 64,
+    mask: torch.dtype | None = None,
+    key_heads: int = 4,
+    keys: int = 16,
+    **options: Any,
+) -> str:
+    """Return the implementation that an attention of 4 heads and 16 queries takes, with backward.
+
+    Its backward has to be that of the same implementation.
+    """
+
+    def body() -> None:
+        query = cuda(2, 4, 16, size, dtype=dtype)
+        key, value = (cuda(2, key_heads, keys, size, dtype=dtype) for _ in range(2))
+        bias = None
+        if mask is not None:
+            bias = torch.ones(16, keys, device="cuda", dtype=mask)
+        functional.scaled_dot_product_attention(query, key, value, bias, **options).sum().backward()
+
+    found = [name.replace("_safe_softmax", "_softmax") for name in operators(body, gpu)]
+    chosen = [name for name in (FLASH, EFFICIENT, CUDNN, MATH) if name in found]
+    assert len(chosen) == 1, found
+    if chosen[0] != MATH:
+        assert f"{chosen[0]}_backward" in found
+    return chosen[0]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "half", "bfloat", "single"),
+    [
+        ("t4", EFFICIENT, MATH, EFFICIENT),
+        ("v100", EFFICIENT, MATH, EFFICIENT),
+        ("a10", FLASH, FLASH, EFFICIENT),
+        ("l4", FLASH, FLASH, EFFICIENT),
+        ("l40s", FLASH, FLASH, EFFICIENT),
+        ("rtx-3090", FLASH, FLASH, EFFICIENT),
+        ("rtx-4090", FLASH, FLASH, EFFICIENT),
+        ("rtx-5090", FLASH, FLASH, EFFICIENT),
+        ("a100-40gb", FLASH, FLASH, EFFICIENT),
+        ("a100-80gb", FLASH, FLASH, EFFICIENT),
+        ("h100", CUDNN, CUDNN, EFFICIENT),
+        ("h200", CUDNN, CUDNN, EFFICIENT),
+        ("b200", CUDNN, CUDNN, EFFICIENT),
+    ],
+)
+def test_attention_of_every_gpu(gpu: str, half: str, bfloat: str, single: str) -> None:
+    assert attention(gpu, HALF) == half
+    assert attention(gpu, BFLOAT) == bfloat
+    assert attention(gpu, FLOAT) == single
+    assert attention(gpu, torch.float64) == MATH
+
+
+@pytest.mark.parametrize(
+    ("gpu", "options", "expected"),
+    [
+        ("a100", {"mask": torch.bool}, EFFICIENT),
+        ("a100", {"mask": HALF}, EFFICIENT),
+        ("h100", {"mask": torch.bool}, CUDNN),
+        ("a100", {"size": 60}, FLASH),  # padded to 64
+        ("h100", {"size": 60}, FLASH),
+        ("a100", {"size": 264}, EFFICIENT),
+        ("h100", {"size": 192}, FLASH),
+        ("rtx-4090", {"size": 200}, EFFICIENT),
+        ("a100", {"size": 200}, FLASH),
+        ("a100", {"is_causal": True}, FLASH),
+        ("a100", {"is_causal": True, "keys": 24}, EFFICIENT),
+        ("a100", {"key_heads": 2, "enable_gqa": True}, FLASH),
+        ("t4", {"key_heads": 2, "enable_gqa": True}, MATH),
+        ("a100", {"dtype": FLOAT, "size": 62}, MATH),
+        ("h100", {"dropout_p": 0.1}, FLASH),
+        ("h100", {"dropout_p": 0.125}, CUDNN),
+        ("h100", {"keys": 1}, FLASH),
+    ],
+)
+def test_attention_constraints(gpu: str, options: dict[str, Any], expected: str) -> None:
+    assert attention(gpu, **options) == expected
+
+
+def test_attention_switches_and_order() -> None:
+    with sdpa_kernel(SDPBackend.MATH):
+        assert attention("h100") == MATH
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        assert attention("h100") == EFFICIENT
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], True):
+        assert attention("a100") == EFFICIENT
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        assert attention("h100") == FLASH
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+    with (
+        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+        pytest.raises(RuntimeError, match="No available kernel"),
+    ):
+        attention("a100", FLOAT)
+
+
+def test_attention_of_three_dimensions_is_plain() -> None:
+    def body() -> None:
+        query = cuda(2, 16, 64, dtype=HALF)
+        functional.scaled_dot_product_attention(query, query, query).sum().backward()
+
+    assert MATH in operators(body)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_is_cudnn(training: bool) -> None:
+    def body() -> None:
+        layer = nn.BatchNorm2d(8).cuda().train(training)
+        layer(cuda(2, 8, 4, 4)).sum().backward()
+
+    found = operators(body)
+    backward = "aten::cudnn_batch_norm_backward" if training else "aten::native_batch_norm_backward"
+    assert "aten::cudnn_batch_norm" in found
+    assert backward in found
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.BatchNorm2d(8).cuda().bfloat16(), (2, 8, 4, 4)),
+        (lambda: nn.BatchNorm1d(8).cuda(), (2, 8)),
+        (lambda: nn.BatchNorm2d(8, affine=False).cuda(), (2, 8, 4, 4)),
+    ],
+)
+def test_batch_norm_that_is_native(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    def body() -> None:
+        layer = make()
+        dtype = next((p.dtype for p in layer.parameters()), FLOAT)
+        layer(cuda(*shape, dtype=dtype)).sum().backward()
+
+    assert "aten::native_batch_norm" in operators(body)
+
+
+def test_instance_norm_is_cudnn() -> None:
+    def body() -> None:
+        nn.InstanceNorm2d(8, affine=True).cuda()(cuda(2, 8, 4, 4)).sum().backward()
+
+    assert "aten::cudnn_batch_norm" in operators(body)
+
+
+def test_dropout_keeps_a_boolean_mask() -> None:
+    def body() -> None:
+        functional.dropout(cuda(1024), 0.5).sum().backward()
+
+    profile = trace(body, device="cuda")
+    masks = [one for one in profile.timeline.allocations if one.dtype == "bool"]
+    assert [(one.nbytes, one.origin.operator) for one in masks] == [(1024, "aten::native_dropout")]
+
+
+def test_rms_norm_is_fused() -> None:
+    def body() -> None:
+        nn.RMSNorm(64).cuda()(cuda(2, 8, 64)).sum().backward()
+
+    found = operators(body)
+    assert "aten::_fused_rms_norm" in found
+    assert "aten::_fused_rms_norm_backward" in found
+    assert "aten::rsqrt" not in found
+    with torch.inference_mode():
+        assert "aten::_fused_rms_norm" in operators(lambda: nn.RMSNorm(64).cuda()(cuda(2, 64)))
+
+    def mixed() -> None:
+        functional.rms_norm(cuda(2, 64, dtype=HALF), (64,), cuda(64))
+
+    assert "aten::_fused_rms_norm" not in operators(mixed)
+
+
+def test_softmax_of_half_to_float_is_one_kernel() -> None:
+    def body() -> None:
+        functional.softmax(cuda(4, 8, dtype=HALF), -1, dtype=FLOAT).sum().backward()
+        functional.log_softmax(cuda(4, 8, dtype=HALF), -1, dtype=FLOAT).sum().backward()
+
+    assert operators(body).count("aten::_to_copy") == 0
+    assert "aten::_to_copy" in operators(
+        lambda: functional.softmax(cuda(4, 8, dtype=BFLOAT), -1, dtype=FLOAT)
+    )
+
+
+def test_sampling_is_cudnn_where_corners_are_aligned() -> None:
+    def body(align: bool) -> Callable[[], None]:
+        def program() -> None:
+            image, grid = cuda(1, 3, 8, 8), cuda(1, 4, 4, 2)
+            functional.grid_sample(image, grid, align_corners=align).sum().backward()
+
+        return program
+
+    assert "aten::cudnn_grid_sampler_backward" in operators(body(True))
+    assert "aten::grid_sampler_2d" in operators(body(False))
+
+
+def test_log_sigmoid_has_no_buffer() -> None:
+    profile = trace(lambda: functional.logsigmoid(cuda(1024)), device="cuda")
+    assert profile.peak == 2 * 4096
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"batch_first": True}])
+def test_recurrent_layers_are_one_cudnn_call(kind: type, options: dict[str, Any]) -> None:
+    def body() -> None:
+        layer = kind(8, 16, num_layers=2, bidirectional=True, **options).cuda()
+        output, _ = layer(cuda(5, 3, 8))
+        output.sum().backward()
+        assert all(parameter.grad is not None for parameter in layer.parameters())
+
+    found = operators(body)
+    assert "aten::_cudnn_rnn" in found
+    assert "aten::_cudnn_rnn_backward" in found
+    assert "aten::bmm" not in found
+
+
+def test_weights_of_recurrent_layers_share_a_buffer() -> None:
+    def body() -> int:
+        layer = nn.LSTM(8, 16).cuda()
+        output, _ = layer(cuda(5, 3, 8))
+        output.sum().backward()
+        grads = {parameter.grad.untyped_storage()._cdata for parameter in layer.parameters()}
+        weights = {parameter.untyped_storage()._cdata for parameter in layer.parameters()}
+        return len(grads) * 10 + len(weights)
+
+    results: list[int] = []
+    trace(lambda: results.append(body()), device="cuda")
+    assert results == [11]
+
+
+def test_projections_of_an_lstm() -> None:
+    def body() -> None:
+        layer = nn.LSTM(8, 16, proj_size=4).cuda()
+        output, (hidden, cell) = layer(cuda(5, 3, 8))
+        assert (output.shape[-1], hidden.shape[-1], cell.shape[-1]) == (4, 4, 16)
+        output.sum().backward()
+
+    assert "aten::_cudnn_rnn" in operators(body)
+
+
+def test_cells_are_fused() -> None:
+    def body() -> None:
+        nn.LSTMCell(4, 8).cuda()(cuda(2, 4))[0].sum().backward()
+        nn.GRUCell(4, 8).cuda()(cuda(2, 4)).sum().backward()
+
+    found = operators(body)
+    assert "aten::_thnn_fused_lstm_cell" in found
+    assert "aten::_thnn_fused_gru_cell_backward" in found
+
+
+def test_targets_of_ctc_are_moved_to_the_gpu() -> None:
+    def body() -> None:
+        log_probs = functional.log_softmax(cuda(10, 2, 5), -1)
+        targets = torch.tensor([[1, 2], [3, 4]])
+        lengths = torch.tensor([10, 10]), torch.tensor([2, 2])
+        functional.ctc_loss(log_probs, targets, *lengths).backward()
+
+    assert "aten::_ctc_loss" in operators(body)
+
+
+def test_encoder_layers_take_the_fast_path_in_inference() -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+
+    def body(dtype: torch.dtype) -> list[str]:
+        with torch.no_grad():
+            profile = trace(
+                layer.to(dtype), torch.ones(2, 8, 32, dtype=dtype), device="cuda", backward=False
+            )
+        return [one.origin.operator for one in profile.timeline.allocations]
+
+    assert FLASH in body(HALF)
+    assert EFFICIENT in body(FLOAT)
+    assert "aten::_transform_bias_rescale_qkv" in body(torch.float64)
+    layer.float()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
+    ],
+)
+def test_optimizers_work_on_lists_of_tensors(name: str) -> None:
+    def body() -> None:
+        layer = nn.Linear(8, 8).cuda()
+        layer(cuda(2, 8)).sum().backward()
+        nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+        getattr(torch.optim, name)(layer.parameters(), lr=0.1).step()
+
+    found = operators(body)
+    assert any(operator.startswith("aten::_foreach") for operator in found)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad"])
+def test_fused_optimizers(name: str) -> None:
+    def body() -> None:
+        layer = nn.Linear(8, 8).cuda()
+        layer(cuda(2, 8)).sum().backward()
+        options = {"momentum": 0.9} if name == "SGD" else {}
+        getattr(torch.optim, name)(layer.parameters(), lr=0.1, fused=True, **options).step()
+
+    trace(body, device="cuda")
