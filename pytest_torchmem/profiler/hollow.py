@@ -358,6 +358,7 @@ class Interceptor:
         if type(outputs) is Same and outputs.grown is None:
             return tensors[outputs.position]
         storages: list[torch.UntypedStorage | None] = [None] * len(plan.slots)
+        made: dict[int, Tensor] = {}
 
         def tensor_of(output: Any) -> Any:
             if type(output) is Same:
@@ -367,6 +368,12 @@ class Interceptor:
                 return tensor
             if type(output) is not Output:
                 return output
+            tensor = made.get(id(output))
+            if tensor is None:
+                tensor = made[id(output)] = lay(output)
+            return tensor
+
+        def lay(output: Output) -> Tensor:
             storage, nbytes = storages[output.slot], plan.slots[output.slot]
             if nbytes < 0:
                 base = tensors[-1 - nbytes]

@@ -120,7 +120,11 @@ def plan_of_result(
     slots: list[int] = []
     inputs = {address(tensor): position for position, tensor in reversed([*enumerate(tensors)])}
 
+    made_before: dict[int, Output] = {}
+
     def output(tensor: Tensor) -> Output | Same:
+        if id(tensor) in made_before:  # one tensor returned twice, and to be held twice
+            return made_before[id(tensor)]
         same = positions.get(id(tensor))
         if same is not None:
             if shapes is None or shapes[same] == tensor.shape:
@@ -135,6 +139,7 @@ def plan_of_result(
         made = _geometry_of(tensor, slot)
         if slots[slot] < 0:
             made.offset -= int(tensors[-1 - slots[slot]].storage_offset())
+        made_before[id(tensor)] = made
         return made
 
     outputs = replace_tensors(result, output)
