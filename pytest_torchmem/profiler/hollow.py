@@ -368,10 +368,9 @@ class Interceptor:
                 return tensor
             if type(output) is not Output:
                 return output
-            tensor = made.get(id(output))
-            if tensor is None:
-                tensor = made[id(output)] = lay(output)
-            return tensor
+            if id(output) not in made:
+                made[id(output)] = lay(output)
+            return made[id(output)]
 
         def lay(output: Output) -> Tensor:
             storage, nbytes = storages[output.slot], plan.slots[output.slot]
