@@ -114,13 +114,15 @@ class Run:
             if not plan.problem
             for key in (*plan.removed, *(old for old, _ in plan.renamed))
         }
+        proposal, more = self._propose(checks)
+        problems += more
         left = [(file, key) for file, keys in obsolete.items() for key in keys]
         self.summary = Summary(
             checks,
             tuple(plans),
             tuple(pair for pair in left if pair not in removed or self.settings.dry_run),
             tuple(dict.fromkeys(problems)),
-            tuple(self._propose(checks)),
+            tuple(proposal),
         )
         self._report()
         self._set_exit_status(session)
@@ -226,27 +228,37 @@ class Run:
                 problems += [plan.problem] if plan.problem else []
         return plans, problems
 
-    def _propose(self, checks: Iterable[Check]) -> list[str]:
-        """Write what an update would have made of the checks that failed, and return the files."""
+    def _propose(self, checks: Iterable[Check]) -> tuple[list[str], list[str]]:
+        """Write what an update would have made of the checks that failed.
+
+        Returns the files, and what was in the way of others.
+        """
         directory = self.settings.proposal_path
+        files: list[str] = []
+        problems: list[str] = []
         if directory is None or self.settings.update:
-            return []
+            return files, problems
         entries: dict[str, list[Record]] = {}
         for check in checks:
             record = check.record
             acceptable = record.outcome in (Outcome.GREW, Outcome.MISSING, Outcome.SHRANK)
             if record.failed and check.failed_by_check and record.entry is not None and acceptable:
                 entries.setdefault(record.file, []).append(record)
-        files = []
         for file, records in sorted(entries.items()):
+            # The module may lie outside of the root, where the proposal has no place for its file.
             if file.startswith("../"):
                 continue
-            stored = read(self.config.rootpath / file)
-            plan = plan_file(stored, [record.entry for record in records if record.entry], ())
-            if plan.text is not None and plan.changes_file:
-                write(directory / file, plan.text)
-                files.append(file)
-        return files
+            try:
+                stored = read(self.config.rootpath / file)
+                plan = plan_file(stored, [record.entry for record in records if record.entry], ())
+                if plan.text is not None and plan.changes_file:
+                    write(directory / file, plan.text)
+                    files.append(file)
+            except SnapshotError as error:
+                problems.append(str(error))
+            except OSError as error:
+                problems.append(f"{directory / file} cannot be written: {error}")
+        return files, problems
 
     def _set_exit_status(self, session: pytest.Session) -> None:
         summary, settings = self.summary, self.settings

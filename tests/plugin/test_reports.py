@@ -292,3 +292,11 @@ def test_long_tables_show_what_matters(light):
     assert "test_it[8]" in light.run("-v").stdout.str().partition("memory (torchmem)")[2]
     quiet = light.run("-q").stdout.str().partition("memory (torchmem)")[2]
     assert "backward" not in quiet.partition("short test summary")[0]
+
+
+def test_a_proposal_that_cannot_be_written_is_an_error_of_the_run(light):
+    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
+    (light.path / "taken").write_text("a file")
+    result = light.run("--torchmem-proposal=taken")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["error: *taken/__torchmem__/test_net.json cannot be written: *"])
