@@ -271,9 +271,22 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def _eager() -> Iterator[None]:
-    """Run compiled modules eagerly, if anything here was ever compiled."""
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
+    """Run compiled modules eagerly; importing the compiler for it is put off to its first use."""
+    with ExitStack() as stack:
+
+        def force_eager() -> None:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+
+        if "torch._dynamo" in sys.modules:
+            force_eager()
+        else:
+            original = torch.compile
+
+            def compile(*args: Any, **kwargs: Any) -> Any:
+                torch.compile = original
+                force_eager()
+                return original(*args, **kwargs)
+
+            torch.compile = compile
+            stack.callback(setattr, torch, "compile", original)
         yield

@@ -173,7 +173,8 @@ def _methods(interceptor: Interceptor, guard: Guard, move: Callable[..., Tensor]
 
         def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             device = kwargs.get("device")
-            if guard.off() or (device is None and name != "new_tensor"):
+            placed = interceptor.target is not None  # a function mode hands the call back to here
+            if placed or guard.off() or (device is None and name != "new_tensor"):
                 return original(tensor, *args, **kwargs)
             kwargs["device"] = _CPU
             target = device_of(tensor) if device is None else _device(device)

@@ -61,9 +61,7 @@ class Machine:
     def meta_function(self, name: str) -> Callable[..., Any] | None:
         """Return the profiler's own function for the geometry of an operator's outputs."""
         base = name.partition(".")[0]
-        return (
-            self.meta_functions.get(base) or META_FUNCTIONS.get(name) or META_FUNCTIONS.get(base)
-        )
+        return self.meta_functions.get(base) or META_FUNCTIONS.get(name) or META_FUNCTIONS.get(base)
 
     def deciding_arguments(self, name: str, tensors: list[Tensor]) -> tuple[int, ...]:
         """Return the positions of the tensors whose values decide the outputs' shape."""

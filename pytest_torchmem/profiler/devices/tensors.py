@@ -114,7 +114,7 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
 
     def storage_data_ptr(storage: torch.UntypedStorage) -> int:
         record = None if guard.off() else interceptor.ledger.records.get(storage._cdata)
-        if record is None or not record.hollow or cast(Any, storage).nbytes() == 0:
+        if record is None or not record.hollow:
             return cast(int, original_storage_data_ptr(storage))
         return record.index * _ADDRESSES
 
@@ -134,9 +134,7 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
         for module in (torch, torch.random):
             stack.enter_context(replaced(module, get_rng_state=random_state))
         stack.enter_context(
-            replaced(
-                HigherOrderOperator, dispatch=below_interception(HigherOrderOperator.dispatch)
-            )
+            replaced(HigherOrderOperator, dispatch=below_interception(HigherOrderOperator.dispatch))
         )
         stack.enter_context(_modules_given_back(guard))
         yield
@@ -145,7 +143,7 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
 @contextmanager
 def _modules_given_back(guard: Guard) -> Iterator[None]:
     """Give real modules that a program moves or converts their own tensors back afterwards."""
-    original = nn.Module._apply
+    original: Any = nn.Module._apply
     parameters: list[tuple[nn.Parameter, Tensor, Tensor | None]] = []
     buffers: list[tuple[nn.Module, str, Tensor | None]] = []
 

@@ -2,8 +2,8 @@
 
 The order and the constraints are those of native/transformers/cuda/sdp_utils.cpp
 (``select_sdp_backend``, ``can_use_cudnn_attention``, ``can_use_flash_attention``,
-``can_use_mem_efficient_attention``) and native/transformers/sdp_utils_cpp.h; what is done around the
-chosen kernel is native/transformers/attention.cpp, ``scaled_dot_product_attention``.
+``can_use_mem_efficient_attention``) and native/transformers/sdp_utils_cpp.h; what is done around
+the chosen kernel is native/transformers/attention.cpp, ``scaled_dot_product_attention``.
 """
 
 from __future__ import annotations

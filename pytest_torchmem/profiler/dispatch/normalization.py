@@ -121,7 +121,7 @@ class _FusedRmsNorm(torch.autograd.Function):
         return output, rstd
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> Any:
         if grad is None:
             return None, None, None, None
         input, weight, rstd = ctx.saved_tensors
