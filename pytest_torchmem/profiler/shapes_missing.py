@@ -20,14 +20,22 @@ META_FUNCTIONS: dict[str, MetaFunction] = {}
 """By operator, ``"aten::geqrf"`` for every overload; from arguments on ``meta`` to such outputs."""
 
 
-def meta(*operators: str) -> Callable[[_F], _F]:
-    """Register the geometry of ``operators``; ``ValueError`` where one has a function already."""
+CPU_META_FUNCTIONS: dict[str, MetaFunction] = {}
+"""The same for what is so on the CPU alone; to be asked first where an operator runs there."""
+
+
+def meta(*operators: str, device: str | None = None) -> Callable[[_F], _F]:
+    """Register the geometry of ``operators``, on ``"cpu"`` alone or on every device.
+
+    Raises ``ValueError`` where one has a function already.
+    """
+    functions = CPU_META_FUNCTIONS if device == "cpu" else META_FUNCTIONS
 
     def register(function: _F) -> _F:
         for operator in operators:
-            if operator in META_FUNCTIONS:
+            if operator in functions:
                 raise ValueError(f"{operator} already has a function for its geometry")
-            META_FUNCTIONS[operator] = function
+            functions[operator] = function
         return function
 
     return register
@@ -407,6 +415,53 @@ meta("aten::_native_batch_norm_legit.no_stats")(
 )
 
 
+def _first_type(input: Tensor, *parameters: Any) -> torch.dtype:
+    """The type of the first parameter there is, else of the input: what the CPU saves is in it."""
+    tensors = (parameter for parameter in parameters if isinstance(parameter, Tensor))
+    found: torch.dtype = next(tensors, input).dtype
+    return found
+
+
+@meta("aten::native_layer_norm", device="cpu")
+def layer_norm_cpu(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Statistics in the type of the parameters, not in float; native/layer_norm.cpp,
+    layer_norm_cpu.
+    """
+    dtype = _first_type(input, weight, bias)
+    result, mean, rstd = torch.ops.aten.native_layer_norm(
+        input, normalized_shape, weight, bias, eps
+    )
+    return result, mean.to(dtype), rstd.to(dtype)
+
+
+def _batch_norm_cpu(function: MetaFunction) -> MetaFunction:
+    def batch_norm(input: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+        dtype = _first_type(input, *arguments)
+        result, mean, variance, *rest = function(input, *arguments)
+        return result, mean.to(dtype), variance.to(dtype), *rest
+
+    batch_norm.__doc__ = "Statistics in the type of the parameters; native/Normalization.cpp."
+    return batch_norm
+
+
+for _name in (
+    "aten::native_batch_norm",
+    "aten::_native_batch_norm_legit",
+    "aten::_native_batch_norm_legit.no_stats",
+):
+    meta(_name, device="cpu")(_batch_norm_cpu(META_FUNCTIONS[_name]))
+
+meta("aten::_batch_norm_with_update", device="cpu")(
+    _batch_norm_cpu(torch.ops.aten._batch_norm_with_update.default)
+)
+
+
 @meta("aten::batch_norm_stats", "aten::batch_norm_update_stats")
 def batch_norm_statistics(input: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """native/cuda/Normalization.cu: float for 16-bit inputs."""
@@ -699,3 +754,20 @@ def grouped_mm(
     row = -(-shape[-1] * dtype.itemsize // 16) * 16 // dtype.itemsize
     stride = (shape[-2] * row, row, 1)[-len(shape) :]
     return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+
+@meta("aten::mkldnn_rnn_layer_backward")
+def lstm_layer_backward(
+    input: Tensor,
+    weight_input: Tensor,
+    weight_hidden: Tensor,
+    bias_input: Tensor,
+    bias_hidden: Tensor,
+    hx: Tensor,
+    cx: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    """Gradients in float, of each bias by itself; native/mkldnn/RNN.cpp."""
+    bias = weight_input[:, 0]  # without biases, weights stand in their place
+    like = (input, weight_input, weight_hidden, bias, bias, hx, cx)
+    return tuple(tensor.new_empty(tuple(tensor.shape), dtype=torch.float32) for tensor in like)

@@ -14,6 +14,7 @@ from pytest_torchmem.profiler.workspace.cpu import (
     reduction,
     resampling,
     sorting,
+    threads,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "reduction",
     "resampling",
     "sorting",
+    "threads",
 ]

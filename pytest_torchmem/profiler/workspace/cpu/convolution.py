@@ -30,6 +30,7 @@ from pytest_torchmem.profiler.workspace.cpu.geometry import (
     dense_bytes,
     suggested_format,
 )
+from pytest_torchmem.profiler.workspace.cpu.threads import reduction_groups, threads_on_batch
 
 _ALIGNMENT = 128
 """What oneDNN adds to a scratchpad so that it can align it."""
@@ -80,6 +81,14 @@ class Problem:
     def first(self) -> bool:
         """Few input channels, which are not blocked: the first layer of a network."""
         return self.groups == 1 and self.channels < self.block and math.prod(self.kernel) > 1
+
+    @property
+    def stride_product(self) -> int:
+        """About the product of all strides, from the sizes."""
+        return math.prod(
+            max(1, round(size / result))
+            for size, result in zip(self.input, self.output, strict=True)
+        )
 
     @property
     def unblocked(self) -> bool:
@@ -394,10 +403,19 @@ def _weight_gradient(problem: Problem, bias: bool) -> list[int]:
     if problem.groups > 1:
         blocked = problem.blocked_weight or weight
     bias_bytes = problem.filters * problem.element_size if bias else 0
-    if problem.channels_last:
-        return [blocked, bias_bytes, bias_bytes, weight, weight, -weight, -blocked, -bias_bytes]
-    operands = problem.blocked_output + problem.blocked_input
     scratch = _weight_reduction(problem, bias, blocked)
+    if problem.channels_last:
+        return [
+            blocked + scratch,
+            bias_bytes,
+            bias_bytes - scratch,
+            weight,
+            weight,
+            -weight,
+            -blocked,
+            -bias_bytes,
+        ]
+    operands = problem.blocked_output + problem.blocked_input
     return [
         operands,
         blocked,
@@ -412,66 +430,35 @@ def _weight_gradient(problem: Problem, bias: bool) -> list[int]:
 
 
 def _weight_reduction(problem: Problem, bias: bool, blocked: int) -> int:
-    """Copies of the weight's gradient for threads that share a batch, and a page to meet on;
-    jit_avx512_common_conv_kernel.cpp, init_scratchpad.
+    """Copies of the weight's gradient for threads that share a batch, and of the bias's;
+    jit_avx512_common_conv_kernel.cpp, init_scratchpad, and jit_avx512_common_convolution.cpp.
     """
-    taps = math.prod(problem.kernel)
-    if problem.groups > 1 or problem.first or problem.element_size != 4 or taps == 1:
+    if problem.groups > 1 or problem.element_size != 4 or math.prod(problem.kernel) == 1:
         return 0
-    padded = problem.filters % problem.block != 0
-    scratch = problem.padded_bias if bias and padded else 0
-    sharing = _batch_threads(problem)
+    outer = problem.pad(problem.filters) // problem.block
+    scratch = problem.padded_bias if bias else 0
+    channels = problem.channels if problem.first else problem.block
+    sharing = threads_on_batch(
+        threads=problem.machine.threads,
+        batch=problem.batch,
+        depth=problem.output[0] if len(problem.output) == 3 else 1,
+        channel_blocks=1 if problem.first else problem.pad(problem.channels) // problem.block,
+        filter_blocks=outer,
+        input=channels * math.prod(problem.input) // problem.stride_product,
+        output=problem.block * math.prod(problem.output),
+        weight=channels * problem.block * math.prod(problem.kernel),
+    )
     if sharing > 1:
         size = blocked + problem.pad(problem.filters) * problem.element_size
         scratch += size * (sharing - 1) + 2 * _PAGE + _ALIGNMENT
+    if bias:
+        groups, members, jobs = reduction_groups(
+            problem.machine.threads, problem.block, outer, problem.batch
+        )
+        if members > 1:
+            space = groups * (members - 1) * jobs * problem.block * problem.element_size
+            scratch += space + _PAGE + (groups + 1) * _PAGE
     return scratch
-
-
-def _batch_threads(problem: Problem) -> int:
-    """Threads that work on parts of the batch, not of the channels: ``balance`` of
-    jit_avx512_common_conv_kernel.cpp, which weighs what each thread has to read and write.
-    """
-    block, threads = problem.block, problem.machine.threads
-    inner = problem.pad(problem.channels) // block
-    outer = problem.pad(problem.filters) // block
-    stride = math.prod(
-        -(-size // result) for size, result in zip(problem.input, problem.output, strict=True)
-    )
-    taps = math.prod(problem.kernel)
-
-    def share(amount: int, parts: int) -> int:
-        return -(-amount // parts)
-
-    def memory(batch: int, over_outer: int, over_inner: int) -> int:
-        read = share(problem.batch, batch) * share(inner, over_inner) * block
-        other = share(problem.batch, batch) * share(outer, over_outer) * block
-        weight = share(outer, over_outer) * share(inner, over_inner) * taps * block * block
-        read = read * math.prod(problem.input) // max(1, stride)
-        return read + other * math.prod(problem.output) + 8 * weight
-
-    def computation(batch: int, over_outer: int, over_inner: int) -> int:
-        return share(problem.batch, batch) * share(outer, over_outer) * share(inner, over_inner)
-
-    depth = problem.output[0] if len(problem.output) == 3 else 1
-    choices = [
-        (batch, over_outer, min(threads // batch // over_outer, inner))
-        for batch in range(1, min(threads, problem.batch * depth) + 1)
-        for over_outer in range(1, min(threads // batch, outer) + 1)
-    ]
-    best = (1, 1, 1)
-    least = memory(*best)
-    for choice in choices:
-        if memory(*choice) <= least:
-            best, least = choice, memory(*choice)
-    fewest = computation(*best)
-    for choice in choices:
-        cheaper = computation(*choice) <= fewest and memory(*choice) < 1.1 * least
-        if cheaper or 4 * computation(*choice) <= 3 * fewest:
-            best, fewest = choice, computation(*choice)
-    batch = best[0]
-    if threads / 2 < batch < threads:
-        batch = min(problem.batch * depth, threads)
-    return batch
 
 
 def _native_backward(

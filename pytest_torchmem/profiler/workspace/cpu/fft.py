@@ -16,7 +16,8 @@ def _collapsed(input: Tensor, dims: Sequence[int]) -> int:
     """A copy where the batch dimensions are not one run of memory; _exec_fft."""
     signal = {dim % input.dim() for dim in dims}
     batch = [dim for dim in range(input.dim()) if dim not in signal and input.shape[dim] != 1]
-    batch.sort(key=lambda dim: int(input.stride(dim)), reverse=True)
+    strides = input.stride()
+    batch.sort(key=lambda dim: strides[dim], reverse=True)
     for outer, inner in pairwise(batch):
         if input.stride(outer) != input.stride(inner) * input.shape[inner]:
             return dense_bytes(input)
