@@ -7,7 +7,6 @@ tensors whose storages the ledger books.
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,23 +19,23 @@ from torch._ops import OpOverload
 
 from pytest_torchmem.profiler import known
 from pytest_torchmem.profiler.attribution import Attribution
+from pytest_torchmem.profiler.border import Border
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.gradients import GradientSums, References
 from pytest_torchmem.profiler.internals import (
     ENGINE_CODE,
     FAKE,
-    current_graph_task,
-    hollow_storage,
     run_composite_explicit,
     run_composite_implicit,
     set_excluded,
     storage_address,
-    tensor_on,
 )
 from pytest_torchmem.profiler.known import KnownValues
 from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger, Record
+from pytest_torchmem.profiler.making import grow, make_hollow, make_outputs
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
-from pytest_torchmem.profiler.profile import Kind, Origin, Phase
+from pytest_torchmem.profiler.phases import Phases
+from pytest_torchmem.profiler.profile import Phase
 from pytest_torchmem.profiler.shapes import (
     Output,
     Plan,
@@ -48,17 +47,9 @@ from pytest_torchmem.profiler.shapes import (
 )
 from pytest_torchmem.profiler.sparse import has_sparse, reads_no_data, run_sparse
 
-_KIND_OF_PHASE = {
-    Phase.BASELINE: Kind.OTHER,
-    Phase.FORWARD: Kind.ACTIVATION,
-    Phase.BACKWARD: Kind.GRADIENT,
-    Phase.BETWEEN: Kind.OTHER,
-    Phase.OPTIMIZER: Kind.OPTIMIZER_STATE,
-}
 _TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
 _CPU = torch.device("cpu")
 _Generator = torch.Generator
-_EARLIER = Origin(Phase.BASELINE)
 
 #: Operators that take tensors of two devices (a copy's source, indices on the host).
 _ACROSS_DEVICES = frozenset(
@@ -93,6 +84,8 @@ class Interceptor:
         self.ledger = ledger
         self.attribution = attribution
         self.values = KnownValues(ledger, attribution)
+        self.phases = Phases(ledger, attribution)
+        self.border = Border(machine, ledger, attribution, self.phases)
         self.target: torch.device | None = None
         """Where outputs go, instead of where the inputs are, while a copy between devices runs."""
         self.inside = False
@@ -100,10 +93,6 @@ class Interceptor:
         self._operators: dict[OpOverload, Operator] = {}
         self._plans = remembered_plans(machine.host, machine.gpu)
         self.sums = GradientSums(alone)
-        self._borrowed: list[tuple[Tensor, Tensor | None]] = []
-        self._calls_before = -1
-        """Calls of outermost modules up to the last backward or optimizer step."""
-        self._phase_before_optimizer = Phase.FORWARD
         self._last_device: DeviceLedger | None = None
 
     # -- entry -------------------------------------------------------------------------------------
@@ -149,7 +138,7 @@ class Interceptor:
         if treatment is Treatment.SCALAR:
             return self._item(args[0])
         if treatment is Treatment.LIFT:
-            return self._lift(args[0])
+            return self.border.lift(args[0], self.target or _CPU, sys._getframe(2))
         return self._resize(operator, args, kwargs)
 
     @contextmanager
@@ -183,6 +172,11 @@ class Interceptor:
             self.inside = was_inside
             set_excluded(FAKE, was_inside)
 
+    def meet(self, tensor: Tensor, device: torch.device = _CPU) -> None:
+        """Book a real tensor that C++ made just now on ``device`` without an operator."""
+        with self.working():
+            self.border.meet(tensor, device, sys._getframe(1))
+
     # -- one operator ------------------------------------------------------------------------------
 
     def _run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -194,7 +188,7 @@ class Interceptor:
         records = self._records(tensors)
         if records is None:
             if has_sparse(args, kwargs) and not reads_no_data(operator):
-                self._enter_phase()
+                self.phases.find()
                 with self.intercepting():
                     return run_sparse(operator, args, kwargs)
             return operator.overload(*args, **kwargs)
@@ -202,7 +196,7 @@ class Interceptor:
         if device is None:
             return operator.overload(*args, **kwargs)
         frame = sys._getframe(2)
-        self._enter_phase()
+        self.phases.find()
         if self.ledger.phase is Phase.BACKWARD:
             self.sums.operator_in_backward(len(device.entries))
             if (
@@ -236,11 +230,11 @@ class Interceptor:
             plan = self._plan(operator, planned[0], planned[1], tensors)
             self._plans[key] = plan
             origin = self.attribution.origin(self.ledger.phase, operator.name, frame)
-            result = self._make(plan, tensors, records, device, origin)
+            result = make_outputs(self.ledger, plan, tensors, device, origin)
             plan.workspace = self.machine.workspace(device.device, operator, result, args, kwargs)
         else:
             origin = self.attribution.origin(self.ledger.phase, operator.name, frame)
-            result = self._make(plan, tensors, records, device, origin)
+            result = make_outputs(self.ledger, plan, tensors, device, origin)
         if plan.workspace:
             self.ledger.workspace(plan.workspace, device, origin)
         self.values.know(operator, args, kwargs, tensors, records, plan, result)
@@ -258,7 +252,7 @@ class Interceptor:
             if record is None:
                 if tensor.device.type == "meta":
                     return None
-                record = self.borrow(tensor)
+                record = self.border.borrow(tensor)
             found.append(record)
         return found
 
@@ -299,28 +293,6 @@ class Interceptor:
         self._last_device = device
         return device
 
-    def _enter_phase(self) -> None:
-        ledger, calls = self.ledger, self.attribution.outermost_calls
-        if current_graph_task() != -1:
-            ledger.enter(Phase.BACKWARD)
-            self._calls_before = calls
-            return
-        if ledger.phase is Phase.BACKWARD:
-            ledger.enter(Phase.BETWEEN)
-        if ledger.phase is Phase.BETWEEN and calls != self._calls_before:
-            ledger.enter(Phase.FORWARD)
-
-    def enter_optimizer(self) -> None:
-        """Begin an optimizer's step."""
-        self._phase_before_optimizer = self.ledger.phase
-        self.ledger.enter(Phase.OPTIMIZER)
-
-    def leave_optimizer(self) -> None:
-        """End an optimizer's step."""
-        before = self._phase_before_optimizer
-        self.ledger.enter(Phase.FORWARD if before is Phase.FORWARD else Phase.BETWEEN)
-        self._calls_before = self.attribution.outermost_calls
-
     # -- plans -------------------------------------------------------------------------------------
 
     def _plan(
@@ -343,62 +315,6 @@ class Interceptor:
             kwargs.pop("pin_memory", None)
         own = self.machine.meta_function(operator.name)
         return plan_on_meta(operator.overload, own or function, args, kwargs)
-
-    def _make(
-        self,
-        plan: Plan,
-        tensors: list[Tensor],
-        records: list[Record],
-        device: DeviceLedger,
-        origin: Origin,
-    ) -> Any:
-        outputs = plan.outputs
-        if type(outputs) is Output and len(plan.slots) == 1 and plan.slots[0] >= 0:
-            return self._hollow(outputs, plan.slots[0], device, origin)
-        if type(outputs) is Same and outputs.grown is None:
-            return tensors[outputs.position]
-        storages: list[torch.UntypedStorage | None] = [None] * len(plan.slots)
-        made: dict[int, Tensor] = {}
-
-        def tensor_of(output: Any) -> Any:
-            if type(output) is Same:
-                tensor = tensors[output.position]
-                if output.grown is not None:
-                    self._grow(tensor, output.grown, device, origin)
-                return tensor
-            if type(output) is not Output:
-                return output
-            if id(output) not in made:
-                made[id(output)] = lay(output)
-            return made[id(output)]
-
-        def lay(output: Output) -> Tensor:
-            storage, nbytes = storages[output.slot], plan.slots[output.slot]
-            if nbytes < 0:
-                base = tensors[-1 - nbytes]
-                return tensor_on(
-                    base.untyped_storage(),
-                    output.dtype,
-                    output.shape,
-                    output.stride,
-                    output.offset + int(base.storage_offset()),
-                )
-            if storage is None:
-                tensor = self._hollow(output, nbytes, device, origin)
-                storages[output.slot] = tensor.untyped_storage()
-                return tensor
-            return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
-
-        return _map_outputs(outputs, tensor_of)
-
-    def _hollow(self, output: Output, nbytes: int, device: DeviceLedger, origin: Origin) -> Tensor:
-        memory = known.memory_for(output.dtype, nbytes, origin.operator)
-        storage = hollow_storage(nbytes, memory)
-        kind = _KIND_OF_PHASE[origin.phase]
-        self.ledger.book(
-            storage, nbytes, device, kind, origin, output.shape, output.dtype, memory=memory
-        )
-        return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
 
     def _run_composite(
         self,
@@ -467,7 +383,7 @@ class Interceptor:
                 for position, output in enumerate(plan.outputs)
             )
         origin = self.attribution.origin(self.ledger.phase, operator.name, frame)
-        result = self._make(plan, tensors, records, device, origin)
+        result = make_outputs(self.ledger, plan, tensors, device, origin)
         if all(record.known is not None for record in records):
             self.values.take(result, real)
         if not on_host:
@@ -475,7 +391,9 @@ class Interceptor:
         outputs = list(result)
         for position, output in host_outputs.items():
             nbytes = plan.slots[output.slot]
-            outputs[position] = self._hollow(output, nbytes, self.ledger.on(_CPU), origin)
+            outputs[position] = make_hollow(
+                self.ledger, output, nbytes, self.ledger.on(_CPU), origin
+            )
             self.values.take(outputs[position], real[position])
         return tuple(outputs)
 
@@ -501,112 +419,6 @@ class Interceptor:
             plain.extend([torch.empty(count, dtype=torch.int64, device="meta")] * index.dim())
         return (args[0], plain, *args[2:])
 
-    # -- tensors that come from outside ------------------------------------------------------------
-
-    def borrow(self, tensor: Tensor) -> Record:
-        """Book a real tensor that the program brought with it; nothing is ever written to it."""
-        storage = tensor.untyped_storage()
-        device = self.ledger.on(self.machine.normalise(tensor.device))
-        # Memory that is not the allocator's (numpy arrays, shared memory) cannot be resized.
-        nbytes = storage.nbytes() if storage.resizable() else 0
-        record = self.ledger.book(
-            storage,
-            nbytes,
-            device,
-            Kind.PARAMETER if tensor.requires_grad else Kind.INPUT,
-            _EARLIER,
-            tuple(tensor.shape),
-            tensor.dtype,
-            earlier=True,
-            hollow=False,
-        )
-        if storage.data_ptr() != 0 and known.worth_knowing(tensor.dtype, tensor.numel()):
-            known.remember(record, tensor)
-        if tensor.requires_grad and tensor.is_leaf:
-            self._borrowed.append((tensor, tensor.grad))
-        return record
-
-    def meet(self, tensor: Tensor, where: torch.device = _CPU) -> None:
-        """Book a real tensor that C++ made just now without an operator."""
-        device = self.ledger.on(where)
-        self._enter_phase()
-        origin = self.attribution.origin(self.ledger.phase, "", sys._getframe(2))
-        storage = tensor.untyped_storage()
-        with self.working():
-            record = self.ledger.book(
-                storage,
-                storage.nbytes(),
-                device,
-                Kind.OTHER,
-                origin,
-                tuple(tensor.shape),
-                tensor.dtype,
-                hollow=False,
-            )
-            if known.worth_knowing(tensor.dtype, tensor.numel()):
-                known.remember(record, tensor)
-
-    def return_borrowed(self) -> None:
-        """Give real leaves that the program brought with it the gradients they came with."""
-        for tensor, gradient in self._borrowed:
-            tensor.grad = gradient
-        self._borrowed.clear()
-
-    def _lift(self, tensor: Tensor) -> Tensor:
-        """Make hollow what C++ made of Python numbers."""
-        if storage_address(tensor) in self.ledger.records or tensor.device.type == "meta":
-            return tensor
-        device = self.ledger.on(self.target or _CPU)
-        self._enter_phase()
-        origin = self.attribution.origin(self.ledger.phase, "aten::lift_fresh", sys._getframe(3))
-        shape = tuple(tensor.shape)
-        nbytes = tensor.untyped_storage().nbytes()
-        output = Output(0, tensor.dtype, shape, tensor.stride(), 0)
-        hollow = self._hollow(output, nbytes, device, origin)
-        if known.worth_knowing(tensor.dtype, tensor.numel()):
-            known.remember(self.ledger.records[storage_address(hollow)], tensor)
-        return hollow
-
-    def enter_tensor(
-        self, tensor: Tensor, device: torch.device, kind: Kind, label: str, whole: bool
-    ) -> Tensor:
-        """Return the hollow twin of a real tensor that is there before the step.
-
-        ``whole``: the twin has a storage as large as the original's, for others to share;
-        otherwise one of its own elements, as a copy to another device has.
-        """
-        if whole:
-            nbytes = tensor.untyped_storage().nbytes()
-            output = Output(
-                0, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-            )
-        else:
-            twin = torch.empty_like(tensor, device="meta")
-            nbytes = twin.numel() * twin.element_size()
-            output = Output(0, tensor.dtype, tuple(tensor.shape), twin.stride(), 0)
-        memory = known.memory_for(output.dtype, nbytes)
-        storage = hollow_storage(nbytes, memory)
-        record = self.ledger.book(
-            storage,
-            nbytes,
-            self.ledger.on(device),
-            kind,
-            _EARLIER,
-            output.shape,
-            output.dtype,
-            label,
-            memory=memory,
-        )
-        twin = tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
-        if (
-            tensor.device.type == "cpu"
-            and kind is not Kind.PARAMETER
-            and tensor.untyped_storage().data_ptr() != 0
-            and known.worth_knowing(tensor.dtype, tensor.numel())
-        ):
-            known.remember(record, tensor if whole else known.laid_out_as(twin, tensor))
-        return twin
-
     def _resize(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         tensor: Tensor = args[0]
         records = self._records([tensor])
@@ -616,45 +428,11 @@ class Interceptor:
         twin = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
         ).resize_(shape, memory_format=kwargs.get("memory_format"))
-        self._enter_phase()
+        self.phases.find()
         origin = self.attribution.origin(self.ledger.phase, operator.name, sys._getframe(3))
         output = Output(0, tensor.dtype, shape, twin.stride(), int(tensor.storage_offset()))
-        self._grow(tensor, output, records[0].ledger, origin)
+        grow(self.ledger, tensor, output, records[0].ledger, origin)
         return tensor
-
-    def _grow(self, tensor: Tensor, output: Output, device: DeviceLedger, origin: Origin) -> None:
-        """Give a tensor another geometry, and a larger storage where its own is too small."""
-        last = sum(
-            (size - 1) * stride for size, stride in zip(output.shape, output.stride, strict=True)
-        )
-        elements = 0 if 0 in output.shape else last + 1
-        needed = (elements + int(tensor.storage_offset())) * tensor.element_size()
-        storage = tensor.untyped_storage()
-        if needed > storage.nbytes():
-            storage = self._hollow(output, needed, device, origin).untyped_storage()
-        tensor.set_(storage, int(tensor.storage_offset()), output.shape, output.stride)
-
-
-def give_survivors_data(ledger: Ledger) -> None:
-    """Let tensors that outlive their trace read as nan (0 for integers) rather than as no memory.
-
-    A test that fails inside of a trace leaves its variables in the traceback, whose values pytest
-    prints: a kernel that reads a storage without memory ends the process.
-    """
-    survivors = ledger.close()
-    if not survivors:
-        return
-    with torch.inference_mode():
-        for value in gc.get_objects():
-            if not issubclass(type(value), Tensor):
-                continue
-            try:
-                if storage_address(value) not in survivors:
-                    continue
-            except (RuntimeError, NotImplementedError):
-                continue
-            number = float("nan") if value.dtype.is_floating_point or value.is_complex() else 0
-            value.data = torch.full((), number, dtype=value.dtype).expand(value.shape)
 
 
 def _geometry(value: Any, tensors: list[Tensor]) -> Any:
@@ -670,12 +448,6 @@ def _geometry(value: Any, tensors: list[Tensor]) -> Any:
     if issubclass(kind, _Generator):
         return None
     return value
-
-
-def _map_outputs(outputs: Any, function: Callable[[Any], Any]) -> Any:
-    if type(outputs) in (tuple, list):
-        return type(outputs)([_map_outputs(item, function) for item in outputs])
-    return function(outputs)
 
 
 def _all_scalars(tensors: list[Tensor], records: list[Record], device: DeviceLedger) -> bool:

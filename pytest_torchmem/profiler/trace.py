@@ -21,12 +21,13 @@ from torch.optim.optimizer import (
 
 from pytest_torchmem.errors import UnsupportedTorchError, UsageError
 from pytest_torchmem.profiler.attribution import Attribution
+from pytest_torchmem.profiler.border import give_survivors_data
 from pytest_torchmem.profiler.devices.catalogue import DEFAULT_GPU, Gpu, find_gpu
 from pytest_torchmem.profiler.devices.host import REFERENCE, Host, this_machine
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.devices.tensors import hollow_answers
 from pytest_torchmem.profiler.gradients import References
-from pytest_torchmem.profiler.hollow import Interceptor, give_survivors_data
+from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import (
     check_torch,
     interception,
@@ -103,7 +104,7 @@ def _trace(
         stack.enter_context(_one_thread())
         stack.enter_context(_eager())
         stack.callback(give_survivors_data, ledger)
-        stack.callback(interceptor.return_borrowed)
+        stack.callback(interceptor.border.return_borrowed)
         stack.enter_context(_layers(interceptor))
         # In a function of its own: when it returns, nothing of the step is alive but what the
         # program keeps for itself.
@@ -188,10 +189,10 @@ def _layers(interceptor: Interceptor) -> Iterator[None]:
         stack.enter_context(interceptor.attribution.following_modules())
         for hook in (
             register_optimizer_step_pre_hook(
-                lambda *_: interceptor.enter_optimizer() if here() else None
+                lambda *_: interceptor.phases.enter_optimizer() if here() else None
             ),
             register_optimizer_step_post_hook(
-                lambda *_: interceptor.leave_optimizer() if here() else None
+                lambda *_: interceptor.phases.leave_optimizer() if here() else None
             ),
         ):
             stack.callback(hook.remove)

@@ -139,7 +139,7 @@ class Twins:
                     tensor.stride(),
                     int(tensor.storage_offset()),
                 )
-            twin = self._interceptor.enter_tensor(
+            twin = self._interceptor.border.enter_tensor(
                 tensor.detach(), self._device, kind, label, self._whole
             )
         self._storages[address] = twin

@@ -1,0 +1,159 @@
+"""The border of a trace: real tensors that come in, and hollow ones that get out."""
+
+from __future__ import annotations
+
+import gc
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.profiler import known
+from pytest_torchmem.profiler.attribution import Attribution
+from pytest_torchmem.profiler.devices.machine import Machine
+from pytest_torchmem.profiler.internals import hollow_storage, storage_address, tensor_on
+from pytest_torchmem.profiler.ledger import Ledger, Record
+from pytest_torchmem.profiler.making import make_hollow
+from pytest_torchmem.profiler.phases import Phases
+from pytest_torchmem.profiler.profile import Kind, Origin, Phase
+from pytest_torchmem.profiler.shapes import Output
+
+_CPU = torch.device("cpu")
+_EARLIER = Origin(Phase.BASELINE)
+
+
+class Border:
+    """Books real tensors as they are met, and makes twins of those that a step is given.
+
+    Its methods run while nothing is intercepted.
+    """
+
+    def __init__(
+        self, machine: Machine, ledger: Ledger, attribution: Attribution, phases: Phases
+    ) -> None:
+        self._machine = machine
+        self._ledger = ledger
+        self._attribution = attribution
+        self._phases = phases
+        self._borrowed: list[tuple[Tensor, Tensor | None]] = []
+
+    def borrow(self, tensor: Tensor) -> Record:
+        """Book a real tensor that the program brought with it; nothing is ever written to it."""
+        storage = tensor.untyped_storage()
+        device = self._ledger.on(self._machine.normalise(tensor.device))
+        # Memory that is not the allocator's (numpy arrays, shared memory) cannot be resized.
+        nbytes = storage.nbytes() if storage.resizable() else 0
+        record = self._ledger.book(
+            storage,
+            nbytes,
+            device,
+            Kind.PARAMETER if tensor.requires_grad else Kind.INPUT,
+            _EARLIER,
+            tuple(tensor.shape),
+            tensor.dtype,
+            earlier=True,
+            hollow=False,
+        )
+        if storage.data_ptr() != 0 and known.worth_knowing(tensor.dtype, tensor.numel()):
+            known.remember(record, tensor)
+        if tensor.requires_grad and tensor.is_leaf:
+            self._borrowed.append((tensor, tensor.grad))
+        return record
+
+    def meet(self, tensor: Tensor, device: torch.device, frame: FrameType) -> None:
+        """Book a real tensor that C++ made just now on ``device`` without an operator."""
+        origin = self._attribution.origin(self._phases.find(), "", frame)
+        storage = tensor.untyped_storage()
+        record = self._ledger.book(
+            storage,
+            storage.nbytes(),
+            self._ledger.on(device),
+            Kind.OTHER,
+            origin,
+            tuple(tensor.shape),
+            tensor.dtype,
+            hollow=False,
+        )
+        if known.worth_knowing(tensor.dtype, tensor.numel()):
+            known.remember(record, tensor)
+
+    def return_borrowed(self) -> None:
+        """Give real leaves that the program brought with it the gradients they came with."""
+        for tensor, gradient in self._borrowed:
+            tensor.grad = gradient
+        self._borrowed.clear()
+
+    def lift(self, tensor: Tensor, device: torch.device, frame: FrameType) -> Tensor:
+        """Return the hollow twin, on ``device``, of what C++ made of Python numbers."""
+        if storage_address(tensor) in self._ledger.records or tensor.device.type == "meta":
+            return tensor
+        origin = self._attribution.origin(self._phases.find(), "aten::lift_fresh", frame)
+        shape = tuple(tensor.shape)
+        nbytes = tensor.untyped_storage().nbytes()
+        output = Output(0, tensor.dtype, shape, tensor.stride(), 0)
+        hollow = make_hollow(self._ledger, output, nbytes, self._ledger.on(device), origin)
+        if known.worth_knowing(tensor.dtype, tensor.numel()):
+            known.remember(self._ledger.records[storage_address(hollow)], tensor)
+        return hollow
+
+    def enter_tensor(
+        self, tensor: Tensor, device: torch.device, kind: Kind, label: str, whole: bool
+    ) -> Tensor:
+        """Return the hollow twin of a real tensor that is there before the step.
+
+        ``whole``: the twin has a storage as large as the original's, for others to share;
+        otherwise one of its own elements, as a copy to another device has.
+        """
+        if whole:
+            nbytes = tensor.untyped_storage().nbytes()
+            output = Output(
+                0, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+            )
+        else:
+            twin = torch.empty_like(tensor, device="meta")
+            nbytes = twin.numel() * twin.element_size()
+            output = Output(0, tensor.dtype, tuple(tensor.shape), twin.stride(), 0)
+        memory = known.memory_for(output.dtype, nbytes)
+        storage = hollow_storage(nbytes, memory)
+        record = self._ledger.book(
+            storage,
+            nbytes,
+            self._ledger.on(device),
+            kind,
+            _EARLIER,
+            output.shape,
+            output.dtype,
+            label,
+            memory=memory,
+        )
+        twin = tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
+        if (
+            tensor.device.type == "cpu"
+            and kind is not Kind.PARAMETER
+            and tensor.untyped_storage().data_ptr() != 0
+            and known.worth_knowing(tensor.dtype, tensor.numel())
+        ):
+            known.remember(record, tensor if whole else known.laid_out_as(twin, tensor))
+        return twin
+
+
+def give_survivors_data(ledger: Ledger) -> None:
+    """Let tensors that outlive their trace read as nan (0 for integers) rather than as no memory.
+
+    A test that fails inside of a trace leaves its variables in the traceback, whose values pytest
+    prints: a kernel that reads a storage without memory ends the process.
+    """
+    survivors = ledger.close()
+    if not survivors:
+        return
+    with torch.inference_mode():
+        for value in gc.get_objects():
+            if not issubclass(type(value), Tensor):
+                continue
+            try:
+                if storage_address(value) not in survivors:
+                    continue
+            except (RuntimeError, NotImplementedError):
+                continue
+            number = float("nan") if value.dtype.is_floating_point or value.is_complex() else 0
+            value.data = torch.full((), number, dtype=value.dtype).expand(value.shape)

@@ -1,0 +1,102 @@
+"""Hollow tensors are made here, from plans, and booked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.profiler.internals import hollow_storage, tensor_on
+from pytest_torchmem.profiler.known import memory_for
+from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger
+from pytest_torchmem.profiler.profile import Kind, Origin, Phase
+from pytest_torchmem.profiler.shapes import Output, Plan, Same
+
+_KIND_OF_PHASE = {
+    Phase.BASELINE: Kind.OTHER,
+    Phase.FORWARD: Kind.ACTIVATION,
+    Phase.BACKWARD: Kind.GRADIENT,
+    Phase.BETWEEN: Kind.OTHER,
+    Phase.OPTIMIZER: Kind.OPTIMIZER_STATE,
+}
+
+
+def make_outputs(
+    ledger: Ledger, plan: Plan, tensors: list[Tensor], device: DeviceLedger, origin: Origin
+) -> Any:
+    """Return what a plan says an operator returns, its new storages booked on ``device``.
+
+    ``tensors`` are the operator's tensor arguments in order.
+    """
+    outputs = plan.outputs
+    if type(outputs) is Output and len(plan.slots) == 1 and plan.slots[0] >= 0:
+        return make_hollow(ledger, outputs, plan.slots[0], device, origin)
+    if type(outputs) is Same and outputs.grown is None:
+        return tensors[outputs.position]
+    storages: list[torch.UntypedStorage | None] = [None] * len(plan.slots)
+    made: dict[int, Tensor] = {}
+
+    def tensor_of(output: Any) -> Any:
+        if type(output) is Same:
+            tensor = tensors[output.position]
+            if output.grown is not None:
+                grow(ledger, tensor, output.grown, device, origin)
+            return tensor
+        if type(output) is not Output:
+            return output
+        if id(output) not in made:
+            made[id(output)] = lay(output)
+        return made[id(output)]
+
+    def lay(output: Output) -> Tensor:
+        storage, nbytes = storages[output.slot], plan.slots[output.slot]
+        if nbytes < 0:
+            base = tensors[-1 - nbytes]
+            return tensor_on(
+                base.untyped_storage(),
+                output.dtype,
+                output.shape,
+                output.stride,
+                output.offset + int(base.storage_offset()),
+            )
+        if storage is None:
+            tensor = make_hollow(ledger, output, nbytes, device, origin)
+            storages[output.slot] = tensor.untyped_storage()
+            return tensor
+        return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
+
+    return _map_outputs(outputs, tensor_of)
+
+
+def make_hollow(
+    ledger: Ledger, output: Output, nbytes: int, device: DeviceLedger, origin: Origin
+) -> Tensor:
+    """Return a new hollow tensor on a storage of ``nbytes`` bytes."""
+    memory = memory_for(output.dtype, nbytes, origin.operator)
+    storage = hollow_storage(nbytes, memory)
+    kind = _KIND_OF_PHASE[origin.phase]
+    ledger.book(storage, nbytes, device, kind, origin, output.shape, output.dtype, memory=memory)
+    return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
+
+
+def grow(
+    ledger: Ledger, tensor: Tensor, output: Output, device: DeviceLedger, origin: Origin
+) -> None:
+    """Give a tensor another geometry, and a larger storage where its own is too small."""
+    last = sum(
+        (size - 1) * stride for size, stride in zip(output.shape, output.stride, strict=True)
+    )
+    elements = 0 if 0 in output.shape else last + 1
+    needed = (elements + int(tensor.storage_offset())) * tensor.element_size()
+    storage = tensor.untyped_storage()
+    if needed > storage.nbytes():
+        storage = make_hollow(ledger, output, needed, device, origin).untyped_storage()
+    tensor.set_(storage, int(tensor.storage_offset()), output.shape, output.stride)
+
+
+def _map_outputs(outputs: Any, function: Callable[[Any], Any]) -> Any:
+    if type(outputs) in (tuple, list):
+        return type(outputs)([_map_outputs(item, function) for item in outputs])
+    return function(outputs)
