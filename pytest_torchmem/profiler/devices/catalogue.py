@@ -1,13 +1,16 @@
 """The GPUs that a fake cuda device can stand for. Nothing here needs torch.
 
 Sources of the figures: the CUDA C++ Programming Guide's table of technical specifications per
-compute capability (threads per multiprocessor) and NVIDIA's data sheets and architecture white
-papers of each product (multiprocessors, memory). ``memory`` is what ``torch.cuda`` reports as
-``total_memory`` in practice differs by driver and ECC; the data sheet's size is used.
+compute capability (threads per multiprocessor), and NVIDIA's architecture white papers and data
+sheets of each product (multiprocessors, memory): Turing, Volta, Ampere (GA100, GA102), Ada (AD102,
+L4 and L40S data sheets), Hopper (H100, H200), Blackwell (DGX B200, GeForce RTX 5090). What a driver
+reports as a GPU's memory is a few hundred MiB less than the data sheet's size, which stands here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -58,6 +61,42 @@ def _key(name: str) -> str:
 
 _BY_KEY = {_key(name): gpu for name, gpu in _GPUS.items()}
 _BY_KEY.update({_key(alias): _GPUS[name] for alias, name in _ALIASES.items()})
+
+
+def register_gpu(gpu: Gpu) -> Callable[[], None]:
+    """Add a GPU to the catalogue and return the function that takes it out again.
+
+    Raises ``UsageError`` for a name that is taken and for figures that no GPU has.
+    """
+    key = _key(gpu.name)
+    if not key or key in _BY_KEY:
+        raise UsageError(f"the GPU {gpu.name!r} cannot be added: the name is taken or empty")
+    if min(gpu.memory, gpu.multiprocessors, gpu.threads_per_multiprocessor) <= 0:
+        raise UsageError(
+            f"the GPU {gpu.name!r} cannot be added: memory, multiprocessors and "
+            "threads_per_multiprocessor have to be positive"
+        )
+    if len(gpu.capability) != 2 or gpu.capability < (5, 0):
+        raise UsageError(
+            f"the GPU {gpu.name!r} cannot be added: capability={gpu.capability!r} is not a compute "
+            "capability such as (8, 0), from (5, 0) on"
+        )
+    _GPUS[gpu.name] = _BY_KEY[key] = gpu
+
+    def remove() -> None:
+        _GPUS.pop(gpu.name, None)
+        _BY_KEY.pop(key, None)
+
+    return remove
+
+
+@contextmanager
+def registered_gpus(*gpus: Gpu) -> Iterator[None]:
+    """Have GPUs in the catalogue for a while."""
+    with ExitStack() as stack:
+        for gpu in gpus:
+            stack.callback(register_gpu(gpu))
+        yield
 
 
 def gpu_names() -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from pytest_torchmem.profiler.devices.cuda_answers import cuda_answers
 from pytest_torchmem.profiler.devices.outside_tensors import cuda_outside_tensors
 from pytest_torchmem.profiler.devices.tensors import Guard
+from pytest_torchmem.profiler.devices.triton import triton_refused
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import (
     default_device,
@@ -36,6 +37,7 @@ def cuda_identity(interceptor: Interceptor) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(cuda_answers(interceptor, guard))
         stack.enter_context(cuda_outside_tensors(guard))
+        stack.enter_context(triton_refused(guard))
         stack.enter_context(replaced(Tensor, **_methods(interceptor, guard, move)))
         stack.enter_context(
             replaced(

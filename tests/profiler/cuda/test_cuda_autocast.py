@@ -1,0 +1,286 @@
+"""Autocast on fake cuda casts what ``torch.autocast("cuda")`` casts, and keeps what it keeps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+from pytest_torchmem import trace
+from pytest_torchmem.profiler.dispatch import autocast_lists as lists
+
+HALF, BFLOAT, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+def on_fake_cuda(body: Callable[[], Any], **options: Any) -> Any:
+    """Trace ``body`` on fake cuda, with warnings as errors, and return what it returned."""
+    results = []
+
+    def program() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            results.append(body())
+
+    trace(program, device="cuda", **options)
+    return results[0]
+
+
+def cuda(*shape: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
+    return torch.ones(*shape, dtype=dtype, device="cuda")
+
+
+def test_every_operator_that_torch_casts_is_in_a_list() -> None:
+    known = {
+        *lists.LOWER_PRECISION,
+        *lists.FLOAT32,
+        *lists.FLOAT32_BY_DTYPE_ARGUMENT,
+        *lists.FLOAT32_BY_OVERLOAD,
+        *lists.WIDEST,
+        *lists.BANNED,
+        *lists.RECURRENT,
+    }
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    registered = {
+        name.removeprefix("aten::")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::") and has(name, "AutocastCUDA")
+    }
+    assert registered - known == set()
+
+
+def test_lists() -> None:
+    def body() -> dict[str, torch.dtype]:
+        x, half, double = cuda(4, 4), cuda(4, 4, dtype=HALF), cuda(4, 4, dtype=DOUBLE)
+        host = torch.ones(4, 4)
+        with torch.autocast("cuda"):
+            return {
+                "mm": (x @ x).dtype,
+                "linear": functional.linear(x, x).dtype,
+                "einsum": torch.einsum("ab,bc->ac", x, x).dtype,
+                "conv": functional.conv2d(cuda(1, 3, 4, 4), cuda(2, 3, 3, 3)).dtype,
+                "mm of doubles": (double @ double).dtype,
+                "mm on the host": (host @ host).dtype,
+                "softmax": half.softmax(-1).dtype,
+                "exp": half.exp().dtype,
+                "layer norm": functional.layer_norm(half, (4,)).dtype,
+                "sum": half.sum().dtype,
+                "sum with dtype": half.sum(dtype=DOUBLE).dtype,
+                "norm": half.norm(2).dtype,
+                "cross entropy": functional.cross_entropy(half, cuda(4).long()).dtype,
+                "pow": (half**2).dtype,
+                "addcmul": torch.addcmul(half, x, half).dtype,
+                "addcmul of halves": torch.addcmul(half, half, half).dtype,
+                "add": (half + half).dtype,
+                "relu": half.relu().dtype,
+                "cat": torch.cat([half, half]).dtype,
+                "integers": (torch.ones(2, dtype=torch.int64, device="cuda").sum()).dtype,
+            }
+
+    assert on_fake_cuda(body) == {
+        "mm": HALF,
+        "linear": HALF,
+        "einsum": HALF,
+        "conv": HALF,
+        "mm of doubles": DOUBLE,
+        "mm on the host": FLOAT,
+        "softmax": FLOAT,
+        "exp": FLOAT,
+        "layer norm": FLOAT,
+        "sum": FLOAT,
+        "sum with dtype": DOUBLE,
+        "norm": FLOAT,
+        "cross entropy": FLOAT,
+        "pow": FLOAT,
+        "addcmul": FLOAT,
+        "addcmul of halves": HALF,
+        "add": HALF,
+        "relu": HALF,
+        "cat": HALF,
+        "integers": torch.int64,
+    }
+
+
+def test_the_dtype_of_the_region() -> None:
+    def body() -> list[Any]:
+        x = cuda(4, 4)
+        found: list[Any] = [torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")]
+        with torch.amp.autocast("cuda", dtype=BFLOAT):
+            found += [torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")]
+            found.append((x @ x).dtype)
+            with torch.autocast("cuda", enabled=False):
+                found += [torch.is_autocast_enabled("cuda"), (x @ x).dtype]
+                with torch.autocast("cuda", dtype=HALF):
+                    found.append((x @ x).dtype)
+            found.append((x @ x).dtype)
+        return [*found, (x @ x).dtype]
+
+    assert on_fake_cuda(body) == [
+        *(False, HALF),
+        *(True, BFLOAT, BFLOAT),
+        *(False, FLOAT),
+        *(HALF, BFLOAT, FLOAT),
+    ]
+
+
+def test_binary_cross_entropy_is_banned() -> None:
+    def body() -> None:
+        with torch.autocast("cuda"):
+            functional.binary_cross_entropy(cuda(4), cuda(4))
+
+    with pytest.raises(RuntimeError, match="unsafe to autocast"):
+        trace(body, device="cuda")
+
+
+def live() -> int:
+    """Return the bytes that are allocated now."""
+    return torch.cuda.memory_allocated()
+
+
+def test_casts_of_weights_are_kept_until_the_outermost_region_ends() -> None:
+    def body() -> list[int]:
+        weight = nn.Parameter(cuda(256, 256))
+        x = cuda(256, 256, dtype=HALF)
+        start = live()
+        found = []
+        with torch.autocast("cuda"), torch.no_grad():
+            with torch.autocast("cuda"):
+                weight @ x
+            found.append(live() - start)
+            weight @ x
+            found.append(live() - start)
+        found.append(live() - start)
+        with torch.autocast("cuda", cache_enabled=False), torch.no_grad():
+            weight @ x
+            found.append(live() - start)
+        with torch.autocast("cuda"), torch.no_grad():
+            weight.detach() @ x  # not a leaf that requires grad
+            found.append(live() - start)
+        return found
+
+    assert on_fake_cuda(body) == [2 * 256 * 256, 2 * 256 * 256, 0, 0, 0]
+
+
+def test_a_cached_cast_has_one_gradient_path() -> None:
+    def body() -> list[Any]:
+        layer = nn.Linear(8, 8, bias=False).cuda()
+        x = cuda(2, 8)
+        with torch.autocast("cuda"):
+            loss = (layer(x) + layer(x)).float().sum()
+        loss.backward()
+        return [layer.weight.grad is not None and layer.weight.grad.dtype]
+
+    assert on_fake_cuda(body) == [FLOAT]
+    profile = trace(body, device="cuda")
+    casts = [
+        one
+        for one in profile.timeline.allocations
+        if one.origin.operator == "aten::_to_copy"
+        and one.shape == (8, 8)
+        and one.dtype == "float16"
+    ]
+    assert len(casts) == 1
+
+
+def test_custom_functions() -> None:
+    seen = []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=HALF)
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            seen.append((x.dtype, torch.is_autocast_enabled("cuda")))
+            return x @ x
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cuda")
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            seen.append((gradients[0].dtype, torch.is_autocast_enabled("cuda")))
+            return gradients[0] @ x
+
+    def body() -> None:
+        x = cuda(4, 4).requires_grad_()
+        with torch.autocast("cuda"):
+            output = Product.apply(x)
+        output.sum().backward()
+
+    trace(body, device="cuda")
+    assert seen == [(HALF, False), (HALF, False)]
+
+
+def test_a_gradient_scaler_lets_the_optimizer_step() -> None:
+    def body() -> list[Any]:
+        layer = nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.Adam(layer.parameters())
+        scaler = torch.amp.GradScaler("cuda")
+        for _ in range(2):
+            with torch.autocast("cuda"):
+                loss = layer(cuda(2, 8)).sum()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return [len(optimizer.state), scaler.get_scale()]
+
+    assert on_fake_cuda(body) == [2, 65536.0]
+
+
+def test_recurrent_layers_run_in_half_precision() -> None:
+    def body() -> list[Any]:
+        layer = nn.LSTM(8, 16).cuda()
+        with torch.autocast("cuda", dtype=BFLOAT):
+            output, _ = layer(cuda(5, 3, 8))
+        output.float().sum().backward()
+        return [output.dtype, layer.weight_ih_l0.grad.dtype]
+
+    assert on_fake_cuda(body) == [HALF, FLOAT]
+
+
+def test_checkpoints_compute_again_in_the_same_region() -> None:
+    dtypes = []
+
+    def body() -> None:
+        x = cuda(4, 4).requires_grad_()
+
+        def part(value: torch.Tensor) -> torch.Tensor:
+            product = value @ value
+            dtypes.append(product.dtype)
+            return product.exp()
+
+        with torch.autocast("cuda", dtype=BFLOAT):
+            output = torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False)
+        output.float().sum().backward()
+
+    trace(body, device="cuda")
+    assert dtypes == [BFLOAT, BFLOAT]
+
+
+def test_a_trace_inside_of_a_region() -> None:
+    dtypes = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on a build without cuda torch switches the region off
+        region = torch.autocast("cuda")
+    region._enabled = True
+    with region:
+        trace(lambda: dtypes.append((cuda(2, 2) @ cuda(2, 2)).dtype), device="cuda")
+    assert dtypes == [HALF]
+
+
+def test_autocast_on_the_host() -> None:
+    def body() -> list[torch.dtype]:
+        x = torch.ones(4, 4)
+        with torch.autocast("cpu"):
+            return [(x @ x).dtype, (x @ x).softmax(-1).dtype]
+
+    results: list[Any] = []
+    trace(lambda: results.append(body()), device="cpu")
+    assert results[0] == [BFLOAT, BFLOAT]
+    assert on_fake_cuda(body) == [BFLOAT, BFLOAT]
