@@ -314,6 +314,8 @@ class Interceptor:
             kwargs = {**kwargs, "device": "meta"}
             kwargs.pop("pin_memory", None)
         own = self.machine.meta_function(operator.name)
+        if own is None:
+            args = operator.with_numbers_as_tensors(args, "meta")
         return plan_on_meta(operator.overload, own or function, args, kwargs)
 
     def _run_composite(
@@ -328,6 +330,7 @@ class Interceptor:
         __tracebackhide__ = True
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _CPU}
+        args = operator.with_numbers_as_tensors(args, "cpu")
         live, position = device.current, len(device.events)
         with self.placing_on(device.device), self.intercepting():
             result = run_composite_explicit(operator.overload, *args, **kwargs)

@@ -144,9 +144,10 @@ class KnownValues:
         if operator.takes_device:
             kwargs = {**kwargs, "device": _CPU}
             kwargs.pop("pin_memory", None)
+        args = replace_tensors(args, lambda tensor: real[id(tensor)])
         with torch.no_grad():
             return operator.overload(
-                *replace_tensors(args, lambda tensor: real[id(tensor)]),
+                *operator.with_numbers_as_tensors(args, "cpu"),
                 **replace_tensors(kwargs, lambda tensor: real[id(tensor)]),
             )
 

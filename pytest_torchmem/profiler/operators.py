@@ -149,6 +149,8 @@ class Operator:
     """Whether the shape of its outputs depends on data."""
     random: bool
     masks: bool
+    tensors: tuple[int, ...]
+    """Positions of the arguments that are always tensors."""
     mutated: tuple[int, ...]
     """Positions of the arguments it writes to."""
     mutated_names: tuple[str, ...]
@@ -187,6 +189,11 @@ class Operator:
             ),
             random=torch.Tag.nondeterministic_seeded in tags,
             masks=name in _MASKS,
+            tensors=tuple(
+                position
+                for position, argument in enumerate(arguments)
+                if not argument.kwarg_only and str(argument.type) == "Tensor"
+            ),
             mutated=tuple(position for position, argument in written if not argument.kwarg_only),
             mutated_names=tuple(argument.name for _, argument in written if argument.kwarg_only),
             overwrites=base in ("zero_", "fill_", "copy_"),
@@ -194,11 +201,41 @@ class Operator:
             makes_values=base in _KNOWN_FACTORIES,
         )
 
+    def with_numbers_as_tensors(self, args: tuple[Any, ...], device: str) -> tuple[Any, ...]:
+        """Return arguments that can be handed to the operator from Python.
+
+        A fallback gets a number where C++ wrapped one in a tensor of no dimension; only some
+        operators take it back so (torch/csrc/utils/python_arg_parser.cpp,
+        should_allow_numbers_as_tensors). The tensor's dtype is the one that leaves the result's
+        dtype as it is with a wrapped number.
+        """
+        if not any(
+            position < len(args) and isinstance(args[position], (bool, int, float, complex))
+            for position in self.tensors
+        ):
+            return args
+        first = next((item for item in args if isinstance(item, torch.Tensor)), None)
+        converted = list(args)
+        for position in self.tensors:
+            if position < len(args) and isinstance(args[position], (bool, int, float, complex)):
+                dtype = _dtype_beside(first, args[position])
+                converted[position] = torch.full((), args[position], dtype=dtype, device=device)
+        return tuple(converted)
+
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the arguments that this call writes to."""
         return [args[position] for position in self.mutated if position < len(args)] + [
             kwargs[name] for name in self.mutated_names if name in kwargs
         ]
+
+
+def _dtype_beside(tensor: torch.Tensor | None, number: complex) -> torch.dtype | None:
+    if tensor is None or isinstance(number, bool) or tensor.dtype is torch.bool:
+        return None
+    if isinstance(number, complex):
+        return tensor.dtype if tensor.is_complex() else None
+    integral = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+    return None if isinstance(number, float) and integral else tensor.dtype
 
 
 @cache

@@ -29,6 +29,7 @@ def test_control_flow_and_shapes_follow_known_values() -> None:
         seen.append([rate.item() for rate in torch.linspace(0, 1, 3)])
         positions = torch.arange(6).view(2, 3)[:, 1:] + 1
         seen.append(positions.tolist())
+        seen.append((torch.arange(5) % 3).tolist())
         seen.append((torch.arange(5) > lengths[:, None]).sum().item())
 
     trace(program)
@@ -41,6 +42,7 @@ def test_control_flow_and_shapes_follow_known_values() -> None:
         1.0,
         [0.0, 0.5, 1.0],
         [[2, 3], [5, 6]],
+        [0, 1, 2, 0, 1],
         3,
     ]
 
