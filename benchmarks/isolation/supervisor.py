@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.comparison import Comparison, Status
 from benchmarks.isolation.sample import Source, Unit
-from benchmarks.isolation.worker import work
+from benchmarks.isolation.worker import Run, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,13 @@ class Supervisor:
         source: Source,
         limits: Limits,
         keep: Callable[[Comparison], None],
+        run: Run | None = None,
     ) -> None:
         self._waiting = deque(found)
         self._source = source
         self._limits = limits
         self._keep = keep
+        self._run_sample = run
         self._lock = threading.Lock()
 
     def run(self, processes: int) -> None:
@@ -57,18 +59,18 @@ class Supervisor:
             return self._waiting.popleft() if self._waiting else None
 
     def _attend(self) -> None:
-        worker = _Worker(self._source, self._limits)
+        worker = _Worker(self._source, self._limits, self._run_sample)
         try:
             while (unit := self._next()) is not None:
                 first: int | None = 0
                 while first is not None:
                     if worker.is_worn():
                         worker.stop()
-                        worker = _Worker(self._source, self._limits)
+                        worker = _Worker(self._source, self._limits, self._run_sample)
                     first = self._run(worker, unit, first)
                     if first is not None:
                         worker.stop()
-                        worker = _Worker(self._source, self._limits)
+                        worker = _Worker(self._source, self._limits, self._run_sample)
         finally:
             worker.stop()
 
@@ -104,10 +106,10 @@ class Supervisor:
 class _Worker:
     """One spawned process and the pipe to it."""
 
-    def __init__(self, source: Source, limits: Limits) -> None:
+    def __init__(self, source: Source, limits: Limits, run: Run | None) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        arguments = (theirs, source, limits.samples, limits.threads)
+        arguments = (theirs, source, limits.samples, limits.threads, run)
         self._process = context.Process(target=work, args=arguments, daemon=True)
         self._process.start()
         theirs.close()

@@ -16,8 +16,13 @@ import torch
 from benchmarks.comparison import Comparison, Status, compare, describe
 from benchmarks.isolation.sample import NothingToDifferentiate, Sample, Source, Unit
 
+Run = Callable[[str, Sample], Comparison]
+"""What is done with a sample: a function that another process can import."""
 
-def work(connection: Connection, source: Source, limit: int, threads: int) -> None:
+
+def work(
+    connection: Connection, source: Source, limit: int, threads: int, run: Run | None = None
+) -> None:
     """Answer requests ``(unit, first sample's index)`` until ``None`` comes.
 
     Every sample is announced before it runs (``("begin", case, detail)``), so that the supervisor
@@ -28,7 +33,7 @@ def work(connection: Connection, source: Source, limit: int, threads: int) -> No
     while (request := connection.recv()) is not None:
         unit, first = request
         try:
-            _run_unit(connection, source(unit, limit), unit, first)
+            _run_unit(connection, source(unit, limit), unit, first, run or run_sample)
         except Exception as error:
             case = f"{unit.case}/samples"
             record = Comparison(case, Status.SKIPPED, error=describe(error))
@@ -36,7 +41,9 @@ def work(connection: Connection, source: Source, limit: int, threads: int) -> No
         connection.send(("done", unit.case, ""))
 
 
-def _run_unit(connection: Connection, made: Iterator[Sample], unit: Unit, first: int) -> None:
+def _run_unit(
+    connection: Connection, made: Iterator[Sample], unit: Unit, first: int, run: Run
+) -> None:
     # What the samples' modules hold need not be looked through before each measurement.
     gc.collect()
     gc.freeze()

@@ -1,0 +1,118 @@
+"""Trace torch's own operator and module samples on fake cuda; no GPU is needed.
+
+python -m benchmarks.conformance_cuda                       a dozen samples of each operator
+python -m benchmarks.conformance_cuda -k 'conv|lstm'        operators whose name matches
+python -m benchmarks.conformance_cuda --gpu t4 --shard 1/4  another GPU, a quarter of the units
+
+A sample counts as completed when its forward and backward are traced to the end. Where a trace
+fails, the step is run for real on the CPU: one that fails there as well is skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tabulate import tabulate
+
+import pytest_torchmem as torchmem
+from benchmarks.comparison import Comparison, Status, describe
+from benchmarks.conformance import report
+from benchmarks.conformance.samples import DTYPES, LAYOUTS, samples, shard, units
+from benchmarks.isolation.sample import NothingToDifferentiate, Sample
+from benchmarks.isolation.supervisor import Limits, Supervisor
+
+_FAILED = (Status.UNSUPPORTED, Status.CRASHED)
+
+
+def run_sample(case: str, sample: Sample, gpu: str) -> Comparison:
+    """Trace one sample, and where that fails find out whether the real step runs."""
+    start = time.perf_counter()
+    options = {**sample.options, **sample.kwargs}
+    found = _traced(case, sample, options, gpu)
+    if found.error.startswith(NothingToDifferentiate.__name__):
+        options["backward"] = False
+        found = _traced(case, sample, options, gpu)
+    if found.status is Status.UNSUPPORTED:
+        try:
+            torchmem.measure(sample.target, *sample.args, **options)
+        except Exception as error:
+            found = Comparison(case, Status.SKIPPED, error=describe(error))
+    return Comparison(
+        case,
+        found.status,
+        found.traced,
+        error=found.error,
+        seconds=round(time.perf_counter() - start, 4),
+        detail=sample.detail[:400],
+    )
+
+
+def _traced(case: str, sample: Sample, options: dict[str, object], gpu: str) -> Comparison:
+    try:
+        profile = torchmem.trace(sample.target, *sample.args, device="cuda", gpu=gpu, **options)
+    except Exception as error:
+        return Comparison(case, Status.UNSUPPORTED, error=describe(error))
+    return Comparison(case, Status.EXACT, profile.figures())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the samples and print what did not complete; return 1 for more than one in a hundred."""
+    options = _parser().parse_args(arguments)
+    part, parts = (int(number) for number in options.shard.split("/"))
+    found = shard(
+        units(options.pattern, options.suites, options.dtypes, options.layouts), part - 1, parts
+    )
+    limits = Limits(options.samples, options.seconds, options.threads)
+    kept: list[Comparison] = []
+    run = functools.partial(run_sample, gpu=options.gpu)
+    Supervisor(found, samples, limits, kept.append, run).run(options.processes)
+    kept.sort(key=lambda comparison: comparison.case)
+    if options.output:
+        report.write(options.output, kept)
+    return _print(kept, options.gpu)
+
+
+def _print(kept: Sequence[Comparison], gpu: str) -> int:
+    counts = Counter(comparison.status for comparison in kept)
+    failed = sum(counts[status] for status in _FAILED)
+    traced = len(kept) - counts[Status.SKIPPED]
+    rows = [
+        ("completed", counts[Status.EXACT]),
+        ("unsupported", counts[Status.UNSUPPORTED]),
+        ("crashed or hung", counts[Status.CRASHED]),
+        ("skipped: the real step fails", counts[Status.SKIPPED]),
+    ]
+    print(", ".join(f"{name} {value}" for name, value in report.machine().items()), f"gpu {gpu}")
+    print(tabulate(rows, headers=("samples", "count")))
+    print(f"unsupported: {failed / max(1, traced):.2%} of {traced}")
+    print(report.errors_table(kept, _FAILED))
+    return int(failed * 100 > traced)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.conformance_cuda",
+        description=(__doc__ or "").partition("\n")[0],
+    )
+    parser.add_argument("-k", dest="pattern", default="", help="regular expression for the names")
+    parser.add_argument("--gpu", default="a100-80gb")
+    parser.add_argument("--samples", type=int, default=12, help="per operator, 0 for all")
+    parser.add_argument("--suites", nargs="+", default=["op", "module"])
+    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
+    parser.add_argument("--layouts", nargs="+", default=LAYOUTS[:1], choices=LAYOUTS)
+    parser.add_argument("--shard", default="1/1", help="this part of so many, such as 2/4")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="torch threads per process")
+    parser.add_argument("--seconds", type=float, default=60.0, help="limit for one sample")
+    parser.add_argument("--output", type=Path, help="JSON file for every sample")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
