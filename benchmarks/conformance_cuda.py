@@ -15,7 +15,7 @@ import functools
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tabulate import tabulate
@@ -30,8 +30,9 @@ from benchmarks.isolation.supervisor import Limits, Supervisor
 _FAILED = (Status.UNSUPPORTED, Status.CRASHED)
 
 
-def run_sample(case: str, sample: Sample, gpu: str) -> Comparison:
+def run_sample(case: str, sample: Sample, announce: Callable[[], None], gpu: str) -> Comparison:
     """Trace one sample, and where that fails find out whether the real step runs."""
+    announce()  # what crashes here is the trace's fault
     start = time.perf_counter()
     options = {**sample.options, **sample.kwargs}
     found = _traced(case, sample, options, gpu)

@@ -16,8 +16,11 @@ import torch
 from benchmarks.comparison import Comparison, Status, compare, describe
 from benchmarks.isolation.sample import NothingToDifferentiate, Sample, Source, Unit
 
-Run = Callable[[str, Sample], Comparison]
-"""What is done with a sample: a function that another process can import."""
+Run = Callable[[str, Sample, Callable[[], None]], Comparison]
+"""What is done with a sample: a function that another process can import.
+
+Its last argument is to be called when only the trace is left to do.
+"""
 
 
 def work(
@@ -53,7 +56,7 @@ def _run_unit(
         case = f"{unit.case}/{sample.index}"
         connection.send(("begin", case, sample.detail[:400]))
         announce = partial(connection.send, ("measured", case, ""))
-        connection.send(("result", run_sample(case, sample, announce).as_json(), ""))
+        connection.send(("result", run(case, sample, announce).as_json(), ""))
 
 
 def run_sample(case: str, sample: Sample, announce: Callable[[], None] | None = None) -> Comparison:

@@ -771,3 +771,8 @@ def lstm_layer_backward(
     bias = weight_input[:, 0]  # without biases, weights stand in their place
     like = (input, weight_input, weight_hidden, bias, bias, hx, cx)
     return tuple(tensor.new_empty(tuple(tensor.shape), dtype=torch.float32) for tensor in like)
+
+
+@meta("aten::_cummax_helper", "aten::_cummin_helper")
+def cumulative_extremum(self: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
+    """What it finds is written to arguments; native/ReduceOps.cpp, cummax_out."""

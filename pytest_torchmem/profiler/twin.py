@@ -6,10 +6,11 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import storage_address, tensor_on
@@ -105,6 +106,12 @@ class Twins:
         known = self._tensors.get(id(tensor))
         if known is not None:
             return known
+        if isinstance(tensor, UninitializedTensorMixin):  # of a lazy module, before its first call
+            kind: Any = type(tensor)
+            twin = kind(tensor.requires_grad, device=self._device, dtype=tensor.dtype)
+            self._tensors[id(tensor)] = twin
+            self._originals.append(tensor)
+            return cast(Tensor, twin)
         if tensor.layout is not torch.strided or tensor.is_quantized:
             return tensor
         twin = self._plain_twin(tensor)

@@ -126,7 +126,7 @@ def _regions_left() -> Iterator[None]:
 
 def _nesting() -> int:
     torch.autocast_increment_nesting()
-    return cast(int, torch.autocast_decrement_nesting())
+    return torch.autocast_decrement_nesting()
 
 
 @contextmanager

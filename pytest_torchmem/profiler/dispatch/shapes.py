@@ -217,3 +217,18 @@ def cudnn_grid_sampler_backward(
 ) -> tuple[Tensor, Tensor]:
     """native/cudnn/GridSampler.cpp, ``cudnn_grid_sampler_backward``."""
     return input.new_empty(input.shape), grid.new_empty(grid.shape)
+
+
+@cuda_meta("aten::_ctc_loss")
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The losses and their logarithms by step and label; native/cuda/LossCTC.cu, ctc_loss_gpu."""
+    steps, batch, _ = log_probs.shape
+    labels = 2 * max(target_lengths, default=0) + 1
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, steps, labels))
