@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import storage_address, tensor_on
@@ -106,7 +106,7 @@ class Twins:
         known = self._tensors.get(id(tensor))
         if known is not None:
             return known
-        if isinstance(tensor, UninitializedTensorMixin):  # of a lazy module, before its first call
+        if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):  # of a lazy module
             kind: Any = type(tensor)
             twin = kind(tensor.requires_grad, device=self._device, dtype=tensor.dtype)
             self._tensors[id(tensor)] = twin
