@@ -147,17 +147,21 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def error_table(comparisons: Iterable[Comparison]) -> str:
-    """Return one line per phase: how many are exact, and the distribution of relative errors."""
+    """Return one line per figure: how many are exact, and the distribution of relative errors."""
     found = [c for c in comparisons if c.status in (Status.EXACT, Status.CLOSE, Status.DIFFERENT)]
     rows = []
-    for phase in PHASES:
-        errors = [abs(error) for c in found if (error := c.relative(phase)) is not None]
+    for figure in (*(f"{phase}_peak" for phase in PHASES), "baseline", "retained", "end"):
+        errors = [
+            abs(c.traced.get(figure, 0) - c.measured.get(figure, 0)) / max(1, c.measured[figure])
+            for c in found
+            if figure in c.measured
+        ]
         if not errors:
             continue
         exact = sum(1 for error in errors if error == 0)
         rows.append(
             (
-                phase,
+                figure.replace("_", " "),
                 len(errors),
                 f"{exact} ({exact / len(errors):.1%})",
                 f"{percentile(errors, 0.50):.4%}",
@@ -165,5 +169,5 @@ def error_table(comparisons: Iterable[Comparison]) -> str:
                 f"{max(errors):.4%}",
             )
         )
-    headers = ("peak", "steps", "to the byte", "p50 error", "p95 error", "max error")
-    return tabulate(rows, headers=headers, colalign=("left", *("right",) * 5))
+    headers = ("figure", "steps", "to the byte", "p50 error", "p95 error", "max error")
+    return tabulate(rows, headers=headers)
