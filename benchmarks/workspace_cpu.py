@@ -122,7 +122,7 @@ class Recorder:
             while (program := self._next(iterator)) is not None:
                 try:
                     _differentiate(program())
-                except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
+                except Exception as error:
                     self.failed.append(str(error).partition("\n")[0])
         self._read(profile)
         self.calls += [call for call in self._marked if call.finished]
