@@ -1,6 +1,6 @@
 """An example that fails on purpose: somebody made a layer wider after the snapshot was written.
 
-    pytest examples/regression_example.py
+Its name keeps it out of a run of all examples: ``pytest examples/regression_example.py``.
 """
 
 from __future__ import annotations

@@ -59,4 +59,5 @@ def test_training_step(torchmem):
 
 def test_inference(torchmem):
     model = ImageClassifier().eval()
-    torchmem.check(model, torch.randn(32, 3, 224, 224), backward=False)
+    with torch.no_grad():
+        torchmem.check(model, torch.randn(32, 3, 224, 224), backward=False)
