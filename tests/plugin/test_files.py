@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from pytest_torchmem.snapshot.format import (
     dump,
     load,
 )
-from pytest_torchmem.snapshot.store import read, write
+from pytest_torchmem.snapshot.store import locked, read, write
 
 
 def _entry(test: str = "test_it", peak: int = 1536, **details: object) -> Entry:
@@ -321,3 +322,21 @@ def test_a_module_that_is_no_python_file_has_its_own_name():
 
     assert snapshot_path(Path("a/test_x.py")) == Path("a/__torchmem__/test_x.json")
     assert snapshot_path(Path("a/test_x.md")) == Path("a/__torchmem__/test_x.md.json")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="directories cannot be locked there")
+def test_one_run_waits_for_another_that_is_writing(tmp_path):
+    file = tmp_path / "__torchmem__" / "test_x.json"
+    entered = threading.Event()
+
+    def other_run() -> None:
+        with locked(file):
+            entered.set()
+
+    with locked(file):
+        thread = threading.Thread(target=other_run)
+        thread.start()
+        assert not entered.wait(0.2)
+    assert entered.wait(5)
+    thread.join()
+    assert os.listdir(file.parent) == []
