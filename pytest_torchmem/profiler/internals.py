@@ -71,8 +71,13 @@ def tensor_on(
 
 
 def is_composite_implicit(operator: OpOverload) -> bool:
-    """Return whether ``operator`` is made of other operators that carry its gradient."""
-    return bool(_C._dispatch_has_kernel_for_dispatch_key(operator.name(), _COMPOSITE_IMPLICIT))
+    """Return whether ``operator`` is made of other operators that carry its gradient.
+
+    Some (``silu_backward``) have a kernel for the CPU as well, which is what the CPU runs.
+    """
+    has = _C._dispatch_has_kernel_for_dispatch_key
+    name = operator.name()
+    return bool(has(name, _COMPOSITE_IMPLICIT)) and not has(name, "CPU")
 
 
 @cache
