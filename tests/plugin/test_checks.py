@@ -510,3 +510,21 @@ def test_missing_torch_is_one_clear_sentence(project, monkeypatch):
     result = project.run_apart()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*not checked: torch is not installed in this environment*"])
+
+
+def test_a_phase_of_the_snapshot_that_does_not_run_any_more_was_not_checked(project):
+    test = (
+        "from model import *\ndef test_it(torchmem):\n"
+        "    torchmem.check(make(), inputs(), device='cpu', backward={})\n"
+    )
+    project.write(test_net=test.format(True))
+    project.run("--torchmem-update").assert_outcomes(passed=1)
+    project.write(test_net=test.format(False))
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*cpu: not checked: the snapshot has a backward peak, and none was seen now"]
+    )
+    project.run("--torchmem-update").assert_outcomes(passed=1)
+    project.run().assert_outcomes(passed=1)
+    assert "backward_peak" not in project.entries()["test_it cpu"]

@@ -23,7 +23,7 @@ from pytest_torchmem.snapshot.format import (
 from pytest_torchmem.snapshot.plan import plan_file
 from pytest_torchmem.snapshot.store import read
 
-EXAMPLES = int(os.environ.get("TORCHMEM_FUZZ", "400"))
+EXAMPLES = int(os.environ.get("TORCHMEM_FUZZ", "200"))
 NOW = Entry(
     Key("test_b", "large", "cuda", "h100"),
     "2.13.0",

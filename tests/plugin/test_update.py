@@ -244,7 +244,7 @@ def test_it(torchmem, n):
 """
 
 
-@pytest.mark.parametrize("attempt", range(int(os.environ.get("TORCHMEM_KILLS", "2"))))
+@pytest.mark.parametrize("attempt", range(int(os.environ.get("TORCHMEM_KILLS", "1"))))
 def test_a_worker_killed_half_way_costs_no_entry_but_its_own(light, monkeypatch, attempt):
     light.write(test_net=KILLED)
     light.run("--torchmem-update", "-q")
