@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,10 +108,10 @@ class Twins:
             return known
         if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):  # of a lazy module
             kind: Any = type(tensor)
-            twin = kind(tensor.requires_grad, device=self._device, dtype=tensor.dtype)
-            self._tensors[id(tensor)] = twin
+            lazy: Tensor = kind(tensor.requires_grad, device=self._device, dtype=tensor.dtype)
+            self._tensors[id(tensor)] = lazy
             self._originals.append(tensor)
-            return cast(Tensor, twin)
+            return lazy
         if tensor.layout is not torch.strided or tensor.is_quantized:
             return tensor
         twin = self._plain_twin(tensor)
