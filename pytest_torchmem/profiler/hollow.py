@@ -44,6 +44,7 @@ from pytest_torchmem.profiler.shapes import (
     plan_on_meta,
     plan_pointwise,
     remembered_plans,
+    tensors_in,
 )
 from pytest_torchmem.profiler.sparse import has_sparse, reads_no_data, run_sparse
 
@@ -94,6 +95,8 @@ class Interceptor:
         self._plans = remembered_plans(machine.host, machine.gpu)
         self.sums = GradientSums(alone)
         self._last_device: DeviceLedger | None = None
+        self._guessed: dict[int, int] = {}
+        """Storages that C++ asked for without saying beside which tensor: a device guessed."""
 
     # -- entry -------------------------------------------------------------------------------------
 
@@ -208,7 +211,7 @@ class Interceptor:
                 )
             ):
                 return tensors[0]
-        if operator.dynamic and self.machine.meta_function(operator.name) is None:
+        if operator.dynamic and self._own_meta(operator, device) is None:
             return self._run_dynamic(operator, args, kwargs, tensors, records, device, frame)
         planned = (args, kwargs)
         if operator.masks:
@@ -227,7 +230,7 @@ class Interceptor:
                 self._plans[key] = plan
                 self.values.know(operator, args, kwargs, tensors, records, plan, result)
                 return result
-            plan = self._plan(operator, planned[0], planned[1], tensors)
+            plan = self._plan(operator, planned[0], planned[1], tensors, device)
             self._plans[key] = plan
             origin = self.attribution.origin(self.ledger.phase, operator.name, frame)
             result = make_outputs(self.ledger, plan, tensors, device, origin)
@@ -237,6 +240,10 @@ class Interceptor:
             result = make_outputs(self.ledger, plan, tensors, device, origin)
         if plan.workspace:
             self.ledger.workspace(plan.workspace, device, origin)
+        if not records and self.target is None and self.machine.gpu is not None:
+            for tensor in tensors_in(result):
+                record = self.ledger.records[storage_address(tensor)]
+                self._guessed[record.address] = record.index
         self.values.know(operator, args, kwargs, tensors, records, plan, result)
         return result
 
@@ -284,6 +291,11 @@ class Interceptor:
                     continue
                 if device.device.type == "cpu" and _all_scalars(tensors, records, device):
                     device = record.ledger
+                elif self._guessed.get(record.address) == record.index:
+                    self.ledger.move(record, device)
+                elif self._guessed.get(records[0].address) == records[0].index:
+                    device = record.ledger
+                    self.ledger.move(records[0], device)
                 elif tensor.dim() > 0 or record.ledger.device.type != "cpu":
                     raise RuntimeError(
                         "Expected all tensors to be on the same device, but found at least two "
@@ -301,6 +313,7 @@ class Interceptor:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tensors: list[Tensor],
+        device: DeviceLedger,
     ) -> Plan:
         __tracebackhide__ = True
         if tensors:
@@ -313,10 +326,13 @@ class Interceptor:
         if operator.takes_device:
             kwargs = {**kwargs, "device": "meta"}
             kwargs.pop("pin_memory", None)
-        own = self.machine.meta_function(operator.name)
+        own = self._own_meta(operator, device)
         if own is None:
             args = operator.with_numbers_as_tensors(args, "meta")
         return plan_on_meta(operator.overload, own or function, args, kwargs)
+
+    def _own_meta(self, operator: Operator, device: DeviceLedger) -> Callable[..., Any] | None:
+        return self.machine.meta_function(operator.name, device.device.type)
 
     def _run_composite(
         self,

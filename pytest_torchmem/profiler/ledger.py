@@ -155,6 +155,12 @@ class Ledger:
         self.records[address] = record
         return record
 
+    def move(self, record: Record, ledger: DeviceLedger) -> None:
+        """Book a storage on another device than it was thought to be made on."""
+        entry = record.ledger.entries[record.index - 1]
+        record.ledger.remove(record.index)
+        record.index, record.ledger = ledger.add(entry), ledger
+
     def workspace(self, requests: tuple[int, ...], ledger: DeviceLedger, origin: Origin) -> None:
         """Write down bytes that a kernel takes and gives back before it returns."""
         indices = [

@@ -221,6 +221,8 @@ def plan_on_meta(
     ordered: list[Tensor] = []
 
     def twin(tensor: Tensor) -> Tensor:
+        if tensor.device.type == "meta":  # a number or a mask in another form: no argument itself
+            return tensor
         known = twins.get(id(tensor))
         if known is None:
             known = twins[id(tensor)] = torch.empty_strided(

@@ -273,3 +273,12 @@ def test_packed_sequences_and_state_of_recurrent_layers() -> None:
         return padded.is_cuda and hidden.is_cuda and cell.is_cuda and lengths.is_cpu
 
     assert on_fake_cuda(body)
+
+
+def test_what_composites_make_besides_is_beside_their_arguments() -> None:
+    def body() -> bool:
+        there = torch.arange(4.0, device="cuda")
+        torch.ones(2) * 2  # the last thing that ran was on the host
+        return bool(torch.combinations(there, with_replacement=True).is_cuda)
+
+    assert on_fake_cuda(body)
