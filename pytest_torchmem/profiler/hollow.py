@@ -52,6 +52,20 @@ _TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
 _CPU = torch.device("cpu")
 _Generator = torch.Generator
 
+#: Operators that need nothing of a tensor but its geometry, which ``meta`` has too.
+_GEOMETRY_ALONE = (
+    "aten::empty_like",
+    "aten::full_like",
+    "aten::new_empty",
+    "aten::new_full",
+    "aten::new_ones",
+    "aten::new_zeros",
+    "aten::ones_like",
+    "aten::rand_like",
+    "aten::randn_like",
+    "aten::zeros_like",
+)
+
 #: Operators that take tensors of two devices (a copy's source, indices on the host).
 _ACROSS_DEVICES = frozenset(
     {
@@ -95,6 +109,8 @@ class Interceptor:
         self._plans = remembered_plans(machine.host, machine.gpu)
         self.sums = GradientSums(alone)
         self._last_device: DeviceLedger | None = None
+        self._composite = ""
+        """The composite operator whose body is running: what it makes is attributed to it."""
         self._guessed: dict[int, int] = {}
         """Storages that C++ asked for without saying beside which tensor: a device guessed."""
 
@@ -190,6 +206,9 @@ class Interceptor:
             key = (key, _geometry(tuple(kwargs.items()), tensors))
         records = self._records(tensors)
         if records is None:
+            asked = self.target or kwargs.get("device")
+            if operator.name.startswith(_GEOMETRY_ALONE) and asked and asked.type != "meta":
+                return self._from_geometry(operator, args, kwargs, self.machine.normalise(asked))
             if has_sparse(args, kwargs) and not reads_no_data(operator):
                 self.phases.find()
                 with self.intercepting():
@@ -232,11 +251,15 @@ class Interceptor:
                 return result
             plan = self._plan(operator, planned[0], planned[1], tensors, device)
             self._plans[key] = plan
-            origin = self.attribution.origin(self.ledger.phase, operator.name, frame)
+            origin = self.attribution.origin(
+                self.ledger.phase, self._composite or operator.name, frame
+            )
             result = make_outputs(self.ledger, plan, tensors, device, origin)
             plan.workspace = self.machine.workspace(device.device, operator, result, args, kwargs)
         else:
-            origin = self.attribution.origin(self.ledger.phase, operator.name, frame)
+            origin = self.attribution.origin(
+                self.ledger.phase, self._composite or operator.name, frame
+            )
             result = make_outputs(self.ledger, plan, tensors, device, origin)
         if plan.workspace:
             self.ledger.workspace(plan.workspace, device, origin)
@@ -246,6 +269,19 @@ class Interceptor:
                 self._guessed[record.address] = record.index
         self.values.know(operator, args, kwargs, tensors, records, plan, result)
         return result
+
+    def _from_geometry(
+        self,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: torch.device,
+    ) -> Any:
+        """Make a tensor like one on ``meta`` on another device (``Module.to_empty``)."""
+        self.phases.find()
+        plan = self._plan(operator, args, kwargs, [], self.ledger.on(device))
+        origin = self.attribution.origin(self.ledger.phase, operator.name, sys._getframe(3))
+        return make_outputs(self.ledger, plan, [], self.ledger.on(device), origin)
 
     def _records(self, tensors: list[Tensor]) -> list[Record] | None:
         """Return the ledger's records of ``tensors``; None where torch's own kernel has to run."""
@@ -348,8 +384,12 @@ class Interceptor:
             kwargs = {**kwargs, "device": _CPU}
         args = operator.with_numbers_as_tensors(args, "cpu")
         live, position = device.current, len(device.events)
-        with self.placing_on(device.device), self.intercepting():
-            result = run_composite_explicit(operator.overload, *args, **kwargs)
+        outer, self._composite = self._composite, self._composite or operator.name
+        try:
+            with self.placing_on(device.device), self.intercepting():
+                result = run_composite_explicit(operator.overload, *args, **kwargs)
+        finally:
+            self._composite = outer
         peak = highest = 0
         for event in device.events[position:]:
             nbytes = device.entries[abs(event) - 1].nbytes
@@ -401,7 +441,7 @@ class Interceptor:
                 None if position in on_host else output
                 for position, output in enumerate(plan.outputs)
             )
-        origin = self.attribution.origin(self.ledger.phase, operator.name, frame)
+        origin = self.attribution.origin(self.ledger.phase, self._composite or operator.name, frame)
         result = make_outputs(self.ledger, plan, tensors, device, origin)
         if all(record.known is not None for record in records):
             self.values.take(result, real)

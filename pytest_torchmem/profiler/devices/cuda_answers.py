@@ -48,8 +48,7 @@ def cuda_answers(interceptor: Interceptor, guard: Guard) -> Iterator[None]:
     with ExitStack() as stack:
         for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
             stack.enter_context(_answering(module, device, guard))
-        # ``torch.zeros(device="cuda")`` runs it in C++ from any thread and remembers that it did.
-        stack.enter_context(replaced(torch.cuda, _lazy_init=lambda: None))
+        stack.enter_context(replaced(torch.cuda, _lazy_init=_lazy_init(guard)))
         accelerator = _accelerator(gpu, memory, stream)
         for module in (torch.accelerator, torch.accelerator.memory):
             stack.enter_context(_answering(module, accelerator, guard))
@@ -62,6 +61,27 @@ def cuda_answers(interceptor: Interceptor, guard: Guard) -> Iterator[None]:
                 stack.enter_context(_constructing(owner, name, stand_in, guard))
         stack.enter_context(_constructing(torch.cuda, "StreamContext", StreamContext, guard))
         yield
+
+
+def _lazy_init(guard: Guard) -> Callable[[], None]:
+    """Return what C++ calls before it makes its first tensor on cuda, and then remembers.
+
+    Every known way of making one is rewritten before it gets there. Where another does, a build
+    with CUDA must not go on: it would take its context for initialised ever after.
+    """
+    original: Any = torch.cuda._lazy_init
+
+    def lazy_init() -> None:
+        if guard.off():
+            original()
+        elif torch.backends.cuda.is_built():
+            raise UsageError(
+                f"{guard.interceptor.attribution.user_line() or 'the traced program'}: a trace on "
+                'fake cuda does not know this way of making a tensor on "cuda"; make it with '
+                'torch.empty(..., device="cuda") or move it there with .cuda()'
+            )
+
+    return lazy_init
 
 
 def _answering(

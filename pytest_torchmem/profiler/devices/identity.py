@@ -166,6 +166,18 @@ def _methods(interceptor: Interceptor, guard: Guard, move: Callable[..., Tensor]
         record = guard.record(tensor)
         return record is not None and device_of(tensor).type == "cpu" and record.index in pinned
 
+    def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
+        """Copy; a source on another device that gets a gradient is moved, so that it does too."""
+        if (
+            isinstance(source, Tensor)
+            and source.requires_grad
+            and torch.is_grad_enabled()
+            and not guard.off()
+            and device_of(source) != device_of(tensor)
+        ):
+            source = to(source, device_of(tensor))
+        return cast(Tensor, _Base.copy_(tensor, source, non_blocking))
+
     def record_stream(tensor: Tensor, stream: Any) -> None:
         if guard.off():
             _Base.record_stream(tensor, stream)
@@ -176,7 +188,7 @@ def _methods(interceptor: Interceptor, guard: Guard, move: Callable[..., Tensor]
         def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             device = kwargs.get("device")
             placed = interceptor.target is not None  # a function mode hands the call back to here
-            if placed or guard.off() or (device is None and name != "new_tensor"):
+            if placed or guard.off() or (device is None and name not in ("new", "new_tensor")):
                 return original(tensor, *args, **kwargs)
             kwargs["device"] = _CPU
             target = device_of(tensor) if device is None else _device(device)
@@ -197,11 +209,13 @@ def _methods(interceptor: Interceptor, guard: Guard, move: Callable[..., Tensor]
         "pin_memory": pin_memory,
         "is_pinned": is_pinned,
         "record_stream": record_stream,
+        "copy_": copy_,
         "numpy": on_host_only("numpy"),
         "__array__": on_host_only("__array__"),
         **{
             name: placing(name)
             for name in (
+                "new",
                 "new_tensor",
                 "new_zeros",
                 "new_ones",
@@ -281,7 +295,8 @@ def _constructors(
             if keeps_device and args and isinstance(args[0], Tensor):
                 if original.__name__ in ("as_tensor", "asarray"):
                     return args[0].to(target, kwargs.get("dtype") or args[0].dtype)
-                kwargs.pop("device")
+                if args[0].device.type != "meta":
+                    kwargs.pop("device")
             with interceptor.placing_on(target):
                 return original(*args, **kwargs)
 

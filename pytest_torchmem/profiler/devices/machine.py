@@ -12,7 +12,7 @@ from torch import Tensor
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.operators import Operator
-from pytest_torchmem.profiler.shapes_missing import META_FUNCTIONS
+from pytest_torchmem.profiler.shapes_missing import CPU_META_FUNCTIONS, META_FUNCTIONS
 from pytest_torchmem.profiler.workspace import find_workspace
 
 #: The tensor arguments that decide the shape of an operator's outputs by their values; where an
@@ -58,10 +58,15 @@ class Machine:
             name in self.leaves or name.startswith(("aten::_foreach_", "aten::_fused_"))
         )
 
-    def meta_function(self, name: str) -> Callable[..., Any] | None:
+    def meta_function(self, name: str, device: str) -> Callable[..., Any] | None:
         """Return the profiler's own function for the geometry of an operator's outputs."""
         base = name.partition(".")[0]
-        return self.meta_functions.get(base) or META_FUNCTIONS.get(name) or META_FUNCTIONS.get(base)
+        own = self.meta_functions if device == "cuda" else CPU_META_FUNCTIONS
+        for functions in (own, META_FUNCTIONS):
+            found = functions.get(name) or functions.get(base)
+            if found is not None:
+                return found
+        return None
 
     def deciding_arguments(self, name: str, tensors: list[Tensor]) -> tuple[int, ...]:
         """Return the positions of the tensors whose values decide the outputs' shape."""

@@ -147,8 +147,12 @@ def test_gradients_cross_devices() -> None:
         (leaf.cuda() * 2).cpu().sum().backward()
         on_gpu = torch.ones(4, device="cuda", requires_grad=True)
         on_gpu.to("cpu", torch.float64).sum().backward()
+        copied = torch.ones(4, requires_grad=True)
+        torch.zeros(4, device="cuda").copy_(copied).sum().backward()
         assert leaf.grad is not None
         assert on_gpu.grad is not None
+        assert copied.grad is not None
+        assert copied.grad.is_cpu
         return [leaf.grad.is_cpu, on_gpu.grad.is_cuda, on_gpu.grad.dtype == torch.float32]
 
     assert on_fake_cuda(body) == [True] * 3
@@ -282,3 +286,16 @@ def test_what_composites_make_besides_is_beside_their_arguments() -> None:
         return bool(torch.combinations(there, with_replacement=True).is_cuda)
 
     assert on_fake_cuda(body)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_models_on_meta_get_memory_on_a_device(device: str) -> None:
+    def program() -> None:
+        with torch.device("meta"):
+            model = nn.Linear(1024, 1024, bias=False)
+        held.append(model.to_empty(device=device))
+        assert model.weight.device.type == device
+        assert model.weight.new(3).device.type == device
+
+    held: list[nn.Module] = []
+    assert trace(program, device=device).peak == 4 * 1024**2 + 12
