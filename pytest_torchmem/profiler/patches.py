@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,3 +23,14 @@ def replaced(owner: Any, **replacements: Any) -> Iterator[None]:
                 setattr(owner, name, original)
             elif name in vars(owner):
                 delattr(owner, name)
+
+
+def is_another(known: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
+    """Return whether a registry's entry would be replaced by a function from another place.
+
+    A module that is imported anew, as under pytester in one process, registers its own again.
+    """
+    return known is not None and (known.__module__, known.__qualname__) != (
+        function.__module__,
+        function.__qualname__,
+    )

@@ -112,6 +112,8 @@ class Timeline:
         return result
 
     def _spans(self) -> Iterable[tuple[int, int, Phase]]:
+        if not self.phases:
+            return
         starts = [start for start, _ in self.phases[1:]] + [len(self.events)]
         for (start, phase), stop in zip(self.phases, starts, strict=True):
             yield start, stop, phase

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.profiler.devices.host import REFERENCE
+from pytest_torchmem.profiler.patches import is_another
 from pytest_torchmem.profiler.workspace.cpu.convolution import uses_onednn
 from pytest_torchmem.profiler.workspace.cpu.geometry import suggested_format
 from pytest_torchmem.profiler.workspace.cpu.recurrent import lstm_workspace
@@ -33,7 +34,7 @@ def meta(*operators: str, device: str | None = None) -> Callable[[_F], _F]:
 
     def register(function: _F) -> _F:
         for operator in operators:
-            if operator in functions:
+            if is_another(functions.get(operator), function):
                 raise ValueError(f"{operator} already has a function for its geometry")
             functions[operator] = function
         return function

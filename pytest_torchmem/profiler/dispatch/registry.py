@@ -11,6 +11,7 @@ from pytest_torchmem.profiler.internals import (
     is_composite_implicit,
     run_composite_implicit,
 )
+from pytest_torchmem.profiler.patches import is_another
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _KERNELS: dict[str, Callable[..., Any]] = {}
@@ -46,7 +47,7 @@ def cuda_kernel(*names: str) -> Callable[[_F], _F]:
 
     def register(function: _F) -> _F:
         for name in names:
-            if name in _KERNELS:
+            if is_another(_KERNELS.get(name), function):
                 raise ValueError(f"{name} already has a kernel for cuda")
             _KERNELS[name] = function
         return function

@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from pytest_torchmem.profiler.patches import is_another
+
 WorkspaceFunction = Callable[..., "int | tuple[int, ...]"]
 _F = TypeVar("_F", bound=WorkspaceFunction)
 
@@ -35,7 +37,7 @@ def workspace(*operators: str, device: str) -> Callable[[_F], _F]:
     def register(function: _F) -> _F:
         for operator in operators:
             key = (operator, device)
-            if key in _FUNCTIONS:
+            if is_another(_FUNCTIONS.get(key), function):
                 raise ValueError(f"{operator} already has a workspace function for {device}")
             _FUNCTIONS[key] = function
         return function
