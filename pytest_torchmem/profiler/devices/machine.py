@@ -47,6 +47,11 @@ class Machine:
     def normalise(self, device: torch.device) -> torch.device:
         """Return ``device`` with the index it has when none is given."""
         if device.type == "cuda":
+            if device.index:
+                raise RuntimeError(
+                    f"CUDA error: invalid device ordinal: {device} in a trace, which stands for "
+                    "one GPU, cuda:0"
+                )
             return device if device.index is not None else torch.device("cuda", 0)
         return torch.device(device.type)
 

@@ -299,3 +299,10 @@ def test_models_on_meta_get_memory_on_a_device(device: str) -> None:
 
     held: list[nn.Module] = []
     assert trace(program, device=device).peak == 4 * 1024**2 + 12
+
+
+def test_there_is_one_gpu() -> None:
+    with pytest.raises(RuntimeError, match=r"invalid device ordinal: cuda:1"):
+        trace(lambda: torch.ones(2, device="cuda:1"), device="cuda")
+    with pytest.raises(RuntimeError, match=r"invalid device ordinal: cuda:1"):
+        trace(lambda: torch.ones(2).cuda(1), device="cuda")
