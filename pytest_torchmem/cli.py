@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem import __version__
-from pytest_torchmem.errors import TorchmemError
+from pytest_torchmem.errors import TorchmemError, UsageError
 from pytest_torchmem.report.difference import (
     Difference,
     Group,
@@ -86,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
 def _compare(options: argparse.Namespace) -> int:
     here = Path.cwd()
     base, head = load_source(options.base, here), load_source(options.head, here)
+    if not (base.entries or base.unchecked or head.entries or head.unchecked):
+        raise UsageError(
+            f"there is nothing to compare: neither {base.name} nor {head.name} holds a check. Name "
+            "a report, a snapshot file, a git revision, or a directory above the __torchmem__ ones"
+        )
     found = compare_sources(base, head, options.tolerance)
     groups = grouped(found)
     if options.format == "markdown":

@@ -207,3 +207,11 @@ def test_the_script_needs_no_torch(folders):
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_nothing_to_compare_is_not_green(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert main(["compare", "a", "b"]) == 2
+    assert "there is nothing to compare" in capsys.readouterr().err
