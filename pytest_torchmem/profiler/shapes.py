@@ -58,11 +58,6 @@ class Plan:
     outputs: Any
     workspace: tuple[int, ...] = ()
 
-    @property
-    def new_bytes(self) -> int:
-        """The bytes of all new storages."""
-        return sum(slot for slot in self.slots if slot > 0)
-
 
 class PlanMemory(dict[Any, Plan]):
     """Plans by operator and geometry; emptied when it holds more than a process should keep."""

@@ -513,35 +513,6 @@ def batch_norm_backward_apply(grad_out: Tensor, input: Tensor, *rest: Any) -> Te
 # -- recurrent layers ----------------------------------------------------------------------------
 
 
-@meta("aten::_cudnn_rnn_backward")
-def cudnn_rnn_backward(
-    input: Tensor,
-    weight: Sequence[Tensor],
-    weight_stride0: int,
-    weight_buf: Tensor,
-    hx: Tensor,
-    cx: Tensor | None,
-    *rest: Any,
-) -> tuple[Any, ...]:
-    """Gradients of the weights are views of one buffer, as the weights are;
-    native/cudnn/RNN.cpp, _cudnn_rnn_backward.
-    """
-    output_mask = rest[-1]
-    buffer = _like(weight_buf)
-    offset = 0
-    weights = []
-    if output_mask[3]:
-        for parameter in weight:
-            weights.append(buffer[offset : offset + parameter.numel()].view(parameter.shape))
-            offset += parameter.numel()
-    return (
-        _like(input) if output_mask[0] else None,
-        _like(hx) if output_mask[1] else None,
-        _like(cx) if output_mask[2] and cx is not None else None,
-        weights,
-    )
-
-
 @meta("aten::_cudnn_rnn_flatten_weight")
 def cudnn_rnn_flatten_weight(weights: Sequence[Tensor], *rest: Any) -> Tensor:
     """native/cudnn/RNN.cpp: all parameters in one buffer."""
@@ -554,41 +525,7 @@ def cudnn_dropout_state(dropout: float, train: bool, dropout_seed: int, **option
     return torch.empty((0,), dtype=torch.uint8, device="meta")
 
 
-@meta("aten::_thnn_fused_gru_cell")
-def fused_gru_cell(
-    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """native/cuda/RNN.cu: the workspace keeps five numbers for every hidden one."""
-    return _like(hx), _like(hx, (hx.shape[0], hx.shape[1] * 5))
-
-
-@meta("aten::_thnn_fused_gru_cell_backward")
-def fused_gru_cell_backward(
-    grad_hy: Tensor, workspace: Tensor, has_bias: bool
-) -> tuple[Tensor | None, ...]:
-    """native/cuda/RNN.cu: gradients of both gates, of the hidden state, and sums for the biases."""
-    batch, hidden = workspace.shape[0], workspace.shape[1] // 5
-    gates = (batch, 3 * hidden)
-    bias = _like(grad_hy, (3 * hidden,)) if has_bias else None
-    second = _like(grad_hy, (3 * hidden,)) if has_bias else None
-    return _like(workspace, gates), _like(workspace, gates), _like(grad_hy), bias, second
-
-
 # -- sampling of grids ---------------------------------------------------------------------------
-
-
-@meta("aten::cudnn_grid_sampler")
-def cudnn_grid_sampler(input: Tensor, grid: Tensor) -> Tensor:
-    """native/cudnn/GridSampler.cpp."""
-    return _like(input, (input.shape[0], input.shape[1], grid.shape[1], grid.shape[2]))
-
-
-@meta("aten::cudnn_grid_sampler_backward")
-def cudnn_grid_sampler_backward(
-    input: Tensor, grid: Tensor, grad_output: Tensor
-) -> tuple[Tensor, Tensor]:
-    """native/cudnn/GridSampler.cpp."""
-    return _like(input), _like(grid)
 
 
 @meta("aten::cudnn_affine_grid_generator")
