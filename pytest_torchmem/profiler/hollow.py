@@ -135,6 +135,8 @@ class Interceptor:
     def _operator(self, overload: OpOverload) -> Operator:
         """Return what is to be known of an operator on this machine."""
         operator = operator_of(overload)
+        if self.machine.is_taught(overload):
+            return replace(operator, treatment=Treatment.LEAF, composite=False)
         if operator.name in self.machine.kernels:
             return replace(operator, treatment=Treatment.IMPLICIT)
         if operator.treatment is Treatment.IMPLICIT and self.machine.is_leaf(operator.name):
@@ -368,7 +370,7 @@ class Interceptor:
         return plan_on_meta(operator.overload, own or function, args, kwargs)
 
     def _own_meta(self, operator: Operator, device: DeviceLedger) -> Callable[..., Any] | None:
-        return self.machine.meta_function(operator.name, device.device.type)
+        return self.machine.meta_function(operator, device.device.type)
 
     def _run_composite(
         self,

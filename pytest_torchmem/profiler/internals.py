@@ -88,6 +88,40 @@ def is_composite_explicit(operator: OpOverload) -> bool:
     return bool(has(name, _COMPOSITE_EXPLICIT)) and not has(name, "CPU")
 
 
+def custom_operator(definition: Any) -> OpOverload | None:
+    """Return the operator that ``torch.library.custom_op`` made, or None for anything else."""
+    from torch._library.custom_ops import CustomOpDef
+
+    return definition._opoverload if isinstance(definition, CustomOpDef) else None
+
+
+def is_opaque(operator: OpOverload) -> bool:
+    """Return whether somebody registered how to find an operator's outputs without running it.
+
+    Every ``custom_op`` has: the body of one is no place to look into, since it may hand addresses
+    to a kernel.
+    """
+    from torch._library.simple_registry import singleton
+
+    entry = singleton.get(operator.name())
+    return entry is not None and entry.fake_impl.kernel is not None
+
+
+def lacks_geometry(operator: OpOverload) -> bool:
+    """Return whether ``operator`` is a ``custom_op`` whose outputs nobody has described."""
+    from torch._library.custom_ops import _maybe_get_opdef
+    from torch._library.utils import can_generate_trivial_fake_impl
+
+    if operator.namespace == "aten":
+        return False
+    definition = _maybe_get_opdef(operator.name())
+    return (
+        definition is not None
+        and definition._abstract_fn is None
+        and not can_generate_trivial_fake_impl(operator)
+    )
+
+
 def run_composite_explicit(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run the body of a composite operator, whose inner operators are dispatched as usual."""
     return operator._op_dk(_COMPOSITE_EXPLICIT, *args, **kwargs)

@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from pytest_torchmem.profiler.internals import is_composite_explicit, is_composite_implicit
+from pytest_torchmem.profiler.internals import (
+    is_composite_explicit,
+    is_composite_implicit,
+    is_opaque,
+)
 
 
 class Treatment(Enum):
@@ -178,7 +182,9 @@ class Operator:
             overload=overload,
             name=name,
             treatment=_treatment(overload, name),
-            composite=is_composite_explicit(overload) and name not in _LEAVES,
+            composite=is_composite_explicit(overload)
+            and name not in _LEAVES
+            and not is_opaque(overload),
             dynamic=name in _DYNAMIC
             or (
                 name not in _MASKS

@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.host import Host
+from pytest_torchmem.profiler.internals import lacks_geometry
 
 
 @dataclass(slots=True)
@@ -212,6 +213,8 @@ def plan_on_meta(
     operator raises for arguments it does not accept.
     """
     __tracebackhide__ = True
+    if function is operator and lacks_geometry(operator):
+        raise unsupported(operator, "register_fake was not called for it")
     twins: dict[int, Tensor] = {}
     ordered: list[Tensor] = []
 
@@ -258,5 +261,7 @@ def unsupported(operator: OpOverload, reason: str) -> UnsupportedOperatorError:
         f"the geometry of the outputs of {operator.name()} is not known: it has no kernel for "
         f"'meta' tensors ({first[:200]}). Give it one with "
         f'torch.library.register_fake("{operator.name().split(".")[0]}", function), where '
-        f"function takes the operator's arguments and returns empty tensors of the right shape"
+        f"function takes the operator's arguments and returns empty tensors of the right shape; "
+        f"for an operator that is not yours, return an OperatorModel from the pytest hook "
+        f"pytest_torchmem_register_operators"
     )

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.operators import Operator
 from pytest_torchmem.profiler.shapes_missing import CPU_META_FUNCTIONS, META_FUNCTIONS
+from pytest_torchmem.profiler.taught import taught
 from pytest_torchmem.profiler.workspace import find_workspace
 
 #: The tensor arguments that decide the shape of an operator's outputs by their values; where an
@@ -63,8 +65,16 @@ class Machine:
             name in self.leaves or name.startswith(("aten::_foreach_", "aten::_fused_"))
         )
 
-    def meta_function(self, name: str, device: str) -> Callable[..., Any] | None:
-        """Return the profiler's own function for the geometry of an operator's outputs."""
+    def is_taught(self, overload: OpOverload) -> bool:
+        """Return whether users described an operator for this machine."""
+        return taught(overload, self.device.type) is not None
+
+    def meta_function(self, operator: Operator, device: str) -> Callable[..., Any] | None:
+        """Return the user's or the profiler's function for the geometry of outputs."""
+        model = taught(operator.overload, device)
+        if model is not None and model.meta is not None:
+            return model.meta
+        name = operator.name
         base = name.partition(".")[0]
         own = self.meta_functions if device == "cuda" else CPU_META_FUNCTIONS
         for functions in (own, META_FUNCTIONS):
@@ -90,7 +100,11 @@ class Machine:
         kwargs: dict[str, Any],
     ) -> tuple[int, ...]:
         """Return the requests of a kernel that are alive at its peak beyond its outputs."""
-        function = find_workspace(operator.name.partition(".")[0], device.type)
+        model = taught(operator.overload, device.type)
+        if model is not None and model.workspace is not None:
+            function: Callable[..., Any] | None = model.workspace
+        else:
+            function = find_workspace(operator.name.partition(".")[0], device.type)
         if function is None:
             return ()
         machine = self.gpu if device.type == "cuda" else self.host
