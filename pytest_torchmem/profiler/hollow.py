@@ -35,7 +35,7 @@ from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger, Record
 from pytest_torchmem.profiler.making import grow, make_hollow, make_outputs
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
 from pytest_torchmem.profiler.phases import Phases
-from pytest_torchmem.profiler.profile import Phase
+from pytest_torchmem.profiler.profile import Origin, Phase
 from pytest_torchmem.profiler.shapes import (
     Output,
     Plan,
@@ -47,6 +47,7 @@ from pytest_torchmem.profiler.shapes import (
     tensors_in,
 )
 from pytest_torchmem.profiler.sparse import has_sparse, reads_no_data, run_sparse
+from pytest_torchmem.profiler.wrapped_numbers import WrappedNumbers, type_of
 
 _TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
 _CPU = torch.device("cpu")
@@ -108,6 +109,7 @@ class Interceptor:
         self._operators: dict[OpOverload, Operator] = {}
         self._plans = remembered_plans(machine.host, machine.gpu)
         self.sums = GradientSums(alone)
+        self.numbers = WrappedNumbers(ledger)
         self._last_device: DeviceLedger | None = None
         self._composite = ""
         """The composite operator whose body is running: what it makes is attributed to it."""
@@ -122,6 +124,7 @@ class Interceptor:
         set_excluded(FAKE, True)
         was_inside, self.inside = self.inside, True
         try:
+            self.numbers.settle()
             operator = self._operators.get(overload)
             if operator is None:
                 operator = self._operators[overload] = self._operator(overload)
@@ -193,6 +196,11 @@ class Interceptor:
             self.inside = was_inside
             set_excluded(FAKE, was_inside)
 
+    def enter_optimizer(self) -> None:
+        """Begin an optimizer's step."""
+        self.numbers.settle()
+        self.phases.enter_optimizer()
+
     def meet(self, tensor: Tensor, device: torch.device = _CPU) -> None:
         """Book a real tensor that C++ made just now on ``device`` without an operator."""
         with self.working():
@@ -244,6 +252,9 @@ class Interceptor:
             key = _geometry(plain, [])
         key = (operator.overload, device.device, key)
         plan = self._plans.get(key)
+        numbers: tuple[int, ...] = ()
+        if len(tensors) < len(operator.tensors) and device.device == _CPU:
+            numbers = operator.numbers(args)
         result: Any
         if plan is None:
             if operator.composite and tensors and not self.machine.is_leaf(operator.name):
@@ -253,24 +264,31 @@ class Interceptor:
                 return result
             plan = self._plan(operator, planned[0], planned[1], tensors, device)
             self._plans[key] = plan
-            origin = self.attribution.origin(
-                self.ledger.phase, self._composite or operator.name, frame
-            )
+            origin = self._origin(operator, frame)
             result = make_outputs(self.ledger, plan, tensors, device, origin)
-            plan.workspace = self.machine.workspace(device.device, operator, result, args, kwargs)
+            plan.workspace = self.machine.workspace(
+                device.device, operator, result, _with_types(args, numbers), kwargs
+            )
         else:
-            origin = self.attribution.origin(
-                self.ledger.phase, self._composite or operator.name, frame
-            )
+            origin = self._origin(operator, frame)
             result = make_outputs(self.ledger, plan, tensors, device, origin)
+        wrapped: tuple[int, ...] = ()
+        if numbers and frame.f_code is not ENGINE_CODE:  # what the engine issues, a node has saved
+            wrapped = self.numbers.book(args, numbers, device, origin)
         if plan.workspace:
             self.ledger.workspace(plan.workspace, device, origin)
+        if wrapped:
+            recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+            self.numbers.release(operator, numbers, wrapped, device, result if recorded else None)
         if not records and self.target is None and self.machine.gpu is not None:
             for tensor in tensors_in(result):
                 record = self.ledger.records[storage_address(tensor)]
                 self._guessed[record.address] = record.index
         self.values.know(operator, args, kwargs, tensors, records, plan, result)
         return result
+
+    def _origin(self, operator: Operator, frame: Any) -> Origin:
+        return self.attribution.origin(self.ledger.phase, self._composite or operator.name, frame)
 
     def _from_geometry(
         self,
@@ -443,7 +461,7 @@ class Interceptor:
                 None if position in on_host else output
                 for position, output in enumerate(plan.outputs)
             )
-        origin = self.attribution.origin(self.ledger.phase, self._composite or operator.name, frame)
+        origin = self._origin(operator, frame)
         result = make_outputs(self.ledger, plan, tensors, device, origin)
         if all(record.known is not None for record in records):
             self.values.take(result, real)
@@ -509,6 +527,16 @@ def _geometry(value: Any, tensors: list[Tensor]) -> Any:
     if issubclass(kind, _Generator):
         return None
     return value
+
+
+def _with_types(args: tuple[Any, ...], numbers: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return arguments where tensors without data stand for ``numbers`` wrapped in them."""
+    if not numbers:
+        return args
+    converted = list(args)
+    for position in numbers:
+        converted[position] = torch.empty((), dtype=type_of(args[position]), device="meta")
+    return tuple(converted)
 
 
 def _all_scalars(tensors: list[Tensor], records: list[Record], device: DeviceLedger) -> bool:

@@ -148,6 +148,21 @@ class Ledger:
     ) -> Record:
         """Write down that ``storage`` was made; it is struck off when its last reference dies."""
         index = ledger.add(_Entry(nbytes, kind, origin, shape, dtype, label), earlier)
+        return self.attach(storage, index, ledger, hollow, memory)
+
+    def reserve(self, nbytes: int, ledger: DeviceLedger, kind: Kind, origin: Origin) -> int:
+        """Write down bytes whose storage is not known yet; return their index in ``ledger``."""
+        return ledger.add(_Entry(nbytes, kind, origin, (), None, ""))
+
+    def attach(
+        self,
+        storage: torch.UntypedStorage,
+        index: int,
+        ledger: DeviceLedger,
+        hollow: bool = False,
+        memory: Tensor | None = None,
+    ) -> Record:
+        """Let what was written down at ``index`` be struck off when ``storage`` dies."""
         record = Record(storage, self._strike)
         address = storage._cdata
         record.address, record.index, record.ledger = address, index, ledger

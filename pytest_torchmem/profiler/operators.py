@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -155,6 +156,7 @@ class Operator:
     masks: bool
     tensors: tuple[int, ...]
     """Positions of the arguments that are always tensors."""
+    argument_names: tuple[str, ...]
     mutated: tuple[int, ...]
     """Positions of the arguments it writes to."""
     mutated_names: tuple[str, ...]
@@ -200,6 +202,7 @@ class Operator:
                 for position, argument in enumerate(arguments)
                 if not argument.kwarg_only and str(argument.type) == "Tensor"
             ),
+            argument_names=tuple(str(argument.name) for argument in arguments),
             mutated=tuple(position for position, argument in written if not argument.kwarg_only),
             mutated_names=tuple(argument.name for _, argument in written if argument.kwarg_only),
             overwrites=base in ("zero_", "fill_", "copy_"),
@@ -207,25 +210,32 @@ class Operator:
             makes_values=base in _KNOWN_FACTORIES,
         )
 
+    def numbers(self, args: Sequence[Any]) -> tuple[int, ...]:
+        """Return the positions of Python numbers that C++ wrapped in tensors of no dimension.
+
+        A fallback gets the number where C++ made such a tensor of one.
+        """
+        return tuple(
+            position
+            for position in self.tensors
+            if position < len(args) and isinstance(args[position], (bool, int, float, complex))
+        )
+
     def with_numbers_as_tensors(self, args: tuple[Any, ...], device: str) -> tuple[Any, ...]:
         """Return arguments that can be handed to the operator from Python.
 
-        A fallback gets a number where C++ wrapped one in a tensor of no dimension; only some
-        operators take it back so (torch/csrc/utils/python_arg_parser.cpp,
-        should_allow_numbers_as_tensors). The tensor's dtype is the one that leaves the result's
-        dtype as it is with a wrapped number.
+        Only some operators take a number back where they want a tensor
+        (torch/csrc/utils/python_arg_parser.cpp, should_allow_numbers_as_tensors). The tensor's
+        dtype is the one that leaves the result's dtype as it is with a wrapped number.
         """
-        if not any(
-            position < len(args) and isinstance(args[position], (bool, int, float, complex))
-            for position in self.tensors
-        ):
+        positions = self.numbers(args)
+        if not positions:
             return args
         first = next((item for item in args if isinstance(item, torch.Tensor)), None)
         converted = list(args)
-        for position in self.tensors:
-            if position < len(args) and isinstance(args[position], (bool, int, float, complex)):
-                dtype = _dtype_beside(first, args[position])
-                converted[position] = torch.full((), args[position], dtype=dtype, device=device)
+        for position in positions:
+            dtype = _dtype_beside(first, args[position])
+            converted[position] = torch.full((), args[position], dtype=dtype, device=device)
         return tuple(converted)
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -130,6 +130,7 @@ def _profile(
         del twins
         ledger.enter(Phase.FORWARD)
     outcome = run_target(target, args, kwargs, *step)
+    interceptor.numbers.settle()
     profile = summarise(
         ledger.devices[machine.device].timeline(),
         device=machine.device.type,
@@ -189,7 +190,7 @@ def _layers(interceptor: Interceptor) -> Iterator[None]:
         stack.enter_context(interceptor.attribution.following_modules())
         for hook in (
             register_optimizer_step_pre_hook(
-                lambda *_: interceptor.phases.enter_optimizer() if here() else None
+                lambda *_: interceptor.enter_optimizer() if here() else None
             ),
             register_optimizer_step_post_hook(
                 lambda *_: interceptor.phases.leave_optimizer() if here() else None
