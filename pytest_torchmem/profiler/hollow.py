@@ -139,7 +139,7 @@ class Interceptor:
         """Return what is to be known of an operator on this machine."""
         operator = operator_of(overload)
         if self.machine.is_taught(overload):
-            return replace(operator, treatment=Treatment.LEAF, composite=False)
+            return replace(operator, treatment=Treatment.LEAF, composite=False, opaque=True)
         if operator.name in self.machine.kernels:
             return replace(operator, treatment=Treatment.IMPLICIT)
         if operator.treatment is Treatment.IMPLICIT and self.machine.is_leaf(operator.name):

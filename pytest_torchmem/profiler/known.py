@@ -91,7 +91,9 @@ class KnownValues:
         result: Any,
     ) -> None:
         """Compute the values of what an operator made or wrote to, if those it read are known."""
-        if records:
+        if operator.opaque:
+            self._written(operator, args, kwargs)
+        elif records:
             for record in records:
                 if record.known is None:
                     break

@@ -150,6 +150,8 @@ class Operator:
     treatment: Treatment
     composite: bool
     """Whether its body is a sequence of other operators, to be run for what it allocates."""
+    opaque: bool
+    """Whether it is a user's own, described without its kernel, which is not run for values."""
     dynamic: bool
     """Whether the shape of its outputs depends on data."""
     random: bool
@@ -180,13 +182,13 @@ class Operator:
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
         tags = overload.tags
+        opaque = is_opaque(overload)
         return cls(
             overload=overload,
             name=name,
             treatment=_treatment(overload, name),
-            composite=is_composite_explicit(overload)
-            and name not in _LEAVES
-            and not is_opaque(overload),
+            composite=is_composite_explicit(overload) and name not in _LEAVES and not opaque,
+            opaque=opaque,
             dynamic=name in _DYNAMIC
             or (
                 name not in _MASKS
