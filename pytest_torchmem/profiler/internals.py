@@ -26,6 +26,7 @@ _C: Any = torch._C
 FAKE = _C._parse_dispatch_key("Fake")
 _COMPOSITE_IMPLICIT = _C.DispatchKey.CompositeImplicitAutograd
 _COMPOSITE_EXPLICIT = _C.DispatchKey.CompositeExplicitAutograd
+_COMPOSITE_NON_FUNCTIONAL = _C.DispatchKey.CompositeExplicitAutogradNonFunctional
 
 _CPU = torch.device("cpu")
 
@@ -38,6 +39,8 @@ storage_address: Callable[[Tensor], int] = _C._storage_address
 #: -1 outside of a backward, else the number of the running graph task of this thread.
 current_graph_task: Callable[[], int] = _C._current_graph_task_id
 current_node: Callable[[], Any] = _C._current_autograd_node
+#: Whether the running backward leaves its nodes what they have saved (``retain_graph``).
+keeps_graph: Callable[[], bool] = _C._autograd._get_current_graph_task_keep_graph
 #: One more than the sequence number of the autograd node this thread made last.
 sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
 
@@ -80,12 +83,20 @@ def is_composite_implicit(operator: OpOverload) -> bool:
     return bool(has(name, _COMPOSITE_IMPLICIT)) and not has(name, "CPU")
 
 
-@cache
 def is_composite_explicit(operator: OpOverload) -> bool:
     """Return whether the CPU runs ``operator`` as a sequence of other operators."""
+    return _composite_key(operator) is not None
+
+
+@cache
+def _composite_key(operator: OpOverload) -> Any:
+    """Return the key that such an operator's body is registered for, or None."""
     name = operator.name()
     has = _C._dispatch_has_kernel_for_dispatch_key
-    return bool(has(name, _COMPOSITE_EXPLICIT)) and not has(name, "CPU")
+    if has(name, "CPU"):
+        return None
+    keys = (_COMPOSITE_EXPLICIT, _COMPOSITE_NON_FUNCTIONAL)
+    return next((key for key in keys if has(name, key)), None)
 
 
 def custom_operator(definition: Any) -> OpOverload | None:
@@ -124,7 +135,7 @@ def lacks_geometry(operator: OpOverload) -> bool:
 
 def run_composite_explicit(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run the body of a composite operator, whose inner operators are dispatched as usual."""
-    return operator._op_dk(_COMPOSITE_EXPLICIT, *args, **kwargs)
+    return operator._op_dk(_composite_key(operator), *args, **kwargs)
 
 
 def run_composite_implicit(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -287,17 +298,43 @@ _AUTOCAST = _C._parse_dispatch_key("AutocastIPU")
 
 @contextmanager
 def autocast_kernels(kernels: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Register casting kernels by ATen name; they run where ``autocast_key_included(True)`` is."""
-    everything = torch.library.Library("_", "IMPL")
-    library = torch.library.Library("aten", "IMPL")
+    """Register casting kernels, by the operators' names (``"aten::mm"``).
+
+    They run where ``autocast_key_included(True)`` is.
+    """
+    libraries = {"_": torch.library.Library("_", "IMPL")}
     try:
-        everything.fallback(torch.library.fallthrough_kernel, "AutocastIPU")
+        libraries["_"].fallback(torch.library.fallthrough_kernel, "AutocastIPU")
         for name, kernel in kernels.items():
-            library.impl(name, kernel, "AutocastIPU")
+            namespace, _, bare = name.partition("::")
+            if namespace not in libraries:
+                libraries[namespace] = torch.library.Library(namespace, "IMPL")
+            libraries[namespace].impl(bare, kernel, "AutocastIPU")
         yield
     finally:
-        library._destroy()
-        everything._destroy()
+        for library in reversed(libraries.values()):
+            library._destroy()
+
+
+def own_autocast_kernels() -> dict[str, Callable[..., Any]]:
+    """Return the casting kernels that users registered for their operators on cuda, by operator.
+
+    As ``torch.library.register_autocast`` does; those of C++ look at the device that C++ sees.
+    """
+    key = _C.DispatchKey.AutocastCUDA
+
+    def calling(overload: OpOverload) -> Callable[..., Any]:
+        return lambda *args, **kwargs: overload._op_dk(key, *args, **kwargs)
+
+    found = {}
+    for name in _C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
+        namespace, _, bare = name.partition("::")
+        if namespace == "aten":
+            continue
+        base, _, overload = bare.partition(".")
+        packet = getattr(getattr(torch.ops, namespace), base)
+        found[name] = calling(getattr(packet, overload or "default"))
+    return found
 
 
 def autocast_key_included(included: bool) -> None:
