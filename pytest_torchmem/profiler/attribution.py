@@ -25,6 +25,8 @@ from pytest_torchmem.profiler.internals import current_graph_task, current_node,
 from pytest_torchmem.profiler.profile import Origin, Phase
 
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
+#: Installed beside torch where it is: a kernel's launch is the user's, in whose line it stands.
+_TRITON_ROOT = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "triton") + os.sep
 _OWN_ROOT = os.path.dirname(os.path.dirname(__file__)) + os.sep
 #: Frames of these files end the search for a user's line: beyond them is who asked for the trace.
 _ENDS = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("step.py", "trace.py"))
@@ -158,7 +160,7 @@ class Attribution:
 def _classify(filename: str) -> int:
     if filename in _ENDS:
         return _END
-    if filename.startswith((_TORCH_ROOT, _OWN_ROOT)):
+    if filename.startswith((_TORCH_ROOT, _TRITON_ROOT, _OWN_ROOT)):
         return _SKIP
     if filename.startswith("<") or os.path.basename(filename) in ("contextlib.py", "functools.py"):
         return _SKIP
