@@ -14,14 +14,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_torchmem.profiler.internals import storage_address
+from pytest_torchmem.profiler.internals import (
+    current_node,
+    keeps_graph,
+    sequence_number,
+    storage_address,
+)
 from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger
 from pytest_torchmem.profiler.operators import Operator
 from pytest_torchmem.profiler.profile import Kind, Origin
 
 
+#: Operators in place whose node saves a number that they are given (tools/autograd/derivatives.yaml).
+#: On a view the node stands inside of a ``CopySlices``, which does not show it.
+_SAVE_IN_PLACE = frozenset({"aten::mul_.Tensor", "aten::div_.Tensor", "aten::div_.Tensor_mode"})
+
+
 class _Pending(NamedTuple):
+    operator: str
     result: Tensor
+    sequence: int
+    """The sequence number of the node that was made for the operator."""
     names: tuple[str, ...]
     """Names of the arguments that were numbers."""
     indices: tuple[int, ...]
@@ -43,6 +56,10 @@ class WrappedNumbers:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._pending: list[_Pending] = []
+        self._hidden: dict[int, tuple[tuple[int, ...], DeviceLedger]] = {}
+        """What nodes inside of a ``CopySlices`` have saved, by their sequence number."""
+        self._leaving: int | None = None
+        """The sequence number of a ``CopySlices`` that lets go of its node when it has run."""
 
     def book(
         self, args: Sequence[Any], positions: tuple[int, ...], device: DeviceLedger, origin: Origin
@@ -69,7 +86,8 @@ class WrappedNumbers:
         first = recorded[0] if type(recorded) in (tuple, list) and recorded else recorded
         if isinstance(first, Tensor):
             names = tuple(operator.argument_names[position] for position in positions)
-            self._pending.append(_Pending(first, names, indices, device))
+            made = sequence_number() - 1
+            self._pending.append(_Pending(operator.name, first, made, names, indices, device))
             return
         for index in indices:
             device.remove(index)
@@ -77,11 +95,34 @@ class WrappedNumbers:
     def settle(self) -> None:
         """Give the numbers of the last operators the lifetime that they have."""
         while self._pending:
-            result, names, indices, device = self._pending.pop()
-            node = result.grad_fn
-            for name, index in zip(names, indices, strict=True):
-                saved = getattr(node, f"_saved_{name}", None)
-                if isinstance(saved, Tensor) and storage_address(saved) not in self._ledger.records:
-                    self._ledger.attach(saved.untyped_storage(), index, device)
-                else:
+            pending = self._pending.pop()
+            if pending.operator in _SAVE_IN_PLACE and pending.result._is_view():
+                self._hidden[pending.sequence] = pending.indices, pending.device
+            else:
+                self._follow(pending)
+        if self._leaving is not None:
+            node = current_node()
+            if node is None or node._sequence_nr() != self._leaving:
+                indices, device = self._hidden.pop(self._leaving - 1)
+                self._leaving = None
+                for index in indices:
                     device.remove(index)
+
+    def used_in_backward(self) -> None:
+        """Note that the engine handed an operator the number that the running node has saved."""
+        node = current_node()
+        if node is None or keeps_graph():
+            return
+        # The node inside of a CopySlices is made right before it, and the engine names the outer.
+        if node._sequence_nr() - 1 in self._hidden and node.name().endswith("CopySlices"):
+            self._leaving = node._sequence_nr()
+
+    def _follow(self, pending: _Pending) -> None:
+        """Strike the numbers off when the node releases them; at once where it saved none."""
+        node = pending.result.grad_fn
+        for name, index in zip(pending.names, pending.indices, strict=True):
+            saved = getattr(node, f"_saved_{name}", None)
+            if isinstance(saved, Tensor) and storage_address(saved) not in self._ledger.records:
+                self._ledger.attach(saved.untyped_storage(), index, pending.device)
+            else:
+                pending.device.remove(index)

@@ -27,6 +27,20 @@ def in_place_and_through_a_view() -> None:
     z.sum().backward()
 
 
+def in_place_on_a_view() -> None:
+    x = torch.zeros(10, 10, requires_grad=True)
+    y = x * 2.0
+    y.t()[1:].mul_(0.5).div_(3)
+    y.view(-1).add_(1.0)
+    z = y.exp()
+    z.sum().backward(retain_graph=True)
+    x.grad = None
+    z.sum().backward()
+    x.grad = None
+    del y, z
+    x.exp().sum().backward()
+
+
 def of_every_type() -> None:
     x = torch.zeros(64, dtype=torch.complex64, requires_grad=True)
     y = x * (1 + 2j) * True * 3
@@ -72,6 +86,7 @@ def thrown_away() -> None:
     [
         saved_by_nodes,
         in_place_and_through_a_view,
+        in_place_on_a_view,
         of_every_type,
         nothing_recorded,
         a_graph_kept_and_walked_twice,

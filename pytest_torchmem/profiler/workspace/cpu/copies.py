@@ -182,3 +182,25 @@ def im2col(machine: Host, outputs: Tensor, input: Tensor, *settings: object) -> 
 def native_dropout(machine: Host, outputs: object, input: Tensor, *settings: object) -> int:
     """The mask as numbers, before it is boolean; native/Dropout.cpp, native_dropout_cpu."""
     return dense_bytes(input)
+
+
+@workspace("aten::clone", device="cpu")
+def clone(
+    machine: Host,
+    outputs: Tensor,
+    input: Tensor,
+    *,
+    memory_format: torch.memory_format | None = None,
+) -> int:
+    """The block that a transposed matrix is copied through; native/Copy.cpp."""
+    return transpose_scratch(input) if outputs.is_contiguous() else 0
+
+
+@workspace("aten::copy_", device="cpu")
+def copy(machine: Host, outputs: Tensor, target: Tensor, source: Tensor, *settings: object) -> int:
+    """The block that a transposed matrix is copied through; native/Copy.cpp,
+    copy_transpose_valid.
+    """
+    if target.dtype != source.dtype or target.shape != source.shape or not target.is_contiguous():
+        return 0
+    return transpose_scratch(source)

@@ -5,14 +5,12 @@ What MKL packs for itself is not seen by PyTorch's allocator and not counted.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.workspace import workspace
-from pytest_torchmem.profiler.workspace.cpu.geometry import dense_bytes, transpose_scratch
+from pytest_torchmem.profiler.workspace.cpu.geometry import dense_bytes
 
 _SMALLEST = 16 * 16 * 16
 """``mkldnn_gemm_min_size``: below it oneDNN is not asked."""
@@ -190,17 +188,3 @@ def addmv(
         copies = _onednn_copied(matrix)
         return copies + onednn_scratchpad(machine, 1, depth, rows)
     return _copied(matrix)
-
-
-@workspace("aten::clone", device="cpu")
-def clone(
-    machine: Host,
-    outputs: Tensor,
-    input: Tensor,
-    *,
-    memory_format: torch.memory_format | None = None,
-) -> int:
-    """The block that a transposed matrix is copied through; native/Copy.cpp."""
-    if math.prod(input.shape) == 0 or not outputs.is_contiguous():
-        return 0
-    return transpose_scratch(input)
