@@ -24,8 +24,7 @@ from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger
 from pytest_torchmem.profiler.operators import Operator
 from pytest_torchmem.profiler.profile import Kind, Origin
 
-
-#: Operators in place whose node saves a number that they are given (tools/autograd/derivatives.yaml).
+#: Operators in place whose node saves a number given to them (tools/autograd/derivatives.yaml).
 #: On a view the node stands inside of a ``CopySlices``, which does not show it.
 _SAVE_IN_PLACE = frozenset({"aten::mul_.Tensor", "aten::div_.Tensor", "aten::div_.Tensor_mode"})
 
