@@ -12,15 +12,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_torchmem.errors import TorchmemError
     from pytest_torchmem.measurement import measure
+    from pytest_torchmem.profiler.devices.catalogue import Gpu
     from pytest_torchmem.profiler.profile import MemoryProfile
+    from pytest_torchmem.profiler.taught import OperatorModel
     from pytest_torchmem.profiler.trace import trace
 
 __version__ = "0.1.0"
 
-__all__ = ["MemoryProfile", "TorchmemError", "__version__", "measure", "trace"]
+__all__ = [
+    "Gpu",
+    "MemoryProfile",
+    "OperatorModel",
+    "TorchmemError",
+    "__version__",
+    "measure",
+    "trace",
+]
 
 _HOMES = {
+    "Gpu": "pytest_torchmem.profiler.devices.catalogue",
     "MemoryProfile": "pytest_torchmem.profiler.profile",
+    "OperatorModel": "pytest_torchmem.profiler.taught",
     "TorchmemError": "pytest_torchmem.errors",
     "measure": "pytest_torchmem.measurement",
     "trace": "pytest_torchmem.profiler.trace",

@@ -1,20 +1,42 @@
 """The hooks that ``conftest.py`` files and other plugins can implement.
 
-For each check and device they are called in this order: ``pytest_torchmem_profile``, then
-``pytest_torchmem_compare`` where there is a snapshot entry; and once, when the run ends and before
-any report is written, ``pytest_torchmem_report``.
+Once, before the first test: ``pytest_torchmem_register_gpus`` and
+``pytest_torchmem_register_operators``. For each check and device, in this order:
+``pytest_torchmem_profile``, then ``pytest_torchmem_compare`` where there is a snapshot entry. And
+once, when the run ends and before any report is written, ``pytest_torchmem_report``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_torchmem.profiler.devices.catalogue import Gpu
     from pytest_torchmem.profiler.profile import MemoryProfile
+    from pytest_torchmem.profiler.taught import OperatorModel
     from pytest_torchmem.snapshot.compare import Comparison
     from pytest_torchmem.snapshot.format import Entry
+
+
+@pytest.hookspec()
+def pytest_torchmem_register_gpus(config: pytest.Config) -> Iterable[Gpu] | None:
+    """Return GPUs that fake cuda can stand for in this run, besides those it knows.
+
+    Asked before options are read, so ``--torchmem-gpu`` can name one. ``conftest.py`` files below
+    the rootdir's and those of the directories named on the command line are asked after collection.
+    """
+
+
+@pytest.hookspec()
+def pytest_torchmem_register_operators(config: pytest.Config) -> Iterable[OperatorModel] | None:
+    """Return what a trace is to know of operators: their outputs' geometry, their workspace.
+
+    Asked after collection, before the first test runs; in each process that runs tests, and in the
+    controller of those.
+    """
 
 
 @pytest.hookspec()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.check import Checker, Context
     from pytest_torchmem.collection import Collection
     from pytest_torchmem.fixture import Torchmem
+    from pytest_torchmem.registration import Registrations
     from pytest_torchmem.run import Run
     from pytest_torchmem.settings import Settings
 
@@ -59,13 +60,19 @@ def torchmem(request: pytest.FixtureRequest) -> Torchmem:
 
 
 class _RunHooks:
-    """The hooks of one run, in the controller, in a worker, or in a run without workers."""
+    """The hooks of one run, in the controller, in a worker, or in a run without workers.
+
+    It has methods where properties would do: pytest 8.0 reads every attribute of a plugin when it
+    is registered, to look for fixtures (``_pytest/fixtures.py``, ``parsefactories``), and would
+    work them out before anything is collected.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.is_worker = hasattr(config, "workerinput")
         self.run: Run | None = None
         self._settings: Settings | None = None
+        self._registrations: Registrations | None = None
         self._collection: Collection | None = None
         self._context: Context | None = None
         self._collect_reports: list[pytest.CollectReport] = []
@@ -75,18 +82,25 @@ class _RunHooks:
         self._modules: list[list[dict[str, Any]]] = []
         self._worker_died = False
         if something_is_set(config):
-            self.settings  # noqa: B018 - what cannot be understood ends the run before it begins
+            self.settings()  # what cannot be understood ends the run before it begins
 
-    @property
     def settings(self) -> Settings:
         """What options and ini file say, read when first asked for."""
         if self._settings is None:
             from pytest_torchmem.settings import read_settings
 
+            self.registrations().gpus()
             self._settings = read_settings(self.config)
         return self._settings
 
-    @property
+    def registrations(self) -> Registrations:
+        """What plugins add to the profiler for this run."""
+        if self._registrations is None:
+            from pytest_torchmem.registration import Registrations
+
+            self._registrations = Registrations(self.config)
+        return self._registrations
+
     def collection(self) -> Collection:
         """What this process collected, worked out when first asked for."""
         if self._collection is None:
@@ -103,7 +117,7 @@ class _RunHooks:
             from pytest_torchmem.check import Checker, Context
 
             if self._context is None:
-                self._context = Context(self.settings, self.collection, {})
+                self._context = Context(self.settings(), self.collection(), {})
             item.stash[_CHECKER] = Checker(item, self._context)
         return item.stash[_CHECKER]
 
@@ -129,6 +143,16 @@ class _RunHooks:
         if self.is_worker:
             modules = self._modules_with_snapshots()
             self.config.workeroutput["torchmem"] = modules  # type: ignore[attr-defined]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Add what plugins know of GPUs and operators, before any test can trace."""
+        if not session.config.option.collectonly:
+            hook = self.config.hook
+            if hook.pytest_torchmem_register_gpus.get_hookimpls():
+                self.registrations().gpus()
+            if hook.pytest_torchmem_register_operators.get_hookimpls():
+                self.registrations().operators()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -188,7 +212,7 @@ class _RunHooks:
             return
         from pytest_torchmem.run import Run
 
-        self.run = Run(self.config, self.settings)
+        self.run = Run(self.config, self.settings())
         for found in modules:
             self.run.collected(found)
         for report in self._reports:
@@ -210,4 +234,4 @@ class _RunHooks:
         directories.update((self.config.rootpath / nodeid).parent for nodeid in reports)
         if not any((directory / _DIRECTORY).is_dir() for directory in directories):
             return []
-        return self.collection.to_plain()
+        return self.collection().to_plain()

@@ -30,7 +30,11 @@ class Guard:
 
     def off(self) -> bool:
         """Return whether the caller is the profiler itself or another thread."""
-        return self.interceptor.inside or threading.get_ident() != self._thread
+        return self.interceptor.inside or not self.on_thread()
+
+    def on_thread(self) -> bool:
+        """Return whether the caller is on the trace's thread."""
+        return threading.get_ident() == self._thread
 
     def record(self, tensor: Tensor) -> Record | None:
         """Return the ledger's record of a tensor, or None for one that is not hollow."""

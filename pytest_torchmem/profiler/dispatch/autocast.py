@@ -24,6 +24,7 @@ from pytest_torchmem.profiler.internals import (
     autocast_key_included,
     find_operator,
     outside_autocast,
+    own_autocast_kernels,
 )
 from pytest_torchmem.profiler.patches import replaced
 
@@ -181,13 +182,23 @@ def _kernels(casts: Casts) -> dict[str, Callable[..., Any]]:
         (lists.BANNED, _banned),
         (lists.RECURRENT, _recurrent),
     ]
-    kernels = {}
+    kernels = {name: _own(kernel) for name, kernel in own_autocast_kernels().items()}
     for names, policy in policies:
         for name in names:
             operator = find_operator(name)
             if operator is not None:
-                kernels[name] = policy(casts, operator)
+                kernels[f"aten::{name}"] = policy(casts, operator)
     return kernels
+
+
+def _own(casting: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel that a user registered, below which nothing is cast."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with outside_autocast():
+            return casting(*args, **kwargs)
+
+    return kernel
 
 
 def _lower_precision(casts: Casts, operator: Any) -> Callable[..., Any]:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.errors import UnsupportedOperatorError, UsageError
+from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError, UsageError
 from pytest_torchmem.profiler.devices.catalogue import Gpu, find_gpu, registered_gpus
+from pytest_torchmem.profiler.devices.host import Host
+from pytest_torchmem.profiler.taught import OperatorModel, registered_operators
 
 
 @torch.library.custom_op("torchmem_tests::scaled", mutates_args=(), device_types="cuda")
@@ -34,6 +36,36 @@ def filled(x: Tensor, value: float) -> None:
     """Write to an argument."""
     x.fill_(value)
 
+
+@torch.library.custom_op("torchmem_tests::undescribed", mutates_args=())
+def undescribed(x: Tensor) -> Tensor:
+    """Return what nobody has described."""
+    raise AssertionError
+
+
+@torch.library.custom_op("torchmem_tests::normalized", mutates_args=("statistics",))
+def normalized(x: Tensor, statistics: Tensor, parts: list[Tensor]) -> list[Tensor]:
+    """Write to an argument and return a list."""
+    raise AssertionError
+
+
+@normalized.register_fake
+def _(x: Tensor, statistics: Tensor, parts: list[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(part) for part in parts]
+
+
+@torch.library.custom_op("torchmem_tests::product", mutates_args=())
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """Cast by autocast."""
+    raise AssertionError
+
+
+product.register_fake(lambda x, y: x.new_empty(x.size(0), y.size(1)))
+product.register_autograd(
+    lambda ctx, grad: (product(grad, ctx.saved_tensors[1].t()), None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+product.register_autocast("cuda", torch.bfloat16)
 
 torch.library.define("torchmem_tests::untold", "(Tensor x) -> Tensor")
 torch.library.impl("torchmem_tests::untold", "CPU", lambda x: x.clone())
@@ -57,6 +89,83 @@ def test_custom_operators_need_no_further_step(device: str) -> None:
     assert weight.grad is None
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_lists_and_written_arguments(device: str) -> None:
+    def program() -> None:
+        x = torch.zeros(256, device=device)
+        statistics = torch.zeros(2, dtype=torch.int64, device=device)
+        first, second = normalized(x, statistics, [x, x[:64]])
+        assert (first.shape, second.shape) == ((256,), (64,))
+        with pytest.raises(UnknownValueError):
+            statistics.tolist()  # known as zeros until the operator wrote to it
+
+    profile = trace(program, device=device)
+    assert profile.peak == 1024 + 16 + 1024 + 256
+
+
+def test_a_custom_operator_is_cast_by_autocast() -> None:
+    dtypes = []
+
+    def program() -> None:
+        x = torch.ones(8, 8, device="cuda", requires_grad=True)
+        with torch.autocast("cuda", dtype=torch.float16):
+            output = product(x, x)
+            with torch.autocast("cuda", enabled=False):
+                plain = product(x, x)
+        on_host = product(torch.ones(8, 8), torch.ones(8, 8))
+        dtypes.extend([output.dtype, plain.dtype, on_host.dtype])
+        output.float().sum().backward()
+        assert x.grad is not None
+        dtypes.append(x.grad.dtype)
+
+    trace(program, device="cuda")
+    assert dtypes == [torch.bfloat16, torch.float32, torch.float32, torch.float32]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_custom_operator_that_nobody_described(device: str) -> None:
+    with pytest.raises(
+        UnsupportedOperatorError,
+        match=r'undescribed.*register_fake\("torchmem_tests::undescribed".*OperatorModel',
+    ):
+        trace(lambda: undescribed(torch.ones(3, device=device)), device=device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_custom_operator_is_described_from_outside(device: str) -> None:
+    def peak() -> int:
+        return trace(lambda: undescribed(torch.ones(3, device=device)), device=device).peak
+
+    def workspace(machine: Any, outputs: Tensor, x: Tensor) -> int:
+        assert isinstance(machine, Gpu if device == "cuda" else Host)
+        return 100 * outputs.element_size()
+
+    models = (
+        OperatorModel(undescribed, lambda x: x.new_empty(5), workspace),
+        OperatorModel(torch.ops.torchmem_tests.untold, workspace=lambda machine, out, x: 7),
+    )
+    with registered_operators(*models[:1]):
+        assert peak() == 12 + 20 + 400
+    with registered_operators(OperatorModel(undescribed, lambda x: x.new_empty(5))):
+        assert peak() == 12 + 20
+    with pytest.raises(UnsupportedOperatorError), registered_operators(models[1]):
+        trace(lambda: torch.ops.torchmem_tests.untold(torch.ones(3)))  # geometry not known still
+    with pytest.raises(UnsupportedOperatorError):
+        peak()
+
+
+def test_an_operator_of_torch_is_described_anew() -> None:
+    def peak() -> int:
+        return trace(lambda: torch.ones(4, 4, device="cuda").cumsum(0), device="cuda").peak
+
+    before = peak()
+    with registered_operators(
+        OperatorModel("aten::cumsum", workspace=lambda gpu, out, *_: 4096, devices=("cuda",))
+    ):
+        assert peak() == 128 + 4096
+    assert peak() == before
+
+
 def test_an_operator_without_geometry_is_named() -> None:
     with pytest.raises(UnsupportedOperatorError, match=r"torchmem_tests::untold.*register_fake"):
         trace(lambda: torch.ops.torchmem_tests.untold(torch.ones(3)), device="cuda")
@@ -76,6 +185,25 @@ def test_a_triton_kernel_gives_a_clear_error(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UnsupportedOperatorError, match=r"'add_kernel'.*custom_op.*register_fake"):
         trace(lambda: kernel.run(torch.ones(3, device="cuda"), grid=(1,)), device="cuda")
     assert kernel.run() == "launched"
+
+
+def test_a_triton_kernel_is_not_launched_to_find_geometry(monkeypatch: pytest.MonkeyPatch) -> None:
+    class JITFunction:
+        def run(self, *args: Any, **kwargs: Any) -> str:
+            raise AssertionError
+
+    for name in ("triton", "triton.runtime", "triton.runtime.jit"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["triton.runtime.jit"].JITFunction = JITFunction  # type: ignore[attr-defined]
+
+    @torch.library.custom_op("torchmem_tests::launching", mutates_args=())
+    def launching(x: Tensor) -> Tensor:
+        output = torch.empty_like(x)
+        JITFunction().run(x, output)
+        return output
+
+    launching.register_fake(launching._init_fn)  # as torch.library.triton_op does it
+    assert trace(lambda: launching(torch.ones(4, device="cuda")), device="cuda").peak == 32
 
 
 def test_gpus_can_be_added() -> None:
