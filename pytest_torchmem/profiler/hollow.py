@@ -25,7 +25,6 @@ from pytest_torchmem.profiler.gradients import GradientSums, References
 from pytest_torchmem.profiler.internals import (
     ENGINE_CODE,
     FAKE,
-    run_composite_explicit,
     run_composite_implicit,
     set_excluded,
     storage_address,
@@ -241,6 +240,9 @@ class Interceptor:
             ):
                 return tensors[0]
         if operator.dynamic and self._own_meta(operator, device) is None:
+            body = self.machine.body(operator, device.device.type)
+            if body is not None:
+                return self._run_body(body, operator, args, kwargs, tensors, device)[0]
             return self._run_dynamic(operator, args, kwargs, tensors, records, device, frame)
         planned = (args, kwargs)
         if operator.masks:
@@ -257,8 +259,9 @@ class Interceptor:
             numbers = operator.numbers(args)
         result: Any
         if plan is None:
-            if operator.composite and tensors and not self.machine.is_leaf(operator.name):
-                result, plan = self._run_composite(operator, args, kwargs, tensors, device)
+            body = self.machine.body(operator, device.device.type) if tensors else None
+            if body is not None:
+                result, plan = self._run_body(body, operator, args, kwargs, tensors, device)
                 self._plans[key] = plan
                 self.values.know(operator, args, kwargs, tensors, records, plan, result)
                 return result
@@ -392,15 +395,16 @@ class Interceptor:
     def _own_meta(self, operator: Operator, device: DeviceLedger) -> Callable[..., Any] | None:
         return self.machine.meta_function(operator, device.device.type)
 
-    def _run_composite(
+    def _run_body(
         self,
+        body: Callable[..., Any],
         operator: Operator,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tensors: list[Tensor],
         device: DeviceLedger,
     ) -> tuple[Any, Plan]:
-        """Run the body of a composite operator once; what it took besides is its workspace."""
+        """Run the operators that one is made of once; what they took besides is its workspace."""
         __tracebackhide__ = True
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _CPU}
@@ -409,7 +413,7 @@ class Interceptor:
         outer, self._composite = self._composite, self._composite or operator.name
         try:
             with self.placing_on(device.device), self.intercepting():
-                result = run_composite_explicit(operator.overload, *args, **kwargs)
+                result = body(*args, **kwargs)
         finally:
             self._composite = outer
         peak = highest = 0
@@ -465,6 +469,9 @@ class Interceptor:
             )
         origin = self._origin(operator, frame)
         result = make_outputs(self.ledger, plan, tensors, device, origin)
+        workspace = self.machine.workspace(device.device, operator, result, args, kwargs)
+        if workspace:
+            self.ledger.workspace(workspace, device, origin)
         if all(record.known is not None for record in records):
             self.values.take(result, real)
         if not on_host:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from pytest_torchmem.profiler.bodies import find_body
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.host import Host
+from pytest_torchmem.profiler.internals import run_composite_explicit
 from pytest_torchmem.profiler.operators import Operator
 from pytest_torchmem.profiler.shapes_missing import CPU_META_FUNCTIONS, META_FUNCTIONS
 from pytest_torchmem.profiler.taught import taught
@@ -64,6 +67,16 @@ class Machine:
         return self.gpu is not None and (
             name in self.leaves or name.startswith(("aten::_foreach_", "aten::_fused_"))
         )
+
+    def body(self, operator: Operator, device: str) -> Callable[..., Any] | None:
+        """Return what runs an operator as the sequence of others that it is; None for a leaf."""
+        if device == "cpu" and not self.is_taught(operator.overload):
+            told = find_body(operator.name)
+            if told is not None:
+                return partial(told, self.host)
+        if operator.composite and not self.is_leaf(operator.name):
+            return partial(run_composite_explicit, operator.overload)
+        return None
 
     def is_taught(self, overload: OpOverload) -> bool:
         """Return whether users described an operator for this machine."""

@@ -1,0 +1,49 @@
+"""Kernels that are themselves written as a sequence of operators.
+
+A CPU kernel such as ``_linalg_slogdet_out`` is one operator to the dispatcher, and yet calls others:
+what it takes beyond its outputs is theirs. Here such a body is told again, as far as it allocates::
+
+    @body("aten::lu_unpack")
+    def lu_unpack(machine, LU, pivots, unpack_data=True, unpack_pivots=True):
+        '''native/BatchLinearAlgebra.cpp, TORCH_IMPL_FUNC(lu_unpack_out).'''
+
+It is run on hollow tensors while operators are intercepted, so that every operator in it brings its
+own workspace, and returns the operator's outputs. ``machine`` is the host. Buffers that the kernel asks for itself are
+``torch.empty``. What is alive together in the kernel has to be so in the function: a variable that
+C++ keeps to the end of a block is kept here, and deleted where C++ lets go of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pytest_torchmem.profiler.patches import is_another
+
+Body = Callable[..., Any]
+_F = TypeVar("_F", bound=Body)
+
+_BODIES: dict[str, Body] = {}
+
+
+def body(*operators: str) -> Callable[[_F], _F]:
+    """Register what the CPU kernel of ``operators`` does; names with their overload, if any.
+
+    Raises ``ValueError`` where an operator already has a body.
+    """
+
+    def register(function: _F) -> _F:
+        for operator in operators:
+            if is_another(_BODIES.get(operator), function):
+                raise ValueError(f"{operator} already has a body")
+            _BODIES[operator] = function
+        return function
+
+    return register
+
+
+def find_body(operator: str) -> Body | None:
+    """Return the body of an operator's CPU kernel (``"aten::median.dim"``), or ``None``."""
+    from pytest_torchmem.profiler.bodies import indexing  # noqa: F401
+
+    return _BODIES.get(operator)
