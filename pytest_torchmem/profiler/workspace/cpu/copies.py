@@ -83,7 +83,6 @@ _COPIED: dict[str, dict[int, int]] = {
     "_cdist_backward": {1: _PLAIN, 2: _PLAIN},
     "embedding_dense_backward": {0: _PLAIN, 1: _PLAIN},
     "masked_scatter_": {2: _PLAIN},
-    "index_select": {0: _PLAIN},
     "_segment_reduce_backward": {0: _PLAIN},
     "searchsorted": {0: _PLAIN, 1: _PLAIN},
     "unique_consecutive": {0: _PLAIN},

@@ -31,9 +31,6 @@ _ARITHMETIC = [
     "hypot",
     "copysign",
     "nextafter",
-    "clamp",
-    "clamp_min",
-    "clamp_max",
     "xlogy",
     "special_xlog1py",
     "logaddexp",
@@ -178,7 +175,22 @@ def arithmetic_in_place(
     return copies + 2 * converted(target, common)
 
 
-@workspace(*(f"aten::{name}" for name in _COMPARISON), device="cpu")
+@workspace(
+    *(f"aten::clamp{bounds}{suffix}" for bounds in ("", "_min", "_max") for suffix in ("", "_")),
+    device="cpu",
+)
+def clamp(machine: Host, outputs: Tensor, *operands: object, **options: object) -> int:
+    """Bounds that are numbers stay numbers; native/cpu/TensorCompareKernel.cpp,
+    clamp_scalar_kernel_impl.
+    """
+    return sum(
+        converted(operand, outputs.dtype) for operand in operands if isinstance(operand, Tensor)
+    )
+
+
+@workspace(
+    *(f"aten::{name}{suffix}" for name in _COMPARISON for suffix in ("", "_")), device="cpu"
+)
 def comparison(machine: Host, outputs: Tensor, first: Tensor, second: Operand) -> int:
     """Both sides in their common type; build_comparison_op."""
     common = torch.result_type(first, second)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.workspace import workspace
-from pytest_torchmem.profiler.workspace.cpu.geometry import dense_bytes
+from pytest_torchmem.profiler.workspace.cpu.geometry import contiguous_copy, dense_bytes
 
 _INDEX = 8
 _SCALAR = 8
@@ -27,6 +27,19 @@ def _float_buffer(written: Tensor) -> int:
     if written.dtype in (torch.bfloat16, torch.float16):
         return written.numel() * torch.float32.itemsize
     return 0
+
+
+@workspace("aten::index_select", device="cpu")
+def index_select(machine: Host, outputs: Tensor, input: Tensor, dim: int, index: Tensor) -> int:
+    """Along the second dimension the input has to be dense; native/TensorAdvancedIndexing.cpp,
+    index_select_out_cpu_.
+    """
+    copied = contiguous_copy(index)
+    if input.dim() < 2 or 0 in (index.numel(), input.numel()):
+        return copied
+    if dim % input.dim() == 1 and outputs.is_contiguous():
+        return copied + contiguous_copy(input)
+    return copied
 
 
 @workspace("aten::gather", device="cpu")
