@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.workspace import workspace
+from pytest_torchmem.profiler.workspace.cpu.copies import dense_copy
 from pytest_torchmem.profiler.workspace.cpu.geometry import contiguous_copy, dense_bytes
 
 _INDEX = 8
@@ -38,7 +39,7 @@ def index_select(machine: Host, outputs: Tensor, input: Tensor, dim: int, index:
     if input.dim() < 2 or 0 in (index.numel(), input.numel()):
         return copied
     if dim % input.dim() == 1 and outputs.is_contiguous():
-        return copied + contiguous_copy(input)
+        return copied + dense_copy(input, torch.contiguous_format)
     return copied
 
 
