@@ -25,6 +25,7 @@ from pytest_torchmem.profiler.gradients import GradientSums, References
 from pytest_torchmem.profiler.internals import (
     ENGINE_CODE,
     FAKE,
+    current_graph_task,
     run_composite_implicit,
     set_excluded,
     storage_address,
@@ -46,6 +47,7 @@ from pytest_torchmem.profiler.shapes import (
     tensors_in,
 )
 from pytest_torchmem.profiler.sparse import has_sparse, reads_no_data, run_sparse
+from pytest_torchmem.profiler.workspace import Workspace, joined
 from pytest_torchmem.profiler.wrapped_numbers import WrappedNumbers, type_of
 
 _TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
@@ -112,6 +114,8 @@ class Interceptor:
         self._last_device: DeviceLedger | None = None
         self._composite = ""
         """The composite operator whose body is running: what it makes is attributed to it."""
+        self._taken: list[Workspace] = []
+        """The workspaces that kernels took in the body that is running."""
         self._guessed: dict[int, int] = {}
         """Storages that C++ asked for without saying beside which tensor: a device guessed."""
 
@@ -280,8 +284,8 @@ class Interceptor:
             self.numbers.used_in_backward()
         elif numbers:
             wrapped = self.numbers.book(args, numbers, device, origin)
-        if plan.workspace:
-            self.ledger.workspace(plan.workspace, device, origin)
+        if plan.workspace is not None:
+            self._take(plan.workspace, device, origin)
         if wrapped:
             recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             self.numbers.release(operator, numbers, wrapped, device, result if recorded else None)
@@ -411,21 +415,40 @@ class Interceptor:
         args = operator.with_numbers_as_tensors(args, "cpu")
         live, position = device.current, len(device.events)
         outer, self._composite = self._composite, self._composite or operator.name
+        outer_taken, self._taken = self._taken, []
         try:
             with self.placing_on(device.device), self.intercepting():
                 result = body(*args, **kwargs)
         finally:
             self._composite = outer
+            taken, self._taken = self._taken, outer_taken
+        outer_taken.extend(taken)
+        kept = frozenset(device.kept.values()) if taken else frozenset[int]()
         peak = highest = 0
         for event in device.events[position:]:
+            if event in kept:
+                live += device.entries[event - 1].nbytes
+                continue
             nbytes = device.entries[abs(event) - 1].nbytes
             peak += nbytes if event > 0 else -nbytes
             highest = max(highest, peak)
         plan = plan_of_result(result, tensors, storage_address)
-        excess = highest - (device.current - live)
-        if excess > 0:
-            plan.workspace = (excess,)
+        workspace = joined(taken, highest - (device.current - live))
+        plan.workspace = None if workspace.is_nothing else workspace
         return result, plan
+
+    def _take(self, workspace: Workspace, device: DeviceLedger, origin: Origin) -> None:
+        """Write down what a kernel takes."""
+        if workspace.kept:
+            in_engine = current_graph_task() != -1
+            for buffer in workspace.kept:
+                self.ledger.keep(buffer.name, buffer.nbytes, in_engine, device, origin)
+        if workspace.unknown:
+            device.unknown_workspaces.update(workspace.unknown)
+        if workspace.requests:
+            self.ledger.workspace(workspace.requests, device, origin, workspace.confidence)
+        if self._composite:
+            self._taken.append(workspace)
 
     def _item(self, tensor: Tensor) -> Any:
         __tracebackhide__ = True
@@ -470,8 +493,8 @@ class Interceptor:
         origin = self._origin(operator, frame)
         result = make_outputs(self.ledger, plan, tensors, device, origin)
         workspace = self.machine.workspace(device.device, operator, result, args, kwargs)
-        if workspace:
-            self.ledger.workspace(workspace, device, origin)
+        if workspace is not None:
+            self._take(workspace, device, origin)
         if all(record.known is not None for record in records):
             self.values.take(result, real)
         if not on_host:

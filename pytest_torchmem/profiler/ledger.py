@@ -12,7 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_torchmem.profiler.profile import Allocation, Kind, Origin, Phase, Timeline
+from pytest_torchmem.profiler.profile import (
+    Allocation,
+    Confidence,
+    Kind,
+    Origin,
+    Phase,
+    Timeline,
+)
 
 
 class _Entry(NamedTuple):
@@ -22,6 +29,7 @@ class _Entry(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype | None
     label: str
+    confidence: Confidence = Confidence.EXACT
 
 
 class DeviceLedger:
@@ -35,6 +43,10 @@ class DeviceLedger:
         self.phases: list[tuple[int, Phase]] = []
         self.earlier: list[int] = []
         """Events of storages that were there before the trace and were met in its course."""
+        self.kept: dict[tuple[str, bool], int] = {}
+        """Workspaces that stay, by library and whether it is the autograd engine's handle."""
+        self.unknown_workspaces: set[str] = set()
+        """Operators that ran and whose workspace is not known."""
 
     def add(self, entry: _Entry, earlier: bool = False) -> int:
         self.entries.append(entry)
@@ -72,6 +84,7 @@ class DeviceLedger:
                 entry.shape,
                 names.get(entry.dtype) or names.setdefault(entry.dtype, _dtype_name(entry.dtype)),
                 entry.label,
+                entry.confidence,
             )
             for entry in self.entries
         )
@@ -176,13 +189,29 @@ class Ledger:
         record.ledger.remove(record.index)
         record.index, record.ledger = ledger.add(entry), ledger
 
-    def workspace(self, requests: tuple[int, ...], ledger: DeviceLedger, origin: Origin) -> None:
+    def workspace(
+        self,
+        requests: tuple[int, ...],
+        ledger: DeviceLedger,
+        origin: Origin,
+        confidence: Confidence = Confidence.EXACT,
+    ) -> None:
         """Write down bytes that a kernel takes and gives back before it returns."""
         indices = [
-            ledger.add(_Entry(nbytes, Kind.WORKSPACE, origin, (), None, "")) for nbytes in requests
+            ledger.add(_Entry(nbytes, Kind.WORKSPACE, origin, (), None, "", confidence))
+            for nbytes in requests
         ]
         for index in indices:
             ledger.remove(index)
+
+    def keep(
+        self, name: str, nbytes: int, in_engine: bool, ledger: DeviceLedger, origin: Origin
+    ) -> None:
+        """Write down a library's workspace that stays, where its handle has none yet."""
+        key = (name, in_engine)
+        if key not in ledger.kept:
+            entry = _Entry(nbytes, Kind.WORKSPACE, origin, (), None, name)
+            ledger.kept[key] = ledger.add(entry)
 
     def close(self) -> set[int]:
         """Stop writing down; return the addresses of storages without memory that are still alive.

@@ -34,6 +34,19 @@ class Kind(str, Enum):
     OTHER = "other"
 
 
+class Confidence(str, Enum):
+    """How sure the bytes of a workspace are; from the most certain to the least."""
+
+    EXACT = "exact"
+    """Computed as the source of the kernel computes them."""
+    CALIBRATED = "calibrated"
+    """Measured on the GPU that is named, for this operator and geometry."""
+    BOUNDED = "bounded"
+    """At most these."""
+    UNKNOWN = "unknown"
+    """At least these: the kernel takes more, and how much is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What made an allocation: module path, operator and source line, each "" where unknown."""
@@ -54,7 +67,10 @@ class Allocation:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     label: str = ""
-    """The name of a parameter, buffer or input, such as ``"encoder.0.weight"``."""
+    """The name of a parameter, buffer or input, such as ``"encoder.0.weight"``, or of a library
+    whose workspace stays."""
+    confidence: Confidence = Confidence.EXACT
+    """How sure the bytes are; only those of a workspace can be less than exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +167,8 @@ class MemoryProfile:
     workload: str = ""
     """A digest of input shapes, dtypes and parameter bytes: tells another workload apart."""
     warnings: tuple[str, ...] = ()
+    unknown_workspaces: tuple[str, ...] = ()
+    """Operators that ran and whose kernels take a workspace of unknown size, in order of name."""
     timeline: Timeline = field(default=Timeline(), repr=False)
 
     def figures(self) -> dict[str, int]:
@@ -197,6 +215,17 @@ class MemoryProfile:
         """Return the bytes alive at a peak by kind (``"parameter"``, …), largest first."""
         return _totals(self.live_at_peak(phase), lambda allocation: allocation.kind.value)
 
+    def by_confidence(self, phase: str | None = None) -> dict[str, int]:
+        """Return the bytes of workspaces alive at a peak by how sure they are, largest first.
+
+        ``"exact"``, ``"calibrated"``, ``"bounded"`` (at most these) and ``"unknown"`` (at least
+        these). Everything else that is alive is a tensor, whose bytes are exact.
+        """
+        return _totals(
+            (found for found in self.live_at_peak(phase) if found.kind is Kind.WORKSPACE),
+            lambda allocation: allocation.confidence.value,
+        )
+
     def table(self, largest: int = 10) -> str:
         """Return the peaks by phase and the ``largest`` things alive at the peak, as text."""
         device = f"{self.device} ({self.gpu})" if self.gpu else self.device
@@ -237,6 +266,7 @@ def summarise(
     torch_version: str,
     workload: str = "",
     warnings: tuple[str, ...] = (),
+    unknown_workspaces: tuple[str, ...] = (),
 ) -> MemoryProfile:
     """Return the profile of what a timeline tells."""
     peaks = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
@@ -266,6 +296,7 @@ def summarise(
         torch_version=torch_version,
         workload=workload,
         warnings=warnings,
+        unknown_workspaces=unknown_workspaces,
         timeline=timeline,
     )
 

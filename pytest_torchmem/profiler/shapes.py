@@ -19,6 +19,7 @@ from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.internals import lacks_geometry
+from pytest_torchmem.profiler.workspace import Workspace
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class Plan:
 
     slots: tuple[int, ...]
     outputs: Any
-    workspace: tuple[int, ...] = ()
+    workspace: Workspace | None = None
 
 
 class PlanMemory(dict[Any, Plan]):

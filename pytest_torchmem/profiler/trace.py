@@ -131,14 +131,20 @@ def _profile(
         ledger.enter(Phase.FORWARD)
     outcome = run_target(target, args, kwargs, *step)
     interceptor.numbers.settle()
+    device = ledger.devices[machine.device]
     profile = summarise(
-        ledger.devices[machine.device].timeline(),
+        device.timeline(),
         device=machine.device.type,
         gpu=machine.gpu.name if machine.gpu else None,
         host=machine.host.name,
         torch_version=torch.__version__,
         workload=workload,
-        warnings=(*interceptor.values.warnings, *_compiled(interceptor.attribution)),
+        warnings=(
+            *interceptor.values.warnings,
+            *_compiled(interceptor.attribution),
+            *_unknown(device.unknown_workspaces),
+        ),
+        unknown_workspaces=tuple(sorted(device.unknown_workspaces)),
     )
     del outcome
     return profile
@@ -150,6 +156,12 @@ def _compiled(attribution: Attribution) -> tuple[str, ...]:
     return (
         "a module wrapped by torch.compile was traced eagerly: compiled, it may need more or less",
     )
+
+
+def _unknown(operators: set[str]) -> tuple[str, ...]:
+    if not operators:
+        return ()
+    return (f"the workspace of {', '.join(sorted(operators))} is not known and not counted",)
 
 
 @cache

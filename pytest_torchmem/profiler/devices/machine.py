@@ -16,9 +16,17 @@ from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.internals import run_composite_explicit
 from pytest_torchmem.profiler.operators import Operator
+from pytest_torchmem.profiler.profile import Confidence
 from pytest_torchmem.profiler.shapes_missing import CPU_META_FUNCTIONS, META_FUNCTIONS
 from pytest_torchmem.profiler.taught import taught
-from pytest_torchmem.profiler.workspace import find_workspace
+from pytest_torchmem.profiler.workspace import (
+    Workspace,
+    as_workspace,
+    find_workspace,
+    takes_nothing,
+    unknown,
+)
+from pytest_torchmem.profiler.workspace.calibration import calibrated_bytes
 
 #: The tensor arguments that decide the shape of an operator's outputs by their values; where an
 #: operator is not named, all of them do.
@@ -111,21 +119,36 @@ class Machine:
         outputs: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> tuple[int, ...]:
-        """Return the requests of a kernel that are alive at its peak beyond its outputs."""
+    ) -> Workspace | None:
+        """Return what a kernel takes beyond its outputs; None where that is nothing."""
+        found = self._workspace(device, operator, outputs, args, kwargs)
+        gpu = self.gpu if device.type == "cuda" else None
+        if gpu is not None and found.confidence is not Confidence.EXACT:
+            nbytes = calibrated_bytes(operator.name, args, kwargs, gpu.name)
+            if nbytes is not None:
+                requests = (nbytes,) if nbytes > 0 else ()
+                found = Workspace(requests, Confidence.CALIBRATED, found.kept)
+        return None if found.is_nothing else found
+
+    def _workspace(
+        self,
+        device: torch.device,
+        operator: Operator,
+        outputs: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Workspace:
         model = taught(operator.overload, device.type)
         if model is not None and model.workspace is not None:
             function: Callable[..., Any] | None = model.workspace
         else:
             function = find_workspace(operator.name.partition(".")[0], device.type)
         if function is None:
-            return ()
+            known = model is not None or takes_nothing(operator.overload, device.type)
+            return as_workspace(0 if known else unknown(), operator.name)
         machine = self.gpu if device.type == "cuda" else self.host
         if operator.mutated_names:  # ``out=`` is where the outputs are, not another argument
             kwargs = {
                 name: value for name, value in kwargs.items() if name not in operator.mutated_names
             }
-        requests = function(machine, outputs, *args, **kwargs)
-        if isinstance(requests, int):
-            requests = (requests,)
-        return tuple(request for request in requests if request > 0)
+        return as_workspace(function(machine, outputs, *args, **kwargs), operator.name)

@@ -11,18 +11,55 @@ A flat registry of small pure functions of geometries, one per operator and devi
 ``machine`` is the ``Host`` or ``Gpu`` the trace stands for; ``outputs`` are what the operator
 returned; then come the operator's own arguments, with the defaults of its schema. Tensors have
 their geometry (``shape``, ``stride()``, ``dtype``, ``numel()``) and no data. A function returns the
-bytes at the kernel's own peak beyond what was live before it and its outputs: an ``int``, or a
-tuple of the single requests that are alive together then.
+bytes at the kernel's own peak beyond what was live before it and its outputs: an ``int``, a tuple
+of the single requests that are alive together then, or a ``Workspace``, which can also say that the
+figure is a limit, that it is not known, and which buffers stay after the kernel has returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from pytest_torchmem.profiler.patches import is_another
+from torch._ops import OpOverload
 
-WorkspaceFunction = Callable[..., "int | tuple[int, ...]"]
+from pytest_torchmem.profiler.patches import is_another
+from pytest_torchmem.profiler.profile import Confidence
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A workspace that stays: a library's own, taken at its first use and kept from then on.
+
+    It is taken once for each thread that uses the library's handle, and so once by the program and
+    once by the autograd engine.
+    """
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What a kernel takes: ``requests`` in bytes, alive together, and buffers that stay.
+
+    Of a workspace whose size is ``UNKNOWN``, ``requests`` are the part that is known, and
+    ``unknown`` names the operators.
+    """
+
+    requests: tuple[int, ...] = ()
+    confidence: Confidence = Confidence.EXACT
+    kept: tuple[Buffer, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether there is nothing to write down."""
+        return not (self.requests or self.kept or self.unknown)
+
+
+WorkspaceFunction = Callable[..., "int | tuple[int, ...] | Workspace"]
 _F = TypeVar("_F", bound=WorkspaceFunction)
 
 _FUNCTIONS: dict[tuple[str, str], WorkspaceFunction] = {}
@@ -51,5 +88,52 @@ def find_workspace(operator: str, device: str) -> WorkspaceFunction | None:
     return _FUNCTIONS.get((operator, device))
 
 
+def bounded(*requests: int) -> Workspace:
+    """Return a workspace of at most ``requests`` bytes."""
+    return Workspace(requests, Confidence.BOUNDED)
+
+
+def unknown(*requests: int) -> Workspace:
+    """Return a workspace of which ``requests`` are known, and others not."""
+    return Workspace(requests, Confidence.UNKNOWN)
+
+
+def as_workspace(found: int | tuple[int, ...] | Workspace, operator: str) -> Workspace:
+    """Return what a workspace function returned for ``operator`` in one form."""
+    if isinstance(found, int):
+        found = (found,)
+    result = found if isinstance(found, Workspace) else Workspace(found)
+    requests = tuple(nbytes for nbytes in result.requests if nbytes > 0)
+    names = (operator,) if result.confidence is Confidence.UNKNOWN else ()
+    return replace(result, requests=requests, unknown=names)
+
+
+def joined(parts: Iterable[Workspace], nbytes: int) -> Workspace:
+    """Return the workspace of an operator made of others, which takes ``nbytes`` at its peak."""
+    parts = list(parts)
+    return Workspace(
+        (nbytes,) if nbytes > 0 else (),
+        least_certain(part.confidence for part in parts if part.requests or part.unknown),
+        tuple(dict.fromkeys(buffer for part in parts for buffer in part.kept)),
+        tuple(dict.fromkeys(name for part in parts for name in part.unknown)),
+    )
+
+
+def least_certain(confidences: Iterable[Confidence]) -> Confidence:
+    """Return the confidence of figures added up."""
+    order: Sequence[Confidence] = tuple(Confidence)
+    return max(confidences, key=order.index, default=Confidence.EXACT)
+
+
+def takes_nothing(overload: OpOverload, device: str) -> bool:
+    """Return whether an operator without a function is known to take nothing on ``device``."""
+    _load()
+    if device != "cuda":
+        return True
+    from pytest_torchmem.profiler.workspace.cuda.nothing import takes_nothing as on_cuda
+
+    return on_cuda(overload)
+
+
 def _load() -> None:
-    from pytest_torchmem.profiler.workspace import cpu  # noqa: F401
+    from pytest_torchmem.profiler.workspace import cpu, cuda  # noqa: F401
