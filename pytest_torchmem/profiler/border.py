@@ -56,8 +56,10 @@ class Border:
         )
         if storage.data_ptr() != 0 and known.worth_knowing(tensor.dtype, tensor.numel()):
             known.remember(record, tensor)
-        if tensor.requires_grad and tensor.is_leaf:
-            self._borrowed.append((tensor, tensor.grad))
+        # What a program takes of a weight first may be a view of it, such as its transpose.
+        owner = tensor._base if tensor._is_view() else tensor
+        if owner is not None and owner.requires_grad and owner.is_leaf:
+            self._borrowed.append((owner, owner.grad))
         return record
 
     def meet(self, tensor: Tensor, device: torch.device, frame: FrameType) -> None:
@@ -141,7 +143,8 @@ def give_survivors_data(ledger: Ledger) -> None:
     """Let tensors that outlive their trace read as nan (0 for integers) rather than as no memory.
 
     A test that fails inside of a trace leaves its variables in the traceback, whose values pytest
-    prints: a kernel that reads a storage without memory ends the process.
+    prints: a kernel that reads a storage without memory ends the process. A real leaf that was
+    first met as something else than itself loses the hollow gradient that it was given.
     """
     survivors = ledger.close()
     if not survivors:
@@ -152,8 +155,15 @@ def give_survivors_data(ledger: Ledger) -> None:
                 continue
             try:
                 if storage_address(value) not in survivors:
+                    _without_hollow_gradient(value, survivors)
                     continue
             except (RuntimeError, NotImplementedError):
                 continue
             number = float("nan") if value.dtype.is_floating_point or value.is_complex() else 0
             value.data = torch.full((), number, dtype=value.dtype).expand(value.shape)
+
+
+def _without_hollow_gradient(leaf: Tensor, survivors: set[int]) -> None:
+    gradient = leaf.grad if leaf.is_leaf else None
+    if gradient is not None and storage_address(gradient) in survivors:
+        leaf.grad = None

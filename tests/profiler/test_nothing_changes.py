@@ -189,6 +189,27 @@ def test_traces_do_not_nest() -> None:
         trace(program)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("first", [lambda weight: weight.t(), lambda weight: weight.detach().t()])
+def test_a_captured_weight_met_as_something_else_gets_its_gradient_back(
+    device: str, first: Callable[[Tensor], Tensor]
+) -> None:
+    """The transpose of a weight is what ``Linear`` hands to the first operator that runs."""
+    linear, fresh = nn.Linear(4, 4), nn.Linear(4, 4)
+    linear(torch.ones(1, 4)).sum().backward()
+    gradient = linear.weight.grad
+    for layer in (linear, fresh):
+
+        def step(layer: nn.Linear = layer) -> None:
+            (torch.ones(1, 4) @ first(layer.weight)).sum()
+            layer(torch.ones(1, 4)).sum().backward()
+
+        trace(step, device=device)
+    assert linear.weight.grad is gradient
+    assert torch.equal(gradient, torch.ones(4, 4))  # type: ignore[arg-type]
+    assert fresh.weight.grad is None
+
+
 @pytest.mark.parametrize("build", [lambda: nn.Linear(64, 64)])
 def test_parameters_on_meta(build: Callable[[], nn.Module]) -> None:
     with torch.device("meta"):
