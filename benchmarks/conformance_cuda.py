@@ -3,6 +3,7 @@
 python -m benchmarks.conformance_cuda                       a dozen samples of each operator
 python -m benchmarks.conformance_cuda -k 'conv|lstm'        operators whose name matches
 python -m benchmarks.conformance_cuda --gpu t4 --shard 1/4  another GPU, a quarter of the units
+python -m benchmarks.conformance_cuda --suites zoo          the models of the zoo
 
 A sample counts as completed when its forward and backward are traced to the end. Where a trace
 fails, the step is run for real on the CPU: one that fails there as well is skipped.
@@ -15,7 +16,7 @@ import functools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tabulate import tabulate
@@ -23,10 +24,13 @@ from tabulate import tabulate
 import pytest_torchmem as torchmem
 from benchmarks.comparison import Comparison, Status, describe
 from benchmarks.conformance import report
-from benchmarks.conformance.samples import DTYPES, LAYOUTS, samples, shard, units
-from benchmarks.isolation.sample import NothingToDifferentiate, Sample
+from benchmarks.conformance import samples as conformance
+from benchmarks.conformance.samples import DTYPES, LAYOUTS, units
+from benchmarks.isolation.sample import NothingToDifferentiate, Sample, Unit
 from benchmarks.isolation.supervisor import Limits, Supervisor
+from benchmarks.zoo import models as zoo
 
+SUITES = ("op", "module", "zoo")
 _FAILED = (Status.UNSUPPORTED, Status.CRASHED)
 
 
@@ -49,6 +53,7 @@ def run_sample(case: str, sample: Sample, announce: Callable[[], None], gpu: str
         found.status,
         found.traced,
         error=found.error,
+        causes=found.causes,
         seconds=round(time.perf_counter() - start, 4),
         detail=sample.detail[:400],
     )
@@ -59,16 +64,28 @@ def _traced(case: str, sample: Sample, options: dict[str, object], gpu: str) -> 
         profile = torchmem.trace(sample.target, *sample.args, device="cuda", gpu=gpu, **options)
     except Exception as error:
         return Comparison(case, Status.UNSUPPORTED, error=describe(error))
-    return Comparison(case, Status.EXACT, profile.figures())
+    made = Counter(allocation.origin.operator for allocation in profile.timeline.allocations)
+    operators = tuple(f"{count} {name}" for name, count in sorted(made.items()))
+    return Comparison(case, Status.EXACT, profile.figures(), causes=operators)
+
+
+def samples(unit: Unit, limit: int) -> Iterator[Sample]:
+    """Yield the samples of an operator, a module or a model of the zoo."""
+    if isinstance(unit, zoo.Model):
+        return zoo.samples(unit, limit)
+    assert isinstance(unit, conformance.Unit)
+    return conformance.samples(unit, limit)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the samples and print what did not complete; return 1 for more than one in a hundred."""
     options = _parser().parse_args(arguments)
     part, parts = (int(number) for number in options.shard.split("/"))
-    found = shard(
-        units(options.pattern, options.suites, options.dtypes, options.layouts), part - 1, parts
-    )
+    tested = [suite for suite in options.suites if suite != "zoo"]
+    found: list[Unit] = [*units(options.pattern, tested, options.dtypes, options.layouts)]
+    if "zoo" in options.suites:
+        found.extend(zoo.models(options.pattern))
+    found = found[part - 1 :: parts]
     limits = Limits(options.samples, options.seconds, options.threads)
     kept: list[Comparison] = []
     run = functools.partial(run_sample, gpu=options.gpu)
@@ -104,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-k", dest="pattern", default="", help="regular expression for the names")
     parser.add_argument("--gpu", default="a100-80gb")
     parser.add_argument("--samples", type=int, default=12, help="per operator, 0 for all")
-    parser.add_argument("--suites", nargs="+", default=["op", "module"])
+    parser.add_argument("--suites", nargs="+", default=["op", "module"], choices=SUITES)
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
     parser.add_argument("--layouts", nargs="+", default=LAYOUTS[:1], choices=LAYOUTS)
     parser.add_argument("--shard", default="1/1", help="this part of so many, such as 2/4")

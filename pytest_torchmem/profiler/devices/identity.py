@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
@@ -24,8 +24,18 @@ from pytest_torchmem.profiler.patches import replaced
 
 _CPU = torch.device("cpu")
 _Base: Any = torch._C.TensorBase
-#: Constructors that take data: what they make is lifted into the trace.
-_FROM_DATA = ("tensor", "as_tensor", "asarray", "scalar_tensor", "sparse_coo_tensor")
+#: Functions with a ``device`` argument that the default device says nothing about
+#: (torch/utils/_device.py). A build with CUDA initialises it before it calls the operator.
+_BESIDE_TENSORS = (
+    "empty_like",
+    "full_like",
+    "normal",
+    "ones_like",
+    "rand_like",
+    "randint_like",
+    "randn_like",
+    "zeros_like",
+)
 
 
 @contextmanager
@@ -33,7 +43,9 @@ def cuda_identity(interceptor: Interceptor) -> Iterator[None]:
     """Let every common way of placing and asking for a device work for fake cuda."""
     guard = Guard(interceptor)
     move = _mover(interceptor)
-    constructors = _constructors(interceptor, guard)
+    constructors = _constructors(interceptor, guard, device_constructors())
+    functions = {getattr(torch, name) for name in _BESIDE_TENSORS}
+    beside = _constructors(interceptor, guard, functions)
     with ExitStack() as stack:
         stack.enter_context(cuda_answers(interceptor, guard))
         stack.enter_context(cuda_outside_tensors(guard))
@@ -44,7 +56,7 @@ def cuda_identity(interceptor: Interceptor) -> Iterator[None]:
                 torch,
                 **{
                     original.__name__: constructor
-                    for original, constructor in constructors.items()
+                    for original, constructor in (constructors | beside).items()
                     if getattr(torch, original.__name__, None) is original
                 },
             )
@@ -269,9 +281,9 @@ def _mover(interceptor: Interceptor) -> Callable[..., Tensor]:
 
 
 def _constructors(
-    interceptor: Interceptor, guard: Guard
+    interceptor: Interceptor, guard: Guard, originals: Iterable[Callable[..., Any]]
 ) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Return for every function of torch with a ``device`` argument one that knows fake cuda."""
+    """Return for functions of torch with a ``device`` argument ones that know fake cuda."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         keeps_device = original.__name__.endswith("_like") or original.__name__ in (
@@ -279,13 +291,15 @@ def _constructors(
             "asarray",
         )
 
+        only_if_asked = original.__name__ in _BESIDE_TENSORS
+
         @functools.wraps(original)
         def constructor(*args: Any, **kwargs: Any) -> Any:
             device = kwargs.get("device")
             if guard.off() or interceptor.target is not None:
                 return original(*args, **kwargs)
             if device is None:
-                if keeps_device and args and isinstance(args[0], Tensor):
+                if only_if_asked or (keeps_device and args and isinstance(args[0], Tensor)):
                     return original(*args, **kwargs)
                 device = default_device()
             target = interceptor.machine.normalise(_device(device))
@@ -302,7 +316,7 @@ def _constructors(
 
         return constructor
 
-    return {original: wrap(original) for original in device_constructors()}
+    return {original: wrap(original) for original in originals}
 
 
 def _context(

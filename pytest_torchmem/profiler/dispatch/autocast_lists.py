@@ -88,6 +88,7 @@ FLOAT32 = [
     "soft_margin_loss",
     "triplet_margin_loss",
     "multi_margin_loss",
+    "linalg_matrix_sqrth",  # from torch 2.15 on
     "binary_cross_entropy_with_logits",
     "dist",
     "pdist",
