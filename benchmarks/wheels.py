@@ -62,8 +62,9 @@ def _by_sample(comparisons: Iterable[Comparison]) -> dict[tuple[str, str, int], 
     seen: Counter[tuple[str, str]] = Counter()
     found = {}
     for comparison in comparisons:
-        key = comparison.case.rpartition("/")[0], comparison.detail
-        found[*key, seen[key]] = comparison
+        unit = comparison.case.rpartition("/")[0]
+        key = unit, comparison.detail
+        found[unit, comparison.detail, seen[key]] = comparison
         seen[key] += 1
     return found
 
