@@ -8,6 +8,7 @@ the number and never the tensor; when the next operator arrives the node stands,
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,6 @@ from torch import Tensor
 from pytest_torchmem.profiler.internals import (
     current_node,
     keeps_graph,
-    sequence_number,
     storage_address,
 )
 from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger
@@ -32,12 +32,34 @@ _SAVE_IN_PLACE = frozenset({"aten::mul_.Tensor", "aten::div_.Tensor", "aten::div
 class _Pending(NamedTuple):
     operator: str
     result: Tensor
-    sequence: int
-    """The sequence number of the node that was made for the operator."""
     names: tuple[str, ...]
     """Names of the arguments that were numbers."""
     indices: tuple[int, ...]
     device: DeviceLedger
+
+
+class _Hidden:
+    """Numbers that a node inside of a ``CopySlices`` has saved.
+
+    The outer node holds this object as a pre-hook, which tells when it runs and when it is gone.
+    """
+
+    def __init__(self, indices: tuple[int, ...], device: DeviceLedger) -> None:
+        self.runs = False
+        self._indices = indices
+        self._device = device
+
+    def __call__(self, *gradients: object) -> None:
+        self.runs = self.runs or not keeps_graph()
+
+    def release(self) -> None:
+        """Strike the numbers off, once."""
+        for index in self._indices:
+            self._device.remove(index)
+        self._indices = ()
+
+    def __del__(self) -> None:
+        self.release()
 
 
 def type_of(number: complex) -> torch.dtype:
@@ -55,10 +77,8 @@ class WrappedNumbers:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._pending: list[_Pending] = []
-        self._hidden: dict[int, tuple[tuple[int, ...], DeviceLedger]] = {}
-        """What nodes inside of a ``CopySlices`` have saved, by their sequence number."""
-        self._leaving: int | None = None
-        """The sequence number of a ``CopySlices`` that lets go of its node when it has run."""
+        self._hidden: weakref.WeakKeyDictionary[_Hidden, int] = weakref.WeakKeyDictionary()
+        """The sequence number of the ``CopySlices`` that each belongs to."""
 
     def book(
         self, args: Sequence[Any], positions: tuple[int, ...], device: DeviceLedger, origin: Origin
@@ -85,8 +105,7 @@ class WrappedNumbers:
         first = recorded[0] if type(recorded) in (tuple, list) and recorded else recorded
         if isinstance(first, Tensor):
             names = tuple(operator.argument_names[position] for position in positions)
-            made = sequence_number() - 1
-            self._pending.append(_Pending(operator.name, first, made, names, indices, device))
+            self._pending.append(_Pending(operator.name, first, names, indices, device))
             return
         for index in indices:
             device.remove(index)
@@ -95,26 +114,25 @@ class WrappedNumbers:
         """Give the numbers of the last operators the lifetime that they have."""
         while self._pending:
             pending = self._pending.pop()
-            if pending.operator in _SAVE_IN_PLACE and pending.result._is_view():
-                self._hidden[pending.sequence] = pending.indices, pending.device
+            if pending.result._is_view() and pending.operator.partition(".")[0].endswith("_"):
+                self._hide(pending)
             else:
                 self._follow(pending)
-        if self._leaving is not None:
+        for hidden, number in tuple(self._hidden.items()) if self._hidden else ():
+            if not hidden.runs:
+                continue
             node = current_node()
-            if node is None or node._sequence_nr() != self._leaving:
-                indices, device = self._hidden.pop(self._leaving - 1)
-                self._leaving = None
-                for index in indices:
-                    device.remove(index)
+            if node is None or node._sequence_nr() != number:  # it has run, and let go of its node
+                hidden.release()
+                del self._hidden[hidden]
 
-    def used_in_backward(self) -> None:
-        """Note that the engine handed an operator the number that the running node has saved."""
-        node = current_node()
-        if node is None or keeps_graph():
-            return
-        # The node inside of a CopySlices is made right before it, and the engine names the outer.
-        if node._sequence_nr() - 1 in self._hidden and node.name().endswith("CopySlices"):
-            self._leaving = node._sequence_nr()
+    def _hide(self, pending: _Pending) -> None:
+        base = pending.result._base
+        node = None if base is None else base.grad_fn
+        hidden = _Hidden(pending.indices, pending.device)
+        if pending.operator in _SAVE_IN_PLACE and node is not None:
+            node.register_prehook(hidden)
+            self._hidden[hidden] = node._sequence_nr()
 
     def _follow(self, pending: _Pending) -> None:
         """Strike the numbers off when the node releases them; at once where it saved none."""

@@ -41,6 +41,16 @@ def in_place_on_a_view() -> None:
     x.exp().sum().backward()
 
 
+def in_place_on_a_view_that_is_thrown_away() -> None:
+    x = torch.zeros(10, 10, requires_grad=True)
+    y = x * x
+    y.t().mul_(0.5)
+    del y
+    torch.exp(x).sum().backward()
+    z = (x * x).detach().t().mul_(2.0)
+    (x * z).sum().backward()
+
+
 def of_every_type() -> None:
     x = torch.zeros(64, dtype=torch.complex64, requires_grad=True)
     y = x * (1 + 2j) * True * 3
@@ -87,6 +97,7 @@ def thrown_away() -> None:
         saved_by_nodes,
         in_place_and_through_a_view,
         in_place_on_a_view,
+        in_place_on_a_view_that_is_thrown_away,
         of_every_type,
         nothing_recorded,
         a_graph_kept_and_walked_twice,
