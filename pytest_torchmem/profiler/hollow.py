@@ -280,9 +280,7 @@ class Interceptor:
             origin = self._origin(operator, frame)
             result = make_outputs(self.ledger, plan, tensors, device, origin)
         wrapped: tuple[int, ...] = ()
-        if numbers and frame.f_code is ENGINE_CODE:  # a node has saved them, they are not made now
-            self.numbers.used_in_backward()
-        elif numbers:
+        if numbers and frame.f_code is not ENGINE_CODE:  # what the engine issues, a node has saved
             wrapped = self.numbers.book(args, numbers, device, origin)
         if plan.workspace is not None:
             self._take(plan.workspace, device, origin)

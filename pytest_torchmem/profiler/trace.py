@@ -170,10 +170,18 @@ def _gradient_held_by_engine_alone() -> References:
 
     Raises ``UnsupportedTorchError`` where the engine's addition is not seen.
     """
-    interceptor = Interceptor(Machine(REFERENCE), Ledger(), Attribution(), None)
-    with torch.enable_grad(), interception(interceptor, operators_passing_by()):
+    ledger = Ledger()
+    interceptor = Interceptor(Machine(REFERENCE), ledger, Attribution(), None)
+
+    def program() -> None:
         twice_used = torch.empty(2, requires_grad=True) * 1.0
         ((twice_used * 2.0) + (twice_used * 3.0)).sum().backward()
+
+    try:
+        with torch.enable_grad(), interception(interceptor, operators_passing_by()):
+            program()
+    finally:
+        give_survivors_data(ledger)
     if interceptor.sums.seen is None:
         raise UnsupportedTorchError(
             f"pytest-torchmem cannot trace on torch {torch.__version__}: the autograd engine does "
