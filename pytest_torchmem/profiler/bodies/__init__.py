@@ -1,16 +1,18 @@
 """Kernels that are themselves written as a sequence of operators.
 
-A CPU kernel such as ``_linalg_slogdet_out`` is one operator to the dispatcher, and yet calls others:
-what it takes beyond its outputs is theirs. Here such a body is told again, as far as it allocates::
+A CPU kernel such as ``_linalg_slogdet_out`` is one operator to the dispatcher, and yet it calls
+others: what it takes beyond its outputs is theirs. Here such a body is told again, as far as it
+allocates::
 
     @body("aten::lu_unpack")
     def lu_unpack(machine, LU, pivots, unpack_data=True, unpack_pivots=True):
         '''native/BatchLinearAlgebra.cpp, TORCH_IMPL_FUNC(lu_unpack_out).'''
 
 It is run on hollow tensors while operators are intercepted, so that every operator in it brings its
-own workspace, and returns the operator's outputs. ``machine`` is the host. Buffers that the kernel asks for itself are
-``torch.empty``. What is alive together in the kernel has to be so in the function: a variable that
-C++ keeps to the end of a block is kept here, and deleted where C++ lets go of it.
+own workspace, and returns the operator's outputs. ``machine`` is the host. Buffers that a kernel
+asks for itself are ``torch.empty``. What is alive together in the kernel has to be so in the
+function: a variable that C++ keeps to the end of a block is kept here, and deleted where C++ lets
+go of it.
 """
 
 from __future__ import annotations
@@ -44,6 +46,6 @@ def body(*operators: str) -> Callable[[_F], _F]:
 
 def find_body(operator: str) -> Body | None:
     """Return the body of an operator's CPU kernel (``"aten::median.dim"``), or ``None``."""
-    from pytest_torchmem.profiler.bodies import indexing  # noqa: F401
+    from pytest_torchmem.profiler.bodies import indexing, linear_algebra  # noqa: F401
 
     return _BODIES.get(operator)
