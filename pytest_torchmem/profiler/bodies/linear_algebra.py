@@ -44,12 +44,10 @@ def _check_errors(infos: Tensor) -> None:
 # -- LU ------------------------------------------------------------------------------------------
 
 
-def _lu_factor_out(LU: Tensor | None, A: Tensor) -> tuple[Tensor, Tensor]:
-    """linalg_lu_factor_ex_out into ``LU``, or where there is none into a new matrix; pivots and
-    infos come back.
-    """
+def _lu_factor_out(LU: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+    """linalg_lu_factor_ex_out into ``LU``; pivots and infos come back."""
     geometry = meta_result(_aten.linalg_lu_factor_ex.default, A)
-    written = empty_as(geometry[0]) if LU is None else proxy(LU, geometry[0])
+    written = proxy(LU, geometry[0])
     pivots, infos = empty_as(geometry[1]), empty_as(geometry[2])
     written.copy_(A)
     return pivots, infos
@@ -93,9 +91,10 @@ def linalg_lu(machine: Host, A: Tensor, *, pivot: bool = True) -> tuple[Tensor, 
     """TORCH_IMPL_FUNC(linalg_lu_out): factors into the larger of L and U, unpacked in place."""
     P, L, U = outputs(_aten.linalg_lu.default, A, pivot=pivot)
     LU = L if A.shape[-2] > A.shape[-1] else U
-    pivots, infos = _lu_factor_out(LU, A)
+    factored = _lu_factor_out(LU, A)
     if pivot:
-        _permutation(pivots, A.shape[-2])
+        _permutation(factored[0], A.shape[-2])
+    del factored
     return P, L, U
 
 
