@@ -14,7 +14,6 @@ from pytest_torchmem.profiler.workspace.cpu import (
     reduction,
     resampling,
     sorting,
-    threads,
 )
 
 __all__ = [
@@ -31,5 +30,4 @@ __all__ = [
     "reduction",
     "resampling",
     "sorting",
-    "threads",
 ]
