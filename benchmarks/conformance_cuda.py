@@ -69,6 +69,16 @@ def _traced(case: str, sample: Sample, options: dict[str, object], gpu: str) -> 
     return Comparison(case, Status.EXACT, profile.figures(), causes=operators)
 
 
+def found_units(options: argparse.Namespace) -> list[Unit]:
+    """Return the units that the options ask for: pattern, suites, dtypes, layouts, shard."""
+    part, parts = (int(number) for number in options.shard.split("/"))
+    tested = [suite for suite in options.suites if suite != "zoo"]
+    found: list[Unit] = [*units(options.pattern, tested, options.dtypes, options.layouts)]
+    if "zoo" in options.suites:
+        found.extend(zoo.models(options.pattern))
+    return found[part - 1 :: parts]
+
+
 def samples(unit: Unit, limit: int) -> Iterator[Sample]:
     """Yield the samples of an operator, a module or a model of the zoo."""
     if isinstance(unit, zoo.Model):
@@ -80,12 +90,7 @@ def samples(unit: Unit, limit: int) -> Iterator[Sample]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the samples and print what did not complete; return 1 for more than one in a hundred."""
     options = _parser().parse_args(arguments)
-    part, parts = (int(number) for number in options.shard.split("/"))
-    tested = [suite for suite in options.suites if suite != "zoo"]
-    found: list[Unit] = [*units(options.pattern, tested, options.dtypes, options.layouts)]
-    if "zoo" in options.suites:
-        found.extend(zoo.models(options.pattern))
-    found = found[part - 1 :: parts]
+    found = found_units(options)
     limits = Limits(options.samples, options.seconds, options.threads)
     kept: list[Comparison] = []
     run = functools.partial(run_sample, gpu=options.gpu)
