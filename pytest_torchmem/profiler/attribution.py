@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -55,6 +55,9 @@ class Attribution:
         self._places: list[_Place] = []
         self._thread = threading.get_ident()
         self.outermost_calls = 0
+        self.on_outermost_call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None] | None
+        """Is told of modules that no other module calls, and no backward that computes anew."""
+        self.on_outermost_call = None
         self.compiled_calls = 0
         """Calls of modules that ``torch.compile`` wraps; in a trace they run eagerly."""
 
@@ -95,7 +98,10 @@ class Attribution:
                 return original(module, *args, **kwargs)
             if type(module).__name__ == "OptimizedModule":
                 self.compiled_calls += 1
-            stack.append((self._path(module), current_graph_task(), module))
+            task = current_graph_task()
+            if self.on_outermost_call is not None and not stack and task == -1:
+                self.on_outermost_call(module, args, kwargs)
+            stack.append((self._path(module), task, module))
             try:
                 return original(module, *args, **kwargs)
             finally:

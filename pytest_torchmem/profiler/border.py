@@ -19,7 +19,6 @@ from pytest_torchmem.profiler.profile import Kind, Origin, Phase
 from pytest_torchmem.profiler.shapes import Output
 
 _CPU = torch.device("cpu")
-_EARLIER = Origin(Phase.BASELINE)
 
 
 class Border:
@@ -36,6 +35,8 @@ class Border:
         self._attribution = attribution
         self._phases = phases
         self._borrowed: list[tuple[Tensor, Tensor | None]] = []
+        self.names: dict[int, tuple[Kind, str, str]] = {}
+        """Kind, label and module of real tensors that are known, by their storages' addresses."""
 
     def borrow(self, tensor: Tensor) -> Record:
         """Book a real tensor that the program brought with it; nothing is ever written to it."""
@@ -43,14 +44,17 @@ class Border:
         device = self._ledger.on(self._machine.normalise(tensor.device))
         # Memory that is not the allocator's (numpy arrays, shared memory) cannot be resized.
         nbytes = storage.nbytes() if storage.resizable() else 0
+        other = (Kind.PARAMETER if tensor.requires_grad else Kind.INPUT, "", "")
+        kind, label, module = self.names.get(storage_address(tensor), other)
         record = self._ledger.book(
             storage,
             nbytes,
             device,
-            Kind.PARAMETER if tensor.requires_grad else Kind.INPUT,
-            _EARLIER,
+            kind,
+            Origin(Phase.BASELINE, module),
             tuple(tensor.shape),
             tensor.dtype,
+            label,
             earlier=True,
             hollow=False,
         )
@@ -99,10 +103,17 @@ class Border:
         return hollow
 
     def enter_tensor(
-        self, tensor: Tensor, device: torch.device, kind: Kind, label: str, whole: bool
+        self,
+        tensor: Tensor,
+        device: torch.device,
+        kind: Kind,
+        label: str,
+        module: str,
+        whole: bool,
     ) -> Tensor:
         """Return the hollow twin of a real tensor that is there before the step.
 
+        ``module`` is the path of the module that it is a parameter or buffer of, "" for others.
         ``whole``: the twin has a storage as large as the original's, for others to share;
         otherwise one of its own elements, as a copy to another device has.
         """
@@ -122,7 +133,7 @@ class Border:
             nbytes,
             self._ledger.on(device),
             kind,
-            _EARLIER,
+            Origin(Phase.BASELINE, module),
             output.shape,
             output.dtype,
             label,

@@ -7,6 +7,7 @@ from it afterwards.
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -22,7 +23,9 @@ from pytest_torchmem.profiler.profile import (
 )
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """What is written down of one allocation."""
+
     nbytes: int
     kind: Kind
     origin: Origin
@@ -38,7 +41,7 @@ class DeviceLedger:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.current = 0
-        self.entries: list[_Entry] = []
+        self.entries: list[Entry] = []
         self.events: list[int] = []
         self.phases: list[tuple[int, Phase]] = []
         self.earlier: list[int] = []
@@ -48,7 +51,7 @@ class DeviceLedger:
         self.unknown_workspaces: set[str] = set()
         """Operators that ran and whose workspace is not known."""
 
-    def add(self, entry: _Entry, earlier: bool = False) -> int:
+    def add(self, entry: Entry, earlier: bool = False) -> int:
         self.entries.append(entry)
         index = len(self.entries)
         (self.earlier if earlier else self.events).append(index)
@@ -62,6 +65,13 @@ class DeviceLedger:
     def origin(self, index: int) -> Origin:
         """Return who made the allocation of a record's ``index``."""
         return self.entries[index - 1].origin
+
+    def name(self, index: int, kind: Kind, label: str, module: str) -> None:
+        """Write down what an allocation turned out to be: a module's parameter or buffer."""
+        entry = self.entries[index - 1]
+        if not entry.label:
+            origin = replace(entry.origin, module=module)
+            self.entries[index - 1] = entry._replace(kind=kind, label=label, origin=origin)
 
     def highest_since(self, position: int) -> int:
         """Return the most bytes that were live after the first ``position`` events."""
@@ -160,12 +170,12 @@ class Ledger:
         memory: Tensor | None = None,
     ) -> Record:
         """Write down that ``storage`` was made; it is struck off when its last reference dies."""
-        index = ledger.add(_Entry(nbytes, kind, origin, shape, dtype, label), earlier)
+        index = ledger.add(Entry(nbytes, kind, origin, shape, dtype, label), earlier)
         return self.attach(storage, index, ledger, hollow, memory)
 
     def reserve(self, nbytes: int, ledger: DeviceLedger, kind: Kind, origin: Origin) -> int:
         """Write down bytes whose storage is not known yet; return their index in ``ledger``."""
-        return ledger.add(_Entry(nbytes, kind, origin, (), None, ""))
+        return ledger.add(Entry(nbytes, kind, origin, (), None, ""))
 
     def attach(
         self,
@@ -198,7 +208,7 @@ class Ledger:
     ) -> None:
         """Write down bytes that a kernel takes and gives back before it returns."""
         indices = [
-            ledger.add(_Entry(nbytes, Kind.WORKSPACE, origin, (), None, "", confidence))
+            ledger.add(Entry(nbytes, Kind.WORKSPACE, origin, (), None, "", confidence))
             for nbytes in requests
         ]
         for index in indices:
@@ -210,7 +220,7 @@ class Ledger:
         """Write down a library's workspace that stays, where its handle has none yet."""
         key = (name, in_engine)
         if key not in ledger.kept:
-            entry = _Entry(nbytes, Kind.WORKSPACE, origin, (), None, name)
+            entry = Entry(nbytes, Kind.WORKSPACE, origin, (), None, name)
             ledger.kept[key] = ledger.add(entry)
 
     def close(self) -> set[int]:

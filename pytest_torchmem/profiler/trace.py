@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import random
 import sys
 import threading
@@ -34,9 +33,10 @@ from pytest_torchmem.profiler.internals import (
     operators_passing_by,
 )
 from pytest_torchmem.profiler.ledger import Ledger
-from pytest_torchmem.profiler.profile import Kind, MemoryProfile, Phase, summarise
+from pytest_torchmem.profiler.profile import MemoryProfile, Phase, summarise
 from pytest_torchmem.profiler.step import check_step, run_target
 from pytest_torchmem.profiler.twin import Twins
+from pytest_torchmem.profiler.workload import Program, of_step
 
 DEVICES = ("cpu", "cuda")
 _HOSTS: dict[str, Callable[[], Host]] = {"reference": lambda: REFERENCE, "here": this_machine}
@@ -120,15 +120,19 @@ def _profile(
 ) -> MemoryProfile:
     __tracebackhide__ = True
     ledger, machine = interceptor.ledger, interceptor.machine
+    program = Program(ledger)
     workload = ""
     if isinstance(target, nn.Module):
         ledger.begin(Phase.BASELINE)
         twins = Twins(interceptor, machine.device)
         target = twins.of_module(target)
         args, kwargs = twins.of_inputs(args, kwargs)
-        workload = _workload(ledger, machine.device)
+        workload = of_step(ledger, machine.device)
         del twins
         ledger.enter(Phase.FORWARD)
+    else:
+        interceptor.attribution.on_outermost_call = program.called
+        interceptor.border.names = program.names
     outcome = run_target(target, args, kwargs, *step)
     interceptor.numbers.settle()
     device = ledger.devices[machine.device]
@@ -138,7 +142,7 @@ def _profile(
         gpu=machine.gpu.name if machine.gpu else None,
         host=machine.host.name,
         torch_version=torch.__version__,
-        workload=workload,
+        workload=workload or program.digest(),
         warnings=(
             *interceptor.values.warnings,
             *_compiled(interceptor.attribution),
@@ -232,18 +236,6 @@ def _machine(device: str, gpu: str | None, host: str) -> Machine:
     if device == "cpu":
         return Machine(_HOSTS[host]())
     return Machine(_HOSTS[host](), named or find_gpu(DEFAULT_GPU))
-
-
-def _workload(ledger: Ledger, device: torch.device) -> str:
-    digest = hashlib.sha256()
-    parameters = 0
-    for entry in ledger.devices[device].entries:
-        if entry.kind is Kind.INPUT:
-            digest.update(f"{entry.label} {entry.dtype}{list(entry.shape)}\n".encode())
-        else:
-            parameters += entry.nbytes
-    digest.update(f"{parameters}".encode())
-    return digest.hexdigest()[:12]
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import storage_address, tensor_on
 from pytest_torchmem.profiler.profile import Kind
+from pytest_torchmem.profiler.workload import owner_of
 
 
 class Twins:
@@ -26,16 +27,17 @@ class Twins:
         self._whole = device.type == "cpu"
         self._tensors: dict[int, Tensor] = {}
         self._storages: dict[int, Tensor] = {}
-        self._labels: dict[int, tuple[Kind, str]] = {}
+        self._labels: dict[int, tuple[Kind, str, str]] = {}
+        """Kind, label and owning module's path of tensors, by their ids."""
         self._memo: dict[int, Any] = {}
         self._originals: list[Any] = []
 
     def of_module(self, module: nn.Module) -> nn.Module:
         """Return the twin of a module, with its hooks, parametrizations and shared storages."""
         for name, parameter in module.named_parameters():
-            self._labels[id(parameter)] = (Kind.PARAMETER, name)
+            self._labels[id(parameter)] = (Kind.PARAMETER, name, owner_of(module, name))
         for name, buffer in module.named_buffers():
-            self._labels[id(buffer)] = (Kind.BUFFER, name)
+            self._labels[id(buffer)] = (Kind.BUFFER, name, owner_of(module, name))
         twin = self._copy(module)
         assert isinstance(twin, nn.Module)
         return twin
@@ -43,10 +45,10 @@ class Twins:
     def of_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Return the twins of a step's arguments."""
         for position, tensor in enumerate(_plain_tensors(args)):
-            self._labels.setdefault(id(tensor), (Kind.INPUT, f"input {position}"))
+            self._labels.setdefault(id(tensor), (Kind.INPUT, f"input {position}", ""))
         for name, value in kwargs.items():
             for tensor in _plain_tensors((value,)):
-                self._labels.setdefault(id(tensor), (Kind.INPUT, name))
+                self._labels.setdefault(id(tensor), (Kind.INPUT, name, ""))
         return self._copy(args), self._copy(kwargs)
 
     def _copy(self, value: Any) -> Any:
@@ -132,9 +134,8 @@ class Twins:
         return twin
 
     def _plain_twin(self, tensor: Tensor) -> Tensor:
-        kind, label = self._labels.get(
-            id(tensor), (Kind.PARAMETER if isinstance(tensor, nn.Parameter) else Kind.OTHER, "")
-        )
+        other = (Kind.PARAMETER if isinstance(tensor, nn.Parameter) else Kind.OTHER, "", "")
+        kind, label, owner = self._labels.get(id(tensor), other)
         address = storage_address(tensor)
         shared = self._storages.get(address) if self._whole else None
         with self._interceptor.working():
@@ -147,7 +148,7 @@ class Twins:
                     int(tensor.storage_offset()),
                 )
             twin = self._interceptor.border.enter_tensor(
-                tensor.detach(), self._device, kind, label, self._whole
+                tensor.detach(), self._device, kind, label, owner, self._whole
             )
         self._storages[address] = twin
         return twin

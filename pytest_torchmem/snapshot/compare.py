@@ -82,7 +82,8 @@ def compare(before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
             changes.append(_judge(name, before.figures.get(name), now.figures.get(name), rule))
     return Comparison(
         changes=tuple(changes),
-        workload_changed=bool(now.workload) and before.workload != now.workload,
+        workload_changed=before.workload != now.workload
+        and "" not in (before.workload, now.workload),
         torch_before=before.torch,
         torch_now=now.torch,
     )

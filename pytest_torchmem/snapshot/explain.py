@@ -94,22 +94,11 @@ def what_grew(before: Explanation | None, now: Sequence[Allocation], most: int =
 
 
 def modules_of(allocations: Sequence[Allocation]) -> list[str]:
-    """Return the module that each allocation is counted under, its numbers taken together.
-
-    Origins name modules from the outermost one's class, labels of parameters from within it; where
-    there is one outermost class, the labels are put below it.
-    """
-    roots = {a.origin.module.partition(".")[0] for a in allocations if a.origin.module}
-    root = roots.pop() if len(roots) == 1 else ""
-
-    def module(allocation: Allocation) -> str:
-        name = allocation.origin.module
-        if not name and allocation.kind.value in ("parameter", "buffer"):
-            inner = allocation.label.rpartition(".")[0]
-            name = ".".join(part for part in (root, inner) if part)
-        return _NUMBER.sub("*", name) if name else f"({allocation.kind.value})"
-
-    return [module(allocation) for allocation in allocations]
+    """Return the module that each allocation is counted under, its numbers taken together."""
+    return [
+        _NUMBER.sub("*", allocation.origin.module) or f"({allocation.kind.value})"
+        for allocation in allocations
+    ]
 
 
 def operator_of(allocation: Allocation) -> str:

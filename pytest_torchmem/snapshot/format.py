@@ -78,7 +78,7 @@ class Entry:
     key: Key
     torch: str
     workload: str
-    """A digest of the inputs' geometry and the parameters' bytes; empty for a whole body."""
+    """A digest of the inputs' geometry and the parameters' bytes; empty where nothing is known."""
     figures: Mapping[str, int]
     explained: Mapping[str, Explanation] = field(default_factory=dict)
     tolerance: Any = None

@@ -207,7 +207,18 @@ def test_a_whole_body_can_have_a_snapshot(project):
     project.run("--torchmem-update").assert_outcomes(passed=1)
     project.run().assert_outcomes(passed=1)
     project.width(65)
-    project.run().assert_outcomes(failed=1)
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*The workload is another one than in the snapshot*"])
+    project.width(64)
+    body = project.path.joinpath("test_net.py").read_text()
+    project.write(test_net=body.replace("test_it", "test_renamed"))
+    result = project.run()
+    result.stdout.fnmatch_lines(["*has an entry of test_it, a test that is gone*renamed*"])
+    project.write(test_net=body.replace("make()(inputs())", "(make()(inputs()).exp() * 2)"))
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    assert "workload" not in result.stdout.str(), "the same work that needs more"
 
 
 def test_markers_combine_and_the_closest_wins(project):
