@@ -13,14 +13,21 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
+from torch._ops import OpOverloadPacket
 from torch.autograd import Variable
 from torch.autograd.profiler import profile
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profiler.internals import (
+    has_kernels,
+    is_composite_implicit,
+    operators_passing_by,
+)
 
 STEP = "torchmem::step"
 ENGINE = "torchmem::engine"
@@ -48,6 +55,8 @@ class Range:
     start: int
     stop: int
     name: str
+    works: int | None = None
+    """When it first took memory or ran an operator that is more than a view; None where never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,20 +179,54 @@ def _read(roots: list[Any]) -> Recording:
 
     events: list[MemoryEvent] = []
     ranges: list[Range] = []
-    pending: list[tuple[Any, tuple[str, ...]]] = [(root, ()) for root in reversed(roots)]
+
+    def works(positions: tuple[int, ...], time: int) -> None:
+        for position in positions:
+            found = ranges[position]
+            if found.works is None or found.works > time:
+                ranges[position] = replace(found, works=time)
+
+    pending: list[tuple[Any, tuple[str, ...], tuple[int, ...]]] = [
+        (root, (), ()) for root in reversed(roots)
+    ]
     while pending:
-        node, path = pending.pop()
+        node, path, open_ranges = pending.pop()
         if node.tag == _EventType.Allocation:
             fields = node.extra_fields
             if fields.device.type == "cpu":
                 time, size = node.start_time_ns, fields.alloc_size
                 events.append(MemoryEvent(time, size, fields.ptr, path))
+                if size > 0:
+                    works(open_ranges, time)
             continue
         name = node.name
         if name.startswith(_RANGES):
-            ranges.append(Range(node.start_time_ns, node.end_time_ns, name))
+            found = Range(node.start_time_ns, node.end_time_ns, name)
+            ranges.append(found)
+            open_ranges = (*open_ranges, len(ranges) - 1)
+        elif open_ranges and computes(name):
+            works(open_ranges, node.start_time_ns)
         inner = (*path, name)
-        pending.extend((child, inner) for child in reversed(node.children))
+        pending.extend((child, inner, open_ranges) for child in reversed(node.children))
     events.sort(key=lambda event: event.time)
     ranges.sort(key=lambda found: (found.start, -found.stop))
     return Recording(tuple(events), tuple(ranges))
+
+
+@cache
+def computes(name: str) -> bool:
+    """Return whether a recorded function is an operator that does more than make a view.
+
+    What it is made of is recorded as well, so composite operators do not count.
+    """
+    namespace, _, base = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace, None), base, None) if base else None
+    if not isinstance(packet, OpOverloadPacket):
+        return False
+    views = operators_passing_by()
+    overloads = (getattr(packet, overload) for overload in packet.overloads())
+    return any(
+        not is_composite_implicit(overload) and overload.name().removeprefix("aten::") not in views
+        for overload in overloads
+        if has_kernels(overload)
+    )

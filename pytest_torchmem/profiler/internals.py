@@ -73,6 +73,11 @@ def tensor_on(
     return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
 
 
+def has_kernels(operator: OpOverload) -> bool:
+    """Return whether ``operator`` is dispatched at all, and not TorchScript's alone."""
+    return bool(_C._dispatch_has_kernel(operator.name()))
+
+
 def is_composite_implicit(operator: OpOverload) -> bool:
     """Return whether ``operator`` is made of other operators that carry its gradient.
 
