@@ -45,7 +45,6 @@ from pytest_torchmem.profiler.internals import (
     FAKE,
     check_torch,
     interception,
-    operators_passing_by,
     set_excluded,
 )
 from pytest_torchmem.profiler.operators import operator_of
@@ -92,7 +91,7 @@ def recorded_for_real(sample: Sample, device: str, **options: Any) -> list[str]:
             target = target.to(device)
         args, kwargs = replace_tensors((args, kwargs), functools.partial(_moved, device=device))
     torch.manual_seed(0)
-    with torch.enable_grad(), interception(run, operators_passing_by()):
+    with torch.enable_grad(), interception(run):
         run_target(target, args, kwargs, **options)
     return names
 

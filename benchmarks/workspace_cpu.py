@@ -33,7 +33,6 @@ from pytest_torchmem.profiler.devices.host import Host, this_machine
 from pytest_torchmem.profiler.internals import (
     FAKE,
     interception,
-    operators_passing_by,
     run_composite_explicit,
     run_composite_implicit,
     set_excluded,
@@ -115,7 +114,7 @@ class Recorder:
             torch.profiler.profile(
                 activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
             ) as profile,
-            interception(self._kernel, operators_passing_by()),
+            interception(self._kernel),
         ):
             warnings.simplefilter("ignore")
             iterator = iter(programs)

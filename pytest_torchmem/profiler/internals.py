@@ -149,26 +149,53 @@ def run_composite_implicit(operator: OpOverload, *args: Any, **kwargs: Any) -> A
 
 
 @contextmanager
-def interception(fallback: Callable[..., Any], native: tuple[str, ...]) -> Iterator[None]:
+def interception(fallback: Callable[..., Any]) -> Iterator[None]:
     """Route every operator of this thread that would reach a kernel to ``fallback(op, *args)``.
 
-    Operators named in ``native`` (without namespace) pass by and stay in C++.
+    View operators pass by and stay in C++.
     """
-    everything = torch.library.Library("_", "IMPL")
-    passing = torch.library.Library("aten", "IMPL")
+    entry = _entry()
+    before = vars(entry)["__call__"]
+    entry.__call__ = staticmethod(fallback)
+    set_included(FAKE, True)
     try:
-        everything.fallback(fallback, "Fake")
-        for name in native:
-            passing.impl(name, torch.library.fallthrough_kernel, "Fake")
-        set_included(FAKE, True)
-        try:
-            yield
-        finally:
-            set_included(FAKE, False)
-            set_excluded(FAKE, False)
+        yield
     finally:
-        passing._destroy()
-        everything._destroy()
+        set_included(FAKE, False)
+        set_excluded(FAKE, False)
+        entry.__call__ = before
+
+
+#: Where the process keeps what is registered for the Fake key: a second copy of this module, as
+#: pytester imports in one process, must find it, for torch takes one fallback for each key.
+_ENTRY = "_pytest_torchmem_entry"
+
+
+def _entry() -> Any:
+    """Return the class whose instance is the fallback of the Fake key, registered once.
+
+    To register one takes the dispatcher a millisecond, and where the key is not included it is
+    never asked. The fallback is called by the class's ``__call__``, in C: a function in between
+    would be a Python frame between an operator and the program that called it.
+    """
+    known = getattr(torch.library, _ENTRY, None)
+    if known is not None:
+        return known
+
+    class Entry:
+        """Calls what a trace has put here."""
+
+        everything = torch.library.Library("_", "IMPL")
+        passing = torch.library.Library("aten", "IMPL")
+
+        def __call__(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError(f"{overload} was intercepted while no trace runs")
+
+    Entry.everything.fallback(Entry(), "Fake")
+    for name in operators_passing_by():
+        Entry.passing.impl(name, torch.library.fallthrough_kernel, "Fake")
+    setattr(torch.library, _ENTRY, Entry)
+    return Entry
 
 
 @cache
@@ -239,7 +266,7 @@ def _try_interception() -> None:
             set_excluded(FAKE, False)
 
     weight = torch.ones(2, 3, requires_grad=True)
-    with torch.enable_grad(), interception(fallback, operators_passing_by()):
+    with torch.enable_grad(), interception(fallback):
         hollow = (weight * 2.0).view(3, 2)
         hollow.backward(torch.ones(3, 2))
     gradient = weight.grad

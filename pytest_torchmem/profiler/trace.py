@@ -27,11 +27,7 @@ from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.devices.tensors import hollow_answers
 from pytest_torchmem.profiler.gradients import References
 from pytest_torchmem.profiler.hollow import Interceptor
-from pytest_torchmem.profiler.internals import (
-    check_torch,
-    interception,
-    operators_passing_by,
-)
+from pytest_torchmem.profiler.internals import check_torch, interception
 from pytest_torchmem.profiler.ledger import Ledger
 from pytest_torchmem.profiler.profile import MemoryProfile, Phase, summarise
 from pytest_torchmem.profiler.step import check_step, run_target
@@ -182,7 +178,7 @@ def _gradient_held_by_engine_alone() -> References:
         ((twice_used * 2.0) + (twice_used * 3.0)).sum().backward()
 
     try:
-        with torch.enable_grad(), interception(interceptor, operators_passing_by()):
+        with torch.enable_grad(), interception(interceptor):
             program()
     finally:
         give_survivors_data(ledger)
@@ -221,7 +217,7 @@ def _layers(interceptor: Interceptor) -> Iterator[None]:
             ),
         ):
             stack.callback(hook.remove)
-        stack.enter_context(interception(interceptor, operators_passing_by()))
+        stack.enter_context(interception(interceptor))
         yield
 
 
