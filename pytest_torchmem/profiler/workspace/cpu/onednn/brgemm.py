@@ -69,16 +69,75 @@ def block_of(problem: Problem, outer: int, spatial: int, steps: int) -> int:
     return VECTOR
 
 
-def forward(problem: Problem) -> Primitive | None:
-    """``brgconv_1x1`` and ``brg_conv_fwd``: the filters in blocks."""
+def forward(problem: Problem, inverted: bool = False) -> Primitive | None:
+    """``brgconv_1x1`` and ``brg_conv_fwd``: the filters in blocks; ``inverted`` where the kernel
+    is turned round for a gradient of the input.
+    """
     if not problem.channels_last or problem.depthwise:
         return None
     if _groups_refused(problem, problem.group_channels):
         return None
+    if not inverted and _is_lowered(problem):
+        return _lowered(problem)
     steps = math.prod(problem.stride)
     block = block_of(problem, problem.group_filters, problem.input_space, steps)
     weight = _weight(problem, problem.group_filters, problem.group_channels, block)
     entries = [batch_bytes(problem.threads, problem.taps)]
+    return Primitive("brgconv", 0, weight, 0, booked(*entries))
+
+
+def _is_lowered(problem: Problem) -> bool:
+    """A single channel, whose pixels under the kernel are laid side by side (``relo_whi``)."""
+    return (
+        problem.group_channels == 1
+        and problem.dims == 2
+        and not problem.dilated
+        and min(problem.kernel[1:]) > 1
+        and problem.output[2] > 4
+        and not _is_merged(problem)
+    )
+
+
+def _is_merged(problem: Problem) -> bool:
+    """Whether strides across are taken for channels: ``trans_dim_koef``."""
+    taps, step, width = problem.kernel[2], problem.stride[2], problem.input[2]
+    if problem.grouped or problem.dilation[2] != 1 or taps < 2 or step < 2:
+        return False
+    if problem.padding[2] > 0 or problem.end_padding[2] > 0:
+        return False
+    channels, vector = problem.channels, 64 // problem.element_size
+    if _even(problem, channels) != channels or (channels > vector and channels % vector):
+        return False
+    for factor in range(2, min(taps, step, width) + 1):
+        whole = channels * factor <= vector or channels * factor % vector == 0
+        if whole and not (width % factor or taps % factor or step % factor):
+            return True
+    return False
+
+
+def _lowered(problem: Problem) -> Primitive:
+    """The input's pixels side by side, which of them are, and the weight laid out alike."""
+    threads, size, height = problem.threads, problem.element_size, problem.kernel[1]
+    top, bottom = problem.padding[1], max(0, problem.end_padding[1])
+    rows = problem.input[1] + problem.padding[1] + problem.end_padding[1]
+    width = problem.input[2] + problem.padding[2] + problem.end_padding[2]
+    step = height * problem.stride[2]
+    held = min(rows, height) + top + bottom
+    pixels = height * held * width * problem.groups * step
+    pixels += ((problem.output[1] - 1) * problem.stride[1] + 1) * step
+    taps = _even(problem, problem.taps)
+    if problem.bfloat16 and problem.taps > 32:
+        taps = round_up(problem.taps, 32)
+    filters = round_up(problem.group_filters, VECTOR)
+    block = block_of(problem, problem.group_filters, problem.input_space, 1)
+    laid = round_up(problem.groups * round_up(problem.group_filters, block) * taps, 1024)
+    entries = [
+        batch_bytes(threads, 1),
+        (threads * round_up(pixels, PAGE) * size, PAGE),
+        (threads * round_up(problem.output[1] * problem.groups, PAGE), PAGE),
+        (laid * size, PAGE),
+    ]
+    weight = problem.groups * filters * problem.taps * size
     return Primitive("brgconv", 0, weight, 0, booked(*entries))
 
 
@@ -125,7 +184,8 @@ def backward_data_unnested(problem: Problem, narrow: bool = False) -> Primitive 
     """The forward, with the kernel turned round, that gives a gradient of the input."""
     if problem.strided:
         return None
-    return (forward_narrow if narrow else forward)(_mirrored(problem))
+    turned = _mirrored(problem)
+    return forward_narrow(turned) if narrow else forward(turned, inverted=True)
 
 
 def backward_data(problem: Problem, narrow: bool = False) -> Primitive | None:
@@ -166,13 +226,13 @@ def backward_data_strided(
     width = problem.input[2]
     if uneven_width:
         row = round_up(width, problem.stride[2]) * problem.stride[2] * problem.channels
-        entries.append((problem.threads * round_up(row, PAGE) * problem.element_size, PAGE))
+        entries.append((problem.threads * round_up(row, PAGE) * problem.gradient_size, PAGE))
     block = (
         _narrow_block(problem.group_channels)
         if narrow
         else block_of(problem, problem.group_channels, problem.output_space, 1)
     )
-    if problem.bfloat16:
+    if problem.gradient_size < _FLOAT:
         pixels = share(width, problem.stride[2])
         entries.append((problem.threads * block * pixels * _FLOAT, PAGE))
     own = not problem.channels_last

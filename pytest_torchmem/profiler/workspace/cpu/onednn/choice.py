@@ -8,9 +8,12 @@ from pytest_torchmem.profiler.workspace.cpu.onednn import (
     brgemm,
     depthwise,
     direct,
+    direct_bfloat16,
+    direct_weights,
     gemm,
     narrow,
     pointwise,
+    pointwise_bfloat16,
     transposed,
 )
 from pytest_torchmem.profiler.workspace.cpu.onednn.problem import Primitive, Problem
@@ -22,7 +25,9 @@ _FORWARD: Sequence[Kernel] = (
     brgemm.forward,
     depthwise.forward,
     pointwise.forward,
+    pointwise_bfloat16.forward,
     direct.forward,
+    direct_bfloat16.forward,
     brgemm.forward_narrow,
     narrow.forward,
     gemm.forward,
@@ -32,7 +37,9 @@ _DATA: Sequence[Kernel] = (
     brgemm.backward_data_strided,
     depthwise.backward_data,
     pointwise.backward_data,
+    pointwise_bfloat16.backward_data,
     direct.backward_data,
+    direct_bfloat16.backward_data,
     brgemm.backward_data_narrow,
     brgemm.backward_data_strided_narrow,
     narrow.backward_data,
@@ -41,7 +48,9 @@ _DATA: Sequence[Kernel] = (
 _WEIGHTS: Sequence[Kernel] = (
     depthwise.backward_weights,
     pointwise.backward_weights,
-    direct.backward_weights,
+    pointwise_bfloat16.backward_weights,
+    direct_weights.backward_weights,
+    direct_bfloat16.backward_weights,
     narrow.backward_weights,
     gemm.backward_weights,
 )

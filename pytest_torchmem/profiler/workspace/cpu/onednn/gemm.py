@@ -70,7 +70,7 @@ def forward(problem: Problem) -> Primitive | None:
     return Primitive(_NAME, 0, _weight(problem), 0, booked(*entries))
 
 
-def backward_data(problem: Problem, float_result: bool = False) -> Primitive | None:
+def backward_data(problem: Problem) -> Primitive | None:
     """Columns of one image in float for every thread that has an image."""
     vector, threads = _vector(problem), problem.threads
     pixels, channels = _image(problem.input), problem.group_channels

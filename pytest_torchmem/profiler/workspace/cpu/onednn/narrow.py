@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from pytest_torchmem.profiler.workspace.cpu.onednn.direct_bfloat16 import input_pixels
 from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
     Primitive,
     Problem,
@@ -131,7 +132,8 @@ def _input_rows_fit(problem: Problem) -> bool:
     reach = problem.extent[2] - 1
     end = problem.end_padding[2]
     left = max(0, (reach - problem.padding[2]) // step)
-    unrolled = _unrolled(problem, left)
+    blocks = share(problem.group_channels, _VECTOR)
+    unrolled = input_pixels(width, step, blocks, left, registers=15)
     if not unrolled:
         return False
     tail = width % unrolled
@@ -139,23 +141,3 @@ def _input_rows_fit(problem: Problem) -> bool:
     if left * step > unrolled or right * step > unrolled:
         return False
     return width <= unrolled or not (unrolled % step or end + tail < 0)
-
-
-def _unrolled(problem: Problem, left: int) -> int:
-    """Pixels of a row and blocks of channels with the most products in 15 registers."""
-    width, step = problem.input[2], problem.stride[2]
-    blocks = share(problem.group_channels, _VECTOR)
-    best, most = 0, 0
-    for at_a_time in range(1, 5):
-        if blocks % at_a_time:
-            continue
-        for reach in range(step, width + step, step):
-            if reach * at_a_time + reach // step > 15:
-                break
-            pixels = min(reach, width)
-            if left * step > pixels and pixels != width:
-                continue
-            products = share(pixels, step) * at_a_time
-            if products > most or (products == most and pixels > best):
-                best, most = pixels, products
-    return best

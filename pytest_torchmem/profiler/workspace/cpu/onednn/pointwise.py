@@ -25,7 +25,7 @@ _NAME = "jit_1x1"
 _FLOAT = 4
 
 
-def _accepts(problem: Problem) -> bool:
+def takes(problem: Problem) -> bool:
     """One group, no padding; strides only where the copy without them divides the image."""
     if problem.grouped or problem.taps != 1 or any(problem.padding):
         return False
@@ -48,11 +48,11 @@ def _is_thinned(problem: Problem) -> bool:
     )
 
 
-def best_divider(value: int, smallest: int, largest: int, larger: bool) -> int:
+def best_divider(value: int, smallest: int, largest: int, larger: bool, step: int = 1) -> int:
     """The divider in these bounds with the least rest; src/cpu/x64/jit_uni_1x1_conv_utils.hpp."""
     largest = max(1, min(largest, value))
     best, least = largest, math.inf
-    for divider in range(largest, max(1, min(smallest, largest)) - 1, -1):
+    for divider in range(largest, max(1, min(smallest, largest)) - 1, -step):
         filled = round_up(value, divider)
         waste = (filled - value) / filled
         if waste < least or (not larger and waste == least):
@@ -71,33 +71,34 @@ def _sizes(problem: Problem) -> tuple[int, int, int]:
 
 def forward(problem: Problem) -> Primitive | None:
     """A bias that is not whole blocks is copied; so is an image that strides thin out."""
-    if not _accepts(problem):
+    if problem.bfloat16 or not takes(problem):
         return None
     source, weight, result = _sizes(problem)
     entries = []
     if problem.bias and not problem.channels_last and problem.filters % VECTOR:
         entries.append(round_up(problem.filters, VECTOR) * _FLOAT)
     if problem.strided:
-        entries.append(_thinned(problem, round_up(problem.channels, VECTOR)))
+        entries.append(thinned_bytes(problem, round_up(problem.channels, VECTOR), problem.threads))
     return Primitive(_NAME, source, weight, result, booked(*entries))
 
 
-def _thinned(problem: Problem, channels: int) -> int:
+def thinned_bytes(problem: Problem, channels: int, threads: int) -> int:
+    """Bytes of the images that strides leave, of every thread: ``rtus_prepare_space_info``."""
     if problem.channels_last:
         channels = problem.channels
-    return problem.threads * problem.output_space * channels * _FLOAT
+    return threads * problem.output_space * channels * problem.element_size
 
 
 def backward_data(problem: Problem) -> Primitive | None:
     """As the forward; strides are left to the strided kernels."""
-    if not _accepts(problem) or problem.strided:
+    if problem.bfloat16 or not takes(problem) or problem.strided:
         return None
     return Primitive(_NAME, *_sizes(problem))
 
 
 def backward_weights(problem: Problem) -> Primitive | None:
     """Threads that share the pixels have a copy of the weight's gradient each."""
-    if not _accepts(problem):
+    if problem.bfloat16 or not takes(problem):
         return None
     source, weight, result = _sizes(problem)
     on_pixels, threads = _division(problem)
@@ -110,7 +111,7 @@ def backward_weights(problem: Problem) -> Primitive | None:
         blocks = share(problem.filters, VECTOR)
         entries += bias_reduction(threads, VECTOR, blocks, problem.batch)
     if problem.strided:
-        entries.append(_thinned(problem, _bcast_blocking(problem)))
+        entries.append(thinned_bytes(problem, _bcast_blocking(problem), threads))
     return Primitive(_NAME, source, weight, result, booked(*entries))
 
 

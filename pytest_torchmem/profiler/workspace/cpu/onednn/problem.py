@@ -68,10 +68,17 @@ class Problem:
     bias: bool
     channels_last: bool
     """The caller insists on channels last; else the kernel chooses."""
+    float_gradient: bool = False
+    """The gradient of the input is written in float, whatever the operands are."""
 
     @property
     def element_size(self) -> int:
         return self.dtype.itemsize
+
+    @property
+    def gradient_size(self) -> int:
+        """Bytes of an element of the input's gradient."""
+        return 4 if self.float_gradient else self.element_size
 
     @property
     def bfloat16(self) -> bool:

@@ -67,7 +67,7 @@ def least_memory(work: Work, memory: Memory) -> tuple[int, int, int]:
 
 
 def least_computation(
-    work: Work, memory: Memory, start: tuple[int, int, int], tolerated: bool = True
+    work: Work, memory: Memory, start: tuple[int, int, int]
 ) -> tuple[int, int, int]:
     """From the choice of the least memory: less computation for 10 % more memory, or a quarter
     less for any.

@@ -28,7 +28,7 @@ def forward(problem: Problem, backward_data: Kernel) -> Primitive:
         return _nested(own)
     if not problem.bias:
         return _nested(backward_data(problem))
-    primitive = backward_data(problem)
+    primitive = backward_data(replace(problem, float_gradient=True))
     result = primitive.input or problem.input_bytes(problem.channels)
     return _nested(primitive, result // problem.element_size * _FLOAT)
 
