@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,17 +44,76 @@ def index_select(machine: Host, outputs: Tensor, input: Tensor, dim: int, index:
     return copied
 
 
+def _expanded(target: Tensor, dim: int, index: Tensor, source: Tensor, scatters: bool) -> bool:
+    """Whether one index stands for a whole row, and rows are summed up at once;
+    native/TensorAdvancedIndexing.cpp, can_use_expanded_index_path.
+    """
+    tensors = (target, index, source)
+    if not target.dtype.is_floating_point or any(
+        tensor.dim() == 0 or tensor.numel() == 0 for tensor in tensors
+    ):
+        return False
+    if any(source.shape[axis] != index.shape[axis] for axis in range(1, index.dim())):
+        return False
+    if scatters and index.numel() // index.shape[0] < 16:
+        return False
+    expanded = index.stride(0) == 1 and all(
+        stride == 0 or (stride == 1 and size == 1)
+        for stride, size in zip(index.stride()[1:], index.shape[1:], strict=True)
+    )
+    dense = source.is_contiguous() and target.is_contiguous()
+    return dim % target.dim() == 0 and expanded and dense
+
+
+def _row_buffer(machine: Host, target: Tensor, columns: int) -> int:
+    """A row of sums in float for each thread; cpu_scatter_reduce_expanded_index."""
+    if target.dtype in (torch.bfloat16, torch.float16):
+        return machine.threads * columns * torch.float32.itemsize
+    return 0
+
+
+@workspace("aten::index_add", "aten::index_add_", device="cpu")
+def index_add(
+    machine: Host, outputs: Tensor, input: Tensor, dim: int, index: Tensor, source: Tensor, **o: Any
+) -> int:
+    """Along the first or last dimension it is ``scatter_add_``; native/TensorAdvancedIndexing.cpp,
+    index_add_cpu_out.
+    """
+    if source.dim() < 2 or index.numel() == 0 or o.get("alpha", 1) != 1:
+        return 0
+    dim %= source.dim()
+    if dim not in (0, source.dim() - 1):
+        return 0
+    sizes = [-1 if axis == dim else 1 for axis in range(source.dim())]
+    rows = index.view(sizes).expand(source.shape)
+    return scatter_add(machine, outputs, input, dim, rows, source)
+
+
 @workspace("aten::gather", device="cpu")
 def gather(
     machine: Host, outputs: Tensor, input: Tensor, dim: int, index: Tensor, **options: object
 ) -> int:
     """native/cpu/ScatterGatherKernel.cpp, cpu_scatter_gather_base_kernel."""
+    if _expanded(outputs, dim, index, input, scatters=False):
+        return _index(index)
     return _index(index) + _float_buffer(outputs)
 
 
-@workspace(
-    "aten::scatter", "aten::scatter_", "aten::scatter_add", "aten::scatter_add_", device="cpu"
-)
+@workspace("aten::scatter_add", "aten::scatter_add_", device="cpu")
+def scatter_add(
+    machine: Host, outputs: Tensor, input: Tensor, dim: int, index: Tensor, source: Tensor
+) -> int:
+    """native/cpu/ScatterGatherKernel.cpp, cpu_scatter_reduce_expanded_index and
+    cpu_scatter_gather_base_kernel.
+    """
+    if index.numel() == 0:
+        return 0
+    if _expanded(outputs, dim, index, source, scatters=True):
+        return _index(index) + _row_buffer(machine, outputs, index.numel() // index.shape[0])
+    return _index(index) + _float_buffer(input)
+
+
+@workspace("aten::scatter", "aten::scatter_", device="cpu")
 def scatter(
     machine: Host,
     outputs: Tensor,
@@ -83,6 +143,8 @@ def scatter_reduce(
     """A mean counts what it adds up: ones like the source, counts like the result, a mask."""
     if index.numel() == 0:
         return 0
+    if isinstance(source, Tensor) and _expanded(outputs, dim, index, source, scatters=True):
+        return _index(index) + _row_buffer(machine, outputs, index.numel() // index.shape[0])
     buffer = _float_buffer(input)
     if reduce != "mean" or not isinstance(source, Tensor):
         return _index(index) + buffer
