@@ -220,6 +220,7 @@ def operators_passing_by() -> tuple[str, ...]:
     return tuple(sorted({name.removesuffix(".default") for name in names}))
 
 
+@cache
 def find_operator(name: str) -> OpOverload | None:
     """Return ``torch.ops.aten.<name>`` (``"add.Tensor"``, ``"relu"``), or ``None``."""
     base, _, overload = name.partition(".")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,13 +12,23 @@ _ABSENT = object()
 @contextmanager
 def replaced(owner: Any, **replacements: Any) -> Iterator[None]:
     """Replace attributes of a class or module; inherited ones are inherited again afterwards."""
-    before = {name: vars(owner).get(name, _ABSENT) for name in replacements}
+    with replaced_all([(owner, replacements)]):
+        yield
+
+
+@contextmanager
+def replaced_all(replacements: Sequence[tuple[Any, Mapping[str, Any]]]) -> Iterator[None]:
+    """Replace attributes of several classes and modules together."""
+    before = []
     try:
-        for name, replacement in replacements.items():
-            setattr(owner, name, replacement)
+        for owner, attributes in replacements:
+            own = vars(owner)
+            for name, replacement in attributes.items():
+                before.append((owner, name, own.get(name, _ABSENT)))
+                setattr(owner, name, replacement)
         yield
     finally:
-        for name, original in before.items():
+        for owner, name, original in reversed(before):
             if original is not _ABSENT:
                 setattr(owner, name, original)
             elif name in vars(owner):

@@ -6,9 +6,8 @@ was before.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch.cuda.nvtx
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.cuda_memory import MemoryStatistics
+from pytest_torchmem.profiler.devices.stand_ins import standing_in
 from pytest_torchmem.profiler.devices.streams import Event, Stream, StreamContext
 from pytest_torchmem.profiler.devices.tensors import Guard
 from pytest_torchmem.profiler.hollow import Interceptor
@@ -45,21 +45,27 @@ def cuda_answers(interceptor: Interceptor, guard: Guard) -> Iterator[None]:
     device.update(
         current_stream=lambda device=None: stream, default_stream=lambda device=None: stream
     )
-    with ExitStack() as stack:
-        for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
-            stack.enter_context(_answering(module, device, guard))
-        stack.enter_context(replaced(torch.cuda, _lazy_init=_lazy_init(guard)))
-        accelerator = _accelerator(gpu, memory, stream)
-        for module in (torch.accelerator, torch.accelerator.memory):
-            stack.enter_context(_answering(module, accelerator, guard))
-        stack.enter_context(_answering(torch.backends.cudnn, _cudnn(), guard))
-        modes = {"get_cudnn_mode": _RNN_MODES.__getitem__}
-        stack.enter_context(_answering(torch.backends.cudnn.rnn, modes, guard))
-        stack.enter_context(_answering(torch.cuda.nvtx, _nvtx(), guard))
-        for name, stand_in in (("Stream", Stream), ("Event", Event)):
-            for owner in (torch, torch.cuda, torch.cuda.streams):
-                stack.enter_context(_constructing(owner, name, stand_in, guard))
-        stack.enter_context(_constructing(torch.cuda, "StreamContext", StreamContext, guard))
+    accelerator = _accelerator(gpu, memory, stream)
+    functions = [
+        *[
+            (module, device)
+            for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
+        ],
+        *[(module, accelerator) for module in (torch.accelerator, torch.accelerator.memory)],
+        (torch.backends.cudnn, _cudnn()),
+        (torch.backends.cudnn.rnn, {"get_cudnn_mode": _RNN_MODES.__getitem__}),
+        (torch.cuda.nvtx, _nvtx()),
+    ]
+    classes: list[tuple[ModuleType, str, type]] = [
+        (module, name, stand_in)
+        for name, stand_in in (("Stream", Stream), ("Event", Event))
+        for module in (torch, torch.cuda, torch.cuda.streams)
+    ]
+    classes.append((torch.cuda, "StreamContext", StreamContext))
+    with (
+        standing_in(guard, functions, classes),
+        replaced(torch.cuda, _lazy_init=_lazy_init(guard)),
+    ):
         yield
 
 
@@ -82,44 +88,6 @@ def _lazy_init(guard: Guard) -> Callable[[], None]:
             )
 
     return lazy_init
-
-
-def _answering(
-    module: ModuleType | Any, answers: dict[str, Callable[..., Any]], guard: Guard
-) -> Any:
-    """Replace the functions of ``module`` that there are answers for."""
-
-    def answering(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            if guard.off():
-                return original(*args, **kwargs)
-            return answer(*args, **kwargs)
-
-        return function
-
-    replacements = {}
-    for name, answer in answers.items():
-        original = getattr(module, name, None)
-        if original is not None:
-            replacements[name] = answering(original, answer)
-    return replaced(module, **replacements)
-
-
-def _constructing(owner: Any, name: str, stand_in: type, guard: Guard) -> Any:
-    """Replace a class by one that makes ``stand_in`` on the trace's thread."""
-    original: Any = getattr(owner, name, None)
-    if original is None:
-        return nullcontext()
-
-    class Kind(type(original)):  # type: ignore[misc]
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            return (original if guard.off() else stand_in)(*args, **kwargs)
-
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, (original, stand_in))
-
-    return replaced(owner, **{name: Kind(name, (), {"__doc__": original.__doc__})})
 
 
 def _device(gpu: Gpu) -> dict[str, Callable[..., Any]]:

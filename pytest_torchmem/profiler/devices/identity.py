@@ -20,7 +20,7 @@ from pytest_torchmem.profiler.internals import (
     device_constructors,
     device_context,
 )
-from pytest_torchmem.profiler.patches import replaced
+from pytest_torchmem.profiler.patches import replaced_all
 
 _CPU = torch.device("cpu")
 _Base: Any = torch._C.TensorBase
@@ -46,33 +46,36 @@ def cuda_identity(interceptor: Interceptor) -> Iterator[None]:
     constructors = _constructors(interceptor, guard, device_constructors())
     functions = {getattr(torch, name) for name in _BESIDE_TENSORS}
     beside = _constructors(interceptor, guard, functions)
+    grouping = functools.partial(_group_tensors, guard, torch._C._group_tensors_by_device_and_dtype)
     with ExitStack() as stack:
         stack.enter_context(cuda_answers(interceptor, guard))
         stack.enter_context(cuda_outside_tensors(guard))
         stack.enter_context(triton_refused(guard))
-        stack.enter_context(replaced(Tensor, **_methods(interceptor, guard, move)))
         stack.enter_context(
-            replaced(
-                torch,
-                **{
-                    original.__name__: constructor
-                    for original, constructor in (constructors | beside).items()
-                    if getattr(torch, original.__name__, None) is original
-                },
+            replaced_all(
+                [
+                    (Tensor, _methods(interceptor, guard, move)),
+                    (torch, _under_their_names(constructors)),
+                    (torch, _under_their_names(beside)),
+                    (torch, {"_use_cudnn_rnn_flatten_weight": _flattens(guard)}),
+                    (device_context(), _context(guard, constructors)),
+                    (torch._C, {"_group_tensors_by_device_and_dtype": grouping}),
+                    (torch._C._nn, {"_parse_to": parse_to}),
+                ]
             )
         )
-        stack.enter_context(replaced(device_context(), **_context(guard, constructors)))
-        stack.enter_context(
-            replaced(
-                torch._C,
-                _group_tensors_by_device_and_dtype=functools.partial(
-                    _group_tensors, guard, torch._C._group_tensors_by_device_and_dtype
-                ),
-            )
-        )
-        stack.enter_context(replaced(torch._C._nn, _parse_to=parse_to))
-        stack.enter_context(replaced(torch, _use_cudnn_rnn_flatten_weight=_flattens(guard)))
         yield
+
+
+def _under_their_names(
+    constructors: dict[Callable[..., Any], Callable[..., Any]],
+) -> dict[str, Callable[..., Any]]:
+    """Return replacements for the functions that stand in ``torch`` itself."""
+    return {
+        original.__name__: constructor
+        for original, constructor in constructors.items()
+        if getattr(torch, original.__name__, None) is original
+    }
 
 
 def _methods(interceptor: Interceptor, guard: Guard, move: Callable[..., Tensor]) -> dict[str, Any]:
@@ -293,7 +296,6 @@ def _constructors(
 
         only_if_asked = original.__name__ in _BESIDE_TENSORS
 
-        @functools.wraps(original)
         def constructor(*args: Any, **kwargs: Any) -> Any:
             device = kwargs.get("device")
             if guard.off() or interceptor.target is not None:
@@ -314,6 +316,8 @@ def _constructors(
             with interceptor.placing_on(target):
                 return original(*args, **kwargs)
 
+        constructor.__name__ = original.__name__
+        constructor.__wrapped__ = original  # type: ignore[attr-defined]
         return constructor
 
     return {original: wrap(original) for original in originals}

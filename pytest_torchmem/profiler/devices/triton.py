@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -50,9 +51,14 @@ def triton_refused(guard: Guard) -> Iterator[None]:
 
 def _kernel_class() -> Any:
     """Return ``triton.JITFunction``, or None where triton is not installed."""
-    if "triton" not in sys.modules and find_spec("triton") is None:
+    if "triton" not in sys.modules and not _is_installed():
         return None
     try:
         return import_module("triton.runtime.jit").JITFunction
     except ImportError:
         return None
+
+
+@cache
+def _is_installed() -> bool:
+    return find_spec("triton") is not None

@@ -1,0 +1,106 @@
+"""What stands in for functions and classes of torch while a trace asks for a GPU.
+
+Stand-ins are made once for a process, and a trace lends them its answers: there are more than a
+hundred, and to make them anew would be the most of what a small model's trace takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from pytest_torchmem.profiler.devices.tensors import Guard
+from pytest_torchmem.profiler.patches import replaced_all
+
+
+class _Session:
+    """The answers of the trace that is running; a process runs one at a time."""
+
+    def __init__(self) -> None:
+        self.guard: Guard | None = None
+        self.answers: Mapping[str, Callable[..., Any]] = {}
+
+    def off(self) -> bool:
+        """Return whether torch's own function or class is meant."""
+        return self.guard is None or self.guard.off()
+
+
+_SESSION = _Session()
+
+
+@contextmanager
+def standing_in(
+    guard: Guard,
+    answers: Sequence[tuple[ModuleType | Any, Mapping[str, Callable[..., Any]]]],
+    classes: Sequence[tuple[ModuleType, str, type]],
+) -> Iterator[None]:
+    """Replace functions of modules that there are answers for, and classes, by name.
+
+    What this version of torch does not have is passed over.
+    """
+    by_key: dict[str, Callable[..., Any]] = {}
+    replacements: list[tuple[Any, dict[str, Any]]] = []
+    for module, functions in answers:
+        prefix = module.__name__
+        # To ask a module for what it does not have takes longest of all, and most do not have most.
+        present = vars(module) if type(module) is ModuleType else _Attributes(module)
+        found = {}
+        for name, answer in functions.items():
+            original = present.get(name)
+            if original is not None:
+                key = f"{prefix}.{name}"
+                by_key[key] = answer
+                found[name] = _function(original, key)
+        replacements.append((module, found))
+    for module, name, stand_in in classes:
+        original = vars(module).get(name)
+        if original is not None:
+            replacements.append((module, {name: _class(original, stand_in)}))
+    _SESSION.guard, _SESSION.answers = guard, by_key
+    try:
+        with replaced_all(replacements):
+            yield
+    finally:
+        _SESSION.guard, _SESSION.answers = None, {}
+
+
+class _Attributes:
+    """The attributes of what stands in a module's place, as ``torch.backends.cudnn`` does."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def get(self, name: str) -> Any:
+        return getattr(self._module, name, None)
+
+
+@cache
+def _function(original: Any, key: str) -> Callable[..., Any]:
+    session = _SESSION
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if session.off():
+            return original(*args, **kwargs)
+        return session.answers[key](*args, **kwargs)
+
+    function.__name__ = original.__name__
+    function.__doc__ = original.__doc__
+    function.__wrapped__ = original  # type: ignore[attr-defined]
+    return function
+
+
+@cache
+def _class(original: Any, stand_in: type) -> Any:
+    session = _SESSION
+
+    class Kind(type(original)):  # type: ignore[misc]
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return (original if session.off() else stand_in)(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, (original, stand_in))
+
+    return Kind(original.__name__, (), {"__doc__": original.__doc__})
