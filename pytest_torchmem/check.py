@@ -20,8 +20,9 @@ from pytest_torchmem.report import messages
 from pytest_torchmem.settings import Settings, parse_devices
 from pytest_torchmem.snapshot.compare import Comparison, beyond, compare, with_entry
 from pytest_torchmem.snapshot.explain import explain, peak_contents, what_grew
-from pytest_torchmem.snapshot.format import Entry, Key
-from pytest_torchmem.snapshot.location import snapshot_path
+from pytest_torchmem.snapshot.format import Entry, Key, SnapshotError
+from pytest_torchmem.snapshot.location import orphans_in, snapshot_path
+from pytest_torchmem.snapshot.plan import moves, renames
 from pytest_torchmem.snapshot.store import Stored, read
 from pytest_torchmem.tolerance import Level, parse_rules
 
@@ -292,16 +293,23 @@ class Checker:
             return replace(record, outcome=Outcome.NEW, accepted=True)
         assert record.entry is not None
         gone = self.context.collection.gone(self.item, stored.snapshot.entries)
-        like = [
-            key
-            for key in gone
-            if stored.snapshot.entries[key].workload == record.entry.workload != ""
-            and (key.name, key.device, key.gpu)
-            == (record.key.name, record.key.device, record.key.gpu)
-        ]
-        text = messages.missing(record, like[0] if len(like) == 1 else None)
+        found = renames([stored.snapshot.entries[key] for key in gone], [record.entry])
+        text = messages.missing(record, found[0][0] if found else None, self._moved_from(record))
         record = replace(record, outcome=Outcome.MISSING, failed=True, message=text)
         return replace(record, advice=f"To create it: {self.command}")
+
+    def _moved_from(self, record: Record) -> str:
+        """Return the snapshot file of a module that is gone and had this very check, or ""."""
+        assert record.entry is not None
+        orphans = []
+        for path in orphans_in(self.item.path.parent):
+            try:
+                entries = self.context.stored(path).snapshot.entries.values()
+            except SnapshotError:
+                continue
+            orphans += [(self._relative(path), entry) for entry in entries]
+        found = moves(orphans, [("", record.entry)], certain=False)
+        return next(iter(found))[0] if found else ""
 
     def _compared(self, before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
         comparison = compare(before, now, levels)

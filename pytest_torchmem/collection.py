@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection as Container
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_torchmem.budget import MARKER
 from pytest_torchmem.snapshot.format import Key
-from pytest_torchmem.snapshot.location import DIRECTORY, snapshot_path
+from pytest_torchmem.snapshot.location import DIRECTORY, orphans_in, snapshot_path
 
 
 def test_file(item: pytest.Item) -> pytest.Collector | None:
@@ -31,6 +33,29 @@ def test_id(item: pytest.Item) -> str:
     return item.nodeid.removeprefix(f"{file.nodeid}::") if file is not None else item.nodeid
 
 
+def checks_memory(node: pytest.Item | pytest.Collector) -> bool:
+    """Tell whether a test has the fixture or the marker."""
+    has_fixture = "torchmem" in getattr(node, "fixturenames", ())
+    return has_fixture or node.get_closest_marker(MARKER) is not None
+
+
+def is_gone(
+    test: str, collected: Container[str], members: Container[str] | None, *, whole: bool
+) -> bool:
+    """Tell whether it is certain that a module has no such test.
+
+    ``members`` are the names of its functions and classes: where only a part of the module was
+    asked for they still say what is not there.
+    """
+    if test in collected:
+        return False
+    if whole:
+        return True
+    if members is None or test in members:
+        return False
+    return not any(test.startswith(f"{name}::") for name in members)
+
+
 @dataclass(slots=True)
 class Module:
     """The tests of one module, by their ids within it."""
@@ -38,7 +63,25 @@ class Module:
     nodeid: str
     path: Path
     tests: list[str] = field(default_factory=list)
+    """The tests that were collected, before any was deselected."""
     whole: bool = True
+    """Nothing at all took tests away."""
+    named: bool = False
+    """Single tests of it were asked for, and only those were collected."""
+    members: dict[str, pytest.Item | pytest.Collector] | None = None
+    """The functions and classes in it, by name, also those that were not asked for."""
+    memory_tests: set[str] = field(default_factory=set)
+    """Those of the tests that were collected that check memory."""
+
+    def all_memory_tests(self) -> list[str] | None:
+        """Return every test that checks memory, ``None`` where some may not be known."""
+        if not self.named:
+            return sorted(self.memory_tests)
+        if self.members is None or not all(
+            isinstance(node, pytest.Item) for node in self.members.values()
+        ):
+            return None
+        return sorted(name for name, node in self.members.items() if checks_memory(node))
 
 
 class Collection:
@@ -48,16 +91,23 @@ class Collection:
         self,
         config: pytest.Config,
         reports: Iterable[pytest.CollectReport],
+        members: Mapping[str, Iterable[pytest.Item | pytest.Collector]],
         collected: Iterable[pytest.Item],
         selected: Iterable[pytest.Item],
     ) -> None:
         self._config = config
         self._modules: dict[str, Module] = {}
+        self._directories: dict[str, Path] = {}
         self._incomplete: set[str] = set()
         """Collectors that failed or were skipped."""
+        # --lf hides tests while a module is collected, so nothing says that they are there.
+        self._hidden = bool(config.getoption("lf", False))
         for report in reports:
             self._take_report(report)
         self._take_items(collected)
+        for module in self._modules.values():
+            if module.nodeid in members and not self._hidden:
+                module.members = {node.name: node for node in members[module.nodeid]}
         self._find_whole(selected)
 
     def _take_report(self, report: pytest.CollectReport) -> None:
@@ -67,6 +117,10 @@ class Collection:
         elif report.nodeid.endswith(".py"):
             path = self._config.rootpath / report.nodeid
             self._modules.setdefault(report.nodeid, Module(report.nodeid, path))
+        elif "::" not in report.nodeid:
+            path = self._config.rootpath / report.nodeid
+            if report.nodeid and path.is_dir():
+                self._directories[report.nodeid] = path
 
     def _take_items(self, items: Iterable[pytest.Item]) -> None:
         """Take note of every test, before any is deselected."""
@@ -77,19 +131,20 @@ class Collection:
             module = self._modules.setdefault(parent.nodeid, Module(parent.nodeid, item.path))
             module.path = item.path
             module.tests.append(test_id(item))
+            if checks_memory(item):
+                module.memory_tests.add(test_id(item))
 
     def _find_whole(self, items: Iterable[pytest.Item]) -> None:
         """Take note of what is left to run, and tell which modules are whole."""
         left = Counter(item.nodeid for item in items)
         parts, unclear = self._named_parts()
-        # --lf hides tests while a module is collected, so nothing says that they are there.
-        hidden = unclear or bool(self._config.getoption("lf", False))
         for module in self._modules.values():
             ids = Counter(f"{module.nodeid}::{test}" for test in module.tests)
+            module.named = unclear or os.path.realpath(module.path) in parts
             module.whole = not (
-                hidden
+                self._hidden
+                or module.named
                 or any(left[nodeid] < count for nodeid, count in ids.items())
-                or os.path.realpath(module.path) in parts
                 or any(self._inside(nodeid, module.nodeid) for nodeid in self._incomplete)
             )
 
@@ -107,13 +162,42 @@ class Collection:
         """Return those of ``keys`` whose test the module of ``item`` does not have any more."""
         parent = test_file(item)
         module = self._modules.get(parent.nodeid) if parent is not None else None
-        if module is None or not module.whole:
+        if module is None:
             return []
-        tests = set(module.tests)
-        return [key for key in keys if key.test not in tests]
+        members = None if module.members is None else list(module.members)
+        return [k for k in keys if is_gone(k.test, module.tests, members, whole=module.whole)]
 
-    def to_plain(self) -> list[dict[str, Any]]:
-        """Return the modules that have a snapshot file, of builtin types."""
+    def to_plain(self) -> dict[str, list[Any]]:
+        """Return what there is of snapshots, of builtin types.
+
+        ``modules`` are those that have a snapshot file, ``orphans`` the snapshot files, relative to
+        the root, of modules that do not exist any more, in directories that were collected whole.
+        """
+        return {"modules": self._plain_modules(), "orphans": self._orphans()}
+
+    def _orphans(self) -> list[str]:
+        option = self._config.getoption
+        if self._hidden or option("ignore", None) or option("ignore_glob", None):
+            return []
+        asked = [Path(self._config.invocation_params.dir, str(a)) for a in self._config.args]
+        roots = [Path(os.path.realpath(path)) for path in asked if path.is_dir()]
+        found = []
+        for nodeid, directory in self._directories.items():
+            real = Path(os.path.realpath(directory))
+            inside = [m for m in self._modules.values() if m.path.parent == directory]
+            whole = (
+                any(root == real or root in real.parents for root in roots)
+                and all(module.whole for module in inside)
+                and not any(self._touches(other, nodeid) for other in self._incomplete)
+            )
+            if whole:
+                found += [self._relative(file) for file in orphans_in(directory)]
+        return found
+
+    def _relative(self, path: Path) -> str:
+        return Path(os.path.relpath(path, self._config.rootpath)).as_posix()
+
+    def _plain_modules(self) -> list[dict[str, Any]]:
         directories: dict[Path, bool] = {}
         plain = []
         for module in self._modules.values():
@@ -125,9 +209,11 @@ class Collection:
                 plain.append(
                     {
                         "nodeid": module.nodeid,
-                        "file": Path(os.path.relpath(file, self._config.rootpath)).as_posix(),
+                        "file": self._relative(file),
                         "tests": module.tests,
                         "whole": module.whole,
+                        "members": None if module.members is None else list(module.members),
+                        "memory_tests": module.all_memory_tests(),
                     }
                 )
         return plain
@@ -146,6 +232,16 @@ class Collection:
             files.add(os.path.realpath(path))
             unclear = unclear or not path.exists()
         return files, unclear
+
+    @staticmethod
+    def _touches(nodeid: str, directory: str) -> bool:
+        """Tell whether a collector is ``directory``, or above or below it."""
+        return (
+            directory == "."
+            or nodeid in ("", ".", directory)
+            or nodeid.startswith(f"{directory}/")
+            or directory.startswith(f"{nodeid}/")
+        )
 
     @staticmethod
     def _inside(nodeid: str, module: str) -> bool:

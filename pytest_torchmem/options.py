@@ -65,7 +65,7 @@ def add_options(parser: pytest.Parser) -> None:
     for mode, what in (
         ("new", "only entries that do not exist yet"),
         ("changed", "only entries whose figures changed"),
-        ("obsolete", "only remove entries whose test or name is gone"),
+        ("obsolete", "only remove entries whose test, name or module is gone"),
         ("all", "the same as --torchmem-update"),
     ):
         group.addoption(

@@ -76,10 +76,11 @@ class _RunHooks:
         self._collection: Collection | None = None
         self._context: Context | None = None
         self._collect_reports: list[pytest.CollectReport] = []
+        self._members: dict[str, list[pytest.Item | pytest.Collector]] = {}
         self._collected: list[pytest.Item] = []
         self._selected: list[pytest.Item] = []
         self._reports: list[pytest.TestReport] = []
-        self._modules: list[list[dict[str, Any]]] = []
+        self._found: list[dict[str, list[Any]]] = []
         self._worker_died = False
         if something_is_set(config):
             self.settings()  # what cannot be understood ends the run before it begins
@@ -107,7 +108,11 @@ class _RunHooks:
             from pytest_torchmem.collection import Collection
 
             self._collection = Collection(
-                self.config, self._collect_reports, self._collected, self._selected
+                self.config,
+                self._collect_reports,
+                self._members,
+                self._collected,
+                self._selected,
             )
         return self._collection
 
@@ -127,6 +132,16 @@ class _RunHooks:
 
         return header(self._settings)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Notice what is in a module, also where only a part of it was asked for."""
+        report = yield
+        if isinstance(collector, pytest.File) and report.passed:
+            self._members[collector.nodeid] = list(report.result)
+        return report
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Notice the modules that were collected, and those that could not be."""
         self._collect_reports.append(report)
@@ -141,8 +156,7 @@ class _RunHooks:
         """Notice what is left to run; a worker tells the controller."""
         self._selected = list(session.items)
         if self.is_worker:
-            modules = self._modules_with_snapshots()
-            self.config.workeroutput["torchmem"] = modules  # type: ignore[attr-defined]
+            self.config.workeroutput["torchmem"] = self._find()  # type: ignore[attr-defined]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -198,22 +212,23 @@ class _RunHooks:
         if output is None or error:
             self._worker_died = True
         else:
-            self._modules.append(output.get("torchmem", []))
+            self._found += [output["torchmem"]] if "torchmem" in output else []
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write what is to be written, where there was anything to check."""
         if self.is_worker or self.config.option.collectonly:
             return
-        modules = [*self._modules, self._modules_with_snapshots()]
+        # The controller of workers collects nothing itself.
+        everything = self._found or [self._find()]
         # A report that is asked for is written in any case: an older one must not be taken for it.
         asked = self._settings is not None and self._settings.writes_reports
         checked = any(hasattr(report, "torchmem") for report in self._reports)
-        if not (asked or checked or any(modules)):
+        if not (asked or checked or any(any(found.values()) for found in everything)):
             return
         from pytest_torchmem.run import Run
 
         self.run = Run(self.config, self.settings())
-        for found in modules:
+        for found in everything:
             self.run.collected(found)
         for report in self._reports:
             self.run.reported(report)
@@ -227,11 +242,12 @@ class _RunHooks:
 
             show(terminalreporter, self.run)
 
-    def _modules_with_snapshots(self) -> list[dict[str, Any]]:
-        """Return the modules that were collected and have snapshots, of builtin types."""
+    def _find(self) -> dict[str, list[Any]]:
+        """Return what this process collected that has to do with snapshots, of builtin types."""
         directories = {item.path.parent for item in self._collected}
-        reports = [report.nodeid for report in self._collect_reports]
-        directories.update((self.config.rootpath / nodeid).parent for nodeid in reports)
+        for report in self._collect_reports:
+            path = self.config.rootpath / report.nodeid.partition("::")[0]
+            directories.update((path, path.parent))
         if not any((directory / _DIRECTORY).is_dir() for directory in directories):
-            return []
+            return {}
         return self.collection().to_plain()

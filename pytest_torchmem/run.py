@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from pytest_torchmem.obsolete import Gone, find_gone
 from pytest_torchmem.record import Outcome, Record, record_from_plain
 from pytest_torchmem.settings import Settings
-from pytest_torchmem.snapshot.format import Key, SnapshotError
+from pytest_torchmem.snapshot.format import Entry, Key, SnapshotError
 from pytest_torchmem.snapshot.plan import FilePlan, plan_file
-from pytest_torchmem.snapshot.store import locked, read, remove, write
+from pytest_torchmem.snapshot.store import read, write
+from pytest_torchmem.update import Update, Updated
 
 
 @dataclass(slots=True)
@@ -50,6 +52,10 @@ class Summary:
     problems: tuple[str, ...] = ()
     proposal: tuple[str, ...] = ()
     """The files written for people to take over from CI."""
+    orphans: frozenset[str] = frozenset()
+    """The files whose test module is gone."""
+    hints: tuple[str, ...] = ()
+    """What looks renamed and could not be decided."""
 
     @property
     def records(self) -> list[Record]:
@@ -66,6 +72,7 @@ class Run:
         self.summary = Summary()
         self._attempts: dict[tuple[str, str], Attempt] = {}
         self._modules: dict[str, dict[str, Any]] = {}
+        self._orphans: set[str] | None = None
         self._worker_died = False
 
     def reported(self, report: pytest.TestReport) -> None:
@@ -90,11 +97,13 @@ class Run:
                 attempt.outcome = "passed"
         attempt.finished |= report.when == "teardown"
 
-    def collected(self, modules: Iterable[dict[str, Any]]) -> None:
-        """Take in the modules that a process collected."""
-        for module in modules:
+    def collected(self, found: dict[str, list[Any]]) -> None:
+        """Take in what a process collected."""
+        for module in found.get("modules", ()):
             known = self._modules.setdefault(module["nodeid"], module)
             known["whole"] = known["whole"] and module["whole"]
+        orphans = set(found.get("orphans", ()))
+        self._orphans = orphans if self._orphans is None else self._orphans & orphans
 
     def worker_down(self, died: bool) -> None:
         """Take note of a worker that is gone."""
@@ -103,26 +112,27 @@ class Run:
     def conclude(self, session: pytest.Session) -> None:
         """Work out what to write, write it, and let the run fail for what no test could."""
         checks = tuple(self._checks())
-        obsolete, problems = self._obsolete(checks)
-        plans: list[FilePlan] = []
+        gone = self._find_gone(checks)
+        clean = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        clean = clean and not session.shouldstop
+        updated = Updated()
         if self.settings.update:
-            plans, more = self._update(checks, obsolete)
-            problems += more
+            updated = self._update(checks, gone, clean)
         removed = {
             (plan_path(self.config, plan), key)
-            for plan in plans
+            for plan in updated.plans
             if not plan.problem
-            for key in (*plan.removed, *(old for old, _ in plan.renamed))
+            for key in (*plan.removed, *(old for old, _ in (*plan.renamed, *plan.moved)))
         }
         proposal, more = self._propose(checks)
-        problems += more
-        left = [(file, key) for file, keys in obsolete.items() for key in keys]
         self.summary = Summary(
             checks,
-            tuple(plans),
-            tuple(pair for pair in left if pair not in removed or self.settings.dry_run),
-            tuple(dict.fromkeys(problems)),
+            tuple(updated.plans),
+            tuple(p for p in gone.listed() if p not in removed or self.settings.dry_run),
+            tuple(dict.fromkeys((*gone.problems, *updated.problems, *more))),
             tuple(proposal),
+            frozenset(gone.orphans),
+            tuple(updated.hints),
         )
         self._report()
         self._set_exit_status(session)
@@ -151,82 +161,35 @@ class Run:
                 return outcome
         return "passed" if outcomes else "unfinished"
 
-    def _obsolete(self, checks: Iterable[Check]) -> tuple[dict[str, list[Key]], list[str]]:
-        """Return the entries whose test or name is gone, by file, and files that cannot be read."""
-        found: dict[str, list[Key]] = {}
-        problems: list[str] = []
+    def _find_gone(self, checks: Iterable[Check]) -> Gone:
+        """Return what belongs to tests that are gone; nothing where a worker died."""
         if self._worker_died or self.settings.disabled:
-            return found, problems
+            return Gone()
         by_test: dict[str, list[Attempt]] = {}
         for (_, nodeid), attempt in self._attempts.items():
             by_test.setdefault(nodeid, []).append(attempt)
         seen: dict[str, set[Key]] = {}
-        series: set[str] = set()
         for check in checks:
             if check.record.entry is not None:
                 seen.setdefault(check.record.file, set()).add(check.record.key)
-                series.add(check.record.key.torch_series)
-        for module in self._modules.values():
-            outcomes = {
-                test: self._outcome(by_test.get(f"{module['nodeid']}::{test}", ()))
-                for test in module["tests"]
-            }
-            if not module["whole"] or not set(outcomes.values()) <= {"passed", "skipped"}:
-                continue
-            try:
-                stored = read(self.config.rootpath / module["file"])
-            except SnapshotError as error:
-                problems.append(str(error))
-                continue
-            keys = [
-                key
-                for key in (*stored.snapshot.entries, *stored.contested)
-                if key not in seen.get(module["file"], ())
-                and self._is_gone(key, outcomes.get(key.test), series)
-            ]
-            if keys:
-                found[module["file"]] = sorted(keys)
-        return found, problems
+        return find_gone(
+            self.config.rootpath,
+            self.settings,
+            self._modules.values(),
+            sorted(self._orphans or ()),
+            lambda nodeid: self._outcome(by_test.get(nodeid, ())),
+            seen,
+        )
 
-    def _is_gone(self, key: Key, outcome: str | None, series: set[str]) -> bool:
-        """Tell whether an entry that no check asked for is obsolete; ``outcome`` is its test's."""
-        if key.torch_series and self.settings.split_by_torch and key.torch_series not in series:
-            return False
-        if outcome is None:
-            return True
-        # Devices that this run was told to leave out are not gone.
-        return outcome == "passed" and not self.settings.narrowed
-
-    def _update(
-        self, checks: Iterable[Check], obsolete: dict[str, list[Key]]
-    ) -> tuple[list[FilePlan], list[str]]:
-        accepted: dict[str, dict[Key, Record]] = {}
+    def _update(self, checks: Iterable[Check], gone: Gone, clean: bool) -> Updated:
+        accepted: dict[str, dict[Key, Entry]] = {}
         for check in checks:
             record = check.record
             if check.passed and record.accepted and record.entry is not None:
-                accepted.setdefault(record.file, {})[record.key] = record
-        removable = obsolete if "obsolete" in self.settings.update else {}
-        plans, problems = [], []
-        for file in sorted({*accepted, *removable}):
-            path = self.config.rootpath / file
-            entries = [
-                record.entry
-                for record in accepted.get(file, {}).values()
-                if record.entry is not None
-            ]
-            try:
-                with locked(path):
-                    plan = plan_file(read(path), entries, removable.get(file, ()))
-                    if plan.changes_file and self.settings.writes:
-                        _apply(plan)
-            except SnapshotError as error:
-                problems.append(str(error))
-            except OSError as error:
-                problems.append(f"{path} cannot be written: {error.strerror or error}")
-            else:
-                plans.append(plan)
-                problems += [plan.problem] if plan.problem else []
-        return plans, problems
+                accepted.setdefault(record.file, {})[record.key] = record.entry
+        modules = self._modules.values()
+        root = self.config.rootpath
+        return Update(root, self.settings, accepted, gone, modules, clean=clean).run()
 
     def _propose(self, checks: Iterable[Check]) -> tuple[list[str], list[str]]:
         """Write what an update would have made of the checks that failed.
@@ -285,10 +248,3 @@ def plan_path(config: pytest.Config, plan: FilePlan) -> str:
     import os
 
     return Path(os.path.relpath(plan.stored.path, config.rootpath)).as_posix()
-
-
-def _apply(plan: FilePlan) -> None:
-    if plan.text is None:
-        remove(plan.stored.path)
-    else:
-        write(plan.stored.path, plan.text)

@@ -73,7 +73,7 @@ def above_cap(record: Record, changes: Sequence[Change], most: str) -> str:
     return _message(headline, [_table(rows, ("", "snapshot", "now", "change"))])
 
 
-def missing(record: Record, renamed: Key | None) -> str:
+def missing(record: Record, renamed: Key | None, moved_from: str = "") -> str:
     """Return the message of a check that has no snapshot yet."""
     headline = f"{title(record.key)}: there is no snapshot of this check in {record.file}"
     sections = []
@@ -82,6 +82,11 @@ def missing(record: Record, renamed: Key | None) -> str:
             f"That file has an entry of {renamed.test}, a test that is gone, for the same workload."
             " If the test was renamed, an update of the whole file moves the entry and keeps what"
             " was written into it",
+        )
+    if moved_from:
+        sections.append(
+            f"{moved_from} has the same check, and its test module is gone. If the module was"
+            " renamed, an update moves its entries and keeps what was written into them",
         )
     return _message(headline, sections)
 

@@ -40,8 +40,10 @@ def show(terminal: pytest.TerminalReporter, run: Run) -> None:
             terminal.write_line(f"improved: {record.nodeid}, {_device(record)}. {record.advice}")
     for record in _unlisted_warnings(summary.records):
         terminal.write_line(f"unknown bytes: {record.nodeid}: {'; '.join(record.warnings)}")
-    for file, key in summary.obsolete:
-        terminal.write_line(f"obsolete: {file}: {key}", yellow=True)
+    for line in _obsolete(summary):
+        terminal.write_line(line, yellow=True)
+    for hint in summary.hints:
+        terminal.write_line(f"renamed? {hint}", yellow=True)
     if summary.obsolete and not settings.update:
         terminal.write_line("  Remove obsolete entries: pytest --torchmem-update=obsolete")
     for problem in summary.problems:
@@ -58,7 +60,7 @@ def counts(run: Run) -> str:
     tally = Counter(_result(check) for check in summary.checks)
     obsolete = len(summary.obsolete)
     removed = sum(len(plan.removed) for plan in summary.plans if not plan.problem)
-    renamed = sum(len(plan.renamed) for plan in summary.plans if not plan.problem)
+    renamed = sum(len(plan.renamed + plan.moved) for plan in summary.plans if not plan.problem)
     parts = [f"{number} {name}" for name, number in tally.items()]
     parts += [f"{obsolete} obsolete"] if obsolete else []
     if run.settings.writes:
@@ -181,6 +183,17 @@ def _written(run: Run) -> Iterable[str]:
             for what, keys in names:
                 yield from (f"  {what}: {key}" for key in keys)
         yield from (f"  renamed: {old} -> {new}" for old, new in plan.renamed)
+        yield from (f"  moved: {old} -> {file}: {new}" for old, (file, new) in plan.moved)
+
+
+def _obsolete(summary: Summary) -> Iterable[str]:
+    orphans = Counter(file for file, _ in summary.obsolete if file in summary.orphans)
+    for file, number in orphans.items():
+        entries = "1 entry" if number == 1 else f"{number} entries"
+        yield f"obsolete: {file}: its test module is gone ({entries})"
+    for file, key in summary.obsolete:
+        if file not in summary.orphans:
+            yield f"obsolete: {file}: {key}"
 
 
 def _proposal(terminal: pytest.TerminalReporter, run: Run) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, dump, merged
 from pytest_torchmem.snapshot.store import Stored
+
+Place = tuple[str, Key]
+"""An entry by its file, relative to the root, and its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,8 @@ class FilePlan:
     changed: tuple[Key, ...] = ()
     removed: tuple[Key, ...] = ()
     renamed: tuple[tuple[Key, Key], ...] = ()
+    moved: tuple[tuple[Key, Place], ...] = ()
+    """Entries that live on in another file."""
     problem: str = ""
 
     @property
@@ -33,14 +39,26 @@ class FilePlan:
         return self.text != self.stored.text.replace("\r\n", "\n")
 
 
-def plan_file(stored: Stored, accepted: Iterable[Entry], obsolete: Iterable[Key]) -> FilePlan:
+def plan_file(
+    stored: Stored,
+    accepted: Iterable[Entry],
+    obsolete: Iterable[Key],
+    *,
+    gone: Iterable[Key] = (),
+    inherited: Mapping[Key, Entry] | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> FilePlan:
     """Return what the ``accepted`` entries and the removal of ``obsolete`` keys make of a file.
 
     What people wrote into an entry is kept, also where its test was renamed: a new entry beside an
-    obsolete one of the same workload, name and device takes it over.
+    obsolete one of the same workload, name and device takes it over. Keys that are ``gone`` may be
+    taken over too, and stay where nothing takes them over. ``inherited`` has what new entries take
+    over from other files, ``extra`` what people wrote at the top of one.
     """
     old = stored.snapshot.entries
+    inherited = inherited or {}
     obsolete = sorted(set(obsolete) & set(old))
+    gone = sorted(set(gone) & set(old) - set(obsolete))
     entries = {key: entry for key, entry in old.items() if key not in obsolete}
     added, changed, contested = [], [], dict(stored.contested)
     for entry in accepted:
@@ -53,45 +71,90 @@ def plan_file(stored: Stored, accepted: Iterable[Entry], obsolete: Iterable[Key]
             entries[entry.key] = merged(entry, notes)
             changed.append(entry.key)
         elif before is None:
-            entries[entry.key] = entry
+            taken = inherited.get(entry.key)
+            entries[entry.key] = entry if taken is None else taken_over(entry, taken)
             added.append(entry.key)
         elif not before.same_measurement(entry):
             entries[entry.key] = merged(entry, before)
             changed.append(entry.key)
     if contested:
         return _refused(stored, sorted(contested), "were not run, and differ between the sides of")
-    renamed = renames([old[key] for key in obsolete], [entries[key] for key in added])
+    new = [entries[key] for key in added if key not in inherited]
+    renamed = renames([old[key] for key in (*obsolete, *gone)], new)
     for before_key, after_key in renamed:
-        entries[after_key] = merged(entries[after_key], old[before_key])
-    extra = stored.snapshot.extra
+        entries[after_key] = taken_over(entries[after_key], old[before_key])
+        entries.pop(before_key, None)
+    extra = {**(extra or {}), **stored.snapshot.extra}
     text = dump(Snapshot(entries, extra)) if entries or extra else None
     moved_from, moved_to = {pair[0] for pair in renamed}, {pair[1] for pair in renamed}
     return FilePlan(
         stored,
         text,
-        added=tuple(sorted(key for key in added if key not in moved_to)),
+        added=tuple(sorted(key for key in added if key not in moved_to and key not in inherited)),
         changed=tuple(sorted(changed)),
         removed=tuple(key for key in obsolete if key not in moved_from),
         renamed=tuple(renamed),
     )
 
 
+def plan_orphan(stored: Stored, moved: Mapping[Key, Place], removed: Iterable[Key]) -> FilePlan:
+    """Return what is left of a file whose module is gone; the file goes with its last entry."""
+    removed = sorted(set(removed) - set(moved))
+    going = {*moved, *removed}
+    left = {key: entry for key, entry in stored.snapshot.entries.items() if key not in going}
+    if set(stored.contested) - going:
+        return FilePlan(stored, None, problem=stored.conflict_message)
+    return FilePlan(
+        stored,
+        dump(Snapshot(left, stored.snapshot.extra)) if left else None,
+        removed=tuple(removed),
+        moved=tuple(sorted(moved.items())),
+    )
+
+
+def taken_over(new: Entry, old: Entry) -> Entry:
+    """Return ``new`` with what people wrote into ``old``, which is the same test's of another name.
+
+    Where the measurement is the same all of the old entry is kept, so that a rename shows as one.
+    """
+    return replace(old, key=new.key) if old.same_measurement(new) else merged(new, old)
+
+
 def renames(gone: Sequence[Entry], new: Sequence[Entry]) -> list[tuple[Key, Key]]:
     """Return which gone entries live on as which new ones, where there is no doubt about it."""
+    places = [("", entry) for entry in gone], [("", entry) for entry in new]
+    found = moves(*places, certain=True)
+    return [(old[1], found[old][1]) for old in sorted(found)]
+
+
+def moves(
+    gone: Sequence[tuple[str, Entry]], new: Sequence[tuple[str, Entry]], *, certain: bool
+) -> dict[Place, Place]:
+    """Return which gone entries of some files live on as which new ones, and where.
+
+    The same test in another file is the same one if the workload is. A test of another name is
+    taken for the same one where no other is like it, and where it is ``certain`` that ``gone`` and
+    ``new`` are all there are.
+    """
 
     def likeness(entry: Entry) -> tuple[str, ...]:
         key = entry.key
         return (entry.workload, key.name, key.device, key.gpu, key.torch_series)
 
-    pairs = []
-    for entry in gone:
-        if not entry.workload:
-            continue
-        like = [other for other in new if likeness(other) == likeness(entry)]
-        rivals = [other for other in gone if likeness(other) == likeness(entry)]
-        if len(like) == len(rivals) == 1:
-            pairs.append((entry.key, like[0].key))
-    return pairs
+    def same_test(entry: Entry) -> tuple[str, ...]:
+        return (entry.key.test, *likeness(entry))
+
+    found: dict[Place, Place] = {}
+    for alike in (same_test, likeness) if certain else (same_test,):
+        taken = set(found.values())
+        olds = [(f, e) for f, e in gone if e.workload and (f, e.key) not in found]
+        news = [(f, e) for f, e in new if (f, e.key) not in taken]
+        for file, entry in olds:
+            like = [other for other in news if alike(other[1]) == alike(entry)]
+            rivals = [other for other in olds if alike(other[1]) == alike(entry)]
+            if len(like) == len(rivals) == 1:
+                found[file, entry.key] = (like[0][0], like[0][1].key)
+    return found
 
 
 def _notes(ours: Entry, theirs: Entry) -> Entry | None:

@@ -1,0 +1,210 @@
+"""Snapshot files whose test module is gone: told, removed or moved, never by a part of a run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_torchmem.snapshot.format import dump, load
+
+TESTS = """
+import os, pytest
+
+@pytest.mark.parametrize("size", [1000, 2000])
+def test_sizes(torchmem, size):
+    torchmem.check(size, device="cpu", name="a check")
+
+def test_other(torchmem):
+    torchmem.check(3000, device="cpu")
+"""
+ELSE = "def test_else(torchmem):\n    torchmem.check(500, device='cpu', name='else')\n"
+
+
+@pytest.fixture
+def two(light):
+    """A project with two modules and notes in the snapshots of one."""
+    light.write(test_old=TESTS, test_else=ELSE)
+    light.run("--torchmem-update").assert_outcomes(passed=4)
+    light.edit("test_other cpu", module="test_old", reason="ours", ticket=7, tolerance="2%")
+    file = light.file("test_old")
+    data = json.loads(file.read_text())
+    file.write_text(dump(load(json.dumps({**data, "$comment": "on top"}))))
+    return light
+
+
+def gone(project, name="test_old"):
+    (project.path / f"{name}.py").unlink()
+
+
+def test_a_deleted_module_is_told_and_removed(two):
+    gone(two)
+    before = two.file("test_old").read_bytes()
+    result = two.run()
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            "obsolete: __torchmem__/test_old.json: its test module is gone (3 entries)",
+            "  Remove obsolete entries: pytest --torchmem-update=obsolete",
+            "1 memory check: 1 passed, 3 obsolete",
+        ]
+    )
+    assert two.run("--torchmem-strict").ret == pytest.ExitCode.TESTS_FAILED
+    assert two.run("--torchmem-dry-run").ret == pytest.ExitCode.TESTS_FAILED
+    assert two.file("test_old").read_bytes() == before
+    result = two.run("--torchmem-update=obsolete")
+    result.stdout.fnmatch_lines(
+        ["removed __torchmem__/test_old.json", "1 memory check: 1 passed, 3 removed"]
+    )
+    assert not two.file("test_old").exists()
+    assert two.run("--torchmem-strict").ret == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["test_else.py"],
+        ["test_else.py::test_else"],
+        ["-k", "else"],
+        ["--deselect", "test_more.py"],
+        ["--ignore", "test_more.py"],
+        ["--ignore-glob", "test_m*"],
+        ["--torchmem-disable"],
+        ["sub"],
+    ],
+    ids=" ".join,
+)
+def test_a_part_of_a_directory_proves_nothing(two, options):
+    gone(two)
+    two.write(test_more="def test_more(): pass\n")
+    (two.path / "sub").mkdir()
+    (two.path / "sub" / "test_sub.py").write_text("def test_sub(): pass\n")
+    before = two.file("test_old").read_bytes()
+    output = two.run("--torchmem-update", "--torchmem-strict", *options).stdout.str()
+    assert "obsolete" not in output
+    assert two.file("test_old").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "breakage",
+    ["def test_it(): assert False", "assert False", "def test_it(): raise KeyboardInterrupt"],
+)
+def test_a_run_that_did_not_pass_removes_nothing(two, breakage):
+    gone(two)
+    two.write(test_more=breakage + "\n")
+    before = two.file("test_old").read_bytes()
+    two.run_apart("--torchmem-update")
+    assert two.file("test_old").read_bytes() == before
+
+
+@pytest.mark.parametrize("options", [[], ["-n", "2"], ["test_new.py"]], ids=" ".join)
+def test_a_renamed_module_takes_its_file_along(two, options):
+    before = two.file("test_old").read_text()
+    (two.path / "test_old.py").rename(two.path / "test_new.py")
+    result = two.run()
+    result.stdout.fnmatch_lines(
+        ["*__torchmem__/test_old.json has the same check, and its test module is gone. If the*"]
+    )
+    run = two.run_apart if options else two.run
+    result = run("--torchmem-update", *options)
+    result.stdout.fnmatch_lines(
+        [
+            "wrote __torchmem__/test_new.json",
+            "removed __torchmem__/test_old.json",
+            "  moved: test_other · cpu -> __torchmem__/test_new.json: test_other · cpu",
+            "* memory checks: * 3 renamed",
+        ]
+    )
+    assert two.file("test_new").read_text() == before
+    assert not two.file("test_old").exists()
+    assert two.run("--torchmem-strict").ret == 0
+
+
+def test_a_module_moved_to_another_directory(two):
+    before = two.file("test_old").read_text()
+    (two.path / "sub").mkdir()
+    (two.path / "test_old.py").rename(two.path / "sub" / "test_old.py")
+    two.run("--torchmem-update")
+    assert (two.path / "sub" / "__torchmem__" / "test_old.json").read_text() == before
+    assert not two.file("test_old").exists()
+
+
+def test_what_fails_keeps_its_old_entry_until_it_passes(two):
+    gone(two)
+    two.write(test_new=TESTS.replace("torchmem.check(3000", "assert 0; torchmem.check(3000"))
+    two.run("--torchmem-update").assert_outcomes(passed=3, failed=1)
+    assert set(two.entries("test_old")) == {"test_other cpu"}
+    two.write(test_new=TESTS)
+    two.run("--torchmem-update")
+    assert two.entries("test_new")["test_other cpu"]["reason"] == "ours"
+    assert not two.file("test_old").exists()
+
+
+def test_a_test_renamed_along_with_its_module(two):
+    """Only a whole run that passes can tell: nothing else is like it."""
+    gone(two)
+    two.write(test_new=TESTS.replace("test_other", "test_called_otherwise"))
+    two.run("--torchmem-update", "test_new.py")
+    assert set(two.entries("test_old")) == {"test_other cpu"}
+    two.file("test_new").unlink()
+    two.run("--torchmem-update")
+    assert two.entries("test_new")["test_called_otherwise cpu"]["ticket"] == 7
+
+
+def test_two_heirs_are_none(two):
+    gone(two)
+    two.write(test_new=TESTS, test_copy=TESTS)
+    two.run("--torchmem-update")
+    assert "reason" not in two.entries("test_new")["test_other cpu"]
+    assert "reason" not in two.entries("test_copy")["test_other cpu"]
+    assert not two.file("test_old").exists()
+
+
+def test_a_broken_file_of_a_deleted_module_is_told_and_kept(two):
+    gone(two)
+    two.file("test_old").write_text("{")
+    result = two.run("--torchmem-update")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["error: *test_old.json: is not JSON*"])
+    assert two.file("test_old").read_text() == "{"
+
+
+def test_a_directory_that_has_nothing_but_snapshots(two):
+    gone(two)
+    gone(two, "test_else")
+    result = two.run()
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(["obsolete: __torchmem__/test_else.json*", "obsolete: *old.json*"])
+    two.run("--torchmem-update")
+    assert not two.file("test_old").parent.exists()
+
+
+OLD = "def test_old(torchmem):\n    torchmem.check(1000, device='cpu')\n"
+
+
+@pytest.mark.parametrize("options", [["test_net.py::test_new"], ["-k", "new"]], ids=" ".join)
+@pytest.mark.parametrize("other", ["def test_plain(): pass\n", ""])
+def test_a_rename_within_a_module_of_which_a_part_was_run(light, options, other):
+    light.write(test_net=OLD)
+    light.run("--torchmem-update")
+    light.edit("test_old cpu", reason="why")
+    light.write(test_net=OLD.replace("test_old", "test_new") + other)
+    light.run("--torchmem-update", *options).stdout.fnmatch_lines(
+        ["  renamed: test_old · cpu -> test_new · cpu"]
+    )
+    assert light.entries() == {"test_new cpu": light.entries()["test_new cpu"]}
+    assert light.entries()["test_new cpu"]["reason"] == "why"
+
+
+@pytest.mark.parametrize("options", [["test_net.py::test_new"], ["-k", "new"]], ids=" ".join)
+def test_a_part_that_leaves_it_open_says_so(light, options):
+    light.write(test_net=OLD)
+    light.run("--torchmem-update")
+    light.edit("test_old cpu", reason="why")
+    light.write(test_net=OLD.replace("old", "new") + OLD.replace("old", "other"))
+    result = light.run("--torchmem-update", *options)
+    result.stdout.fnmatch_lines(
+        ["renamed[?] *test_new · cpu may be what test_old · cpu is called now. Only a part of*"]
+    )
+    assert light.entries()["test_old cpu"]["reason"] == "why"
+    assert "reason" not in light.entries()["test_new cpu"]
