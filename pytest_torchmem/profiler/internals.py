@@ -143,6 +143,26 @@ def run_composite_explicit(operator: OpOverload, *args: Any, **kwargs: Any) -> A
     return operator._op_dk(_composite_key(operator), *args, **kwargs)
 
 
+@cache
+def is_structured(operator: OpOverload) -> bool:
+    """Return whether the geometry of an operator's outputs is set in C++ for all devices.
+
+    Such an operator has a kernel for the CPU, and one on top of all kernels that makes the outputs
+    and calls the ``out=`` overload (torchgen/dest/register_dispatch_key.py, StructuredRegister).
+    """
+    name, has = operator.name(), _C._dispatch_has_kernel_for_dispatch_key
+    return bool(has(name, _COMPOSITE_NON_FUNCTIONAL)) and bool(has(name, "CPU"))
+
+
+def run_structured(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run a structured operator on ``meta`` tensors with the geometry that kernels have.
+
+    As it is registered, Python's decomposition answers for ``meta``, whose strides differ where it
+    converts to another type between (torch/_meta_registrations.py, activate_meta).
+    """
+    return operator._op_dk(_COMPOSITE_NON_FUNCTIONAL, *args, **kwargs)
+
+
 def run_composite_implicit(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run the body of an operator that autograd sees through."""
     return operator._op_dk(_COMPOSITE_IMPLICIT, *args, **kwargs)

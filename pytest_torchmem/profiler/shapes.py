@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.host import Host
-from pytest_torchmem.profiler.internals import lacks_geometry
+from pytest_torchmem.profiler.internals import is_structured, lacks_geometry, run_structured
 from pytest_torchmem.profiler.workspace import Workspace
 
 
@@ -235,7 +235,10 @@ def plan_on_meta(
     shapes = [tensor.shape for tensor in ordered]
     with torch.no_grad():
         try:
-            result = function(*meta_args, **meta_kwargs)
+            if function is operator and is_structured(operator):
+                result = run_structured(operator, *meta_args, **meta_kwargs)
+            else:
+                result = function(*meta_args, **meta_kwargs)
         except NotImplementedError as error:
             raise unsupported(operator, str(error)) from error
         except Exception as error:

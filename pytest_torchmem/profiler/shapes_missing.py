@@ -338,14 +338,12 @@ def elementwise_loss(
     return _reduced_in_place(input, target, reduction)
 
 
-@meta("aten::binary_cross_entropy")
-def binary_cross_entropy(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
+@meta("aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward")
+def elementwise_loss_backward(
+    grad_output: Tensor, input: Tensor, *rest: Any, grad_input: Tensor | None = None
 ) -> Tensor:
-    """A reduced loss keeps the storage of all elements; native/Loss.cpp,
-    binary_cross_entropy_out_cpu.
-    """
-    return _reduced_in_place(input, input, reduction)
+    """``zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)``; native/Loss.cpp."""
+    return _like(input) if grad_input is None else grad_input
 
 
 @meta("aten::multi_margin_loss_backward")
@@ -457,6 +455,25 @@ for _name in (
     "aten::_native_batch_norm_legit.no_stats",
 ):
     meta(_name, device="cpu")(_batch_norm_cpu(META_FUNCTIONS[_name]))
+
+
+def _batch_norm_backward_cpu(operator: Any) -> MetaFunction:
+    def batch_norm_backward(
+        grad_out: Tensor, input: Tensor, *rest: Any
+    ) -> tuple[Tensor | None, ...]:
+        gradient, *parameters = operator(grad_out, input, *rest)
+        if gradient is not None:
+            gradient = _laid_out(input, suggested_format(input))
+        return gradient, *parameters
+
+    batch_norm_backward.__doc__ = "The input's layout, whatever the gradient's."
+    return batch_norm_backward
+
+
+for _name in ("native_batch_norm_backward", "batch_norm_backward"):
+    meta(f"aten::{_name}", device="cpu")(
+        _batch_norm_backward_cpu(getattr(torch.ops.aten, _name).default)
+    )
 
 meta("aten::_batch_norm_with_update", device="cpu")(
     _batch_norm_cpu(torch.ops.aten._batch_norm_with_update.default)

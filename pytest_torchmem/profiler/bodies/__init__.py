@@ -46,6 +46,15 @@ def body(*operators: str) -> Callable[[_F], _F]:
 
 def find_body(operator: str) -> Body | None:
     """Return the body of an operator's CPU kernel (``"aten::median.dim"``), or ``None``."""
-    from pytest_torchmem.profiler.bodies import indexing, linear_algebra  # noqa: F401
+    from pytest_torchmem.profiler.bodies import (  # noqa: F401
+        embedding,
+        histograms,
+        images,
+        indexing,
+        linear_algebra,
+        losses,
+        normalization,
+        sampling,
+    )
 
     return _BODIES.get(operator)

@@ -51,15 +51,13 @@ _COPIED: dict[str, dict[int, int]] = {
     "fractional_max_pool2d_backward": {0: _PLAIN},
     "fractional_max_pool3d": {0: _PLAIN},
     "fractional_max_pool3d_backward": {0: _PLAIN},
-    "max_unpool2d": {0: _OWN, 1: _OWN},
+    "max_unpool2d": {0: _OWN, 1: 0},
     "max_unpool3d": {0: _PLAIN, 1: _PLAIN},
     # native/ReflectionPad.cpp, ReplicationPadding.cpp
     "reflection_pad1d": {0: _PLAIN},
     "reflection_pad2d": {0: _OWN},
-    "reflection_pad3d": {0: _OWN},
     "replication_pad1d": {0: _PLAIN},
     "replication_pad2d": {0: _OWN},
-    "replication_pad3d": {0: _OWN},
     "reflection_pad1d_backward": {0: _PLAIN},
     "replication_pad1d_backward": {0: _PLAIN},
     # native/cpu/UpSampleKernel.cpp, UpSampleMoreKernel.cpp
@@ -73,11 +71,10 @@ _COPIED: dict[str, dict[int, int]] = {
     "upsample_trilinear3d_backward": {0: _OWN},
     # native/GridSampler.cpp
     "grid_sampler_2d_backward": {0: _PLAIN},
-    # native/PixelShuffle.cpp, ChanelShuffle.cpp, Im2Col.cpp, Col2Im.cpp
+    # native/PixelShuffle.cpp, ChanelShuffle.cpp
     "pixel_shuffle": {0: _OWN},
     "pixel_unshuffle": {0: _OWN},
     "channel_shuffle": {0: _OWN},
-    "col2im": {0: _PLAIN},
     # native/Distance.cpp, Embedding.cpp, TensorAdvancedIndexing.cpp, SegmentReduce.cpp
     "_cdist_forward": {0: _PLAIN, 1: _PLAIN},
     "_cdist_backward": {1: _PLAIN, 2: _PLAIN},
@@ -171,10 +168,25 @@ def upsample_antialias_backward(
     return contiguous_copy(grad_output) + contiguous_copy(outputs)
 
 
-@workspace("aten::im2col", device="cpu")
-def im2col(machine: Host, outputs: Tensor, input: Tensor, *settings: object) -> int:
-    """A dense copy, and a second one; native/Im2Col.cpp, im2col_out_cpu_template."""
-    return contiguous_copy(input) + dense_bytes(input)
+@workspace("aten::reflection_pad3d", "aten::replication_pad3d", device="cpu")
+def padding_of_volumes(machine: Host, outputs: Tensor, input: Tensor, padding: object) -> int:
+    """Volumes in their own layout, one alone contiguous; native/cpu/PaddingKernel.cpp."""
+    if input.dim() == 5:
+        return dense_copy(input, suggested_format(input))
+    return contiguous_copy(input) + contiguous_copy(outputs)
+
+
+@workspace("aten::gelu_backward", device="cpu")
+def gelu_backward(
+    machine: Host, outputs: Tensor, grad: Tensor, input: Tensor, *, approximate: str = "none"
+) -> int:
+    """A gradient that does not lie as the input does is reordered by oneDNN; native/Activation.cpp,
+    gelu_backward_out_cpu and use_mkldnn, ideep's eltwise_backward.
+    """
+    onednn = machine.onednn and approximate == "none" and input.is_contiguous()
+    if not onednn or input.numel() <= 1 or input.dtype not in (torch.float32, torch.bfloat16):
+        return 0
+    return contiguous_copy(grad)
 
 
 @workspace("aten::native_dropout", device="cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,12 +154,26 @@ def scatter_reduce(
     return _index(index) + max(buffer, counts + max(buffer, mask))
 
 
+@workspace("aten::masked_select", device="cpu")
+def masked_select(machine: Host, outputs: Tensor, input: Tensor, mask: Tensor) -> int:
+    """The mask as int64, to be counted; where either side is not dense also to be added up;
+    native/TensorAdvancedIndexing.cpp, masked_select_out_impl_cpu.
+    """
+    shape = torch.broadcast_shapes(input.shape, mask.shape)
+    whole = int(math.prod(shape)) * _INDEX
+    dense = all(side.shape == shape and side.is_contiguous() for side in (input, mask))
+    dense = dense or outputs.numel() == 0
+    counted = _INDEX + whole - dense_bytes(outputs)
+    return max(counted, 0 if dense else 2 * whole, 0)
+
+
 @workspace("aten::roll", device="cpu")
 def roll(
     machine: Host, outputs: Tensor, input: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
 ) -> int:
     """Several dimensions are rolled one after the other; native/TensorTransformations.cpp."""
-    return dense_bytes(input) if isinstance(dims, (list, tuple)) and len(dims) > 1 else 0
+    several = isinstance(dims, (list, tuple)) and len(dims) > 1
+    return (len(dims) - 1) * dense_bytes(input) if several else 0
 
 
 @workspace("aten::tril", "aten::triu", device="cpu")
