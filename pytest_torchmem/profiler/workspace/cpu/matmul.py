@@ -10,13 +10,14 @@ from torch import Tensor
 
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.workspace import workspace
-from pytest_torchmem.profiler.workspace.cpu.geometry import dense_bytes
+from pytest_torchmem.profiler.workspace.cpu.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.profiler.workspace.cpu.onednn.matmul import Product
 
 _SMALLEST = 16 * 16 * 16
 """``mkldnn_gemm_min_size``: below it oneDNN is not asked."""
 
-_ROWS, _DEPTH, _COLUMNS = 256, 512, 64
-"""The largest block of a result that one thread works on, and the depth it goes at a time."""
+_SCALE = 4
+"""The factor of a product, where that is not 1, as a tensor of its own."""
 
 
 def _copied(matrix: Tensor) -> int:
@@ -32,12 +33,23 @@ def _copied(matrix: Tensor) -> int:
 
 def _onednn_copied(matrix: Tensor) -> int:
     """native/mkldnn/Utils.cpp, is_mkldnn_optimized_format: no gaps between rows or columns."""
+    if matrix.is_contiguous():
+        return 0
     rows, columns = matrix.shape[-2:]
     down, across = matrix.stride(-2), matrix.stride(-1)
     dense = (across == 1 and down == columns) or (down == 1 and across == rows)
     if matrix.dim() == 3:
         dense = dense and matrix.stride(0) == rows * columns
     return 0 if dense else dense_bytes(matrix)
+
+
+def _dense(operand: Tensor, copied: bool) -> Tensor:
+    """The operand, or its contiguous copy; a contiguous one is taken without odd strides of
+    dimensions of one element.
+    """
+    if not copied and not operand.is_contiguous():
+        return operand
+    return torch.empty(operand.shape, dtype=operand.dtype, device="meta")
 
 
 def _uses_onednn(machine: Host, dtype: torch.dtype, size: int) -> bool:
@@ -47,46 +59,50 @@ def _uses_onednn(machine: Host, dtype: torch.dtype, size: int) -> bool:
     return size > _SMALLEST
 
 
-def onednn_scratchpad(
-    machine: Host, rows: int, depth: int, columns: int, batch: int = 1, transposed: bool = False
-) -> int:
-    """Blocks of the result in float, of the right operand repacked, and of a transposed left one.
+def _product(machine: Host, batch: int, first: Tensor, second: Tensor) -> Product:
+    """What oneDNN is asked for matrices in the layout they have, gaps between rows included.
 
-    Read off oneDNN 3.12 (brgemm_matmul) on AVX512: exact for large operands that lie in rows;
-    transposed left operands of a depth beyond 512 take up to several times as much.
+    A row of its own counts as transposed (``matmul_helper_t::transA``), and is copied only where
+    its elements are apart.
     """
-    across = -(-columns // _COLUMNS)
-    threads = machine.threads
-    split = -(-threads // max(1, min(across * batch, threads)))
-    block = min(_ROWS, -(-rows // split))
-    depth = min(-(-depth // 32) * 32, _DEPTH)
-    used = min(threads, batch * across * -(-rows // block))
-    each = block * _COLUMNS * 4 + depth * _COLUMNS * 2 + 640
-    left = 0
-    if transposed:
-        left = rows * depth * 2 if split > 1 else used * block * depth * 2
-        left += 128
-    return 384 + used * each + left
+    rows, depth = first.shape[-2:]
+    across = 1 if rows == depth == 1 else first.stride(-1)
+    return Product(
+        threads=machine.threads,
+        batch=batch,
+        rows=rows,
+        depth=depth,
+        columns=second.shape[-1],
+        transposed=bool(rows == 1 or across != 1),
+        turned=bool(across != 1),
+    )
 
 
-def _matrix_product(machine: Host, first: Tensor, second: Tensor) -> int:
+def _matrix_product(
+    machine: Host, result: Tensor, first: Tensor, second: Tensor, alpha: float = 1
+) -> int:
+    """native/LinearAlgebra.cpp, addmm_impl_cpu_, whose gemm may be oneDNN's
+    (native/CPUBlas.cpp, ``mkldnn_bf16_gemm``); a single column is a row of the product turned.
+    """
     rows, depth = first.shape
     columns = second.shape[1]
     if first.numel() == 0 or second.numel() == 0:
         return 0
-    if _uses_onednn(machine, first.dtype, rows * depth * columns):
-        transposed = first.stride(0) == 1 and first.stride(1) == rows and rows > 1 and depth > 1
-        copies = _onednn_copied(first) + _onednn_copied(second)
-        return copies + onednn_scratchpad(
-            machine, rows, depth, columns, transposed=bool(transposed)
-        )
-    return _copied(first) + _copied(second)
+    copies = _copied(first) + _copied(second)
+    if not _uses_onednn(machine, first.dtype, rows * depth * columns):
+        return copies
+    if result.stride(0) == 1 and (columns == 1 or result.stride(1) >= max(1, rows)):
+        first, second = second.t(), first.t()
+    if _copied(first):
+        first = _dense(first, copied=True)
+    scale = 0 if alpha == 1 else _SCALE
+    return copies + scale + _product(machine, 1, first, second).scratchpad()
 
 
 @workspace("aten::mm", device="cpu")
 def mm(machine: Host, outputs: Tensor, first: Tensor, second: Tensor) -> int:
     """Copies of operands that BLAS cannot read; native/LinearAlgebra.cpp, mm_out_cpu."""
-    return _matrix_product(machine, first, second)
+    return _matrix_product(machine, outputs, first, second)
 
 
 @workspace("aten::addmm", "aten::addmm_", device="cpu")
@@ -101,7 +117,7 @@ def addmm(
     alpha: float = 1,
 ) -> int:
     """As mm: the bias is copied into the result first; native/LinearAlgebra.cpp, addmm_out_cpu."""
-    return _matrix_product(machine, first, second)
+    return _matrix_product(machine, outputs, first, second, alpha)
 
 
 def _rows_dense(batch: Tensor) -> bool:
@@ -120,7 +136,10 @@ def _batched_product(machine: Host, outputs: Tensor, first: Tensor, second: Tens
         return 0
     if _uses_onednn(machine, first.dtype, size):
         copies = _onednn_copied(first) + _onednn_copied(second)
-        return copies + onednn_scratchpad(machine, rows, depth, columns, batch)
+        first, second = (
+            _dense(operand, _onednn_copied(operand) > 0) for operand in (first, second)
+        )
+        return copies + _product(machine, batch, first, second).scratchpad()
     if depth * rows * columns < 400:
         return 0
     mkl = first.dtype.is_floating_point or first.dtype.is_complex
@@ -166,7 +185,7 @@ def addbmm(
     """One addmm after another; native/LinearAlgebra.cpp, addbmm_impl_."""
     if first.numel() == 0 or second.numel() == 0:
         return 0
-    return _matrix_product(machine, first[0], second[0])
+    return _matrix_product(machine, outputs, first[0], second[0], alpha)
 
 
 @workspace("aten::addmv", "aten::addmv_", device="cpu")
@@ -184,7 +203,9 @@ def addmv(
     rows, depth = matrix.shape
     if matrix.numel() == 0:
         return 0
-    if _uses_onednn(machine, matrix.dtype, rows * depth):
-        copies = _onednn_copied(matrix)
-        return copies + onednn_scratchpad(machine, 1, depth, rows)
-    return _copied(matrix)
+    if not _uses_onednn(machine, matrix.dtype, rows * depth):
+        return _copied(matrix)
+    copies = _onednn_copied(matrix) + contiguous_copy(vector)
+    column = _dense(vector, copied=True).unsqueeze(1)
+    product = _product(machine, 1, _dense(matrix, _onednn_copied(matrix) > 0), column)
+    return copies + product.scratchpad()

@@ -10,7 +10,6 @@ from pytest_torchmem.profiler.workspace.cpu.onednn.blocks import Blocks, blocks_
 from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
     L1,
     L2,
-    VECTOR,
     Primitive,
     Problem,
     booked,

@@ -180,9 +180,9 @@ def _within_bounds(problem: Problem) -> bool:
     if start[0] >= extent[0] or end[0] >= extent[0]:
         return False
     first = is_first(problem)
-    if first and problem.output[2] > _LONGEST_ROW:
-        if start[2] >= _LONGEST_ROW or extent[2] > problem.output[2]:
-            return False
+    long = first and problem.output[2] > _LONGEST_ROW
+    if long and (start[2] >= _LONGEST_ROW or extent[2] > problem.output[2]):
+        return False
     return problem.kernel[2] <= (24 if first else 14)
 
 
