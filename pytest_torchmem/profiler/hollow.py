@@ -379,7 +379,7 @@ class Interceptor:
         device: DeviceLedger,
     ) -> Plan:
         __tracebackhide__ = True
-        if tensors:
+        if tensors and not kwargs:  # a clone may be laid out in another way
             plan = plan_pointwise(
                 operator.overload, tensors, bool(operator.mutated or operator.mutated_names)
             )

@@ -64,3 +64,16 @@ def test_reference_host_does_not_depend_on_this_machine() -> None:
             assert torch.get_num_threads() == number
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_copies_have_the_layout_that_is_asked_for(device: str) -> None:
+    def program() -> None:
+        image = torch.zeros(2, 3, 4, 5, device=device)
+        for copy in (image.contiguous(memory_format=torch.channels_last), image.mT.clone()):
+            assert copy.stride() in ((60, 1, 15, 3), (60, 20, 1, 5))
+        turned = image.clone(memory_format=torch.channels_last)
+        assert turned.clone().stride() == turned.stride()
+        assert turned.contiguous().stride() == image.stride()
+
+    trace(program, device=device)
