@@ -469,7 +469,7 @@ class Interceptor:
         __tracebackhide__ = True
         deciding = self.machine.deciding_arguments(operator.name, tensors)
         for position in deciding:
-            if records[position].known is None:
+            if records[position].known is None and tensors[position].numel():
                 raise self.values.unknown(
                     f"{operator.name} has an output whose shape depends on data"
                 )

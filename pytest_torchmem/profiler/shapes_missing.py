@@ -358,10 +358,22 @@ def multilabel_margin_loss_backward(grad_output: Tensor, input: Tensor, *setting
     return _like(input)
 
 
-def _targets(targets: Tensor, target_lengths: Sequence[int] | None) -> int:
-    if targets.dim() == 2 or not target_lengths:
-        return int(targets.shape[-1])
-    return max(target_lengths)
+def _ctc_loss(log_probs: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    steps, batch = log_probs.shape[0], log_probs.shape[1]
+    return _like(log_probs, (batch,)), _like(log_probs, (batch, steps, 2 * longest + 1))
+
+
+@meta("aten::_ctc_loss")
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The losses, and ``log_alpha`` for the longest target; native/LossCTC.cpp."""
+    return _ctc_loss(log_probs, max(target_lengths, default=0))
 
 
 @meta("aten::_ctc_loss.Tensor")
@@ -373,11 +385,8 @@ def ctc_loss_tensor(
     blank: int = 0,
     zero_infinity: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """native/LossCTC.cpp; with targets in one row, ``log_alpha`` is as large as it can be."""
-    steps, batch = log_probs.shape[0], log_probs.shape[1]
-    longest = _targets(targets, None)
-    alpha = _like(log_probs, (batch, steps, 2 * longest + 1))
-    return _like(log_probs, (batch,)), alpha
+    """native/LossCTC.cpp; lengths are not known here, so ``log_alpha`` is as large as it can be."""
+    return _ctc_loss(log_probs, int(targets.shape[-1]))
 
 
 @meta("aten::_ctc_loss_backward")

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import storage_address, tensor_on
 from pytest_torchmem.profiler.profile import Kind
 from pytest_torchmem.profiler.workload import owner_of
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 class Twins:
@@ -114,6 +117,11 @@ class Twins:
             self._tensors[id(tensor)] = lazy
             self._originals.append(tensor)
             return lazy
+        if tensor.layout in _COMPRESSED:
+            raise UnsupportedOperatorError(
+                f"a trace cannot hold a tensor of layout {tensor.layout}: it knows strided tensors "
+                "and, of sparse ones, torch.sparse_coo (tensor.to_sparse_coo())"
+            )
         if tensor.layout is not torch.strided or tensor.is_quantized:
             return tensor
         twin = self._plain_twin(tensor)
