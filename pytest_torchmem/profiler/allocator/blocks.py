@@ -1,0 +1,111 @@
+"""Blocks of device memory, and the pools that keep those that are free.
+
+c10/cuda/CUDACachingAllocator.cpp, ``Block``, ``BlockPool``, ``ExpandableSegment``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+
+class Expandable:
+    """A range of addresses that memory is mapped into page by page; ``ExpandableSegment``."""
+
+    __slots__ = ("address", "page", "size")
+
+    def __init__(self, address: int, size: int, page: int) -> None:
+        self.address, self.size, self.page = address, size, page
+
+    def pages(self, address: int, size: int) -> tuple[int, int]:
+        """Return the first page of a range and the one behind its last, rounded outwards."""
+        begin = (address - self.address) // self.page
+        return begin, -(-(address + size - self.address) // self.page)
+
+
+class Block:
+    """A piece of a segment, in use or free; ``before`` and ``after`` are its neighbours there."""
+
+    __slots__ = (
+        "address",
+        "after",
+        "age_base",
+        "allocated",
+        "before",
+        "expandable",
+        "mapped",
+        "pool",
+        "requested",
+        "size",
+        "stream",
+        "waiting",
+    )
+
+    def __init__(self, address: int, size: int, stream: int, pool: Pool) -> None:
+        self.address, self.size, self.stream, self.pool = address, size, stream, pool
+        self.requested = 0
+        self.allocated = False
+        self.before: Block | None = None
+        self.after: Block | None = None
+        self.mapped = True
+        self.expandable: Expandable | None = None
+        self.waiting: set[int] | None = None
+        """Other streams whose work on the block has to be over before it is free again."""
+        self.age_base = 0
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the block is a part of its segment only."""
+        return self.before is not None or self.after is not None
+
+    def splice(self, before: Block | None, after: Block | None) -> None:
+        """Put the block between two that are neighbours."""
+        if before is not None:
+            before.after = self
+        if after is not None:
+            after.before = self
+        self.before, self.after = before, after
+
+
+class Pool:
+    """The free blocks of the small or the large pool, by stream in order of size and address."""
+
+    __slots__ = ("_unmapped", "free", "is_small", "searches")
+
+    def __init__(self, is_small: bool) -> None:
+        self.is_small = is_small
+        self.free: dict[int, list[tuple[int, int, Block]]] = {}
+        self._unmapped: dict[int, list[tuple[int, Block]]] = {}
+        self.searches = 0
+        """Requests so far, by which the age of a free block is counted."""
+
+    def insert(self, block: Block) -> None:
+        """Keep a free block."""
+        block.age_base = self.searches
+        blocks = self.free.get(block.stream)
+        if blocks is None:
+            blocks = self.free[block.stream] = []
+        insort(blocks, (block.size, block.address, block))
+
+    def erase(self, block: Block) -> None:
+        """Take a free block out."""
+        blocks = self.free[block.stream]
+        del blocks[bisect_left(blocks, (block.size, block.address))]  # type: ignore[type-var]
+
+    def blocks(self) -> list[Block]:
+        """Return the free blocks in order of stream, size and address."""
+        return [block for stream in sorted(self.free) for _, _, block in self.free[stream]]
+
+    def insert_unmapped(self, block: Block) -> None:
+        """Keep addresses that have no memory."""
+        insort(self._unmapped.setdefault(block.stream, []), (block.address, block))
+
+    def erase_unmapped(self, block: Block) -> None:
+        """Take addresses without memory out."""
+        blocks = self._unmapped[block.stream]
+        del blocks[bisect_left(blocks, (block.address,))]  # type: ignore[type-var]
+
+    def unmapped(self, stream: int) -> Iterator[Block]:
+        """Yield addresses without memory, the lowest first."""
+        for _, block in self._unmapped.get(stream, ()):
+            yield block
