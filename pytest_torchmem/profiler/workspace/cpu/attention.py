@@ -1,12 +1,13 @@
 """Flash attention on the CPU; native/cpu/FlashAttentionKernel.cpp.
 
-Exact for float32 and float16; in bfloat16 gradients oneDNN's own scratchpad (100 to 400 KiB with
-two threads) is not modelled, nor are the packed operands of machines with AMX.
+Without the packed operands of machines with AMX. What threads other than the first take is seen by
+no allocator's record, nor counted here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from torch import Tensor
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.workspace import workspace
 from pytest_torchmem.profiler.workspace.cpu.geometry import accumulation_type, contiguous_copy
+from pytest_torchmem.profiler.workspace.cpu.matmul import SCALE, SMALLEST, uses_onednn
+from pytest_torchmem.profiler.workspace.cpu.onednn.matmul import Product
 
 _KEYS = 512
 """Keys and values that a thread takes at a time."""
@@ -82,4 +85,25 @@ def flash_attention_backward(
     if _is_reduced(query):
         blocks += 2 * rows * columns * query.element_size()
     copied = contiguous_copy(grad_out.transpose(1, 2))
-    return copied + machine.threads * blocks + rows * accumulated
+    products = 0
+    if uses_onednn(machine, query.dtype):
+        products = max(_products(machine, query, key))
+    return copied + machine.threads * blocks + rows * accumulated + products
+
+
+def _products(machine: Host, query: Tensor, key: Tensor) -> list[int]:
+    """Bytes that oneDNN takes for the products of each pair of blocks: the gradient of the value,
+    and, multiplied by the scale, those of the query and of the key.
+    """
+    rows, columns = _split(query, key)
+    width, keys = query.shape[-1], key.shape[-2]
+    sizes = {rows, query.shape[-2] % rows or rows}
+    lengths = {columns, keys % columns or columns}
+    found = [0]
+    for queries, length in product(sizes, lengths):
+        if queries * length * width <= SMALLEST:
+            continue
+        of_query = Product(machine.threads, 1, queries, length, width, False, False)
+        of_key = Product(machine.threads, 1, length, queries, width, True, True)
+        found += [SCALE + of_query.scratchpad(), SCALE + of_key.scratchpad()]
+    return found

@@ -13,10 +13,10 @@ from pytest_torchmem.profiler.workspace import workspace
 from pytest_torchmem.profiler.workspace.cpu.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.profiler.workspace.cpu.onednn.matmul import Product
 
-_SMALLEST = 16 * 16 * 16
+SMALLEST = 16 * 16 * 16
 """``mkldnn_gemm_min_size``: below it oneDNN is not asked."""
 
-_SCALE = 4
+SCALE = 4
 """The factor of a product, where that is not 1, as a tensor of its own."""
 
 
@@ -52,11 +52,15 @@ def _dense(operand: Tensor, copied: bool) -> Tensor:
     return torch.empty(operand.shape, dtype=operand.dtype, device="meta")
 
 
+def uses_onednn(machine: Host, dtype: torch.dtype) -> bool:
+    """Return whether products of that type may be oneDNN's; native/mkldnn/Matmul.cpp,
+    use_mkldnn_bf16_matmul.
+    """
+    return dtype == torch.bfloat16 and machine.onednn and machine.capability == "AVX512"
+
+
 def _uses_onednn(machine: Host, dtype: torch.dtype, size: int) -> bool:
-    """native/mkldnn/Matmul.cpp, use_mkldnn_bf16_matmul."""
-    if dtype != torch.bfloat16 or not machine.onednn or machine.capability != "AVX512":
-        return False
-    return size > _SMALLEST
+    return uses_onednn(machine, dtype) and size > SMALLEST
 
 
 def _product(machine: Host, batch: int, first: Tensor, second: Tensor) -> Product:
@@ -95,7 +99,7 @@ def _matrix_product(
         first, second = second.t(), first.t()
     if _copied(first):
         first = _dense(first, copied=True)
-    scale = 0 if alpha == 1 else _SCALE
+    scale = 0 if alpha == 1 else SCALE
     return copies + scale + _product(machine, 1, first, second).scratchpad()
 
 
