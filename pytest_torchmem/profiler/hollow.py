@@ -26,6 +26,7 @@ from pytest_torchmem.profiler.internals import (
     ENGINE_CODE,
     FAKE,
     current_graph_task,
+    kernel_settings,
     run_composite_implicit,
     set_excluded,
     storage_address,
@@ -47,7 +48,7 @@ from pytest_torchmem.profiler.shapes import (
     tensors_in,
 )
 from pytest_torchmem.profiler.sparse import has_sparse, reads_no_data, run_sparse
-from pytest_torchmem.profiler.workspace import Workspace, joined
+from pytest_torchmem.profiler.workspace import Workspace, environment_settings, joined
 from pytest_torchmem.profiler.wrapped_numbers import WrappedNumbers, type_of
 
 _TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
@@ -108,6 +109,8 @@ class Interceptor:
         self.inside = False
         """Whether the profiler itself is at work, and tensors answer as torch made them."""
         self._operators: dict[OpOverload, Operator] = {}
+        self._settings: tuple[bool, ...] = ()
+        self._environment = environment_settings()
         self._plans = remembered_plans(machine.host, machine.gpu)
         self.sums = GradientSums(alone)
         self.numbers = WrappedNumbers(ledger)
@@ -257,6 +260,8 @@ class Interceptor:
             planned = (plain, kwargs)
             key = _geometry(plain, [])
         key = (operator.overload, device.device, key)
+        if self.machine.gpu is not None:
+            self._follow_settings()
         plan = self._plans.get(key)
         numbers: tuple[int, ...] = ()
         if len(tensors) < len(operator.tensors) and device.device == _CPU:
@@ -293,6 +298,16 @@ class Interceptor:
                 self._guessed[record.address] = record.index
         self.values.know(operator, args, kwargs, tensors, records, plan, result)
         return result
+
+    def _follow_settings(self) -> None:
+        """Let plans be those of the settings by which the GPU's kernels are chosen now."""
+        settings = kernel_settings()
+        if settings != self._settings:
+            self._settings = settings
+            machine = self.machine
+            self._plans = remembered_plans(
+                machine.host, machine.gpu, (*settings, *self._environment)
+            )
 
     def _origin(self, operator: Operator, frame: Any) -> Origin:
         return self.attribution.origin(self.ledger.phase, self._composite or operator.name, frame)

@@ -39,6 +39,9 @@ storage_address: Callable[[Tensor], int] = _C._storage_address
 #: -1 outside of a backward, else the number of the running graph task of this thread.
 current_graph_task: Callable[[], int] = _C._current_graph_task_id
 current_node: Callable[[], Any] = _C._current_autograd_node
+_uses_cudnn: Callable[[], bool] = _C._get_cudnn_enabled
+_is_deterministic: Callable[[], bool] = _C._get_deterministic_algorithms
+_only_warns: Callable[[], bool] = _C._get_deterministic_algorithms_warn_only
 #: Whether the running backward leaves its nodes what they have saved (``retain_graph``).
 keeps_graph: Callable[[], bool] = _C._autograd._get_current_graph_task_keep_graph
 #: One more than the sequence number of the autograd node this thread made last.
@@ -46,6 +49,11 @@ sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
 
 storage_use_count: Callable[[int], int] = _C._storage_Use_Count
 _construct_storage = _C._construct_storage_from_data_pointer
+
+
+def kernel_settings() -> tuple[bool, bool, bool]:
+    """Return the settings by which kernels are chosen: cuDNN used, deterministic, warns only."""
+    return (_uses_cudnn(), _is_deterministic(), _only_warns())
 
 
 def hollow_storage(nbytes: int, memory: Tensor | None = None) -> torch.UntypedStorage:

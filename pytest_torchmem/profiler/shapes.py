@@ -73,8 +73,11 @@ class PlanMemory(dict[Any, Plan]):
 
 
 @cache
-def remembered_plans(host: Host, gpu: Gpu | None) -> PlanMemory:
-    """Return the plans that earlier traces of this process found for a machine."""
+def remembered_plans(host: Host, gpu: Gpu | None, settings: tuple[Any, ...] = ()) -> PlanMemory:
+    """Return the plans that earlier traces of this process found for a machine.
+
+    ``settings`` are torch's own on which a GPU's kernels and their workspaces depend.
+    """
     return PlanMemory()
 
 

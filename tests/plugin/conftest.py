@@ -136,6 +136,12 @@ def _no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def _no_cublas_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave cuBLAS without its 8 MiB, beside which these tests' models would be nothing."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+
+
 @pytest.fixture
 def project(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, keeper: _ModuleKeeper

@@ -144,7 +144,7 @@ class Machine:
         else:
             function = find_workspace(operator.name.partition(".")[0], device.type)
         if function is None:
-            known = model is not None or takes_nothing(operator.overload, device.type)
+            known = takes_nothing(operator.overload, device.type)
             return as_workspace(0 if known else unknown(), operator.name)
         machine = self.gpu if device.type == "cuda" else self.host
         if operator.mutated_names:  # ``out=`` is where the outputs are, not another argument

@@ -18,6 +18,7 @@ figure is a limit, that it is not known, and which buffers stay after the kernel
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -61,6 +62,12 @@ class Workspace:
 
 WorkspaceFunction = Callable[..., "int | tuple[int, ...] | Workspace"]
 _F = TypeVar("_F", bound=WorkspaceFunction)
+
+_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
+)
 
 _FUNCTIONS: dict[tuple[str, str], WorkspaceFunction] = {}
 
@@ -133,6 +140,11 @@ def takes_nothing(overload: OpOverload, device: str) -> bool:
     from pytest_torchmem.profiler.workspace.cuda.nothing import takes_nothing as on_cuda
 
     return on_cuda(overload)
+
+
+def environment_settings() -> tuple[str | None, ...]:
+    """Return what of the environment libraries' workspaces depend on."""
+    return tuple(map(os.environ.get, _VARIABLES))
 
 
 def _load() -> None:

@@ -1,0 +1,381 @@
+"""Scaled dot-product attention: flash, memory-efficient and cuDNN's.
+
+native/transformers/cuda/flash_attn/flash_api.cpp (``mha_fwd``, ``mha_bwd`` and their ``varlen``
+forms), attention.cu and attention_backward.cu, mem_eff_attention/kernel_backward.h and the lists of
+kernels in mem_eff_attention/kernels/cutlassB.h of 2.13. Flash is exact. Memory-efficient attention
+is exact but where the first kernel of the list that fits depends on shared memory: there it is the
+larger of the two that may be taken. cuDNN's workspace is its own secret.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.workspace import Workspace, bounded, unknown, workspace
+from pytest_torchmem.profiler.workspace.cpu.geometry import (
+    Outputs,
+    contiguous_copy,
+    dense_bytes,
+)
+
+_FLOAT = 4
+_BLOCK = 128
+_ANY = 65536
+_MUCH_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+# -- flash -----------------------------------------------------------------------------------------
+
+
+def _rounded_size(size: int) -> int:
+    """``head_size_rounded``: a multiple of 32, and 256 from 224 on."""
+    rounded = _up(size, 32)
+    return rounded if rounded < 224 else 256
+
+
+def flash_splits(
+    gpu: Gpu, batch: int, queries: int, keys: int, heads: int, size: int, splits: int = 0
+) -> int:
+    """Return over how many blocks the keys are split; ``num_splits_heuristic``.
+
+    ``set_params_splitkv`` counts every multiprocessor twice.
+    """
+    if splits >= 1:
+        return splits
+    block = 256 if size <= 64 else 128 if size <= 128 else 64
+    key_blocks = _ceil(keys, block)
+    work, slots = batch * heads * _ceil(queries, 64), 2 * gpu.multiprocessors
+    if work >= 0.8 * slots:
+        return 1
+    most = min(128, slots, key_blocks)
+    efficiency = {
+        number: work * number / slots / math.ceil(work * number / slots)
+        for number in range(1, most + 1)
+        if number == 1 or _ceil(key_blocks, number) != _ceil(key_blocks, number - 1)
+    }
+    best = max(efficiency.values(), default=0.0)
+    return next((number for number, found in efficiency.items() if found >= 0.85 * best), 1)
+
+
+def _flash_forward(
+    gpu: Gpu, query: Tensor, key: Tensor, dropout: float, splits: int = 0
+) -> tuple[int, ...]:
+    """Partial results of a split over the keys; query and key are (batch, length, heads, size)."""
+    batch, queries, heads, size = query.shape
+    keys, key_heads = key.shape[1], key.shape[2]
+    if dropout:
+        return ()
+    if queries == 1 and heads > key_heads:  # a group's queries are taken for a sequence
+        queries, heads = heads // key_heads, key_heads
+    number = flash_splits(gpu, batch, queries, keys, heads, size, splits)
+    if number <= 1:
+        return ()
+    partial = _FLOAT * number * batch * heads * queries
+    return (partial, partial * _rounded_size(size))
+
+
+def _flash_backward(
+    gpu: Gpu, grad: Tensor, query: Tensor, key: Tensor, out: Tensor
+) -> tuple[int, ...]:
+    """Dense copies, sums of rows, the query's gradient in float, and those of repeated heads."""
+    batch, queries, heads, size = query.shape
+    keys, key_heads = key.shape[1], key.shape[2]
+    rows = batch * heads * _up(queries, _BLOCK)
+    splits = _ceil(gpu.multiprocessors, batch * heads) if _deterministic() else 1
+    repeated = batch * keys * heads * size * query.element_size() if heads != key_heads else 0
+    return (
+        contiguous_copy(grad),
+        contiguous_copy(out),
+        _FLOAT * rows,
+        splits * _FLOAT * rows * _rounded_size(size),
+        repeated,
+        repeated,
+    )
+
+
+def _deterministic() -> bool:
+    return torch.are_deterministic_algorithms_enabled() and not (
+        torch.is_deterministic_algorithms_warn_only_enabled()
+    )
+
+
+@workspace("aten::_scaled_dot_product_flash_attention", device="cuda")
+def sdpa_flash(
+    gpu: Gpu,
+    outputs: Outputs,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *arguments: float,
+    scale: float | None = None,
+) -> tuple[int, ...]:
+    """As ``mha_fwd``, with heads and length exchanged."""
+    dropout = arguments[0] if arguments else 0.0
+    return _flash_forward(gpu, query.transpose(1, 2), key.transpose(1, 2), dropout)
+
+
+@workspace("aten::_scaled_dot_product_flash_attention_backward", device="cuda")
+def sdpa_flash_backward(
+    gpu: Gpu,
+    outputs: Outputs,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    *arguments: object,
+    scale: float | None = None,
+) -> tuple[int, ...]:
+    """As ``mha_bwd``, with heads and length exchanged."""
+    grad, queries, keys, result = (tensor.transpose(1, 2) for tensor in (grad_out, query, key, out))
+    return _flash_backward(gpu, grad, queries, keys, result)
+
+
+@workspace("aten::_flash_attention_forward", device="cuda")
+def flash_forward(
+    gpu: Gpu,
+    outputs: Outputs,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths_query: Tensor | None,
+    lengths_key: Tensor | None,
+    longest_query: int,
+    longest_key: int,
+    dropout: float,
+    *arguments: object,
+    num_splits: int | None = None,
+    block_table: Tensor | None = None,
+    **options: object,
+) -> tuple[int, ...]:
+    """``mha_fwd``; of sequences of several lengths (``mha_varlen_fwd``) only a block table's keys
+    are split.
+    """
+    if lengths_query is None:
+        return _flash_forward(gpu, query, key, dropout, num_splits or 0)
+    return ()
+
+
+@workspace("aten::_flash_attention_backward", device="cuda")
+def flash_backward(
+    gpu: Gpu,
+    outputs: Outputs,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    lengths_query: Tensor | None,
+    *arguments: object,
+    **options: object,
+) -> tuple[int, ...]:
+    """``mha_bwd``; of sequences of several lengths ``mha_varlen_bwd``, with 128 rows more each."""
+    if lengths_query is None:
+        return _flash_backward(gpu, grad_out, query, key, out)
+    total, heads, size = query.shape
+    keys, key_heads = key.shape[0], key.shape[1]
+    batch = lengths_query.numel() - 1
+    rows = (total + _BLOCK * batch) * heads
+    splits = _ceil(gpu.multiprocessors, batch * heads) if _deterministic() else 1
+    repeated = keys * heads * size * query.element_size() if heads != key_heads else 0
+    return (
+        contiguous_copy(grad_out),
+        contiguous_copy(out),
+        _FLOAT * rows,
+        splits * _FLOAT * rows * _rounded_size(size),
+        repeated,
+        repeated,
+    )
+
+
+# -- memory-efficient ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """An ``AttentionBackwardKernel``: queries and keys of a block, and the largest head."""
+
+    queries: int
+    keys: int
+    largest: int
+
+
+def _tiles(gpu: Gpu, dtype: torch.dtype, size: int, dropout: bool) -> tuple[Tile, ...]:
+    """Return the kernels that may be taken, of which shared memory decides; cutlassB.h."""
+    if size <= 64:
+        return (Tile(64, 64, 32 if size <= 32 else 64),)
+    modern = gpu.capability >= (8, 0)
+    largest = 128 if size <= 128 else _ANY
+    if dtype == torch.float32:
+        if not modern:
+            return (Tile(64, 64, largest),)
+        wide, narrow = Tile(128, 64, largest), Tile(64, 64, largest)
+    elif modern and size <= 96 and gpu.capability in ((8, 6), (8, 9)) and not dropout:
+        return (Tile(128, 64, 96),)
+    elif modern and size <= 128:
+        wide, narrow = Tile(128, 128, 128), Tile(64, 64, 128)
+    else:
+        wide, narrow = Tile(128, 64, largest), Tile(64, 64, largest)
+    return (wide,) if gpu.capability in _MUCH_SHARED_MEMORY else (wide, narrow)
+
+
+def _tile_bytes(
+    tile: Tile, half: bool, shape: tuple[int, int, int, int], size: int, value_size: int
+) -> int:
+    """``Params::workspace_size``: gradients of query, key and value added up in float."""
+    batch, heads, queries, keys = shape
+    splits = _ceil(keys, tile.keys)
+    if batch * heads >= 256 and keys <= 2 * tile.keys:
+        splits = 1
+    keys_in_memory = half and tile.largest > tile.queries
+    floats = 0
+    if keys_in_memory:
+        splits = max(1, min(splits, 200 // (batch * heads)))
+    if _deterministic():
+        splits = 1
+    if keys_in_memory:
+        floats = splits * tile.keys * (_up(size, tile.queries) + _up(value_size, tile.queries))
+    blocks = _ceil(queries, tile.queries) * _ceil(size, tile.keys)
+    floats += blocks * (4 + tile.queries * tile.keys)
+    return batch * heads * _up(floats, 4) * _FLOAT
+
+
+def efficient_backward_bytes(
+    gpu: Gpu,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int, int],
+    size: int,
+    value_size: int,
+    dropout: bool = False,
+) -> Workspace:
+    """Return what the backward of (batch, heads, queries, keys) takes, for heads of ``size``."""
+    batch, heads, queries, _ = shape
+    half = dtype != torch.float32
+    delta = _FLOAT * batch * heads * queries
+    tiles = _tiles(gpu, dtype, max(size, value_size), dropout)
+    own = max(_tile_bytes(tile, half, shape, size, value_size) for tile in tiles)
+    computed = half and (gpu.capability[0] != 7 or gpu.capability[1] != 0)
+    before = 0 if computed else delta * value_size + 2 * delta
+    requests = (delta, own) if delta + own >= before else (before,)
+    return Workspace(requests) if len(tiles) == 1 else bounded(*requests)
+
+
+@workspace("aten::_scaled_dot_product_efficient_attention_backward", device="cuda")
+def sdpa_efficient_backward(
+    gpu: Gpu,
+    outputs: Outputs,
+    grad_out: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    dropout: float,
+    *arguments: object,
+    scale: float | None = None,
+) -> Workspace:
+    """``_efficient_attention_backward``, with heads and length exchanged."""
+    batch, heads, queries, size = query.shape
+    shape = (batch, heads, queries, key.shape[2])
+    return efficient_backward_bytes(gpu, query.dtype, shape, size, value.shape[3], dropout > 0)
+
+
+@workspace("aten::_efficient_attention_backward", device="cuda")
+def efficient_backward(
+    gpu: Gpu,
+    outputs: Outputs,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    lengths_query: Tensor | None,
+    lengths_key: Tensor | None,
+    longest_query: int,
+    longest_key: int,
+    logsumexp: Tensor,
+    dropout: float,
+    *arguments: object,
+    **options: object,
+) -> Workspace:
+    """attention_backward.cu, ``_efficient_attention_backward``."""
+    batch, queries, heads, size = query.shape
+    keys = key.shape[1]
+    if lengths_query is not None:
+        batch, queries, keys = lengths_query.numel() - 1, longest_query, longest_key
+    shape = (batch, heads, queries, keys)
+    return efficient_backward_bytes(gpu, query.dtype, shape, size, value.shape[3], dropout > 0)
+
+
+def _efficient_forward(value_size: int, out: Tensor) -> int:
+    """``kNeedsOutputAccumulatorBuffer``: heads too large to be added up in registers."""
+    half = out.dtype != torch.float32
+    return dense_bytes(out, torch.float32) if half and value_size > 128 else 0
+
+
+@workspace(
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_efficient_attention_forward",
+    device="cuda",
+)
+def efficient_forward(
+    gpu: Gpu,
+    outputs: tuple[Tensor, ...],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *arguments: object,
+    **options: object,
+) -> int:
+    """The output in float where the head is large; attention.cu, kernel_forward.h."""
+    return _efficient_forward(value.shape[-1], outputs[0])
+
+
+# -- cuDNN -----------------------------------------------------------------------------------------
+
+
+@workspace(
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_cudnn_attention_forward",
+    device="cuda",
+)
+def cudnn_forward(gpu: Gpu, outputs: Outputs, *arguments: object, **options: object) -> Workspace:
+    """``mha_graph->get_workspace_size()``, which cuDNN alone knows; native/cudnn/MHA.cpp."""
+    return unknown()
+
+
+@workspace("aten::_scaled_dot_product_cudnn_attention_backward", device="cuda")
+def cudnn_backward(
+    gpu: Gpu,
+    outputs: Outputs,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    *arguments: object,
+    **options: object,
+) -> Workspace:
+    """A copy of a gradient that lies otherwise than the output, and cuDNN's; MHA.cpp,
+    ``run_cudnn_SDP_bprop``.
+    """
+    alike = grad_out.stride() == out.stride()
+    return unknown(0 if alike else dense_bytes(grad_out))

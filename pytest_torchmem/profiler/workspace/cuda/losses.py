@@ -1,0 +1,113 @@
+"""Losses: every element's loss before they are added up, and what is copied to be read.
+
+native/Loss.cpp, native/cuda/Loss.cu, NLLLoss2d.cu, LossCTC.cu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.workspace import Workspace, unknown, workspace
+from pytest_torchmem.profiler.workspace.cpu.geometry import (
+    Outputs,
+    contiguous_copy,
+    dense_bytes,
+)
+from pytest_torchmem.profiler.workspace.cuda.reduction import sum_buffers
+
+_NONE, _MEAN = 0, 1
+_LONG = 8
+
+
+@workspace(
+    "aten::mse_loss",
+    "aten::smooth_l1_loss",
+    "aten::huber_loss",
+    "aten::binary_cross_entropy",
+    device="cuda",
+)
+def elementwise_loss(
+    gpu: Gpu, outputs: Tensor, input: Tensor, target: Tensor, *rest: object, **options: object
+) -> tuple[int, ...]:
+    """All elements' losses, and the reduction of them; exact, native/Loss.cpp and Loss.cu."""
+    numbers = [value for value in rest if isinstance(value, int) and not isinstance(value, bool)]
+    named = options.get("reduction")
+    reduction = named if isinstance(named, int) else numbers[0] if numbers else _MEAN
+    if reduction == _NONE:
+        return ()
+    return (dense_bytes(input), *sum_buffers(gpu, (input.numel(),), None, input.dtype))
+
+
+@workspace("aten::nll_loss_forward", "aten::nll_loss_backward", device="cuda")
+def nll_loss(gpu: Gpu, outputs: Outputs, *arguments: object) -> tuple[int, ...]:
+    """Dense copies of the weights; exact, Loss.cu, ``nll_loss_forward_out_cuda_template``."""
+    tensors = [found for found in arguments if isinstance(found, Tensor)]
+    small = [found for found in tensors if found.dim() <= 1]
+    return tuple(map(contiguous_copy, small))
+
+
+@workspace("aten::nll_loss2d_forward", device="cuda")
+def nll_loss2d(
+    gpu: Gpu, outputs: Outputs, input: Tensor, target: Tensor, weight: Tensor | None, *rest: int
+) -> tuple[int, ...]:
+    """Dense copies; exact, NLLLoss2d.cu, ``nll_loss2d_forward_out_cuda_template``."""
+    if rest and rest[0] == _NONE:
+        return (contiguous_copy(weight),)
+    return (contiguous_copy(input), contiguous_copy(target), contiguous_copy(weight))
+
+
+@workspace("aten::nll_loss2d_backward", device="cuda")
+def nll_loss2d_backward(
+    gpu: Gpu,
+    outputs: Tensor,
+    grad_output: Tensor,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    *rest: object,
+) -> tuple[int, ...]:
+    """Dense copies; exact, NLLLoss2d.cu, ``nll_loss2d_backward_out_cuda_template``."""
+    return (contiguous_copy(target), contiguous_copy(weight))
+
+
+@workspace("aten::_ctc_loss", device="cuda")
+def ctc_loss(
+    gpu: Gpu,
+    outputs: Outputs,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Sequence[int] | Tensor,
+    *rest: object,
+) -> tuple[int, ...]:
+    """Lengths and offsets on the device; exact, LossCTC.cu, ``ctc_loss_gpu_template``."""
+    lengths = log_probs.shape[1] * _LONG
+    return (contiguous_copy(log_probs), contiguous_copy(targets), lengths, lengths, lengths)
+
+
+@workspace("aten::_ctc_loss_backward", device="cuda")
+def ctc_loss_backward(
+    gpu: Gpu,
+    outputs: Tensor,
+    grad: Tensor,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Sequence[int] | Tensor,
+    target_lengths: Sequence[int] | Tensor,
+    neg_log_likelihood: Tensor,
+    log_alpha: Tensor,
+    *rest: object,
+) -> tuple[int, ...]:
+    """``log_beta``, as large as ``log_alpha``, and the lengths; exact, LossCTC.cu,
+    ``ctc_loss_backward_gpu_template``.
+    """
+    lengths = log_probs.shape[1] * _LONG
+    return (dense_bytes(log_alpha), lengths, lengths, lengths)
+
+
+@workspace("aten::_cudnn_ctc_loss", device="cuda")
+def cudnn_ctc_loss(gpu: Gpu, outputs: Outputs, *arguments: object, **options: object) -> Workspace:
+    """``cudnnGetCTCLossWorkspaceSize``, which cuDNN alone knows; native/cudnn/LossCTC.cpp."""
+    return unknown()
