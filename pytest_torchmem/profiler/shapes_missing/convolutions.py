@@ -1,0 +1,224 @@
+"""Convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.profiler.devices.host import REFERENCE
+from pytest_torchmem.profiler.shapes_missing.registry import laid_out, like, meta
+from pytest_torchmem.profiler.workspace.cpu.convolution import uses_onednn
+from pytest_torchmem.profiler.workspace.cpu.geometry import suggested_format
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _convolution_shape(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool = False,
+    output_padding: Sequence[int] = (0,),
+    groups: int = 1,
+) -> Tensor:
+    dims = weight.dim() - 2
+    result: Tensor = torch.ops.aten.convolution(
+        input,
+        weight,
+        None,
+        list(stride),
+        list(padding),
+        list(dilation),
+        transposed,
+        [0] * dims if not transposed else list(output_padding),
+        groups,
+    )
+    return result
+
+
+@meta("aten::convolution")
+def convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Channels last where either operand is; native/ConvUtils.h, mkldnn_conv_use_channels_last and
+    cudnn_conv_suggest_memory_format. ``meta`` does not know that it stands for a device.
+    """
+    result = _convolution_shape(
+        input, weight, stride, padding, dilation, transposed, output_padding, groups
+    )
+    wanted = _CHANNELS_LAST.get(input.dim())
+    if wanted is None or result.numel() == 0:
+        return result
+    if wanted not in (suggested_format(input), suggested_format(weight)):
+        return laid_out(result, torch.contiguous_format)
+    native = input.dim() == 5 and not uses_onednn(
+        REFERENCE, input, weight, stride, dilation, transposed, output_padding, groups
+    )
+    return laid_out(result, torch.contiguous_format if native else wanted)
+
+
+@meta("aten::convolution_backward")
+def convolution_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """ATen's own kernels of three dimensions know no channels last."""
+    results = torch.ops.aten.convolution_backward(
+        grad_output,
+        input,
+        weight,
+        bias_sizes,
+        stride,
+        padding,
+        dilation,
+        transposed,
+        output_padding,
+        groups,
+        output_mask,
+    )
+    if input.dim() != 5 or uses_onednn(
+        REFERENCE, input, weight, stride, dilation, transposed, output_padding, groups
+    ):
+        return tuple(results)
+    return tuple(result if result is None else like(result) for result in results)
+
+
+@meta("aten::cudnn_convolution")
+def cudnn_convolution(
+    input: Tensor,
+    weight: Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *flags: bool,
+) -> Tensor:
+    """native/cudnn/ConvShared.cpp."""
+    return convolution(input, weight, None, stride, padding, dilation, False, [0], groups)
+
+
+@meta("aten::cudnn_convolution_transpose")
+def cudnn_convolution_transpose(
+    input: Tensor,
+    weight: Tensor,
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *flags: bool,
+) -> Tensor:
+    """native/cudnn/ConvShared.cpp."""
+    return convolution(input, weight, None, stride, padding, dilation, True, output_padding, groups)
+
+
+@meta("aten::cudnn_convolution_relu")
+def cudnn_convolution_relu(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """native/cudnn/ConvShared.cpp."""
+    return convolution(input, weight, bias, stride, padding, dilation, False, [0], groups)
+
+
+@meta("aten::cudnn_convolution_add_relu")
+def cudnn_convolution_add_relu(
+    input: Tensor,
+    weight: Tensor,
+    addend: Tensor,
+    alpha: float | None,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """native/cudnn/ConvShared.cpp."""
+    return convolution(input, weight, bias, stride, padding, dilation, False, [0], groups)
+
+
+@meta("aten::_slow_conv2d_forward", "aten::slow_conv3d_forward")
+def slow_convolution(
+    input: Tensor,
+    weight: Tensor,
+    kernel_size: Sequence[int],
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    """native/ConvolutionMM2d.cpp, ConvolutionMM3d.cpp."""
+    return _convolution_shape(input, weight, stride, padding, [1] * len(kernel_size))
+
+
+@meta("aten::slow_conv_dilated2d", "aten::slow_conv_dilated3d")
+@meta("aten::_conv_depthwise2d", "aten::conv_depthwise3d")
+def dilated_convolution(
+    input: Tensor,
+    weight: Tensor,
+    kernel_size: Sequence[int],
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+) -> Tensor:
+    """native/NaiveDilatedConvolution.cpp, cuda/DepthwiseConv2d.cu: shapes tell the groups."""
+    groups = input.shape[1] // weight.shape[1]
+    return _convolution_shape(input, weight, stride, padding, dilation, groups=groups)
+
+
+@meta("aten::slow_conv_transpose3d")
+def slow_convolution_transpose(
+    input: Tensor,
+    weight: Tensor,
+    kernel_size: Sequence[int],
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1, 1),
+    padding: Sequence[int] = (0, 0, 0),
+    output_padding: Sequence[int] = (0, 0, 0),
+    dilation: Sequence[int] = (1, 1, 1),
+) -> Tensor:
+    """native/NaiveConvolutionTranspose3d.cpp."""
+    return _convolution_shape(input, weight, stride, padding, dilation, True, output_padding)
+
+
+@meta("aten::_slow_conv2d_backward.output_mask")
+def slow_convolution_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """native/ConvolutionMM2d.cpp."""
+    results = (like(input), like(weight), like(grad_output, (weight.shape[0],)))
+    return tuple(
+        result if wanted else None for result, wanted in zip(results, output_mask, strict=True)
+    )
