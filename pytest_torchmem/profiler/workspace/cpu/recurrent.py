@@ -1,8 +1,7 @@
 """LSTM layers through oneDNN; native/mkldnn/RNN.cpp over oneDNN's src/cpu/rnn.
 
-Its sizes follow rnn_utils.hpp (``set_workspace_sizes``, ``get_good_ld``) and rnn_utils.cpp
-(``set_offsets``). Exact for float32 on oneDNN 3.12; for bfloat16 the brgemm kernels take up to some
-hundred bytes per thread more in the forward, and up to about 100 KiB in the backward.
+Its sizes follow rnn_utils.hpp (``set_workspace_sizes``, ``get_good_ld``), rnn_utils.cpp
+(``set_offsets``) and, for the brgemm kernels of bfloat16, src/cpu/x64/rnn/rnn_brgemm_utils.cpp.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from torch import Tensor
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.workspace import workspace
 from pytest_torchmem.profiler.workspace.cpu.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.profiler.workspace.cpu.onednn.problem import booked, round_up, share
 
 _PAGE = 4096
-_BOOKS = 4664
-"""A page to align the scratchpad, and oneDNN's arrays of pointers to weights and biases."""
+_BOOKS = 4632
+"""A page to align the scratchpad, and oneDNN's arrays of pointers to weights."""
 
 _FLOAT = 4
 
@@ -62,16 +62,75 @@ def lstm_workspace(steps: int, batch: int, inputs: int, hidden: int, element_siz
     )
 
 
-def _scratchpad(steps: int, batch: int, hidden: int, element_size: int) -> int:
-    """Gates before their activation: of all steps at once in float32, of one in bfloat16.
-
-    Inference runs as training does: ATen asks for the same primitive.
+def _merges(steps: int, batch: int, element_size: int) -> bool:
+    """Whether a forward multiplies the inputs of all steps at once: small batches in float32, lone
+    sequences in bfloat16.
     """
-    merged = element_size == _FLOAT and batch < 128
-    gates = batch * leading_dimension(4 * hidden, _FLOAT) * _FLOAT * (steps if merged else 1)
+    return batch < 128 if element_size == _FLOAT else batch == 1 and steps > 1
+
+
+def _scratchpad(steps: int, batch: int, hidden: int, element_size: int, backward: bool) -> int:
+    """Gates before their activation, of all steps where they are merged, as those of a backward in
+    float32 always are. Inference runs as training does: ATen asks for the same primitive.
+    """
+    gate = element_size if backward else _FLOAT
+    merged = gate == _FLOAT if backward else _merges(steps, batch, element_size)
+    gates = batch * leading_dimension(4 * hidden, gate) * gate * (steps if merged else 1)
     projected = batch * leading_dimension(hidden, element_size) * element_size
     gradient = batch * leading_dimension(hidden, _FLOAT) * _FLOAT
-    return in_pages(gates, projected, gradient, 0) + _BOOKS
+    return in_pages(gates, projected, gradient, 0) + _BOOKS + 8 * element_size
+
+
+_ELEMENT = 40
+"""Bytes that describe one product of a batch, ``brgemm_batch_element_t``."""
+
+_COLUMNS = 32
+"""Gates of one block of a weight."""
+
+
+def _brgemm_forward(threads: int, inputs: int, hidden: int, merged: bool) -> int:
+    """Lists of products; twice as many where both weights are multiplied at once."""
+    products = 2 * (2 if inputs == hidden and not merged else 1)
+    return booked(products * threads * _ELEMENT)
+
+
+def _brgemm_backward(threads: int, batch: int, inputs: int, hidden: int, size: int) -> int:
+    """Lists of the products of four gates, and for the gradient of the weights the gates in blocks
+    and the states of both kinds turned.
+    """
+    depth = round_up(batch, 2)
+    if batch > 1:
+        turned = (inputs, hidden)
+    else:
+        rows = hidden if inputs == hidden else max(inputs, hidden)
+        if inputs == hidden:
+            rows = _rows(threads, hidden, share(4 * hidden, _COLUMNS))
+        turned = (threads * min(rows, inputs), threads * min(rows, hidden))
+    return booked(
+        5 * threads * _ELEMENT,
+        threads * depth * _COLUMNS * size,
+        *(states * depth * size for states in turned),
+    )
+
+
+def _rows(threads: int, rows: int, blocks: int) -> int:
+    """Rows of a block of a gradient of a weight, ``brgemm_calc_m_block_vanilla_rnn``."""
+    if blocks < threads:
+        most = min(24, max(1, rows // (4 * share(threads, blocks))))
+        return next((size for size in range(most, 3, -1) if rows % size == 0), rows)
+    rest = blocks % threads / threads
+    if not 0 < rest < 0.9:
+        return rows
+    best, fullest = rows // 2, 0.0
+    for size in range(rows // 2, 7, -1):
+        if rows % size:
+            continue
+        busy = rows // size * blocks % threads / threads
+        if busy > fullest + 0.01:
+            best, fullest = size, busy
+        if busy >= 0.9 or busy == 0:
+            return size
+    return best if rest < fullest else rows
 
 
 def _forward_weight(rows: int, hidden: int, element_size: int) -> int:
@@ -117,7 +176,11 @@ def lstm_layer(
     weights = _forward_weight(inputs, hidden_size, size)
     weights += _forward_weight(hidden_size, hidden_size, size)
     bias = 4 * hidden_size * size
-    return copies + bias + weights + _scratchpad(steps, batch, hidden_size, size)
+    scratchpad = _scratchpad(steps, batch, hidden_size, size, backward=False)
+    if size != _FLOAT:
+        merged = _merges(steps, batch, size)
+        scratchpad += _brgemm_forward(machine.threads, inputs, hidden_size, merged)
+    return copies + bias + weights + scratchpad
 
 
 @workspace("aten::mkldnn_rnn_layer_backward", device="cpu")
@@ -158,5 +221,7 @@ def lstm_layer_backward(
     rows = leading_dimension(4 * hidden, _FLOAT) * _FLOAT
     gradients = (inputs + hidden) * rows
     bias = 4 * hidden * size
-    scratchpad = _scratchpad(steps, batch, hidden, size)
+    scratchpad = _scratchpad(steps, batch, hidden, size, backward=True)
+    if size != _FLOAT:
+        scratchpad += _brgemm_backward(machine.threads, batch, inputs, hidden, size)
     return copies + bias + weights + gradients + scratchpad
