@@ -173,7 +173,7 @@ class KnownValues:
         result: Any,
     ) -> bool:
         made = [output for output in _outputs_of(plan.outputs) if type(output) is Output]
-        if not made and not operator.mutated:
+        if not made and not operator.mutated and not operator.mutated_names:
             return False
         if not all(worth_knowing(output.dtype, _elements(output)) for output in made):
             return False

@@ -121,3 +121,15 @@ def test_random_numbers_are_the_same_every_time() -> None:
         return torch.ones(length)
 
     assert trace(program).figures() == trace(program).figures()
+
+
+def test_values_written_by_composites_and_to_outputs_are_known() -> None:
+    def program() -> None:
+        flags = torch.tensor([True, False]).logical_and_(torch.tensor([True, True]))
+        assert flags.tolist() == [True, False]
+        total = torch.zeros(2, dtype=torch.int64)
+        torch.add(torch.tensor([1, 2]), torch.tensor([3, 4]), out=total)
+        assert total.tolist() == [4, 6]
+        torch.randn(3000).quantile(0.5)  # checks that 0.5 is between 0 and 1
+
+    trace(program)
