@@ -90,7 +90,7 @@ class Pool:
     def erase(self, block: Block) -> None:
         """Take a free block out."""
         blocks = self.free[block.stream]
-        del blocks[bisect_left(blocks, (block.size, block.address))]  # type: ignore[type-var]
+        del blocks[bisect_left(blocks, (block.size, block.address))]
 
     def blocks(self) -> list[Block]:
         """Return the free blocks in order of stream, size and address."""
@@ -103,7 +103,7 @@ class Pool:
     def erase_unmapped(self, block: Block) -> None:
         """Take addresses without memory out."""
         blocks = self._unmapped[block.stream]
-        del blocks[bisect_left(blocks, (block.address,))]  # type: ignore[type-var]
+        del blocks[bisect_left(blocks, (block.address,))]
 
     def unmapped(self, stream: int) -> Iterator[Block]:
         """Yield addresses without memory, the lowest first."""

@@ -209,7 +209,7 @@ class CachingAllocator:
         blocks = pool.free.get(stream)
         if not blocks:
             return None
-        position = bisect_left(blocks, (size,))  # type: ignore[type-var]
+        position = bisect_left(blocks, (size,))
         if position == len(blocks):
             return None
         if blocks[position][2].expandable is not None:
@@ -366,7 +366,7 @@ class CachingAllocator:
             return False
         size = max(size, limit)
         blocks = pool.free.get(stream, [])
-        position = bisect_left(blocks, (size,))  # type: ignore[type-var]
+        position = bisect_left(blocks, (size,))
         if position < len(blocks) and blocks[position][2].expandable is None:
             self._release(blocks[position][2])
             return True
@@ -384,7 +384,7 @@ class CachingAllocator:
         return self.allowed is not None and self.options.garbage_collection_threshold > 0
 
     def _collect_garbage(self) -> None:
-        """Give back the oldest free segments above the threshold (``garbage_collect_cached_blocks``).
+        """Give back the oldest free segments (``garbage_collect_cached_blocks``).
 
         A segment's age is the number of requests since it was last in use.
         """

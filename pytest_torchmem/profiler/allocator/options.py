@@ -14,8 +14,8 @@ from difflib import get_close_matches
 from pytest_torchmem.errors import UsageError
 
 MIB = 1024**2
-_INTERVALS = 16
 #: Powers of two from 1 MiB to 64 GiB have divisions of their own (``kRoundUpPowerOfTwoIntervals``).
+_INTERVALS = 16
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -169,10 +169,12 @@ def _backend(options: AllocatorOptions, value: list[str]) -> AllocatorOptions:
 
 def _roundup_power2_divisions(options: AllocatorOptions, value: list[str]) -> AllocatorOptions:
     """One number for all sizes, or ``[256:1,512:2,>:8]``: MiB from which on, and divisions."""
-    if ":" not in value:
+    if value and ":" not in value:
         divisions = _whole(value)
         _power_of_two(divisions, "For roundups, the divisions has to be power of 2 ")
         return replace(options, roundup_power2_divisions=(divisions,) * _INTERVALS)
+    if not value:
+        return options
     table = list(options.roundup_power2_divisions)
     last, first = 0, True
     for pair in "".join(value).split(","):
