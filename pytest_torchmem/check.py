@@ -123,7 +123,9 @@ class Checker:
             self._keep(record)
         failures = [record for record in records if record.failed]
         if failures:
-            raise MemoryCheckFailed(messages.together(failures), self._last_line())
+            raise MemoryCheckFailed(
+                messages.together(failures), self.first_line if self.in_body else ""
+            )
         return profiles
 
     def take_records(self, excinfo: pytest.ExceptionInfo[BaseException] | None) -> Any:
@@ -350,10 +352,11 @@ class Checker:
         self._untaken.append(record)
         self.item.user_properties.extend(properties(record))
 
-    def _last_line(self) -> str:
-        """Return where a traced body begins, as a traceback would end; "" for other checks."""
-        path, line = self._location()
-        return f"{path}:{line}: MemoryCheckFailed" if self.in_body else ""
+    @property
+    def first_line(self) -> str:
+        """Where the test begins, as a traceback would end."""
+        line = (self.item.location[1] or 0) + 1
+        return f"{self._relative(self.item.path)}:{line}: MemoryCheckFailed"
 
     def _relative(self, path: Path) -> str:
         return Path(os.path.relpath(path, self.item.config.rootpath)).as_posix()

@@ -90,34 +90,49 @@ def judged(item: pytest.Item, checker: Checker) -> Iterator[None]:
     is about to call is replaced for as long as the phase lasts.
     """
     __tracebackhide__ = True
-    checker.budget  # noqa: B018 - a marker that cannot be read fails before anything runs
-    disabled = checker.context.settings.disabled
+    try:
+        body = _body_to_trace(item, checker)
+    except UsageError as error:
+        # No line of the test is to blame, so a traceback would show the plugin's.
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+    if body is not None:
+        item.obj = _traced(body, checker)  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            item.obj = body  # type: ignore[attr-defined]
+        return
+    yield
+    if not checker.records and not checker.context.settings.disabled:
+        raise MemoryCheckFailed(
+            f"not checked: the test has the marker {MARKER} and the fixture torchmem, but "
+            "never called torchmem.check",
+            checker.first_line,
+        )
+
+
+def _body_to_trace(item: pytest.Item, checker: Checker) -> Callable[..., Any] | None:
+    """Return what is to be traced as a whole, ``None`` where the test uses the fixture.
+
+    Raises ``UsageError`` for a marker that cannot be read, before anything runs, and for a test
+    that cannot be traced.
+    """
+    checker.budget  # noqa: B018
     if "torchmem" in getattr(item, "fixturenames", ()):
-        yield
-        if not checker.records and not disabled:
-            raise MemoryCheckFailed(
-                f"not checked: the test has the marker {MARKER} and the fixture torchmem, but "
-                "never called torchmem.check"
-            )
-        return
-    if disabled:
+        return None
+    if checker.context.settings.disabled:
         checker.not_checked(_DISABLED)
-        yield
-        return
+        return None
     if not isinstance(item, pytest.Function):
         raise UsageError(f"{MARKER} works on test functions and methods, not on {item!r}")
-    body = item.obj
+    body: Callable[..., Any] = item.obj
     if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
         raise UsageError(
             f"{item.nodeid} is asynchronous, and its event loop cannot be traced as a whole for "
             f"the marker {MARKER}. Use the fixture: async def test(torchmem), and in it "
             "torchmem.check(...)"
         )
-    item.obj = _traced(body, checker)
-    try:
-        yield
-    finally:
-        item.obj = body
+    return body
 
 
 def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:

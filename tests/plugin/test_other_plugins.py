@@ -1,0 +1,126 @@
+"""Beside other plugins the same snapshots are written, and the same checks pass and fail.
+
+Those that are not installed are skipped: ``pip install -e '.[test,plugins]'`` brings them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+TESTS = """
+import pytest
+
+def test_first(torchmem):
+    torchmem.check(1000)
+
+@pytest.mark.parametrize("n", [
+    pytest.param(10, id="ten"),
+    pytest.param(20, marks=pytest.mark.memory_budget("1 KiB")),
+    pytest.param(30, marks=[pytest.mark.memory_budget("1 KiB", tolerance="1%"), pytest.mark.slow]),
+    pytest.param(40, marks=pytest.mark.skip),
+    pytest.param(50, marks=pytest.mark.xfail(reason="not yet", strict=True)),
+])
+def test_parameter(torchmem, n):
+    torchmem.check(n, device="cpu")
+    assert n != 50
+
+@pytest.mark.parametrize("n", [1, 2], indirect=True)
+class TestClass:
+    @pytest.fixture
+    def n(self, request):
+        return 100 * request.param
+
+    def test_method(self, torchmem, n):
+        torchmem.check(n, name="method")
+"""
+PLAIN = "def test_plain(): pass\n"
+
+
+@pytest.fixture
+def written(light: Any) -> Any:
+    """A project with snapshots, written without any other plugin's doing."""
+    light.write(test_net=TESTS)
+    (light.path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    light.run_apart("--torchmem-update", "-p", "no:randomly").assert_outcomes(
+        passed=6, skipped=1, xfailed=1
+    )
+    assert len(light.entries()) == 8
+    return light
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        ("pytest_randomly", ["-p", "randomly", "-p", "no:random_order"]),
+        ("random_order", ["--random-order", "-p", "no:randomly"]),
+        ("random_order", ["--random-order", "-n", "2", "-p", "no:randomly"]),
+        ("pytest_rerunfailures", ["--reruns", "2", "-p", "no:randomly"]),
+        ("xdist", ["-n", "2", "--dist", "loadscope", "-p", "no:randomly"]),
+        ("pytest_forked", ["--forked", "-p", "no:randomly"]),
+        ("pytest_forked", ["--forked", "-n", "2", "-p", "no:randomly"]),
+        ("pytest_timeout", ["--timeout", "60", "-p", "no:randomly"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value[:3]),
+)
+def test_the_same_file_in_any_order_and_process(
+    written: Any, module: str, options: list[str]
+) -> None:
+    pytest.importorskip(module)
+    if module == "pytest_forked":
+        written.write(test_plain=PLAIN)
+        if written.run_apart("--forked", "-p", "no:torchmem", "test_plain.py").ret:
+            pytest.skip("pytest-forked does not work with this pytest")
+        (written.path / "test_plain.py").unlink()
+    before = written.file().read_bytes()
+    written.run_apart("--torchmem-strict", *options).assert_outcomes(passed=6, skipped=1, xfailed=1)
+    written.file().unlink()
+    written.run_apart("--torchmem-update", *options).assert_outcomes(passed=6, skipped=1, xfailed=1)
+    assert written.file().read_bytes() == before
+
+
+def test_split_parts_prove_nothing_and_write_what_they_ran(written: Any) -> None:
+    pytest.importorskip("pytest_split")
+    before = written.file().read_bytes()
+    for part in ("1", "2"):
+        result = written.run_apart("--splits", "2", "--group", part, "--torchmem-update")
+        assert result.ret == 0
+        assert "obsolete" not in result.stdout.str()
+    assert written.file().read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("module", "marker", "library"),
+    [("pytest_asyncio", "asyncio", "asyncio"), ("pytest_trio", "trio", "trio")],
+)
+def test_asynchronous_tests(light: Any, module: str, marker: str, library: str) -> None:
+    pytest.importorskip(module)
+    light.write(
+        test_net=f"""
+import pytest, {library}
+
+@pytest.mark.{marker}
+async def test_fixture(torchmem):
+    await {library}.sleep(0)
+    torchmem.check(1000, device="cpu")
+    await {library}.sleep(0)
+"""
+    )
+    light.run_apart("--torchmem-update").assert_outcomes(passed=1)
+    assert set(light.entries()) == {"test_fixture cpu"}
+    light.run_apart().assert_outcomes(passed=1)
+    light.edit("test_fixture cpu", peak=10)
+    light.run_apart().assert_outcomes(failed=1)
+
+
+def test_an_asynchronous_body_is_refused_in_one_sentence(light: Any) -> None:
+    pytest.importorskip("pytest_asyncio")
+    light.write(
+        test_net="import pytest\n@pytest.mark.asyncio\n@pytest.mark.memory_budget('1 GiB')\n"
+        "async def test_body():\n    pass\n"
+    )
+    result = light.run_apart()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*test_body is asynchronous*Use the fixture: async def test*"])
+    assert "contextlib" not in result.stdout.str()
