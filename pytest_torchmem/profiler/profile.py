@@ -135,6 +135,12 @@ class Timeline:
             yield start, stop, phase
 
 
+PEAK_FIELDS = {
+    "forward_peak": Phase.FORWARD,
+    "backward_peak": Phase.BACKWARD,
+    "optimizer_peak": Phase.OPTIMIZER,
+}
+"""The fields of a profile that are the peak of a phase."""
 _PHASE_FIELDS = {
     "forward": Phase.FORWARD,
     "backward": Phase.BACKWARD,
@@ -237,7 +243,7 @@ class MemoryProfile:
         things = [
             (
                 format_size(allocation.nbytes),
-                allocation.kind.value,
+                _describe_kind(allocation),
                 describe(allocation),
                 allocation.origin.operator,
                 allocation.origin.line,
@@ -306,6 +312,18 @@ def describe(allocation: Allocation) -> str:
     name = allocation.label or allocation.origin.module
     geometry = f"{allocation.dtype}{list(allocation.shape)}" if allocation.dtype else ""
     return " ".join(part for part in (name, geometry) if part)
+
+
+_SURE = {
+    Confidence.EXACT: "",
+    Confidence.CALIBRATED: ", measured",
+    Confidence.BOUNDED: ", at most",
+    Confidence.UNKNOWN: ", at least",
+}
+
+
+def _describe_kind(allocation: Allocation) -> str:
+    return allocation.kind.value + _SURE[allocation.confidence]
 
 
 def _totals(allocations: Iterable[Allocation], key: Callable[[Allocation], str]) -> dict[str, int]:

@@ -38,8 +38,9 @@ def show(terminal: pytest.TerminalReporter, run: Run) -> None:
     for record in summary.records:
         if record.outcome is Outcome.SHRANK and not record.failed:
             terminal.write_line(f"improved: {record.nodeid}, {_device(record)}. {record.advice}")
-    for record in _unlisted_warnings(summary.records):
-        terminal.write_line(f"unknown bytes: {record.nodeid}: {'; '.join(record.warnings)}")
+    for warnings, nodeids in _warnings(summary.records):
+        more = f" and {len(nodeids) - 1} more" if len(nodeids) > 1 else ""
+        terminal.write_line(f"unknown bytes: {nodeids[0]}{more}: {'; '.join(warnings)}")
     for line in _obsolete(summary):
         terminal.write_line(line, yellow=True)
     for hint in summary.hints:
@@ -156,12 +157,13 @@ def _size(nbytes: int | None) -> str:
     return "-" if nbytes is None else format_size(nbytes)
 
 
-def _unlisted_warnings(records: Iterable[Record]) -> Iterable[Record]:
-    seen = set()
+def _warnings(records: Iterable[Record]) -> Iterable[tuple[tuple[str, ...], list[str]]]:
+    """Return what profiles warned of, each with the tests that did, once."""
+    found: dict[tuple[str, ...], dict[str, None]] = {}
     for record in records:
-        if record.warnings and (record.nodeid, record.warnings) not in seen:
-            seen.add((record.nodeid, record.warnings))
-            yield record
+        if record.warnings:
+            found.setdefault(record.warnings, {})[record.nodeid] = None
+    return [(warnings, list(nodeids)) for warnings, nodeids in found.items()]
 
 
 def _written(run: Run) -> Iterable[str]:

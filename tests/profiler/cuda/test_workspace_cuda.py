@@ -1,0 +1,285 @@
+"""How workspaces of CUDA kernels are booked: where, for how long, and how sure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+from pytest_torchmem import MemoryProfile, trace
+from pytest_torchmem.profiler.profile import Allocation, Kind
+from pytest_torchmem.profiler.workspace.calibration import geometry_key, registered_calibration
+
+MIB = 2**20
+CUBLAS = 4096 * 1024 * 2 + 16 * 1024 * 8
+
+
+def cuda(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> torch.Tensor:
+    """Return a tensor on the GPU."""
+    return torch.ones(*shape, dtype=dtype, device="cuda", requires_grad=grad)
+
+
+def workspaces(profile: MemoryProfile) -> list[Allocation]:
+    """Return all workspaces of a profile, in order."""
+    return [one for one in profile.timeline.allocations if one.kind is Kind.WORKSPACE]
+
+
+def taken(body: Callable[[], Any], operator: str, gpu: str = "a100") -> list[int]:
+    """Return the workspaces that an operator takes in a trace of ``body``, without cuBLAS's."""
+    profile = trace(body, device="cuda", gpu=gpu)
+    return [
+        one.nbytes
+        for one in workspaces(profile)
+        if one.origin.operator.partition(".")[0] == operator and not one.label
+    ]
+
+
+class EagerAttention(nn.Module):
+    """Attention with its scores and probabilities written out."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.inner = nn.Linear(width, 3 * width)
+        self.outer = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.inner(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = parts.unbind()
+        probabilities = (query @ key.transpose(-1, -2)).softmax(-1)
+        mixed = (probabilities @ value).transpose(1, 2).reshape(batch, length, width)
+        return self.outer(mixed)
+
+
+# -- cuBLAS ----------------------------------------------------------------------------------------
+
+
+def kept(profile: MemoryProfile) -> list[int]:
+    """Return the workspaces that stay."""
+    return [one.nbytes for one in workspaces(profile) if one.label]
+
+
+def step() -> None:
+    """Two products forward and their gradients."""
+    x = cuda(8, 8)
+    ((x @ x) @ x).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "nbytes"),
+    [("t4", CUBLAS), ("a100", CUBLAS), ("rtx-4090", CUBLAS)]
+    + [(name, 32 * MIB) for name in ("h100", "h200", "b200", "rtx-5090")],
+)
+def test_cublas_takes_its_workspace_once_for_the_program_and_once_for_the_engine(
+    gpu: str, nbytes: int
+) -> None:
+    """CublasHandlePool.cpp: ``cublas_stream_to_workspace`` is ``thread_local``."""
+    first, second = (trace(step, device="cuda", gpu=gpu) for _ in range(2))
+    assert kept(first) == kept(second) == [nbytes, nbytes]
+    assert first.end >= 2 * nbytes
+
+
+def test_without_backward_the_engine_has_no_workspace() -> None:
+    profile = trace(lambda: cuda(8, 8) @ cuda(8, 8), device="cuda", gpu="a100")
+    assert kept(profile) == [CUBLAS]
+
+
+@pytest.mark.parametrize(
+    ("config", "nbytes"),
+    [(":4096:8", 4096 * 1024 * 8), (":16:8", 16 * 1024 * 8), ("nonsense", CUBLAS), (":0:0", 0)],
+)
+def test_cublas_workspace_config(config: str, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
+    assert kept(trace(step, device="cuda", gpu="a100")) == ([nbytes, nbytes] if nbytes else [])
+
+
+def test_cublaslt_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``parseCUDABlasLtWorkspaceSize``: 1 MiB where it shares nothing with cuBLAS."""
+    layer = nn.Linear(8, 8)
+    shared = trace(layer, torch.ones(2, 8), device="cuda", gpu="a100", backward=False)
+    monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "0")
+    apart = trace(layer, torch.ones(2, 8), device="cuda", gpu="a100", backward=False)
+    assert (kept(shared), kept(apart)) == ([CUBLAS], [MIB])
+
+
+def test_nothing_of_it_on_the_cpu() -> None:
+    profile = trace(nn.Sequential(nn.Linear(8, 8), nn.LogSoftmax(-1)), torch.ones(2, 8))
+    assert not kept(profile)
+    assert not profile.unknown_workspaces
+
+
+# -- where they are booked -------------------------------------------------------------------------
+
+
+def test_eager_attention_peaks_in_the_backward_of_softmax() -> None:
+    """SoftMax.cu, ``softmax_backward_cuda_out``: gradient and output are multiplied first."""
+    model, x = EagerAttention(64, 8), torch.ones(4, 512, 64)
+    profile = trace(model, x, device="cuda", gpu="a100")
+    scores = 4 * 8 * 512 * 512 * 4
+    found = [one for one in profile.live_at_peak("backward") if one.nbytes == scores]
+    assert Kind.WORKSPACE in {one.kind for one in found}
+    (product,) = (one for one in found if one.kind is Kind.WORKSPACE)
+    assert product.origin.operator == "aten::_softmax_backward_data"
+    assert product.origin.module == "EagerAttention"
+    assert len(found) == 4  # probabilities, gradient, its product, and the result
+    assert profile.by_confidence("backward")["exact"] == scores + 2 * CUBLAS
+    assert not profile.unknown_workspaces
+
+
+def test_bias_gradient_of_a_linear_layer() -> None:
+    """Reduce.cuh: 54 blocks for each of 768 sums, each with room for 32 threads of 4."""
+    model, x = nn.Linear(256, 768), torch.ones(8192, 256, requires_grad=True)
+    profile = trace(model, x, device="cuda", gpu="a100", loss_fn=lambda y: y.square().sum())
+    found = [
+        one.nbytes for one in workspaces(profile) if one.origin.operator == "aten::sum.dim_IntList"
+    ]
+    assert found == [4 * 768 * 128 * 128, 4 * 6]
+
+
+def test_a_convolution_says_that_it_does_not_know() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    profile = trace(model, torch.ones(2, 3, 16, 16), device="cuda", gpu="a100")
+    assert profile.unknown_workspaces == (
+        "aten::convolution",
+        "aten::convolution_backward",
+        "aten::cudnn_batch_norm",
+        "aten::cudnn_batch_norm_backward",
+    )
+    assert "aten::convolution" in profile.warnings[-1]
+
+
+def test_a_depthwise_convolution_in_float_is_known() -> None:
+    model = nn.Conv2d(8, 8, 3, groups=8)
+    profile = trace(model, torch.ones(2, 8, 16, 16), device="cuda", gpu="a100")
+    assert not profile.unknown_workspaces
+
+
+def test_a_convolution_without_cudnn_takes_columns() -> None:
+    def body() -> None:
+        with torch.backends.cudnn.flags(enabled=False):
+            functional.conv2d(cuda(2, 4, 10, 10), cuda(8, 4, 3, 3))
+
+    assert taken(body, "aten::convolution") == [4 * 3 * 3 * 8 * 8 * 4]
+
+
+def test_of_convolutions_the_copies_into_one_format_are_known() -> None:
+    def body() -> None:
+        x = cuda(2, 4, 10, 10).to(memory_format=torch.channels_last)
+        functional.conv2d(x, cuda(8, 4, 3, 3))
+
+    profile = trace(body, device="cuda", gpu="a100")
+    assert profile.by_confidence() == {"unknown": 8 * 4 * 3 * 3 * 4}
+
+
+def test_clipping_gradients() -> None:
+    """ForeachReduceOp.cu: a float for every 65,536 elements of the largest tensor, and for all."""
+
+    def body() -> None:
+        parameters = [nn.Parameter(cuda(256, 1024)), nn.Parameter(cuda(8))]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+
+    assert taken(body, "aten::_foreach_norm") == [2 * 4 * 4]
+
+
+def test_a_composite_passes_on_what_its_operators_take() -> None:
+    """Also where its plan is remembered from the first trace: what it takes, keeps, does not know.
+
+    native/Distance.cpp, ``_euclidean_dist``: rows with their norms beside them, and a product.
+    """
+
+    def distances() -> None:
+        torch.ops.aten._euclidean_dist(cuda(640, 32, grad=False), cuda(480, 32, grad=False))
+
+    first, second = (trace(distances, device="cuda", gpu="a100") for _ in range(2))
+    assert first.peak == second.peak > CUBLAS
+    assert first.end == second.end == CUBLAS
+    assert kept(first) == kept(second) == [CUBLAS]
+
+
+def test_deterministic_algorithms_take_another_path() -> None:
+    def body() -> None:
+        index = torch.zeros(1000, dtype=torch.int64, device="cuda")
+        cuda(10, 4, grad=False).index_add_(0, index, cuda(1000, 4, grad=False))
+
+    assert taken(body, "aten::index_add_") == []
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert sum(taken(body, "aten::index_add_")) > 1000 * 8 * 3
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert taken(body, "aten::index_add_") == []
+
+
+# -- unknown and calibrated ------------------------------------------------------------------------
+
+
+def test_an_operator_without_a_function_is_unknown() -> None:
+    profile = trace(lambda: torch.fft.fft(cuda(8)), device="cuda", gpu="a100")
+    assert profile.unknown_workspaces == ("aten::_fft_r2c",)
+    assert "aten::_fft_r2c is not known" in profile.warnings[0]
+
+
+def test_a_calibration_replaces_what_is_unknown_and_nothing_that_is_exact() -> None:
+    asked = []
+
+    def lookup(operator: str, geometry: str, gpu: str) -> int | None:
+        asked.append((operator, geometry, gpu))
+        return 12_345 if operator == "aten::convolution" else None
+
+    def body() -> None:
+        functional.conv2d(cuda(2, 3, 8, 8), cuda(4, 3, 3, 3))
+        cuda(8, 8).softmax(-1)
+
+    with registered_calibration(lookup):
+        profile = trace(body, device="cuda", gpu="h100")
+        trace(body, device="cuda", gpu="h100")
+    assert profile.by_confidence() == {"calibrated": 12_345}
+    assert not profile.unknown_workspaces
+    geometry = "float32[2,3,8,8], float32[4,3,3,3], None, [1,1], [0,0], [1,1], False, [0,0], 1"
+    assert asked == [("aten::convolution", geometry, "h100")]  # once for each geometry
+    assert trace(body, device="cuda", gpu="h100").unknown_workspaces == ("aten::convolution",)
+
+
+def test_the_table_says_how_sure_it_is() -> None:
+    def lookup(operator: str, geometry: str, gpu: str) -> int | None:
+        return 12_345_678 if operator == "aten::convolution" else None
+
+    def body() -> None:
+        functional.conv2d(cuda(2, 3, 8, 8), cuda(4, 3, 3, 3))
+
+    with registered_calibration(lookup):
+        assert "workspace, measured" in trace(body, device="cuda", gpu="a100").table()
+    sort = trace(lambda: cuda(5000, grad=False).sort(), device="cuda", gpu="a100")
+    assert "workspace, at most" in sort.table()
+
+
+def test_geometry_key() -> None:
+    tensor = torch.empty(4, 6, dtype=torch.bfloat16, device="meta")
+    key = geometry_key(
+        (tensor, tensor.t(), None, [1, 2], True, torch.device("cpu")),
+        {"dtype": torch.float32, "alpha": 1.5, "device": torch.device("cpu")},
+    )
+    assert key == ("bfloat16[4,6], bfloat16[6,4]@1:6, None, [1,2], True, alpha=1.5, dtype=float32")
+
+
+# -- the same everywhere ---------------------------------------------------------------------------
+
+
+def test_bytes_do_not_depend_on_the_machine_that_traces() -> None:
+    model, x = EagerAttention(64, 8), torch.ones(2, 256, 64)
+    threads = torch.get_num_threads()
+    first = trace(model, x, device="cuda", gpu="l4")
+    try:
+        torch.set_num_threads(3)
+        second = trace(model, x, device="cuda", gpu="l4")
+    finally:
+        torch.set_num_threads(threads)
+    assert first.figures() == second.figures()
+    assert first.timeline == second.timeline
