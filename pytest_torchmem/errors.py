@@ -19,5 +19,9 @@ class UnsupportedOperatorError(TorchmemError, NotImplementedError):
     """The geometry of an operator's outputs cannot be found."""
 
 
+class DeviceMemoryError(TorchmemError, RuntimeError):
+    """A measured step needs more memory than the real GPU has."""
+
+
 class UnsupportedTorchError(TorchmemError, RuntimeError):
     """The private parts of this torch are not as the profiler expects them."""

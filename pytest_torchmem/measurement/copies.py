@@ -1,4 +1,4 @@
-"""Copies of a model and its inputs on the real CPU, so that the user's own are never touched."""
+"""Copies of a model and its inputs on a real device, so that the user's own are never touched."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profiler.profile import Kind
@@ -35,12 +36,19 @@ class Copies:
 
 
 def copy_to_cpu(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Copies:
+    """Copy a target and its arguments to the CPU, as :func:`copy_to`."""
+    return copy_to(torch.device("cpu"), target, args, kwargs)
+
+
+def copy_to(
+    device: torch.device, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Copies:
     """Copy a module and all tensors and modules in its arguments; other callables stay themselves.
 
     Tensors keep their geometry and gradients, and those that share a storage share its copy. What
-    was on ``meta`` is filled with small random numbers.
+    was on ``meta`` is filled with small random numbers, on ``device`` itself.
     """
-    copier = _Copier()
+    copier = _Copier(device)
     target_copy = copier.copy(target) if isinstance(target, torch.nn.Module) else target
     args_copy = tuple(copier.copy(value) for value in args)
     kwargs_copy = {name: copier.copy(value) for name, value in kwargs.items()}
@@ -57,7 +65,8 @@ def copy_to_cpu(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 class _Copier:
     """Deep copies that keep storages shared across all the values copied by one copier."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._memo: dict[int, Any] = {}
         self._storages: dict[int, tuple[Any, torch.UntypedStorage]] = {}
 
@@ -77,13 +86,14 @@ class _Copier:
             return
         if tensor.layout is not torch.strided and type(tensor) is torch.Tensor:
             # Sparse tensors have no storage of their own to copy, and some no deep copy.
-            twin = tensor.detach().cpu().clone().requires_grad_(tensor.requires_grad)
-            self._memo[id(tensor)] = twin
+            twin = tensor.detach().to(self._device, copy=True)
+            self._memo[id(tensor)] = twin.requires_grad_(tensor.requires_grad)
         if not _is_plain(tensor):
+            self._copy_special(tensor)
             return
         with torch.no_grad():
             storage, is_new = self._copy_storage(tensor.untyped_storage())
-            twin = torch.empty(0, dtype=tensor.dtype)
+            twin = torch.empty(0, dtype=tensor.dtype, device=self._device)
             twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
             if is_new and tensor.is_meta:
                 _fill(twin)
@@ -99,11 +109,23 @@ class _Copier:
             self._copy_tensor(tensor.grad)
             twin.grad = self._memo.get(id(tensor.grad))
 
+    def _copy_special(self, tensor: torch.Tensor) -> None:
+        """Copy a subclass or a quantized tensor to a device that a deep copy would not reach."""
+        if id(tensor) in self._memo or self._device.type == "cpu":
+            return
+        if is_lazy(tensor):
+            kind: Any = type(tensor)
+            lazy = kind(tensor.requires_grad, device=self._device, dtype=tensor.dtype)
+            self._memo[id(tensor)] = lazy
+            return
+        twin = tensor.detach().to(self._device, copy=True)
+        self._memo[id(tensor)] = twin.requires_grad_(tensor.requires_grad)
+
     def _copy_storage(self, storage: torch.UntypedStorage) -> tuple[torch.UntypedStorage, bool]:
         known = self._storages.get(storage._cdata)
         if known is not None:
             return known[1], False
-        twin = torch.UntypedStorage(storage.nbytes())
+        twin = torch.UntypedStorage(storage.nbytes(), device=self._device)
         if storage.device.type != "meta" and storage.nbytes():
             twin.copy_(storage)
         # The original is held as well: its address is the key, and must not be used again.

@@ -1,4 +1,4 @@
-"""One measurement: the step on the real CPU, its allocations recorded."""
+"""One measurement: the step on a real device, its allocations counted."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.measurement.copies import Copies, Label, copy_to_cpu
+from pytest_torchmem.measurement.copies import copy_to_cpu
 from pytest_torchmem.measurement.events import Recorder
+from pytest_torchmem.measurement.labels import labels_after
 from pytest_torchmem.measurement.timeline import build_timeline
-from pytest_torchmem.profiler.profile import Kind, MemoryProfile, summarise
-from pytest_torchmem.profiler.step import check_step, run_target, tensors_in
+from pytest_torchmem.profiler.profile import MemoryProfile, summarise
+from pytest_torchmem.profiler.step import check_step, run_target
 
 
 def measure(
@@ -36,10 +37,24 @@ def measure(
     callable reaches in other ways, such as a closure, is used as it is. Random states are put back.
     The garbage collector rests during the step: what only a reference cycle keeps alive counts
     until the end. ``gpu`` and ``host`` are those of this machine whatever is given.
+
+    On ``"cuda"``, the current CUDA device, the profile is a ``MeasuredProfile``, which also has the
+    peaks of what the caching allocator allocated and reserved. Figures are those above what was
+    alive there before. A module's step runs once beforehand, on another copy, so that libraries
+    have made their choices.
+
+    Raises ``UsageError`` where there is no such device, and ``DeviceMemoryError`` where a GPU's
+    memory does not suffice.
     """
-    if device != "cpu":
-        raise UsageError(_why_not(device))
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"device={device!r}: expected 'cpu' or 'cuda'")
     check_step(target, loss_fn, backward, optimizer, steps)
+    if device == "cuda":
+        from pytest_torchmem.measurement.cuda import measure_cuda
+
+        with _random_states_kept(), _no_garbage_collection():
+            step = (loss_fn, backward, optimizer, steps)
+            return measure_cuda(target, args, kwargs, step)
     with ExitStack() as stack:
         stack.enter_context(_random_states_kept())
         stack.enter_context(_no_garbage_collection())
@@ -49,7 +64,7 @@ def measure(
             outliving = run_target(
                 copies.target, copies.args, copies.kwargs, loss_fn, backward, optimizer, steps
             )
-        after = _labels_after(copies, outliving)
+        after = labels_after(copies, outliving)
     timeline = build_timeline(recorder.recording, copies.labels, after)
     return summarise(
         timeline,
@@ -59,14 +74,6 @@ def measure(
         torch_version=torch.__version__,
         warnings=_blind_spots(),
     )
-
-
-def _why_not(device: str) -> str:
-    if device != "cuda":
-        return f"device={device!r}: expected 'cpu' or 'cuda'"
-    if not torch.cuda.is_available():
-        return "device='cuda': there is no CUDA device here to measure on; trace() needs none"
-    return "device='cuda': only the CPU's allocator can be measured so far; trace() knows cuda"
 
 
 @contextmanager
@@ -89,29 +96,6 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _labels_after(copies: Copies, outliving: object) -> dict[int, Label]:
-    """Name what the step made and left behind: gradients and the optimizer's state."""
-    labels: dict[int, Label] = {}
-    if not isinstance(copies.target, torch.nn.Module):
-        return labels
-    names: dict[int, str] = {}
-    for name, parameter in copies.target.named_parameters():
-        names[id(parameter)] = name
-        if parameter.grad is not None:
-            _label(labels, parameter.grad, Kind.GRADIENT, name)
-    if isinstance(outliving, torch.optim.Optimizer):
-        for key, state in outliving.state.items():
-            for tensor in tensors_in(state):
-                _label(labels, tensor, Kind.OPTIMIZER_STATE, names.get(id(key), ""))
-    return labels
-
-
-def _label(labels: dict[int, Label], tensor: torch.Tensor, kind: Kind, name: str) -> None:
-    if tensor.layout is torch.strided:
-        shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-        labels.setdefault(tensor.untyped_storage().data_ptr(), Label(kind, name, shape, dtype))
 
 
 def _blind_spots() -> tuple[str, ...]:

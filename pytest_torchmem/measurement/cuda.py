@@ -1,0 +1,207 @@
+"""One measurement on a real GPU: the step run there, its caching allocator's counts by phase.
+
+The allocator counts when it is called, on the host, so its figures do not depend on how far the GPU
+has got; the device is waited for at every change of phase all the same, since a block that another
+stream used is given back late (c10/cuda/CUDACachingAllocator.cpp, ``process_events``).
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from pytest_torchmem.errors import DeviceMemoryError, UsageError
+from pytest_torchmem.measurement import device as devices
+from pytest_torchmem.measurement.copies import Copies, Label, copy_to
+from pytest_torchmem.measurement.device import Device
+from pytest_torchmem.measurement.history import timeline_of
+from pytest_torchmem.measurement.labels import labels_after
+from pytest_torchmem.measurement.phases import PhaseMeter, following_phases
+from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.profile import MemoryProfile, Phase, Timeline, summarise
+from pytest_torchmem.profiler.step import run_target
+from pytest_torchmem.sizes import format_size
+
+REQUESTED, ALLOCATED, RESERVED = "requested_bytes", "allocated_bytes", "reserved_bytes"
+COUNTERS = (REQUESTED, ALLOCATED, RESERVED)
+_PEAKS = {
+    "forward_peak": Phase.FORWARD,
+    "backward_peak": Phase.BACKWARD,
+    "optimizer_peak": Phase.OPTIMIZER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredProfile(MemoryProfile):
+    """What a real GPU's allocator counted.
+
+    The figures are the bytes that were requested, as a trace gives them; ``allocated`` and
+    ``reserved`` are the peaks by phase (``"forward_peak"``, …, ``"peak"``) of the allocator's
+    blocks and of its segments: ``torch.cuda.max_memory_allocated`` and ``max_memory_reserved``.
+    """
+
+    allocated: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    reserved: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def measure_on(
+    device: Device,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    step: tuple[Any, ...],
+    warm_up: int | None = None,
+) -> MeasuredProfile:
+    """Run a step on a real GPU; ``step`` is what ``run_target`` takes after ``kwargs``.
+
+    ``warm_up`` steps run first, on copies of their own: one for a module, so that libraries have
+    chosen their kernels, and none for a callable, which would change what it works on. Figures are
+    those above what was alive before; other processes' memory is not among them.
+
+    Raises ``DeviceMemoryError`` where the GPU's memory does not suffice, once everything is freed.
+    """
+    if warm_up is None:
+        warm_up = 1 if isinstance(target, torch.nn.Module) else 0
+    gpu = device.gpu()
+    failure = ""
+    profile: MeasuredProfile | None = None
+    with ExitStack() as stack:
+        stack.enter_context(device.current())
+        stack.enter_context(_generator_kept(device))
+        try:
+            for _ in range(warm_up):
+                _run_once(device, target, args, kwargs, step)
+                gc.collect()
+            profile = _measured(device, gpu, target, args, kwargs, step)
+        except device.out_of_memory as error:
+            failure = _out_of_memory(device, gpu, error)
+            traceback.clear_frames(error.__traceback__)
+        finally:
+            gc.collect()
+            device.empty_cache()
+    if profile is None:
+        raise DeviceMemoryError(failure)
+    return profile
+
+
+def _run_once(
+    device: Device, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Any
+) -> None:
+    copies = copy_to(device.torch_device, target, args, kwargs)
+    run_target(copies.target, copies.args, copies.kwargs, *step)
+
+
+def _measured(
+    device: Device,
+    gpu: Gpu,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    step: tuple[Any, ...],
+) -> MeasuredProfile:
+    device.empty_cache()
+    device.synchronise()
+    device.start_history()
+    history: Sequence[Mapping[str, Any]] = ()
+    try:
+        meter = PhaseMeter(device)
+        copies = copy_to(device.torch_device, target, args, kwargs)
+        meter.change(Phase.FORWARD)
+        with following_phases(meter):
+            outliving = run_target(copies.target, copies.args, copies.kwargs, *step)
+        meter.finish()
+        after = labels_after(copies, outliving)
+    finally:
+        history = device.stop_history()
+    profile = _profile(gpu, meter, history, copies, after)
+    del outliving
+    return profile
+
+
+def _profile(
+    gpu: Gpu,
+    meter: PhaseMeter,
+    history: Sequence[Mapping[str, Any]],
+    copies: Copies,
+    after: Mapping[int, Label],
+) -> MeasuredProfile:
+    requested = meter.peaks(REQUESTED)
+    timeline, warnings = Timeline(), []
+    if history:
+        timeline = timeline_of(history, meter.boundaries(), copies.labels, after)
+        told = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
+        if {phase: told.get(phase, 0) for phase in requested} != requested:
+            warnings.append(
+                "the requests that were written down do not add up to what the allocator counted; "
+                "figures are the allocator's, and what explains them may be incomplete"
+            )
+    if meter.base[REQUESTED]:
+        warnings.append(
+            f"{format_size(meter.base[REQUESTED])} were alive on the GPU before and are not "
+            "counted; segments they share make reserved_peak less than it would be alone"
+        )
+    by_name = {name: requested.get(phase) for name, phase in _PEAKS.items()}
+    told_of = summarise(
+        timeline,
+        device="cuda",
+        gpu=gpu.name,
+        host="here",
+        torch_version=torch.__version__,
+        warnings=tuple(warnings),
+    )
+    given = {entry.name: getattr(told_of, entry.name) for entry in fields(MemoryProfile)}
+    given |= by_name | {
+        "baseline": max(meter.ends(REQUESTED, Phase.BASELINE), default=0),
+        "peak": max(requested.values()),
+        "retained": max(meter.ends(REQUESTED, Phase.FORWARD), default=None),
+        "end": meter.end(REQUESTED),
+        "reserved_peak": max(meter.peaks(RESERVED).values()),
+    }
+    return MeasuredProfile(
+        **given, allocated=_by_name(meter, ALLOCATED), reserved=_by_name(meter, RESERVED)
+    )
+
+
+def _by_name(meter: PhaseMeter, counter: str) -> Mapping[str, int]:
+    peaks = meter.peaks(counter)
+    found = {name: peaks[phase] for name, phase in _PEAKS.items() if phase in peaks}
+    return MappingProxyType({**found, "peak": max(peaks.values())})
+
+
+def _out_of_memory(device: Device, gpu: Gpu, error: BaseException) -> str:
+    statistics = device.statistics()
+    free, total = device.memory()
+    held = statistics.get(f"{RESERVED}.all.current", 0)
+    others = max(total - free - held, 0)
+    reason = str(error).partition(". ")[0].strip() or type(error).__name__
+    return (
+        f"the step needs more memory than {gpu.product} has ({format_size(total)}, of which "
+        f"{format_size(others)} are other processes'): {reason}"
+    )
+
+
+@contextmanager
+def _generator_kept(device: Device) -> Iterator[None]:
+    state = device.generator_state()
+    try:
+        yield
+    finally:
+        device.set_generator_state(state)
+
+
+def measure_cuda(
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: tuple[Any, ...]
+) -> MeasuredProfile:
+    """Measure on the GPU of this machine; raises ``UsageError`` where there is none."""
+    device = devices.cuda_device()
+    reason = device.why_not()
+    if reason:
+        raise UsageError(f"device='cuda': {reason}, so nothing can be measured; trace() needs none")
+    return measure_on(device, target, args, kwargs, step)

@@ -1,0 +1,189 @@
+"""The one place that calls ``torch.cuda``: what a measurement asks of a real GPU.
+
+Everything else talks to the protocol ``Device``, so that it can be tried without a GPU. Nothing
+here runs unless a measurement was asked for: ``torch.cuda.is_available`` counts devices, and most
+of the rest makes a CUDA context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from pytest_torchmem.profiler.devices.catalogue import Gpu, find_gpu, gpu_names
+
+_HISTORY = 4_000_000
+"""Requests and releases kept; what one step makes is three to four orders below."""
+_MEMORY_SPREAD = 0.06
+"""What a driver keeps for itself of a GPU's memory, and the data sheet counts."""
+
+
+class Device(Protocol):
+    """A GPU whose caching allocator counts."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors have to be made."""
+
+    @property
+    def out_of_memory(self) -> type[BaseException]:
+        """What is raised where a request cannot be met."""
+
+    def why_not(self) -> str:
+        """Return why nothing can be measured, "" where it can; makes no CUDA context."""
+
+    def gpu(self) -> Gpu:
+        """Return what the driver says of the GPU; its name is that of the catalogue if it has one.
+
+        Makes a CUDA context.
+        """
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Return a context in which this device is the thread's current one."""
+
+    def memory(self) -> tuple[int, int]:
+        """Return the free and the total bytes of the GPU, other processes' memory included."""
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return what ``torch.cuda.memory_stats`` gives: this process' bytes alone."""
+
+    def reset_peaks(self) -> None:
+        """Begin the statistics' peaks anew from what is there now."""
+
+    def synchronise(self) -> None:
+        """Wait for what was launched."""
+
+    def empty_cache(self) -> None:
+        """Give back what is reserved and not used, libraries' workspaces included."""
+
+    def generator_state(self) -> torch.Tensor:
+        """Return the state of the device's random generator."""
+
+    def set_generator_state(self, state: torch.Tensor) -> None:
+        """Put the device's random generator into a state."""
+
+    def start_history(self) -> None:
+        """Write down every request and release from now on."""
+
+    def stop_history(self) -> Sequence[Mapping[str, Any]]:
+        """Stop, and return what was written down, in order; empty where it cannot be."""
+
+
+class Cuda:
+    """The current CUDA device of this process."""
+
+    out_of_memory: type[BaseException] = torch.OutOfMemoryError
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device that is current when it is first asked for a tensor."""
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def why_not(self) -> str:
+        """Return why nothing can be measured, "" where it can; makes no CUDA context."""
+        if not torch.backends.cuda.is_built():
+            return "this build of torch has no CUDA"
+        if torch.version.hip is not None:
+            return "this build of torch is for ROCm, whose memory was never compared"
+        if not torch.cuda.is_available():
+            return "there is no CUDA device here"
+        return ""
+
+    def gpu(self) -> Gpu:
+        """Return what the driver says of the current device."""
+        found = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return known_gpu(
+            Gpu(
+                name_of(found.name),
+                found.name,
+                (found.major, found.minor),
+                found.total_memory,
+                found.multi_processor_count,
+                found.max_threads_per_multi_processor,
+            )
+        )
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Return a context in which this device is the thread's current one."""
+        return torch.cuda.device(torch.cuda.current_device())
+
+    def memory(self) -> tuple[int, int]:
+        """Return the free and the total bytes of the GPU."""
+        free, total = torch.cuda.mem_get_info()
+        return free, total
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return what ``torch.cuda.memory_stats`` gives."""
+        return torch.cuda.memory_stats()
+
+    def reset_peaks(self) -> None:
+        """Begin the statistics' peaks anew from what is there now."""
+        torch.cuda.reset_peak_memory_stats()
+
+    def synchronise(self) -> None:
+        """Wait for what was launched."""
+        torch.cuda.synchronize()
+
+    def empty_cache(self) -> None:
+        """Give back what is reserved and not used.
+
+        cuBLAS's workspaces are tensors that the handles keep (aten/src/ATen/cuda/
+        CublasHandlePool.cpp, ``clearCublasWorkspaces``); a step that begins without them takes
+        them anew, as it does in a fresh process.
+        """
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+
+    def generator_state(self) -> torch.Tensor:
+        """Return the state of the device's random generator."""
+        return torch.cuda.get_rng_state()
+
+    def set_generator_state(self, state: torch.Tensor) -> None:
+        """Put the device's random generator into a state."""
+        torch.cuda.set_rng_state(state)
+
+    def start_history(self) -> None:
+        """Write down every request and release from now on, without stacks."""
+        torch.cuda.memory._record_memory_history(
+            "all", context=None, max_entries=_HISTORY, clear_history=True
+        )
+
+    def stop_history(self) -> Sequence[Mapping[str, Any]]:
+        """Stop, and return the entries of this device's trace."""
+        traces = torch.cuda.memory._snapshot()["device_traces"]
+        torch.cuda.memory._record_memory_history(None)
+        index = torch.cuda.current_device()
+        return list(traces[index]) if index < len(traces) else ()
+
+
+def cuda_device() -> Device:
+    """Return the GPU to measure on; tests put another in its place."""
+    return Cuda()
+
+
+def name_of(product: str) -> str:
+    """Return a product's name as the catalogue writes them: ``"rtx-4080"``, ``"h100-pcie"``."""
+    words = product.lower().replace("/", "-").split()
+    left_out = ("nvidia", "tesla", "geforce", "quadro")
+    return "-".join(word for word in words if word not in left_out) or "gpu"
+
+
+def known_gpu(found: Gpu) -> Gpu:
+    """Return ``found`` under the name of the GPU of the catalogue that it is, if it is one.
+
+    It is where everything agrees that changes what kernels take: compute capability and
+    multiprocessors. The memory tells variants apart (A100 of 40 and of 80 GB).
+    """
+    for known in map(find_gpu, gpu_names()):
+        same = (
+            known.capability == found.capability
+            and known.multiprocessors == found.multiprocessors
+            and known.threads_per_multiprocessor == found.threads_per_multiprocessor
+        )
+        if same and abs(known.memory - found.memory) <= _MEMORY_SPREAD * known.memory:
+            return known
+    return found
