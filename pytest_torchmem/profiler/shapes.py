@@ -238,10 +238,14 @@ def plan_on_meta(
     shapes = [tensor.shape for tensor in ordered]
     with torch.no_grad():
         try:
+            out = meta_kwargs.get("out")
+            made_for_it = isinstance(out, Tensor) and out.numel() == 0
             if function is operator and is_structured(operator):
                 result = run_structured(operator, *meta_args, **meta_kwargs)
             else:
                 result = function(*meta_args, **meta_kwargs)
+            if made_for_it and out.numel() > 1:
+                _lay_out(operator, meta_args, meta_kwargs)
         except NotImplementedError as error:
             raise unsupported(operator, str(error)) from error
         except Exception as error:
@@ -249,6 +253,20 @@ def plan_on_meta(
             # came out says nothing to who wrote the program.
             raise error.with_traceback(None) from None
     return plan_of_result(result, ordered, _meta_address, shapes)
+
+
+def _lay_out(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Give an ``out`` that was made for the operator the layout that a new tensor would have.
+
+    TensorIterator does so with a tensor it resizes (aten/src/ATen/TensorIterator.cpp,
+    set_output_raw_strided); on ``meta`` it stays contiguous.
+    """
+    out = kwargs["out"]
+    if torch.Tag.pointwise in operator.tags:
+        others = {name: value for name, value in kwargs.items() if name != "out"}
+        made: Any = sum(tensors_in((args, others)))  # operands that disagree are weighed alike
+        if isinstance(made, Tensor) and made.shape == out.shape:
+            out.as_strided_(made.shape, made.stride())
 
 
 def _meta_address(tensor: Tensor) -> int:

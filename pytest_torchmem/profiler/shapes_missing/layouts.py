@@ -47,6 +47,14 @@ def padding_backward(grad_output: Tensor, input: Tensor, padding: Sequence[int])
     return laid_out(input, suggested_format(input))
 
 
+@meta("aten::hardswish_backward", "aten::native_dropout_backward")
+def of_two_operands(first: Tensor, second: Tensor, *settings: Any) -> Tensor:
+    """A TensorIterator of both: where they disagree, the first decides; native/Activation.cpp,
+    native/Dropout.cpp.
+    """
+    return first + second
+
+
 @meta("aten::glu_backward")
 def glu_backward(grad_output: Tensor, input: Tensor, dim: int) -> Tensor:
     """Contiguous; native/GatedLinearUnit.cpp, glu_backward_cpu."""

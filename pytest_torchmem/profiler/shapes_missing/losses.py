@@ -12,9 +12,7 @@ from pytest_torchmem.profiler.shapes_missing.registry import like, meta
 
 
 def _reduced_in_place(input: Tensor, target: Tensor, reduction: int) -> Tensor:
-    shape = torch.broadcast_shapes(input.shape, target.shape)
-    dtype = torch.result_type(input, target)
-    whole = torch.empty(shape, dtype=dtype, device="meta")
+    whole = torch.add(input, target)
     if reduction == 0:
         return whole
     return whole.as_strided((), ()) if whole.numel() else whole.new_empty(())

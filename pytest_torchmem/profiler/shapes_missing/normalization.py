@@ -66,9 +66,13 @@ def _batch_norm_cpu(function: MetaFunction) -> MetaFunction:
     def batch_norm(input: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         dtype = _first_type(input, *arguments)
         result, mean, variance, *rest = function(input, *arguments)
+        result = laid_out(result, suggested_format(input))
         return result, mean.to(dtype), variance.to(dtype), *rest
 
-    batch_norm.__doc__ = "Statistics in the type of the parameters; native/Normalization.cpp."
+    batch_norm.__doc__ = (
+        "Contiguous or channels-last, statistics in the type of the parameters; "
+        "native/Normalization.cpp, batch_norm_cpu."
+    )
     return batch_norm
 
 
