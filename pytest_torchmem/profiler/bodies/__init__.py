@@ -48,6 +48,7 @@ def find_body(operator: str) -> Body | None:
     """Return the body of an operator's CPU kernel (``"aten::median.dim"``), or ``None``."""
     from pytest_torchmem.profiler.bodies import (  # noqa: F401
         embedding,
+        fourier,
         histograms,
         images,
         indexing,

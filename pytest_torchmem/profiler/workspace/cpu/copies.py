@@ -82,7 +82,6 @@ _COPIED: dict[str, dict[int, int]] = {
     "masked_scatter_": {2: _PLAIN},
     "_segment_reduce_backward": {0: _PLAIN},
     "searchsorted": {0: _PLAIN, 1: _PLAIN},
-    "unique_consecutive": {0: _PLAIN},
 }
 
 

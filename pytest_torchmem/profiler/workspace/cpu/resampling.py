@@ -67,9 +67,15 @@ def upsample_bicubic(machine: Host, outputs: Tensor, input: Tensor, *settings: o
     return _tables(outputs, 4) if input.numel() else 0
 
 
-def _antialias_table(source: int, target: int, points: int, element_size: int) -> int:
+def _scale(source: int, target: int, align_corners: bool, given: float | None) -> float:
+    """``area_pixel_compute_scale``; native/UpSample.h."""
+    if align_corners:
+        return (source - 1) / (target - 1) if target > 1 else 0.0
+    return 1 / given if given else source / target
+
+
+def _antialias_table(scale: float, target: int, points: int, element_size: int) -> int:
     """``_compute_indices_min_size_weights_aa``: four columns of indices, and weights."""
-    scale = source / target
     support = points * 0.5 * max(scale, 1.0)
     return target * (4 * _INDEX + (math.ceil(support) * 2 + 1) * element_size)
 
@@ -86,8 +92,11 @@ def _antialias(points: int) -> Callable[..., int]:
         batch, channels, height, width = input.shape
         rows, columns = outputs.shape[-2:]
         size = input.element_size()
-        across = _antialias_table(width, columns, points, size) if columns != width else 0
-        down = _antialias_table(height, rows, points, size) if rows != height else 0
+        given_rows, given_columns = scales if len(scales) == 2 else (None, None)
+        down_by = _scale(height, rows, align_corners, given_rows)
+        across_by = _scale(width, columns, align_corners, given_columns)
+        across = _antialias_table(across_by, columns, points, size) if columns != width else 0
+        down = _antialias_table(down_by, rows, points, size) if rows != height else 0
         if across and down:
             return batch * channels * height * columns * size + max(across, down)
         return across + down

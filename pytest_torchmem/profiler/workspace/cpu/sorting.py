@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from pytest_torchmem.profiler.workspace import workspace
 from pytest_torchmem.profiler.workspace.cpu.geometry import (
     contiguous_copy,
     dense_bytes,
+    output_bytes,
     transpose_scratch,
 )
 
@@ -64,3 +67,65 @@ def count_nonzero(machine: Host, outputs: Tensor, input: Tensor, dim: object = N
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         return 0
     return input.numel() * (torch.bool.itemsize + torch.int64.itemsize)
+
+
+def _distinct(machine: Host, outputs: Sequence[Tensor], input: Tensor, counts: bool) -> int:
+    if input.dtype == torch.bool or not input.numel():
+        return 0
+    elements, copied = input.numel(), contiguous_copy(input)
+    in_order = copied + dense_bytes(input) + elements * _INDEX
+    sorting = elements * _INDEX - output_bytes(outputs)
+    places = (outputs[0].numel() + 1) * _INDEX if counts else 0
+    return in_order + max(sorting, places, 0)
+
+
+@workspace("aten::_unique2", device="cpu")
+def unique(
+    machine: Host,
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> int:
+    """All elements in order and where they were, then where each distinct one begins;
+    native/Unique.cpp, unique_cpu_sorted_template.
+    """
+    return _distinct(machine, outputs, input, return_counts)
+
+
+@workspace("aten::_unique", device="cpu")
+def unique_without_counts(
+    machine: Host, outputs: Sequence[Tensor], input: Tensor, *flags: bool
+) -> int:
+    """The same kernel as _unique2."""
+    return _distinct(machine, outputs, input, False)
+
+
+@workspace("aten::unique_dim", device="cpu")
+def unique_slices(
+    machine: Host, outputs: Sequence[Tensor], input: Tensor, dim: int, *flags: bool
+) -> int:
+    """Slices as rows, and the rows in order; native/Unique.cpp, _unique_dim_cpu_template."""
+    return contiguous_copy(input.movedim(dim, 0)) + dense_bytes(input)
+
+
+@workspace("aten::unique_consecutive", device="cpu")
+def unique_consecutive(
+    machine: Host,
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> int:
+    """A dense copy, of slices as rows where there is a dimension; native/Unique.cpp."""
+    return contiguous_copy(input if dim is None else input.movedim(dim, 0))
+
+
+@workspace("aten::unique_dim_consecutive", device="cpu")
+def unique_consecutive_slices(
+    machine: Host, outputs: Sequence[Tensor], input: Tensor, dim: int, *flags: bool
+) -> int:
+    """Slices as rows; native/Unique.cpp, _unique_dim_cpu_template."""
+    return contiguous_copy(input.movedim(dim, 0))
