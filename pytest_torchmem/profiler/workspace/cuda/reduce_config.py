@@ -106,7 +106,7 @@ def reduction_buffers(gpu: Gpu, reduction: Reduction) -> tuple[int, ...]:
         reach = max((dim.size * dim.output for dim in reduction.kept), default=1)
         accumulation = max(1, reach) * reduction.accumulator
     largest = max((_global_buffers(gpu, part) for part in _parts(reduction)), key=sum)
-    return (accumulation, *largest)
+    return (accumulation, *largest) if accumulation else largest
 
 
 def _fits_32_bits(reduction: Reduction) -> bool:

@@ -1,0 +1,468 @@
+"""Formulas of CUDA workspaces against figures worked out by hand from the sources of ATen.
+
+The figures follow from the named files alone. None of them was read off a GPU.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pytest_torchmem.profiler.devices.catalogue import Gpu, find_gpu, gpu_names
+from pytest_torchmem.profiler.profile import Confidence
+from pytest_torchmem.profiler.workspace import (
+    Workspace,
+    as_workspace,
+    find_workspace,
+    workspace,
+)
+from pytest_torchmem.profiler.workspace.cuda import attention, blas, cub, nothing
+from pytest_torchmem.profiler.workspace.cuda.reduction import sum_buffers
+
+MIB = 2**20
+FLOAT, HALF, BFLOAT = torch.float32, torch.float16, torch.bfloat16
+EXACT, BOUNDED, UNKNOWN = Confidence.EXACT, Confidence.BOUNDED, Confidence.UNKNOWN
+A100, H100 = find_gpu("a100"), find_gpu("h100")
+
+
+def meta(*shape: int, dtype: torch.dtype = FLOAT) -> Tensor:
+    """Return a tensor without data."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def found(operator: str, outputs: Any, *args: Any, gpu: Gpu = A100, **kwargs: Any) -> Workspace:
+    """Return what an operator takes."""
+    function = find_workspace(f"aten::{operator}", "cuda")
+    assert function is not None
+    return as_workspace(function(gpu, outputs, *args, **kwargs), operator)
+
+
+# -- reductions: Reduce.cuh ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shape", "dims", "dtype", "expected"),
+    [
+        # Columns: 128 = 32 threads of 4 outputs, 128 / 32 rows of them. 1024 / 4 / 256 values a
+        # thread decide whether blocks share an output, 2048 / 128 blocks a multiprocessor how many.
+        ("h100", (8192, 4096), [0], FLOAT, (132 * MIB, 4 * 32)),
+        ("a100", (8192, 4096), [0], FLOAT, (108 * MIB, 4 * 32)),
+        ("l4", (8192, 4096), [0], FLOAT, (44 * MIB, 4 * 32)),
+        ("t4", (8192, 4096), [0], FLOAT, (20 * MIB, 4 * 32)),
+        ("h100", (8192, 768), [0], FLOAT, (48 * MIB, 4 * 6)),
+        ("h100", (1024, 768), [0], FLOAT, (6 * MIB, 4 * 6)),
+        ("h100", (1024, 768), [0], BFLOAT, (6 * MIB, 4 * 6)),
+        ("h100", (32768, 16384), [0], FLOAT, (256 * MIB, 4 * 128)),
+        ("h100", (512, 768), [0], FLOAT, ()),
+        # Rows: a block of 512 threads, each with 4 elements at once, makes one output.
+        ("a100", (8192, 4096), [1], FLOAT, ()),
+        ("a100", (64, 3, 224, 224), None, FLOAT, (4 * 432, 4)),
+        ("a100", (4, 5), None, FLOAT, ()),
+        ("a100", (0, 5), [0], FLOAT, ()),
+        ("a100", (), None, FLOAT, ()),
+    ],
+)
+def test_sums(
+    gpu: str,
+    shape: tuple[int, ...],
+    dims: list[int] | None,
+    dtype: torch.dtype,
+    expected: tuple[int, ...],
+) -> None:
+    assert sum_buffers(find_gpu(gpu), shape, dims, dtype) == expected
+
+
+def test_channels_last_bias_gradients_take_much_more_than_contiguous_ones() -> None:
+    """16 threads of 4 outputs in a block of 128, and 16 such blocks on each multiprocessor."""
+    shape = (32, 64, 112, 112)
+    grad = meta(*shape).to(memory_format=torch.channels_last)
+    assert sum_buffers(A100, shape, (0, 2, 3), FLOAT, grad.stride()) == (
+        4 * 64 * (108 * 16) * (16 * 4),
+        4,
+    )
+    assert sum(sum_buffers(A100, shape, (0, 2, 3), FLOAT)) <= 16 * 1024
+
+
+def test_an_input_beyond_32_bits_is_reduced_in_parts() -> None:
+    """Reduce.cuh, ``AccumulationBuffer``: 16 bits cannot hold what the parts add up."""
+    parts = sum_buffers(A100, (2**16, 2**14), [0], BFLOAT)
+    assert len(parts) == 2
+    assert sum_buffers(A100, (2**17, 2**14), [0], BFLOAT) == (4 * 2**14, *parts)
+    parts = sum_buffers(A100, (2**15, 2**14), [0], FLOAT)
+    assert sum_buffers(A100, (2**16, 2**14), [0], FLOAT) == parts
+
+
+def test_what_a_reduction_accumulates() -> None:
+    rows = meta(8192, 512)
+    base = sum(found("sum", meta(512), rows, [0]).requests)
+    (_, semaphores) = found("sum", meta(512), rows, [0]).requests
+    partial = base - semaphores
+    assert found("amax", meta(512), rows, [0]).requests == (partial, semaphores)
+    # A value and an index, of 16 bytes; Welford's mean, sum, count and fraction, 16 as well.
+    values = (meta(512), meta(512, dtype=torch.int64))
+    assert found("max", values, rows, 0).requests == (4 * partial, semaphores)
+    assert found("argmax", values[1], rows, 0).requests == (4 * partial, semaphores)
+    assert found("var", meta(512), rows, [0], correction=1).requests == (4 * partial, semaphores)
+    assert found("linalg_vector_norm", meta(512), rows, 2, [0]).requests == (partial, semaphores)
+
+
+def test_sums_of_another_type_are_copied_first() -> None:
+    """ReduceOpsUtils.h, ``make_reduction_from_out_ty``; not from 16 bits to float."""
+    mask = meta(100, 10, dtype=torch.bool)
+    assert found("sum", meta(dtype=torch.int64), mask).requests == (8 * 1000,)
+    assert not found("sum", meta(), meta(100, 10, dtype=HALF), None, dtype=FLOAT).requests
+    double = meta(dtype=torch.float64)
+    assert found("sum", double, meta(100, 10), None, dtype=torch.float64).requests == (8000,)
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def flash(batch: int, heads: int, queries: int, size: int, keys: int = 0, groups: int = 1) -> Any:
+    """Return query, key and value of one attention in bfloat16."""
+    query = meta(batch, heads, queries, size, dtype=BFLOAT)
+    key = meta(batch, heads // groups, keys or queries, size, dtype=BFLOAT)
+    return query, key, key
+
+
+FLASH = "_scaled_dot_product_flash_attention"
+EFFICIENT = "_scaled_dot_product_efficient_attention"
+
+
+def flash_backward(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+    """Return what the backward takes of a gradient that lies as transformers' do."""
+    batch, heads, queries, size = query.shape
+    grad = meta(batch, queries, heads, size, dtype=BFLOAT).transpose(1, 2)
+    return found(f"{FLASH}_backward", None, grad, query, key, value, grad).requests
+
+
+def test_flash_backward() -> None:
+    """flash_api.cpp, ``mha_bwd``: ``softmax_d`` and ``dq_accum``."""
+    rows = 8 * 12 * 1024
+    assert flash_backward(*flash(8, 12, 1024, 64)) == (4 * rows, 4 * rows * 64)
+    # Rows are padded to 128 and heads to 32; from 224 on to 256.
+    assert flash_backward(*flash(1, 2, 100, 40)) == (4 * 2 * 128, 4 * 2 * 128 * 64)
+    assert flash_backward(*flash(1, 2, 128, 200))[1] == 4 * 2 * 128 * 256
+
+
+def test_flash_backward_of_grouped_heads_repeats_the_keys() -> None:
+    rows = 32 * 8192
+    repeated = 8192 * 32 * 128 * 2
+    expected = (4 * rows, 4 * rows * 128, repeated, repeated)
+    assert flash_backward(*flash(1, 32, 8192, 128, groups=4)) == expected
+
+
+def test_flash_backward_copies_what_is_not_dense() -> None:
+    query, key, value = flash(2, 4, 128, 64)
+    by_head = meta(2, 4, 128, 64, dtype=BFLOAT)
+    whole = by_head.numel() * 2
+    requests = found(f"{FLASH}_backward", None, by_head, query, key, value, by_head).requests
+    assert requests[:2] == (whole, whole)
+
+
+def test_flash_forward_splits_the_keys_where_work_is_short() -> None:
+    """``num_splits_heuristic``: 8 heads of 8 blocks on 2 * 132 slots, 2 blocks of 256 keys."""
+    query, key, value = flash(1, 8, 512, 64)
+    assert found(FLASH, None, query, key, value, 0.0, gpu=H100).requests == (
+        2 * 4 * 8 * 512,
+        2 * 4 * 8 * 512 * 64,
+    )
+    assert not found(FLASH, None, query, key, value, 0.1, gpu=H100).requests
+    assert not found(FLASH, None, *flash(8, 32, 512, 64), gpu=H100).requests
+
+
+def test_one_query_of_grouped_heads_is_taken_for_a_sequence() -> None:
+    query, key, value = flash(1, 32, 1, 128, keys=4096, groups=4)
+    splits = attention.flash_splits(H100, 1, 4, 4096, 8, 128)
+    assert splits > 1
+    rows = 4 * splits * 8 * 4
+    requests = found(FLASH, None, query, key, value, gpu=H100).requests
+    assert requests == (rows, rows * 128)
+
+
+def test_memory_efficient_backward() -> None:
+    """kernel_backward.h, ``workspace_elements_gq``: 64 x 64 floats and 16 bytes for each block."""
+    blocks = (1024 // 64) * 1
+    delta, own = 4 * 8 * 12 * 1024, 8 * 12 * blocks * (4 + 64 * 64) * 4
+    half = attention.efficient_backward_bytes(A100, BFLOAT, (8, 12, 1024, 1024), 64, 64)
+    assert half == Workspace((delta, own))
+    # In float the sum of rows is no part of the kernel, and its product is freed before.
+    full = attention.efficient_backward_bytes(A100, FLOAT, (8, 12, 1024, 1024), 64, 64)
+    assert full.requests == (delta * 64 + 2 * delta,)
+
+
+def test_memory_efficient_backward_keeps_keys_in_memory_for_large_heads() -> None:
+    """``kOutputInRF`` is false beyond 128: up to 200 / (batch * heads) splits of 64 keys."""
+    shape = (1, 4, 256, 1024)
+    splits = min(1024 // 64, 200 // 4)
+    keys = 2 * splits * 64 * 256
+    queries = (256 // 128) * (256 // 64) * (4 + 128 * 64)
+    expected = (4 * 4 * 256, 4 * (keys + queries) * 4)
+    assert attention.efficient_backward_bytes(A100, HALF, shape, 256, 256).requests == expected
+
+
+def test_where_shared_memory_decides_the_larger_kernel_is_a_limit() -> None:
+    shape = (2, 8, 512, 512)
+    certain = attention.efficient_backward_bytes(A100, HALF, shape, 128, 128)
+    limit = attention.efficient_backward_bytes(find_gpu("rtx-5090"), HALF, shape, 128, 128)
+    assert (certain.confidence, limit.confidence) == (EXACT, BOUNDED)
+    assert sum(limit.requests) >= sum(certain.requests)
+
+
+def test_memory_efficient_forward_adds_large_heads_up_in_float() -> None:
+    query = meta(2, 4, 64, 256, dtype=HALF)
+    out = (meta(2, 64, 4, 256, dtype=HALF).transpose(1, 2),)
+    assert found(EFFICIENT, out, query, query, query, None, True).requests == (4 * query.numel(),)
+    small = meta(2, 4, 64, 128, dtype=HALF)
+    assert not found(EFFICIENT, (small,), small, small, small, None, True).requests
+
+
+# -- embeddings and indices ------------------------------------------------------------------------
+
+
+def embedding(indices: int, weights: int, width: int, dtype: torch.dtype = FLOAT) -> Workspace:
+    """Return what the gradient of an embedding takes."""
+    return found(
+        "embedding_dense_backward",
+        meta(weights, width, dtype=dtype),
+        meta(indices, width, dtype=dtype),
+        meta(indices, dtype=torch.int64),
+        weights,
+        -1,
+        False,
+    )
+
+
+def test_embedding_backward() -> None:
+    """EmbeddingBackwardKernel.cu: parts of ten rows, summed in float."""
+    assert embedding(3072, 50_257, 768).is_nothing
+    n = 8192
+    parts = n // 10 + n
+    many = embedding(n, 50_257, 768)
+    assert many.confidence is EXACT
+    assert many.requests[-1] == parts * 768 * 4
+    assert sum(many.requests[:-1]) == 8 * (3 * n + 2 * n + parts) + 16
+    # No more segments than there are embeddings, and 16 bits are summed in float as well.
+    few = embedding(n, 100, 768, BFLOAT)
+    assert few.requests[-1] == (n // 10 + 100) * 768 * 4
+
+
+def test_embedding_backward_of_narrow_rows_peaks_in_the_sort() -> None:
+    narrow = embedding(1_000_000, 10, 1)
+    assert narrow.confidence is BOUNDED
+    assert sum(narrow.requests) >= 1_000_000 * 8 * 5
+
+
+def test_sums_by_index_are_sorted() -> None:
+    """Indexing.cu, ``index_put_with_sort_kernel``: four arrays of indices, and the sort's two."""
+    table, index = meta(100, 16), meta(4096, dtype=torch.int64)
+    put = found("_index_put_impl_", table, table, [index], meta(4096, 16), True)
+    assert put.confidence is BOUNDED
+    assert 6 * 8 * 4096 <= sum(put.requests) <= 7 * 8 * 4096 + 64 * 1024
+    assert found("_index_put_impl_", table, table, [index], meta(4096, 16)).is_nothing
+    expanded = found("_index_put_impl_", table, table, [index], meta(16), True)
+    assert sum(expanded.requests) - sum(put.requests) == 4096 * 16 * 4
+
+
+def test_indices_that_lie_differently_are_made_dense() -> None:
+    """TensorAdvancedIndexing.cpp, ``AdvancedIndex``, of a CUDA tensor."""
+    rows, columns = meta(8, 1, dtype=torch.int64), meta(8, 4, dtype=torch.int64)
+    assert found("index", meta(8, 4), meta(9, 9), [rows, columns]).requests == (8 * 32,)
+    assert found("index", meta(8, 4), meta(9, 9), [columns, columns]).is_nothing
+
+
+# -- normalisation, softmax, losses ----------------------------------------------------------------
+
+
+def test_layer_norm_backward_of_many_short_rows() -> None:
+    """layer_norm_kernel.cu, ``LaunchGammaBetaBackwardCUDAKernel``: beyond 65,536 rows."""
+
+    def backward(rows: int, columns: int) -> tuple[int, ...]:
+        x, weight, row = meta(rows, columns), meta(columns), meta(rows, 1)
+        grads = (x, weight, weight)
+        args = (x, x, [columns], row, row, weight, weight, [True] * 3)
+        return found("native_layer_norm_backward", grads, *args).requests
+
+    assert not backward(65_536, 64)
+    assert not backward(100_000, 4096)
+    blocks = min(32_768 // 2, 100_000 // 32)
+    partial = blocks * 64 * 4
+    assert backward(100_000, 64)[:2] == (partial, partial)
+
+
+def test_group_norm() -> None:
+    x, c = meta(4, 32, 8, 8), meta(32)
+    forward = found("native_group_norm", (x,), x, c, c, 4, 32, 64, 8, 1e-5)
+    assert forward.requests == (4 * 32 * 4,) * 2
+    args = (x, x, meta(4, 8), meta(4, 8), c, 4, 32, 64, 8, [True] * 3)
+    backward = found("native_group_norm_backward", (x, c, c), *args)
+    assert backward.requests == (4 * 32 * 4, 4 * 32 * 4, 4 * 8 * 4, 4 * 8 * 4, 4 * 32 * 4)
+
+
+def test_softmax_backward_multiplies_first() -> None:
+    x = meta(4, 8, 512, 512)
+    assert found("_softmax_backward_data", x, x, x, -1, FLOAT).requests == (x.numel() * 4,)
+    assert found("_log_softmax_backward_data", x, x, x, -1, FLOAT).is_nothing
+
+
+def test_losses_are_made_before_they_are_added_up() -> None:
+    x = meta(100, 10)
+    assert found("mse_loss", meta(), x, x).requests == (4000,)
+    assert found("mse_loss", x, x, x, 0).is_nothing
+    assert found("binary_cross_entropy", meta(), x, x, None, 1).requests == (4000,)
+
+
+def test_ctc_loss_backward_has_another_table() -> None:
+    probabilities, table = meta(50, 4, 20), meta(4, 50, 21)
+    targets = meta(4, 10, dtype=torch.int64)
+    args = (meta(4), probabilities, targets, [50] * 4, [10] * 4, meta(4), table, 0)
+    requests = found("_ctc_loss_backward", probabilities, *args).requests
+    assert requests == (table.numel() * 4, 32, 32, 32)
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def test_matrices_that_cublas_cannot_read_are_copied() -> None:
+    """Blas.cpp, ``prepare_matrix_for_cublas``."""
+    assert blas.matrix_copy(meta(8, 16)) == 0
+    assert blas.matrix_copy(meta(8, 16).t()) == 0
+    assert blas.matrix_copy(meta(8, 32)[:, :16]) == 0
+    assert blas.matrix_copy(meta(8, 32)[:, ::2]) == 8 * 16 * 4
+    assert blas.matrix_copy(meta(1, 1).expand(8, 16)) == 8 * 16 * 4
+    assert blas.batch_copy(meta(4, 8, 16), 8, 16) == 0
+    assert blas.batch_copy(meta(4, 8, 32)[..., ::2], 8, 16) == 4 * 8 * 16 * 4
+
+
+# -- sorting ---------------------------------------------------------------------------------------
+
+
+def test_sorting_is_in_place_up_to_4096_elements() -> None:
+    """Sort.cpp, ``should_use_small_sort``."""
+    pair = (meta(8, 4096), meta(8, 4096, dtype=torch.int64))
+    assert found("sort", pair, meta(8, 4096)).is_nothing
+    longer = found("sort", pair, meta(1, 5000))
+    assert longer.confidence is BOUNDED
+    assert sum(longer.requests) >= 5000 * (8 + 4 + 8)
+
+
+def test_topk() -> None:
+    """TensorTopK.cu: one block a slice takes nothing; TensorTopK.cpp sorts few long slices."""
+    pair = (meta(8, 5), meta(8, 5, dtype=torch.int64))
+    assert found("topk", pair, meta(8, 1000), 5).is_nothing
+    assert found("topk", pair, meta(8, 50_000), 5).confidence is BOUNDED
+    n = 8 * 200_000
+    assert sum(found("topk", pair, meta(8, 200_000), 5).requests) >= n * (4 + 8)
+
+
+# -- what holds for all ----------------------------------------------------------------------------
+
+shapes = st.lists(st.sampled_from([1, 2, 3, 8, 33, 128, 1000, 4096]), min_size=1, max_size=4)
+
+
+@given(
+    st.sampled_from(gpu_names()),
+    shapes,
+    st.data(),
+    st.sampled_from([FLOAT, BFLOAT, torch.float64]),
+)
+@settings(deadline=None)
+def test_reductions_take_what_their_blocks_can_use(
+    name: str, shape: list[int], data: st.DataObject, dtype: torch.dtype
+) -> None:
+    dims = data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
+    gpu = find_gpu(name)
+    buffers = sum_buffers(gpu, shape, sorted(dims), dtype)
+    assert buffers == sum_buffers(gpu, shape, sorted(dims, reverse=True), dtype)
+    assert all(size > 0 for size in buffers)
+    if buffers and math.prod(shape) < 2**28:
+        partial, semaphores = buffers
+        inputs = math.prod(shape[dim] for dim in dims)
+        outputs = math.prod(shape) // inputs
+        accumulator = max(4, dtype.itemsize)
+        assert semaphores % 4 == 0
+        assert semaphores <= 4 * outputs
+        assert partial % (accumulator * outputs) == 0
+        # A block adds up 16 values of a thread at least, and outputs have room for 512 threads.
+        assert partial <= accumulator * outputs * 512 * -(-inputs // 16)
+
+
+@given(
+    st.sampled_from(gpu_names()),
+    st.integers(1, 8),
+    st.integers(1, 32),
+    st.integers(1, 3000),
+    st.integers(1, 3000),
+    st.integers(1, 32),
+)
+@settings(deadline=None)
+def test_attention_takes_no_negative_bytes_and_more_for_more(
+    name: str, batch: int, heads: int, queries: int, keys: int, size: int
+) -> None:
+    gpu, shape, size = find_gpu(name), (batch, heads, queries, keys), 8 * size
+    splits = attention.flash_splits(gpu, batch, queries, keys, heads, size)
+    assert 1 <= splits <= min(128, 2 * gpu.multiprocessors)
+    for dtype in (HALF, FLOAT):
+        one = attention.efficient_backward_bytes(gpu, dtype, shape, size, size)
+        twice = attention.efficient_backward_bytes(
+            gpu, dtype, (batch, heads, 2 * queries, keys), size, size
+        )
+        assert 0 < sum(one.requests) <= sum(twice.requests)
+        assert all(request > 0 for request in one.requests)
+
+
+@given(st.integers(0, 10**7), st.sampled_from([1, 2, 4, 8]))
+def test_limits_of_cub_grow_with_what_is_sorted(number: int, size: int) -> None:
+    assert 0 <= cub.radix_sort_pairs(number, size, 8) <= cub.radix_sort_pairs(number + 1, size, 8)
+    assert cub.scan(number) <= cub.scan(number + 1)
+
+
+def test_every_function_says_where_it_comes_from() -> None:
+    find_workspace("aten::mm", "cuda")
+    from pytest_torchmem.profiler.workspace import _FUNCTIONS
+
+    functions = {function for (_, device), function in _FUNCTIONS.items() if device == "cuda"}
+    assert len(functions) > 60
+    for function in functions:
+        module = inspect.getmodule(function)
+        assert function.__doc__
+        assert module is not None
+        text = (module.__doc__ or "") + function.__doc__
+        assert any(ending in text for ending in (".cu", ".cpp", ".h")), function
+
+
+def test_an_operator_is_registered_once() -> None:
+    find_workspace("aten::mm", "cuda")
+    with pytest.raises(ValueError, match="aten::mm already has a workspace function for cuda"):
+
+        @workspace("aten::mm", device="cuda")
+        def another(gpu: Gpu, outputs: Tensor) -> int:
+            return 0
+
+
+@pytest.mark.parametrize("name", ["add", "add_", "relu_", "cat", "copy_", "zeros", "dropout"])
+def test_operators_that_take_nothing(name: str) -> None:
+    packet = getattr(torch.ops.aten, name)
+    overload = getattr(packet, packet.overloads()[0])
+    assert nothing.takes_nothing(overload) == (name != "dropout")
+
+
+@pytest.mark.parametrize("name", ["_fft_r2c", "linalg_qr", "_cdist_forward"])
+def test_operators_of_which_nothing_is_known(name: str) -> None:
+    assert find_workspace(f"aten::{name}", "cuda") is None
+    assert not nothing.takes_nothing(getattr(torch.ops.aten, name).default)
+
+
+def test_unknown_is_only_what_no_source_tells() -> None:
+    query = meta(2, 4, 64, 64, dtype=BFLOAT)
+    assert found("_scaled_dot_product_cudnn_attention", None, query).confidence is UNKNOWN
+    x = meta(2, 8, 16, 16)
+    assert found("cudnn_batch_norm", None, x).confidence is UNKNOWN
+    assert found("native_dropout", None, x).is_nothing
