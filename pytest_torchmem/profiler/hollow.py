@@ -74,6 +74,7 @@ _ACROSS_DEVICES = frozenset(
     {
         "aten::copy_",
         "aten::_to_copy",
+        "aten::_cudnn_ctc_loss",  # targets and lengths are the host's
         "aten::_foreach_copy_",
         "aten::_pack_padded_sequence",
         "aten::_pack_padded_sequence_backward",
@@ -86,6 +87,10 @@ _ACROSS_DEVICES = frozenset(
         "aten::set_.source_Tensor",
     }
 )
+
+#: Of these the operators that index, and of those the ones whose last argument is written.
+_INDEXING = frozenset(name for name in _ACROSS_DEVICES if "index" in name)
+_INDEXED_WRITES = frozenset(name for name in _INDEXING if "put" in name)
 
 
 class Interceptor:
@@ -292,7 +297,7 @@ class Interceptor:
         if wrapped:
             recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             self.numbers.release(operator, numbers, wrapped, device, result if recorded else None)
-        if not records and self.target is None and self.machine.gpu is not None:
+        if self.machine.gpu is not None and self.target is None and self._is_guess(records):
             for tensor in tensors_in(result):
                 record = self.ledger.records[storage_address(tensor)]
                 self._guessed[record.address] = record.index
@@ -311,6 +316,13 @@ class Interceptor:
 
     def _origin(self, operator: Operator, frame: Any) -> Origin:
         return self.attribution.origin(self.ledger.phase, self._composite or operator.name, frame)
+
+    def _is_guess(self, records: list[Record]) -> bool:
+        """Return whether nothing but guesses said where an operator's outputs are made."""
+        guessed = self._guessed
+        return not records or bool(
+            guessed and all(guessed.get(record.address) == record.index for record in records)
+        )
 
     def _from_geometry(
         self,
@@ -361,8 +373,12 @@ class Interceptor:
         # program that asks for the CPU comes with ``target`` set (devices/identity.py). Where C++
         # names no device (lengths, batch sizes) it is the host.
         if not records:
-            return (asked is not None and self._last_device) or self.ledger.on(_CPU)
+            if asked is None:
+                return self.ledger.on(_CPU)
+            return self._last_device or self.ledger.on(self.machine.device)
         device = records[0].ledger
+        if self.machine.gpu is not None and operator.name in _ACROSS_DEVICES:
+            _check_across(operator.name, tensors, records)
         if len(self.ledger.devices) > 1 and operator.name not in _ACROSS_DEVICES:
             for tensor, record in zip(tensors, records, strict=True):
                 if record.ledger is device:
@@ -591,3 +607,33 @@ def _all_scalars(tensors: list[Tensor], records: list[Record], device: DeviceLed
         for tensor, record in zip(tensors, records, strict=True)
         if record.ledger is device
     )
+
+
+
+def _check_across(name: str, tensors: list[Tensor], records: list[Record]) -> None:
+    """Raise for what C++ would not accept of tensors of two devices, with its words.
+
+    Where an index is (native/TensorAdvancedIndexing.cpp, make_info) and a sequence's lengths are
+    (native/PackedSequence.cpp) is not seen by C++, which takes all of them to be on the CPU.
+    """
+    device = records[0].ledger.device
+    if name == "aten::_pack_padded_sequence" and records[1].ledger.device.type != "cpu":
+        raise RuntimeError(
+            "'lengths' argument should be a 1D CPU int64 tensor, but got 1D "
+            f"{records[1].ledger.device} Long tensor"
+        )
+    if name not in _INDEXING:
+        return
+    end = len(records) - (name in _INDEXED_WRITES)
+    for record in records[1:end]:
+        if record.ledger.device not in (device, _CPU):
+            raise RuntimeError(
+                "indices should be either on cpu or on the same device as the indexed tensor "
+                f"({device})"
+            )
+    for tensor, record in zip(tensors[end:], records[end:], strict=True):
+        if record.ledger.device != device and tensor.dim() > 0:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{device} and {record.ledger.device}! (when running {name})"
+            )

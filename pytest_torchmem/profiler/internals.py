@@ -30,6 +30,9 @@ _COMPOSITE_NON_FUNCTIONAL = _C.DispatchKey.CompositeExplicitAutogradNonFunctiona
 
 _CPU = torch.device("cpu")
 
+#: Major and minor version, where what torch does differs between the versions.
+TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
 set_included: Callable[[Any, bool], None] = _C._dispatch_tls_set_dispatch_key_included
 set_excluded: Callable[[Any, bool], None] = _C._dispatch_tls_set_dispatch_key_excluded
 

@@ -20,7 +20,13 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.cuda_memory import MemoryStatistics
 from pytest_torchmem.profiler.devices.stand_ins import standing_in
-from pytest_torchmem.profiler.devices.streams import Event, Stream, StreamContext
+from pytest_torchmem.profiler.devices.streams import (
+    CUDAGraph,
+    Event,
+    MemPool,
+    Stream,
+    StreamContext,
+)
 from pytest_torchmem.profiler.devices.tensors import Guard
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.patches import replaced
@@ -61,7 +67,11 @@ def cuda_answers(interceptor: Interceptor, guard: Guard) -> Iterator[None]:
         for name, stand_in in (("Stream", Stream), ("Event", Event))
         for module in (torch, torch.cuda, torch.cuda.streams)
     ]
-    classes.append((torch.cuda, "StreamContext", StreamContext))
+    classes += [
+        (torch.cuda, "StreamContext", StreamContext),
+        *[(module, "CUDAGraph", CUDAGraph) for module in (torch.cuda, torch.cuda.graphs)],
+        *[(module, "MemPool", MemPool) for module in (torch.cuda, torch.cuda.memory)],
+    ]
     with (
         standing_in(guard, functions, classes),
         replaced(torch.cuda, _lazy_init=_lazy_init(guard)),

@@ -1,10 +1,15 @@
-"""Streams and events of a GPU that does not exist: they order nothing and take no time."""
+"""Streams and events of a GPU that does not exist: they order nothing and take no time.
+
+Graphs and pools of memory are refused.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+
+from pytest_torchmem.errors import UsageError
 
 _CUDA = torch.device("cuda", 0)
 
@@ -88,3 +93,25 @@ class StreamContext:
 
     def __exit__(self, *exception: object) -> None:
         return None
+
+
+class CUDAGraph:
+    """``torch.cuda.CUDAGraph``, which cannot be had."""
+
+    def __new__(cls, *_: Any, **__: Any) -> CUDAGraph:
+        """Refuse: what a graph holds stays in a pool of its own as long as the graph lives."""
+        raise UsageError(
+            "torch.cuda.CUDAGraph: a trace does not model CUDA graphs, whose memory stays in a "
+            "pool of their own. Trace the function that is captured, without capturing it"
+        )
+
+
+class MemPool:
+    """``torch.cuda.MemPool``, which cannot be had."""
+
+    def __new__(cls, *_: Any, **__: Any) -> MemPool:
+        """Refuse: a trace has one pool."""
+        raise UsageError(
+            "torch.cuda.MemPool: a trace does not model pools of memory besides the allocator's "
+            "own. Leave it out of what is traced"
+        )

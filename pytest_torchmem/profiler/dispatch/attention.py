@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.dispatch.registry import Composite, cuda_kernel
-from pytest_torchmem.profiler.internals import attention_priority
+from pytest_torchmem.profiler.internals import TORCH_VERSION, attention_priority
 
 MATH, FLASH, EFFICIENT, CUDNN = range(4)
 """``at::SDPBackend``."""
@@ -26,6 +26,9 @@ _CUDNN_FIRST = (CUDNN, FLASH, EFFICIENT, MATH)
 _DEFAULT_ORDER = (FLASH, EFFICIENT, MATH, CUDNN)
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST_CUDNN_DIMENSION = 65535
+#: From torch 2.14 on one head of keys and values goes with any number of queries', and grouped
+#: queries are also taken by memory-efficient attention (pytorch/pytorch#191085).
+_BROADCASTS = TORCH_VERSION >= (2, 14)
 _aten: Any = torch.ops.aten
 
 
@@ -171,7 +174,9 @@ def _shapes_fit(call: Attention, grouped: bool, same_heads: bool = True) -> bool
     if 0 in (query.size(2), key.size(2)):
         return False
     heads, key_heads, value_heads = query.size(1), key.size(1), value.size(1)
-    if call.enable_gqa and grouped:
+    if _BROADCASTS and heads > 0 and key_heads == value_heads == 1:
+        return True
+    if call.enable_gqa and grouped and 0 not in (key_heads, value_heads):
         if same_heads and key_heads != value_heads:
             return False
         return heads % key_heads == 0 and (same_heads or heads % value_heads == 0)
@@ -217,7 +222,7 @@ def _flash_takes(call: Attention) -> bool:
 def _efficient_takes(call: Attention) -> bool:
     if not torch.backends.cuda.mem_efficient_sdp_enabled():
         return False
-    if not (5, 0) <= call.gpu.capability <= (12, 1) or not _shapes_fit(call, grouped=False):
+    if not (5, 0) <= call.gpu.capability <= (12, 1) or not _shapes_fit(call, grouped=_BROADCASTS):
         return False
     if call.query.dtype is not torch.float32 and not _half(call):
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -65,6 +66,37 @@ def batch_norm_impl_index(
         eps,
     )
     return output, save_mean, save_variance, reserve, _CUDNN_INDEX
+
+
+@cuda_kernel("aten::group_norm")
+def group_norm(
+    gpu: Gpu,
+    composite: Composite,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Any:
+    """Of contiguous input, also where it is channels-last; native/group_norm.cpp, group_norm.
+
+    What is normalised, and kept for the backward, is a contiguous copy. torch 2.15 has a kernel for
+    channels-last instead.
+    """
+    if not _group_norm_copies() or input.is_contiguous():
+        return composite()
+    return composite.of(input.contiguous(), num_groups, weight, bias, eps, cudnn_enabled)
+
+
+@cache
+def _group_norm_copies() -> bool:
+    """Return whether the composite itself makes its input contiguous; ``meta`` is no CPU either."""
+    image = torch.empty((1, 2, 2, 2), device="meta", requires_grad=True)
+    turned = image.contiguous(memory_format=torch.channels_last)
+    with torch.enable_grad():
+        node: Any = torch.group_norm(turned, 1).grad_fn
+    return bool(node._saved_input.is_contiguous())
 
 
 def _suggested_format(tensor: Tensor) -> torch.memory_format:

@@ -233,3 +233,19 @@ def ctc_loss(
     steps, batch, _ = log_probs.shape
     labels = 2 * max(target_lengths, default=0) + 1
     return log_probs.new_empty((batch,)), log_probs.new_empty((batch, steps, labels))
+
+
+@cuda_meta("aten::pixel_shuffle")
+def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
+    """Contiguous, whatever the input is; native/PixelShuffle.cpp, ``math_pixel_shuffle``."""
+    *batch, channels, height, width = input.shape
+    shape = (channels // upscale_factor**2, height * upscale_factor, width * upscale_factor)
+    return input.new_empty((*batch, *shape))
+
+
+@cuda_meta("aten::pixel_unshuffle")
+def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
+    """Contiguous, whatever the input is; native/PixelShuffle.cpp, ``math_pixel_unshuffle``."""
+    *batch, channels, height, width = input.shape
+    shape = (channels * downscale_factor**2, height // downscale_factor, width // downscale_factor)
+    return input.new_empty((*batch, *shape))

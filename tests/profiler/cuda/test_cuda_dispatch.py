@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pytest_torchmem import trace
+from pytest_torchmem.profiler.internals import TORCH_VERSION
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 FLASH = "aten::_scaled_dot_product_flash_attention"
@@ -102,7 +103,7 @@ def test_attention_of_every_gpu(gpu: str, half: str, bfloat: str, single: str) -
         ("a100", {"is_causal": True}, FLASH),
         ("a100", {"is_causal": True, "keys": 24}, EFFICIENT),
         ("a100", {"key_heads": 2, "enable_gqa": True}, FLASH),
-        ("t4", {"key_heads": 2, "enable_gqa": True}, MATH),
+        ("t4", {"key_heads": 2, "enable_gqa": True, "dtype": torch.float64}, MATH),
         ("a100", {"dtype": FLOAT, "size": 62}, MATH),
         ("h100", {"dropout_p": 0.1}, FLASH),
         ("h100", {"dropout_p": 0.125}, CUDNN),
@@ -333,3 +334,77 @@ def test_fused_optimizers(name: str) -> None:
         getattr(torch.optim, name)(layer.parameters(), lr=0.1, fused=True, **options).step()
 
     trace(body, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "aten::_cudnn_ctc_loss"),
+        ({"targets": torch.int64}, "aten::_ctc_loss"),
+        ({"device": "cuda"}, "aten::_ctc_loss"),
+        ({"blank": 1}, "aten::_ctc_loss"),
+        ({"steps": 49}, "aten::_ctc_loss"),
+        ({"dtype": torch.float64}, "aten::_ctc_loss"),
+    ],
+)
+@pytest.mark.parametrize("lengths_in_tensors", [False, True])
+def test_ctc_loss(options: dict[str, Any], expected: str, lengths_in_tensors: bool) -> None:
+    given = {"targets": torch.int32, "device": "cpu", "blank": 0, "steps": 50, "dtype": FLOAT}
+    given |= options
+
+    def body() -> None:
+        scores = cuda(50, 4, 20, dtype=given["dtype"]).log_softmax(2)
+        targets = torch.ones(40, dtype=given["targets"], device=given["device"])
+        lengths: Any = ([given["steps"]] * 4, [10] * 4)
+        if lengths_in_tensors:
+            lengths = [torch.tensor(one) for one in lengths]
+        for reduction in ("mean", "sum", "none"):
+            loss = functional.ctc_loss(
+                scores, targets, *lengths, blank=given["blank"], reduction=reduction
+            )
+            assert loss.shape == ((4,) if reduction == "none" else ())
+            loss.sum().backward(retain_graph=True)
+
+    found = operators(body)
+    assert {name for name in found if name in ("aten::_ctc_loss", "aten::_cudnn_ctc_loss")} == {
+        expected
+    }
+    assert ("aten::_ctc_loss_backward" in found) == (expected == "aten::_ctc_loss")
+
+
+@pytest.mark.skipif(TORCH_VERSION >= (2, 15), reason="has a kernel for channels-last")
+def test_group_norm_is_of_contiguous_input() -> None:
+    def body(channels_last: bool) -> Callable[[], None]:
+        def program() -> None:
+            image = cuda(2, 8, 4, 8, requires_grad=False)
+            if channels_last:
+                image = image.contiguous(memory_format=torch.channels_last)
+            scale = cuda(8)
+            output = functional.group_norm(image, 2, scale)
+            del image
+            assert output.is_contiguous()
+            output.sum().backward()
+
+        return program
+
+    size = 2 * 8 * 4 * 8 * 4
+    plain, turned = (trace(body(last), device="cuda") for last in (False, True))
+    assert turned.retained == plain.retained  # the copy is kept, and the image is gone
+    assert turned.forward_peak >= plain.forward_peak + size - 64
+
+
+def test_pixels_are_shuffled_into_contiguous_images() -> None:
+    def body() -> None:
+        image = cuda(2, 8, 4, 4).contiguous(memory_format=torch.channels_last)
+        for output in (functional.pixel_shuffle(image, 2), functional.pixel_unshuffle(image, 2)):
+            assert output.is_contiguous()
+            output.sum().backward(retain_graph=True)
+
+    trace(body, device="cuda")
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_grouped_queries_in_single_precision(heads: int) -> None:
+    """From torch 2.14 on memory-efficient attention takes them."""
+    expected = EFFICIENT if TORCH_VERSION >= (2, 14) else MATH
+    assert attention("a100", FLOAT, key_heads=heads, enable_gqa=True) == expected

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from pytest_torchmem import trace
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profiler.internals import TORCH_VERSION
 
 
 def on_fake_cuda(body: Callable[[], Any], **options: Any) -> Any:
@@ -309,3 +311,69 @@ def test_there_is_one_gpu() -> None:
         trace(lambda: torch.ones(2, device="cuda:1"), device="cuda")
     with pytest.raises(RuntimeError, match=r"invalid device ordinal: cuda:1"):
         trace(lambda: torch.ones(2).cuda(1), device="cuda")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda there, here, index: here[index],
+        lambda there, here, index: here[index > 0],
+        lambda there, here, index: here.index_put_((index,), torch.ones(2)),
+        lambda there, here, index: here.__setitem__(index, 1.0),
+    ],
+)
+def test_an_index_on_the_gpu_does_not_go_with_a_tensor_on_the_host(program: Any) -> None:
+    def body() -> None:
+        program(torch.ones(4, device="cuda"), torch.ones(4), torch.tensor([0, 1], device="cuda"))
+
+    # From torch 2.15 on one number is written by ``index_fill_``.
+    message = r"either on cpu or on the same device .* \(cpu\)|two devices, cpu and cuda:0"
+    with pytest.raises(RuntimeError, match=message):
+        trace(body, device="cuda")
+
+
+def test_an_index_on_the_host_goes_with_a_tensor_on_the_gpu() -> None:
+    def body() -> None:
+        there, index = torch.ones(4, device="cuda"), torch.tensor([0, 1])
+        assert there[index].is_cuda
+        there[index] = torch.tensor(2.0)
+        there[index] = torch.ones(2, device="cuda")
+        with pytest.raises(RuntimeError, match="two devices, cuda:0 and cpu"):
+            there[index] = torch.ones(2)
+
+    trace(body, device="cuda")
+
+
+def test_lengths_of_sequences_are_on_the_host() -> None:
+    lengths = torch.tensor([5, 3])
+    with pytest.raises(RuntimeError, match="1D CPU int64 tensor, but got 1D cuda:0 Long tensor"):
+        trace(
+            lambda: nn.utils.rnn.pack_padded_sequence(
+                torch.ones(5, 2, 4, device="cuda"), lengths.cuda()
+            ),
+            device="cuda",
+        )
+
+
+@pytest.mark.skipif(TORCH_VERSION >= (2, 15), reason="reads values that a trace does not know")
+def test_numbers_that_composites_make_first_of_all_are_on_the_gpu() -> None:
+    class Quantile(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.quantile(0.5, dim=-1)
+
+    assert trace(Quantile(), torch.randn(4, 8, requires_grad=True), device="cuda").peak > 0
+
+
+def test_cuda_graphs_are_refused() -> None:
+    def captured() -> None:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.ones(2, device="cuda")
+
+    layer = nn.Linear(2, 2)
+    for body in (
+        captured,
+        lambda: torch.cuda.MemPool(),
+        lambda: torch.cuda.make_graphed_callables(layer, (torch.ones(2, 2, device="cuda"),)),
+    ):
+        with pytest.raises(UsageError, match=r"(CUDAGraph|MemPool): a trace does not model"):
+            trace(body, device="cuda")
