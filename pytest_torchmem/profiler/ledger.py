@@ -7,7 +7,9 @@ from it afterwards.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -50,8 +52,12 @@ class DeviceLedger:
         """Workspaces that stay, by library and whether it is the autograd engine's handle."""
         self.unknown_workspaces: set[str] = set()
         """Operators that ran and whose workspace is not known."""
+        self.before_adding: Callable[[Entry], None] | None = None
+        """Is asked before anything is added; it raises where the device has no memory left."""
 
     def add(self, entry: Entry, earlier: bool = False) -> int:
+        if self.before_adding is not None:
+            self.before_adding(entry)
         self.entries.append(entry)
         index = len(self.entries)
         (self.earlier if earlier else self.events).append(index)
@@ -73,6 +79,17 @@ class DeviceLedger:
             origin = replace(entry.origin, module=module)
             self.entries[index - 1] = entry._replace(kind=kind, label=label, origin=origin)
 
+    def live_allocations(self) -> tuple[Allocation, ...]:
+        """Return what is alive, largest first."""
+        alive = dict.fromkeys(self.earlier)
+        for event in self.events:
+            if event > 0:
+                alive[event] = None
+            else:
+                alive.pop(-event, None)
+        entries = [self.entries[index - 1] for index in alive]
+        return tuple(map(_allocation, sorted(entries, key=lambda entry: -entry.nbytes)))
+
     def highest_since(self, position: int) -> int:
         """Return the most bytes that were live after the first ``position`` events."""
         live = highest = self.current
@@ -85,19 +102,7 @@ class DeviceLedger:
     def timeline(self) -> Timeline:
         """Return what happened so far; storages met late stand before everything else."""
         shift = len(self.earlier)
-        names: dict[torch.dtype | None, str] = {None: ""}
-        allocations = tuple(
-            Allocation(
-                entry.nbytes,
-                entry.kind,
-                entry.origin,
-                entry.shape,
-                names.get(entry.dtype) or names.setdefault(entry.dtype, _dtype_name(entry.dtype)),
-                entry.label,
-                entry.confidence,
-            )
-            for entry in self.entries
-        )
+        allocations = tuple(map(_allocation, self.entries))
         phases = tuple(
             (start + shift if position else 0, phase)
             for position, (start, phase) in enumerate(self.phases)
@@ -105,8 +110,14 @@ class DeviceLedger:
         return Timeline(allocations, (*self.earlier, *self.events), phases)
 
 
+def _allocation(entry: Entry) -> Allocation:
+    nbytes, kind, origin, shape, dtype, label, confidence = entry
+    return Allocation(nbytes, kind, origin, shape, _dtype_name(dtype), label, confidence)
+
+
+@cache
 def _dtype_name(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")
+    return str(dtype).removeprefix("torch.") if dtype is not None else ""
 
 
 class Record(weakref.ref):  # type: ignore[type-arg]
@@ -195,9 +206,9 @@ class Ledger:
 
     def move(self, record: Record, ledger: DeviceLedger) -> None:
         """Book a storage on another device than it was thought to be made on."""
-        entry = record.ledger.entries[record.index - 1]
+        index = ledger.add(record.ledger.entries[record.index - 1])
         record.ledger.remove(record.index)
-        record.index, record.ledger = ledger.add(entry), ledger
+        record.index, record.ledger = index, ledger
 
     def workspace(
         self,
@@ -207,12 +218,14 @@ class Ledger:
         confidence: Confidence = Confidence.EXACT,
     ) -> None:
         """Write down bytes that a kernel takes and gives back before it returns."""
-        indices = [
-            ledger.add(Entry(nbytes, Kind.WORKSPACE, origin, (), None, "", confidence))
-            for nbytes in requests
-        ]
-        for index in indices:
-            ledger.remove(index)
+        indices: list[int] = []
+        try:
+            for nbytes in requests:
+                entry = Entry(nbytes, Kind.WORKSPACE, origin, (), None, "", confidence)
+                indices.append(ledger.add(entry))
+        finally:  # the device may have no memory for the second of two
+            for index in indices:
+                ledger.remove(index)
 
     def keep(
         self, name: str, nbytes: int, in_engine: bool, ledger: DeviceLedger, origin: Origin

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
+from pytest_torchmem.profiler.allocator.recorded import Peaks
 from pytest_torchmem.sizes import format_size
 
 
@@ -154,8 +157,8 @@ class MemoryProfile:
 
     ``baseline`` is what was live before the forward (parameters, buffers, inputs), ``retained``
     what was live when the forward ended, ``end`` what was live when the step ended. A phase that
-    did not run has ``None``. ``reserved_peak`` is what the caching allocator would have reserved
-    (cuda only).
+    did not run has ``None``. ``reserved_peak`` is the most that the caching allocator would have
+    reserved (cuda only); of a trace it is worked out when it is first read.
     """
 
     device: str
@@ -176,6 +179,37 @@ class MemoryProfile:
     unknown_workspaces: tuple[str, ...] = ()
     """Operators that ran and whose kernels take a workspace of unknown size, in order of name."""
     timeline: Timeline = field(default=Timeline(), repr=False)
+    replay: Callable[[], Mapping[str, Peaks]] | None = field(
+        default=None, repr=False, compare=False
+    )
+    """Works out what the caching allocator counted; ``None`` where that was not traced."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Python asks here for a field that has no value: a trace's, until it is read.
+            if name == "reserved_peak" and self.replay is not None:
+                object.__setattr__(self, name, self.replay()["peak"].reserved)
+                return self.reserved_peak
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        def __getstate__(self) -> dict[str, Any]:
+            state = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+            return state | {"replay": None}
+
+        def __setstate__(self, state: dict[str, Any]) -> None:
+            for name, value in state.items():
+                object.__setattr__(self, name, value)
+
+    def allocator_peaks(self) -> Mapping[str, Peaks]:
+        """Return what the caching allocator counted at its most, by the name of the peak.
+
+        ``"forward_peak"``, ``"backward_peak"`` and ``"optimizer_peak"`` for phases that ran, and
+        ``"peak"``. Each has ``requested``, ``allocated`` (``torch.cuda.max_memory_allocated``),
+        ``reserved`` (``torch.cuda.max_memory_reserved``) and ``unallocated``, what of the reserved
+        peak was not in use. Empty for cpu.
+        """
+        return self.replay() if self.replay is not None else MappingProxyType({})
 
     def figures(self) -> dict[str, int]:
         """Return the figures by name (``"forward_peak"``, …), without those that are ``None``."""
@@ -273,8 +307,9 @@ def summarise(
     workload: str = "",
     warnings: tuple[str, ...] = (),
     unknown_workspaces: tuple[str, ...] = (),
+    replay: Callable[[], Mapping[str, Peaks]] | None = None,
 ) -> MemoryProfile:
-    """Return the profile of what a timeline tells."""
+    """Return the profile of what a timeline tells, and what ``replay`` tells of the allocator."""
     peaks = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
     live = [0, *timeline.live_bytes()]
     ends = [start for start, _ in timeline.phases[1:]] + [len(timeline.events)]
@@ -288,7 +323,7 @@ def summarise(
         for (_, phase), end in zip(timeline.phases, ends, strict=True)
         if phase is Phase.BASELINE
     ]
-    return MemoryProfile(
+    profile = MemoryProfile(
         device=device,
         gpu=gpu,
         host=host,
@@ -304,7 +339,11 @@ def summarise(
         warnings=warnings,
         unknown_workspaces=unknown_workspaces,
         timeline=timeline,
+        replay=replay,
     )
+    if replay is not None:
+        object.__delattr__(profile, "reserved_peak")
+    return profile
 
 
 def describe(allocation: Allocation) -> str:

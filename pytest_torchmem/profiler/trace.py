@@ -8,8 +8,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,20 +20,23 @@ from torch.optim.optimizer import (
 )
 
 from pytest_torchmem.errors import UnsupportedTorchError, UsageError
+from pytest_torchmem.profiler.allocator import AllocatorOptions, parse_options
 from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.border import give_survivors_data
 from pytest_torchmem.profiler.devices.catalogue import DEFAULT_GPU, Gpu, find_gpu
+from pytest_torchmem.profiler.devices.cuda_memory import DeviceMemory
 from pytest_torchmem.profiler.devices.host import REFERENCE, Host, this_machine
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.devices.tensors import hollow_answers
 from pytest_torchmem.profiler.gradients import References
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import check_torch, interception
-from pytest_torchmem.profiler.ledger import Ledger
+from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger
 from pytest_torchmem.profiler.profile import MemoryProfile, Phase, summarise
 from pytest_torchmem.profiler.step import check_step, run_target
 from pytest_torchmem.profiler.twin import Twins
 from pytest_torchmem.profiler.workload import Program, of_step
+from pytest_torchmem.sizes import parse_size
 
 DEVICES = ("cpu", "cuda")
 _HOSTS: dict[str, Callable[[], Host]] = {"reference": lambda: REFERENCE, "here": this_machine}
@@ -49,6 +53,8 @@ def trace(
     backward: bool = True,
     optimizer: Callable[..., Any] | None = None,
     steps: int = 1,
+    allocator: str = "",
+    memory: int | str | None = None,
     **kwargs: Any,
 ) -> MemoryProfile:
     """Run one training step of ``target`` on a fake device and return the bytes it would take.
@@ -62,6 +68,11 @@ def trace(
     ``device`` is ``"cpu"`` or ``"cuda"``, ``gpu`` a name of the catalogue for cuda, ``host``
     ``"reference"`` (the same figures on every machine) or ``"here"``.
 
+    ``allocator`` sets up cuda's caching allocator, written as for ``PYTORCH_ALLOC_CONF``; that
+    variable itself is not read, so that a trace is the same everywhere. ``memory`` is what the GPU
+    has, such as ``"20 GiB"``, or ``"unlimited"``; a ``gpu`` that is named has its own, and the
+    default GPU has no limit. Beyond it ``torch.OutOfMemoryError`` is raised where the GPU would.
+
     Raises ``UsageError`` for arguments that cannot be understood, ``UnknownValueError`` where the
     program needs data, ``UnsupportedOperatorError`` for an operator of unknown geometry,
     ``UnsupportedTorchError`` for a torch this package does not know, and whatever ``target``
@@ -69,6 +80,7 @@ def trace(
     """
     __tracebackhide__ = True
     machine = _machine(device, gpu, host)
+    limit = _Memory(parse_options(allocator), *_limit(memory, gpu))
     check_step(target, loss_fn, backward, optimizer, steps)
     check_torch()
     if not _TRACING.acquire(blocking=False):
@@ -77,13 +89,42 @@ def trace(
             "threads cannot trace at once"
         )
     try:
-        return _trace(machine, target, args, kwargs, (loss_fn, backward, optimizer, steps))
+        step = (loss_fn, backward, optimizer, steps)
+        return _trace(machine, limit, target, args, kwargs, step)
     finally:
         _TRACING.release()
 
 
+class _Memory(NamedTuple):
+    """How the fake GPU's memory is asked for."""
+
+    options: AllocatorOptions
+    limited: bool
+    size: int | None
+    """What the GPU has, where it is not what the catalogue says."""
+
+    def of(self, ledger: DeviceLedger, gpu: Gpu) -> DeviceMemory:
+        """Return the memory of ``gpu``."""
+        if self.size is not None:
+            gpu = replace(gpu, memory=self.size, context=min(gpu.context, self.size))
+        return DeviceMemory(ledger, gpu, self.options, self.limited)
+
+
+def _limit(memory: int | str | None, gpu: str | None) -> tuple[bool, int | None]:
+    """Return whether the GPU's memory has an end, and where it is if not where it usually is."""
+    if memory is None:
+        return gpu is not None, None
+    if memory == "unlimited":
+        return False, None
+    try:
+        return True, parse_size(memory)
+    except UsageError as error:
+        raise UsageError(f"memory={memory!r}: {error}, or 'unlimited'") from None
+
+
 def _trace(
     machine: Machine,
+    limit: _Memory,
     target: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -91,7 +132,8 @@ def _trace(
 ) -> MemoryProfile:
     __tracebackhide__ = True
     ledger = Ledger()
-    ledger.on(machine.device)
+    on_device = ledger.on(machine.device)
+    memory = limit.of(on_device, machine.gpu) if machine.gpu is not None else None
     attribution = Attribution()
     interceptor = Interceptor(machine, ledger, attribution, _gradient_held_by_engine_alone())
     with ExitStack() as stack:
@@ -101,14 +143,15 @@ def _trace(
         stack.enter_context(_eager())
         stack.callback(give_survivors_data, ledger)
         stack.callback(interceptor.border.return_borrowed)
-        stack.enter_context(_layers(interceptor))
+        stack.enter_context(_layers(interceptor, memory))
         # In a function of its own: when it returns, nothing of the step is alive but what the
         # program keeps for itself.
-        return _profile(interceptor, target, args, kwargs, step)
+        return _profile(interceptor, memory, target, args, kwargs, step)
 
 
 def _profile(
     interceptor: Interceptor,
+    memory: DeviceMemory | None,
     target: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -145,6 +188,7 @@ def _profile(
             *_unknown(device.unknown_workspaces),
         ),
         unknown_workspaces=tuple(sorted(device.unknown_workspaces)),
+        replay=memory.peaks if memory is not None else None,
     )
     del outcome
     return profile
@@ -191,7 +235,7 @@ def _gradient_held_by_engine_alone() -> References:
 
 
 @contextmanager
-def _layers(interceptor: Interceptor) -> Iterator[None]:
+def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[None]:
     """Switch on interception, dispatch and identity, module and optimizer following; then off."""
     machine = interceptor.machine
     thread = threading.get_ident()
@@ -201,12 +245,12 @@ def _layers(interceptor: Interceptor) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(hollow_answers(interceptor))
-        if machine.gpu is not None:
+        if memory is not None:
             from pytest_torchmem.profiler.devices.identity import cuda_identity
             from pytest_torchmem.profiler.dispatch import cuda_dispatch
 
             stack.enter_context(cuda_dispatch(machine, interceptor))
-            stack.enter_context(cuda_identity(interceptor))
+            stack.enter_context(cuda_identity(interceptor, memory))
         stack.enter_context(interceptor.attribution.following_modules())
         for hook in (
             register_optimizer_step_pre_hook(

@@ -2,9 +2,13 @@
 
 Sources of the figures: the CUDA C++ Programming Guide's table of technical specifications per
 compute capability (threads per multiprocessor), and NVIDIA's architecture white papers and data
-sheets of each product (multiprocessors, memory): Turing, Volta, Ampere (GA100, GA102), Ada (AD102,
-L4 and L40S data sheets), Hopper (H100, H200), Blackwell (DGX B200, GeForce RTX 5090). What a driver
-reports as a GPU's memory is a few hundred MiB less than the data sheet's size, which stands here.
+sheets of each product (multiprocessors): Turing, Volta, Ampere (GA100, GA102), Ada (AD102, L4 and
+L40S data sheets), Hopper (H100, H200), Blackwell (DGX B200, GeForce RTX 5090).
+
+The memory is what a program can see (``cudaMemGetInfo``), which is less than the data sheet says:
+the "total capacity" of ``torch.OutOfMemoryError`` messages that people published for each GPU; it
+differs by up to 1 % between drivers. What CUDA's context and libraries take of it is, in the same
+messages, what the process has in use less what PyTorch has allocated and reserved.
 """
 
 from __future__ import annotations
@@ -16,12 +20,15 @@ from difflib import get_close_matches
 
 from pytest_torchmem.errors import UsageError
 
-_GIB = 1024**3
+_MIB = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU: its compute capability, memory in bytes, and multiprocessors."""
+    """A GPU: its compute capability, memory in bytes, and multiprocessors.
+
+    ``memory`` is what ``torch.cuda.get_device_properties(0).total_memory`` gives.
+    """
 
     name: str
     product: str
@@ -30,26 +37,34 @@ class Gpu:
     memory: int
     multiprocessors: int
     threads_per_multiprocessor: int
+    context: int = 512 * _MIB
+    """What CUDA's context and libraries take of the memory, and tensors cannot have; bytes."""
 
 
 DEFAULT_GPU = "a100-80gb"
 
+
+def _gib(number: float) -> int:
+    """Return GiB, as messages round them, in bytes: whole MiB."""
+    return round(number * 1024) * _MIB
+
+
 _GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("t4", "Tesla T4", (7, 5), 16 * _GIB, 40, 1024),
-        Gpu("v100", "Tesla V100-SXM2-16GB", (7, 0), 16 * _GIB, 80, 2048),
-        Gpu("a10", "NVIDIA A10", (8, 6), 24 * _GIB, 72, 1536),
-        Gpu("l4", "NVIDIA L4", (8, 9), 24 * _GIB, 58, 1536),
-        Gpu("l40s", "NVIDIA L40S", (8, 9), 48 * _GIB, 142, 1536),
-        Gpu("rtx-3090", "NVIDIA GeForce RTX 3090", (8, 6), 24 * _GIB, 82, 1536),
-        Gpu("rtx-4090", "NVIDIA GeForce RTX 4090", (8, 9), 24 * _GIB, 128, 1536),
-        Gpu("rtx-5090", "NVIDIA GeForce RTX 5090", (12, 0), 32 * _GIB, 170, 1536),
-        Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", (8, 0), 40 * _GIB, 108, 2048),
-        Gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", (8, 0), 80 * _GIB, 108, 2048),
-        Gpu("h100", "NVIDIA H100 80GB HBM3", (9, 0), 80 * _GIB, 132, 2048),
-        Gpu("h200", "NVIDIA H200", (9, 0), 141 * 10**9, 132, 2048),
-        Gpu("b200", "NVIDIA B200", (10, 0), 180 * 10**9, 148, 2048),
+        Gpu("t4", "Tesla T4", (7, 5), _gib(14.74), 40, 1024, 112 * _MIB),
+        Gpu("v100", "Tesla V100-SXM2-16GB", (7, 0), _gib(15.77), 80, 2048, 380 * _MIB),
+        Gpu("a10", "NVIDIA A10", (8, 6), _gib(22.06), 72, 1536, 256 * _MIB),
+        Gpu("l4", "NVIDIA L4", (8, 9), _gib(22.03), 58, 1536, 256 * _MIB),
+        Gpu("l40s", "NVIDIA L40S", (8, 9), _gib(44.52), 142, 1536, 416 * _MIB),
+        Gpu("rtx-3090", "NVIDIA GeForce RTX 3090", (8, 6), _gib(23.68), 82, 1536, 256 * _MIB),
+        Gpu("rtx-4090", "NVIDIA GeForce RTX 4090", (8, 9), _gib(23.64), 128, 1536, 440 * _MIB),
+        Gpu("rtx-5090", "NVIDIA GeForce RTX 5090", (12, 0), _gib(31.36), 170, 1536, 496 * _MIB),
+        Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", (8, 0), _gib(39.49), 108, 2048, 490 * _MIB),
+        Gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", (8, 0), _gib(79.25), 108, 2048, 490 * _MIB),
+        Gpu("h100", "NVIDIA H100 80GB HBM3", (9, 0), _gib(79.18), 132, 2048, 522 * _MIB),
+        Gpu("h200", "NVIDIA H200", (9, 0), _gib(139.80), 132, 2048, 664 * _MIB),
+        Gpu("b200", "NVIDIA B200", (10, 0), _gib(178.35), 148, 2048, 712 * _MIB),
     )
 }
 _ALIASES = {"a100": "a100-80gb"}
@@ -75,6 +90,11 @@ def register_gpu(gpu: Gpu) -> Callable[[], None]:
         raise UsageError(
             f"the GPU {gpu.name!r} cannot be added: memory, multiprocessors and "
             "threads_per_multiprocessor have to be positive"
+        )
+    if not 0 <= gpu.context < gpu.memory:
+        raise UsageError(
+            f"the GPU {gpu.name!r} cannot be added: context={gpu.context!r} has to be less than "
+            f"its memory={gpu.memory!r}"
         )
     if len(gpu.capability) != 2 or gpu.capability < (5, 0):
         raise UsageError(

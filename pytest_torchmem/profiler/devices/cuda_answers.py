@@ -18,7 +18,8 @@ import torch.cuda.nvtx
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profiler.devices.catalogue import Gpu
-from pytest_torchmem.profiler.devices.cuda_memory import MemoryStatistics
+from pytest_torchmem.profiler.devices.cuda_memory import DeviceMemory
+from pytest_torchmem.profiler.devices.memory_answers import memory_answers
 from pytest_torchmem.profiler.devices.stand_ins import standing_in
 from pytest_torchmem.profiler.devices.streams import (
     CUDAGraph,
@@ -39,12 +40,13 @@ _RNN_MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
 
 
 @contextmanager
-def cuda_answers(interceptor: Interceptor, guard: Guard) -> Iterator[None]:
+def cuda_answers(
+    interceptor: Interceptor, guard: Guard, device_memory: DeviceMemory
+) -> Iterator[None]:
     """Answer for the GPU on the trace's thread; nothing reaches a real CUDA context."""
     gpu = interceptor.machine.gpu
     assert gpu is not None
-    statistics = MemoryStatistics(interceptor.ledger.on(interceptor.machine.device))
-    memory = _memory(gpu, statistics)
+    memory = memory_answers(device_memory)
     device = {**_device(gpu), **_streams(), **_random(), **memory}
     stream = Stream()
     stream.stream_id = stream.cuda_stream = stream.native_handle = 0
@@ -161,43 +163,6 @@ def _random() -> dict[str, Callable[..., Any]]:
 def _generator_state() -> torch.Tensor:
     """Return a seed and an offset (CUDAGeneratorImpl.cpp, ``get_state``), on the CPU."""
     return torch.zeros(16, dtype=torch.uint8, device="cpu")
-
-
-def _memory(gpu: Gpu, statistics: MemoryStatistics) -> dict[str, Callable[..., Any]]:
-    return {
-        "memory_allocated": lambda device=None: statistics.allocated(),
-        "max_memory_allocated": lambda device=None: statistics.peak_allocated(),
-        "memory_reserved": lambda device=None: statistics.reserved(),
-        "max_memory_reserved": lambda device=None: statistics.peak_reserved(),
-        "memory_cached": lambda device=None: statistics.reserved(),
-        "max_memory_cached": lambda device=None: statistics.peak_reserved(),
-        "memory_stats": lambda device=None: statistics.as_dict(),
-        "memory_summary": lambda device=None, abbreviated=False: _summary(gpu, statistics),
-        "memory_snapshot": lambda mempool_id=None, include_traces=True: [],
-        "mem_get_info": lambda device=None: (
-            max(0, gpu.memory - statistics.reserved()),
-            gpu.memory,
-        ),
-        "reset_peak_memory_stats": lambda device=None: statistics.reset_peaks(),
-        "reset_max_memory_allocated": lambda device=None: statistics.reset_peaks(),
-        "reset_max_memory_cached": lambda device=None: statistics.reset_peaks(),
-        "reset_accumulated_memory_stats": lambda device=None: statistics.reset_totals(),
-        "empty_cache": statistics.empty_cache,
-        "set_per_process_memory_fraction": lambda fraction, device=None: None,
-        "get_per_process_memory_fraction": lambda device=None: 1.0,
-        "get_allocator_backend": lambda: "native",
-        "host_memory_stats": dict,
-        "_record_memory_history": lambda *args, **kwargs: None,
-    }
-
-
-def _summary(gpu: Gpu, statistics: MemoryStatistics) -> str:
-    lines = [f"Memory of {gpu.product}, as a trace has it (bytes: now, peak)"]
-    figures = statistics.as_dict()
-    for name in ("allocated_bytes", "requested_bytes", "reserved_bytes", "allocation"):
-        now, peak = figures[f"{name}.all.current"], figures[f"{name}.all.peak"]
-        lines.append(f"{name:<16} {now:>18,} {peak:>18,}")
-    return "\n".join(lines)
 
 
 def _accelerator(

@@ -1,126 +1,188 @@
-"""The figures that ``torch.cuda``'s memory functions give, from the ledger of the fake device.
+"""The fake device's memory as the caching allocator counts it: the ledger's requests, replayed.
 
-The caching allocator rounds a request up to a multiple of 512 bytes and counts the block
-(c10/cuda/CUDACachingAllocator.cpp, ``round_size``). Blocks of the large pool that are handed out
-with up to 1 MiB to spare, and fragmentation, are not part of these figures: what is reserved is the
-most that was allocated since the cache was emptied, in segments of 2 MiB.
+The replay catches up with the ledger when somebody asks for a figure. With a limit it also does
+before a request that might not fit: how much the device has left, less the most that the requests
+since then can have taken, tells when that is.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from pytest_torchmem.profiler.ledger import DeviceLedger
-
-_BLOCK = 512
-_SEGMENT = 2 * 1024**2
-
-
-def rounded(nbytes: int, multiple: int = _BLOCK) -> int:
-    """Return the bytes of the block that a request takes."""
-    return -(-nbytes // multiple) * multiple
-
-
-@dataclass(slots=True)
-class _Count:
-    """One of the allocator's statistics: ``current``, ``peak``, ``allocated`` and ``freed``."""
-
-    current: int = 0
-    peak: int = 0
-    allocated: int = 0
-    freed: int = 0
-
-    def add(self, amount: int) -> None:
-        self.current += amount
-        if amount > 0:
-            self.allocated += amount
-            self.peak = max(self.peak, self.current)
-        else:
-            self.freed -= amount
-
-    def as_dict(self, name: str) -> dict[str, int]:
-        return {
-            f"{name}.all.current": self.current,
-            f"{name}.all.peak": self.peak,
-            f"{name}.all.allocated": self.allocated,
-            f"{name}.all.freed": self.freed,
-        }
+from pytest_torchmem.profiler.allocator import (
+    AllocatorOptions,
+    CachingAllocator,
+    OutOfMemory,
+    Peaks,
+)
+from pytest_torchmem.profiler.allocator.blocks import Block
+from pytest_torchmem.profiler.allocator.caching import SMALL, SMALL_SEGMENT
+from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.devices.out_of_memory import out_of_memory_error
+from pytest_torchmem.profiler.ledger import DeviceLedger, Entry
+from pytest_torchmem.profiler.profile import PEAK_FIELDS, Phase
 
 
-class MemoryStatistics:
-    """Statistics of a device's allocator, brought up to date whenever they are asked for."""
+class _PhasePeaks:
+    """The peaks of one phase so far."""
 
-    def __init__(self, ledger: DeviceLedger) -> None:
+    __slots__ = ("allocated", "requested", "reserved", "unallocated")
+
+    def __init__(self) -> None:
+        self.requested = self.allocated = self.reserved = self.unallocated = -1
+
+    def note(self, allocator: CachingAllocator) -> None:
+        """Take in what is there now."""
+        statistics = allocator.statistics.all
+        allocated = statistics.allocated_bytes.current
+        if statistics.requested_bytes.current > self.requested:
+            self.requested = statistics.requested_bytes.current
+        if allocated > self.allocated:
+            self.allocated = allocated
+        if allocator.reserved > self.reserved:
+            self.reserved = allocator.reserved
+            self.unallocated = allocator.reserved - allocated
+
+
+class DeviceMemory:
+    """One fake GPU's memory in the course of a trace."""
+
+    def __init__(
+        self, ledger: DeviceLedger, gpu: Gpu, options: AllocatorOptions, limited: bool
+    ) -> None:
+        self.gpu = gpu
+        self.allocator = CachingAllocator(
+            options, gpu.memory - gpu.context if limited else None, gpu.memory
+        )
         self._ledger = ledger
-        self._events = self._earlier = 0
-        self._blocks, self._bytes, self._requested = _Count(), _Count(), _Count()
-        self._reserved = _Count()
+        self._blocks: dict[int, Block] = {}
+        """Blocks in use by their index in the ledger."""
+        self._asked: set[int] = set()
+        """Requests that were made before they stood in the ledger."""
+        self._earlier = self._position = self._phase = 0
+        self._peaks: dict[Phase, _PhasePeaks] = {}
+        self._room = 0
+        self.set_options(options)
 
-    def allocated(self) -> int:
-        """Return what ``memory_allocated`` gives."""
-        self._follow()
-        return self._bytes.current
+    @property
+    def free(self) -> int:
+        """What the device has left: neither reserved nor taken by CUDA itself; never below 0."""
+        return max(0, self.gpu.memory - self.gpu.context - self.allocator.reserved)
 
-    def peak_allocated(self) -> int:
-        """Return what ``max_memory_allocated`` gives."""
-        self._follow()
-        return self._bytes.peak
+    def follow(self) -> CachingAllocator:
+        """Catch up with the ledger; return the allocator as it then is."""
+        ledger = self._ledger
+        for index in ledger.earlier[self._earlier :]:
+            self._make(index)
+        self._earlier = len(ledger.earlier)
+        phases, last = ledger.phases, len(ledger.events)
+        peaks = self._enter(phases[self._phase][1])
+        while True:
+            following = self._phase + 1
+            stop = phases[following][0] if following < len(phases) else last
+            self._replay(stop, peaks)
+            if following >= len(phases):
+                return self.allocator
+            self._phase = following
+            peaks = self._enter(phases[following][1])
 
-    def reserved(self) -> int:
-        """Return what ``memory_reserved`` gives."""
-        self._follow()
-        return self._reserved.current
-
-    def peak_reserved(self) -> int:
-        """Return what ``max_memory_reserved`` gives."""
-        self._follow()
-        return self._reserved.peak
-
-    def reset_peaks(self) -> None:
-        """Begin the peaks anew from what is there now."""
-        self._follow()
-        for count in (self._blocks, self._bytes, self._requested, self._reserved):
-            count.peak = count.current
-
-    def reset_totals(self) -> None:
-        """Begin the running totals anew."""
-        self._follow()
-        for count in (self._blocks, self._bytes, self._requested, self._reserved):
-            count.allocated = count.freed = 0
+    def peaks(self) -> Mapping[str, Peaks]:
+        """Return the peaks by name (``"forward_peak"``, …, ``"peak"``)."""
+        self.follow()
+        every = list(self._peaks.values())
+        found = {
+            name: self._peaks[phase] for name, phase in PEAK_FIELDS.items() if phase in self._peaks
+        }
+        result = {
+            name: Peaks(of.requested, of.allocated, of.reserved, of.unallocated)
+            for name, of in found.items()
+        }
+        highest = max(every, key=lambda of: of.reserved)
+        result["peak"] = Peaks(
+            max(of.requested for of in every),
+            max(of.allocated for of in every),
+            highest.reserved,
+            highest.unallocated,
+        )
+        return MappingProxyType(result)
 
     def empty_cache(self) -> None:
-        """Give back what is reserved and not allocated."""
-        self._follow()
-        self._reserved.add(rounded(self._bytes.current, _SEGMENT) - self._reserved.current)
+        """Give back what is reserved and in segments that nothing is in."""
+        self.follow().empty_cache()
+        self._settle()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the keys of ``memory_stats`` that have a meaning here."""
-        self._follow()
-        return {
-            **self._blocks.as_dict("allocation"),
-            **self._bytes.as_dict("allocated_bytes"),
-            **self._bytes.as_dict("active_bytes"),
-            **self._blocks.as_dict("active"),
-            **self._requested.as_dict("requested_bytes"),
-            **self._reserved.as_dict("reserved_bytes"),
-            "num_alloc_retries": 0,
-            "num_ooms": 0,
-            "max_split_size": -1,
-        }
+    def set_options(self, options: AllocatorOptions) -> None:
+        """Let the allocator take other options from now on."""
+        if self._position or self._earlier or self._ledger.entries:
+            self.follow()
+        self.allocator.set_options(options)
+        self._settle()
 
-    def _follow(self) -> None:
-        ledger = self._ledger
-        for events, start in ((ledger.earlier, self._earlier), (ledger.events, self._events)):
-            for event in events[start:]:
-                nbytes = ledger.entries[abs(event) - 1].nbytes
-                if nbytes == 0:
-                    continue
-                sign = 1 if event > 0 else -1
-                self._blocks.add(sign)
-                self._requested.add(sign * nbytes)
-                self._bytes.add(sign * rounded(nbytes))
-                segments = rounded(self._bytes.current, _SEGMENT)
-                if segments > self._reserved.current:
-                    self._reserved.add(segments - self._reserved.current)
-        self._earlier, self._events = len(ledger.earlier), len(ledger.events)
+    def set_memory_fraction(self, fraction: float) -> None:
+        """Limit the process to a part of the device's memory from now on."""
+        self.follow().set_memory_fraction(fraction)
+        self._settle()
+
+    def statistics(self) -> dict[str, Any]:
+        """Return what ``torch.cuda.memory_stats`` does."""
+        return self.follow().statistics.as_dict(self.allocator.options.max_split_size)
+
+    def _replay(self, stop: int, peaks: _PhasePeaks) -> None:
+        blocks, free = self._blocks, self.allocator.free
+        for event in self._ledger.events[self._position : stop]:
+            if event > 0:
+                self._make(event)
+                peaks.note(self.allocator)
+            else:
+                block = blocks.pop(-event, None)
+                if block is not None:
+                    free(block)
+        self._position = max(self._position, stop)
+
+    def _make(self, index: int) -> None:
+        if index in self._asked:
+            self._asked.discard(index)
+            return
+        block = self.allocator.allocate(self._ledger.entries[index - 1].nbytes)
+        if block is not None:
+            self._blocks[index] = block
+
+    def _enter(self, phase: Phase) -> _PhasePeaks:
+        peaks = self._peaks.get(phase)
+        if peaks is None:
+            peaks = self._peaks[phase] = _PhasePeaks()
+        peaks.note(self.allocator)
+        return peaks
+
+    def _settle(self) -> None:
+        """Work out anew what is left, and be asked before requests if anything limits them."""
+        allocator = self.allocator
+        limits = [limit for limit in (allocator.capacity, allocator.allowed) if limit is not None]
+        self._room = min(limits, default=0) - allocator.reserved
+        self._ledger.before_adding = self._before_adding if limits else None
+
+    def _before_adding(self, entry: Entry) -> None:
+        """Make a request that might not fit at once; raise ``torch.OutOfMemoryError``."""
+        nbytes = entry.nbytes
+        if nbytes <= SMALL:
+            self._room -= SMALL_SEGMENT
+        else:
+            # Rounding up to a power of two can double it, and a page more may be mapped.
+            self._room -= 2 * nbytes + 2 * self.allocator.options.large_segment_size
+        if self._room >= 0 or not nbytes:
+            return
+        self.follow()
+        try:
+            block = self.allocator.allocate(nbytes)
+        except OutOfMemory as failure:
+            raise out_of_memory_error(
+                self.gpu, self.free, self.allocator.allowed, failure, entry, self._ledger
+            ) from None
+        finally:
+            self._settle()
+        assert block is not None
+        index = len(self._ledger.entries) + 1
+        self._blocks[index] = block
+        self._asked.add(index)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.profiler.devices.cuda_answers import cuda_answers
+from pytest_torchmem.profiler.devices.cuda_memory import DeviceMemory
 from pytest_torchmem.profiler.devices.outside_tensors import cuda_outside_tensors
 from pytest_torchmem.profiler.devices.tensors import Guard
 from pytest_torchmem.profiler.devices.triton import triton_refused
@@ -39,7 +40,7 @@ _BESIDE_TENSORS = (
 
 
 @contextmanager
-def cuda_identity(interceptor: Interceptor) -> Iterator[None]:
+def cuda_identity(interceptor: Interceptor, memory: DeviceMemory) -> Iterator[None]:
     """Let every common way of placing and asking for a device work for fake cuda."""
     guard = Guard(interceptor)
     move = _mover(interceptor)
@@ -48,7 +49,7 @@ def cuda_identity(interceptor: Interceptor) -> Iterator[None]:
     beside = _constructors(interceptor, guard, functions)
     grouping = functools.partial(_group_tensors, guard, torch._C._group_tensors_by_device_and_dtype)
     with ExitStack() as stack:
-        stack.enter_context(cuda_answers(interceptor, guard))
+        stack.enter_context(cuda_answers(interceptor, guard, memory))
         stack.enter_context(cuda_outside_tensors(guard))
         stack.enter_context(triton_refused(guard))
         stack.enter_context(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import trace
+from pytest_torchmem.profiler.devices.catalogue import find_gpu
 
 
 def on_fake_cuda(body: Callable[[], Any], **options: Any) -> Any:
@@ -54,7 +55,7 @@ def test_the_device_that_is_there() -> None:
         (9, 0),
         True,
         "NVIDIA H100 80GB HBM3",
-        80 * 1024**3,
+        find_gpu("h100").memory,
         (9, 0),
         132,
         True,
@@ -97,7 +98,10 @@ def test_a_test_written_for_a_gpu_passes_or_fails_here() -> None:
 
 
 def test_reserved_and_free_memory() -> None:
-    def body() -> list[bool]:
+    gpu = find_gpu("t4")
+
+    def body() -> list[Any]:
+        empty = torch.cuda.mem_get_info()
         x = torch.ones(5 * 1024**2, dtype=torch.uint8, device="cuda")
         reserved = torch.cuda.memory_reserved()
         del x
@@ -105,15 +109,17 @@ def test_reserved_and_free_memory() -> None:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         return [
-            reserved == 6 * 1024**2,
+            empty == (gpu.memory - gpu.context, gpu.memory),
+            reserved == 20 * 1024**2,
             kept == reserved,
             torch.cuda.memory_reserved() == 0,
             torch.cuda.max_memory_reserved() == reserved,
-            free == total == 16 * 1024**3,
-            "allocated_bytes" in torch.cuda.memory_summary(),
+            torch.accelerator.max_memory_reserved() == reserved,
+            (free, total) == empty == torch.accelerator.get_memory_info(),
+            "Allocated memory" in torch.cuda.memory_summary(),
         ]
 
-    assert on_fake_cuda(body, gpu="t4") == [True] * 6
+    assert on_fake_cuda(body, gpu="t4") == [True] * 8
 
 
 def test_streams_and_events_order_nothing() -> None:
