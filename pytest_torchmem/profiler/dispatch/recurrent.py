@@ -2,8 +2,7 @@
 
 native/RNN.cpp (``use_cudnn``, the cells' ``is_cuda`` branches), native/cudnn/RNN.cpp
 (``_cudnn_impl``, ``try_get_weight_buf``) and cudnn/AutocastRNN.cpp. Without cuDNN
-(``torch.backends.cudnn.enabled = False``, bfloat16 before sm80) the layers decompose as on the CPU,
-which is not what CUDA would do.
+(``torch.backends.cudnn.enabled = False``, bfloat16 before sm80) the layers run step by step.
 """
 
 from __future__ import annotations
@@ -16,6 +15,9 @@ from torch import Tensor
 
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.tensors import Guard
+from pytest_torchmem.profiler.dispatch.recurrent_native import gru_cell as native_gru_cell
+from pytest_torchmem.profiler.dispatch.recurrent_native import lstm_cell as native_lstm_cell
+from pytest_torchmem.profiler.dispatch.recurrent_native import run_layers, simple_cell
 from pytest_torchmem.profiler.dispatch.registry import Composite, cuda_kernel
 from pytest_torchmem.profiler.internals import storage_address, tensor_on
 from pytest_torchmem.profiler.profile import Phase
@@ -27,6 +29,13 @@ RELU, TANH, LSTM, GRU = range(4)
 """``cudnnRNNMode_t``."""
 GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 _aten: Any = torch.ops.aten
+
+
+_NATIVE_CELLS = {
+    RELU: simple_cell(torch.relu),
+    TANH: simple_cell(torch.tanh),
+    GRU: native_gru_cell,
+}
 
 
 def uses_cudnn(gpu: Gpu, tensor: Tensor) -> bool:
@@ -118,8 +127,10 @@ def lstm(
     *rest: Any,
 ) -> Any:
     """``_cudnn_rnn``; native/RNN.cpp, ``lstm``."""
-    if not uses_cudnn(gpu, input):
+    if input.numel() == 0:
         return composite()
+    if not uses_cudnn(gpu, input):
+        return run_layers(native_lstm_cell, input, hx, params, *rest)
     has_biases, num_layers, dropout, train, bidirectional, batch_first = rest
     return _run(
         composite,
@@ -149,8 +160,11 @@ def lstm_packed(
     *rest: Any,
 ) -> Any:
     """``_cudnn_rnn`` of a packed sequence; native/RNN.cpp, ``lstm``."""
-    if not uses_cudnn(gpu, data):
+    if data.numel() == 0:
         return composite()
+    if not uses_cudnn(gpu, data):
+        sizes = batch_sizes.tolist()
+        return run_layers(native_lstm_cell, data, hx, params, *rest, batch_sizes=sizes)
     has_biases, num_layers, dropout, train, bidirectional = rest
     return _run(
         composite,
@@ -173,8 +187,10 @@ def _one_hidden(mode: int) -> Callable[..., Any]:
     def layer(
         gpu: Gpu, composite: Composite, input: Tensor, hx: Tensor, params: list[Tensor], *rest: Any
     ) -> Any:
-        if not uses_cudnn(gpu, input):
+        if input.numel() == 0:
             return composite()
+        if not uses_cudnn(gpu, input):
+            return run_layers(_NATIVE_CELLS[mode], input, [hx], params, *rest)
         has_biases, num_layers, dropout, train, bidirectional, batch_first = rest
         return _run(
             composite,
@@ -205,8 +221,11 @@ def _one_hidden_packed(mode: int) -> Callable[..., Any]:
         params: list[Tensor],
         *rest: Any,
     ) -> Any:
-        if not uses_cudnn(gpu, data):
+        if data.numel() == 0:
             return composite()
+        if not uses_cudnn(gpu, data):
+            sizes = batch_sizes.tolist()
+            return run_layers(_NATIVE_CELLS[mode], data, [hx], params, *rest, batch_sizes=sizes)
         has_biases, num_layers, dropout, train, bidirectional = rest
         return _run(
             composite,
