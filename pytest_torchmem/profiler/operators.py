@@ -82,6 +82,8 @@ _LEAVES = frozenset(
         "aten::_philox_normal",
         "aten::_philox_uniform",
         "aten::embedding_renorm",
+        "aten::ldexp.Tensor",
+        "aten::ldexp_",
         "aten::linalg_lstsq",
         # One allocation and one copy: as well from meta, and quicker.
         "aten::clone",
