@@ -164,7 +164,7 @@ def lstm_packed(
         return composite()
     if not uses_cudnn(gpu, data):
         sizes = batch_sizes.tolist()
-        return run_layers(native_lstm_cell, data, hx, params, *rest, batch_sizes=sizes)
+        return run_layers(native_lstm_cell, data, hx, params, *rest, False, sizes)
     has_biases, num_layers, dropout, train, bidirectional = rest
     return _run(
         composite,
@@ -225,7 +225,7 @@ def _one_hidden_packed(mode: int) -> Callable[..., Any]:
             return composite()
         if not uses_cudnn(gpu, data):
             sizes = batch_sizes.tolist()
-            return run_layers(_NATIVE_CELLS[mode], data, [hx], params, *rest, batch_sizes=sizes)
+            return run_layers(_NATIVE_CELLS[mode], data, [hx], params, *rest, False, sizes)
         has_biases, num_layers, dropout, train, bidirectional = rest
         return _run(
             composite,
