@@ -58,13 +58,9 @@ class CachingAllocator:
         self._expandable = ExpandableSegments(self)
         self.allowed: int | None = None
         """The most bytes of segments that this process may have, where it is limited."""
-        self.set_options(options)
-
-    def set_options(self, options: AllocatorOptions) -> None:
-        """Take ``options`` from now on; what is there stays as it is."""
         self.options = options
-        if options.memory_fraction < 1:
-            self.set_memory_fraction(options.memory_fraction)
+        """May be replaced at any time; what is there stays as it is."""
+        self.set_memory_fraction(options.memory_fraction)
 
     def set_memory_fraction(self, fraction: float) -> None:
         """Limit this process to a part of the device's memory (``setMemoryFraction``)."""

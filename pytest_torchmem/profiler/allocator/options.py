@@ -53,11 +53,12 @@ class AllocatorOptions:
 DEFAULTS = AllocatorOptions()
 
 
-def parse_options(text: str) -> AllocatorOptions:
+def parse_options(text: str, before: AllocatorOptions = DEFAULTS) -> AllocatorOptions:
     """Return the options that ``text`` says, written as for ``PYTORCH_ALLOC_CONF``.
 
     ``"expandable_segments:True,max_split_size_mb:512"``. Keys that say nothing about device memory
-    are accepted and do nothing. Raises ``UsageError``, with what torch would say, for anything that
+    are accepted and do nothing. What the text does not say is as ``before``, but for the three keys
+    that torch sets back each time it is given options (``parseArgs``). Raises ``UsageError``, with what torch would say, for anything that
     torch would not take, and for ``backend:cudaMallocAsync``, which is another allocator.
     """
     if not isinstance(text, str):
@@ -65,7 +66,12 @@ def parse_options(text: str) -> AllocatorOptions:
             f"allocator={text!r}: write the options as for PYTORCH_ALLOC_CONF, such as "
             "'expandable_segments:True' or 'max_split_size_mb:512'"
         )
-    options = DEFAULTS
+    options = replace(
+        before,
+        max_split_size=DEFAULTS.max_split_size,
+        roundup_power2_divisions=DEFAULTS.roundup_power2_divisions,
+        garbage_collection_threshold=DEFAULTS.garbage_collection_threshold,
+    )
     try:
         for key, value in _pairs(text):
             options = _with(options, key, value)

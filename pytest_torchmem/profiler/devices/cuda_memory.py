@@ -64,7 +64,7 @@ class DeviceMemory:
         self._earlier = self._position = self._phase = 0
         self._peaks: dict[Phase, _PhasePeaks] = {}
         self._room = 0
-        self.set_options(options)
+        self._settle()
 
     @property
     def free(self) -> int:
@@ -114,10 +114,8 @@ class DeviceMemory:
         self._settle()
 
     def set_options(self, options: AllocatorOptions) -> None:
-        """Let the allocator take other options from now on."""
-        if self._position or self._earlier or self._ledger.entries:
-            self.follow()
-        self.allocator.set_options(options)
+        """Let the allocator have other options from now on."""
+        self.follow().options = options
         self._settle()
 
     def set_memory_fraction(self, fraction: float) -> None:

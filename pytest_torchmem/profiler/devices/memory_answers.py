@@ -57,7 +57,9 @@ def memory_answers(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
             memory, fraction
         ),
         "get_per_process_memory_fraction": lambda device=None: _fraction(memory),
-        "_set_allocator_settings": lambda env: memory.set_options(parse_options(env)),
+        "_set_allocator_settings": lambda env: memory.set_options(
+            parse_options(env, memory.allocator.options)
+        ),
         "get_allocator_backend": lambda: "native",
         "host_memory_stats": dict,
         "_record_memory_history": lambda *args, **kwargs: None,

@@ -1,0 +1,324 @@
+"""The replay of the caching allocator against what is known of torch's own.
+
+The facts are those that torch's tests assert on a GPU (test/test_cuda.py, and test/test_xpu.py for
+the small pool, whose allocator is the same), the constants of c10/core/AllocatorConfig.h, and the
+rules of c10/cuda/CUDACachingAllocator.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profiler.allocator import (
+    CachingAllocator,
+    OutOfMemory,
+    Peaks,
+    parse_options,
+    replay,
+)
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+
+def allocator(options: str = "", **limits: int) -> CachingAllocator:
+    return CachingAllocator(parse_options(options), **limits)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "allocated", "reserved"),
+    [
+        (1, 512, 2 * MIB),
+        (512, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (MIB, MIB, 2 * MIB),  # kSmallSize belongs to the small pool
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 1, 10 * MIB, 10 * MIB),  # rounded, it is kMinLargeAlloc
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
+        # 1 MiB is left, which is not more than kSmallSize: the block is the whole segment.
+        (11 * MIB, 12 * MIB, 12 * MIB),
+        (11 * MIB - 512, 11 * MIB - 512, 12 * MIB),
+        (100 * MIB, 100 * MIB, 100 * MIB),
+    ],
+)
+def test_one_request(nbytes: int, allocated: int, reserved: int) -> None:
+    assert replay([nbytes]) == Peaks(nbytes, allocated, reserved, reserved - allocated)
+
+
+def test_a_request_for_nothing_takes_nothing() -> None:
+    assert allocator().allocate(0) is None
+
+
+def test_two_tensors_of_1_mib_share_a_segment() -> None:
+    """test_xpu.py, test_1mb_allocation_uses_small_block: two stay alive, four MiB are reserved."""
+    here = allocator()
+    a, b = here.allocate(MIB), here.allocate(MIB)
+    for _ in range(5):  # b = b.clone() + 1
+        copied = here.allocate(MIB)
+        added = here.allocate(MIB)
+        assert copied is not None and b is not None
+        here.free(copied)
+        here.free(b)
+        b = added
+    assert a is not None
+    assert here.statistics.all.allocated_bytes.current == 2 * MIB
+    assert here.reserved == 4 * MIB
+
+
+def test_the_smallest_block_that_is_large_enough_is_taken() -> None:
+    here = allocator()
+    blocks = [here.allocate(size * MIB) for size in (40, 30, 50)]
+    for block in blocks:
+        assert block is not None
+        here.free(block)
+    thirty = blocks[1]
+    assert thirty is not None
+    taken = here.allocate(29 * MIB)
+    # 1 MiB more than was asked for is not split off, and counts as allocated.
+    assert taken is thirty
+    assert here.statistics.all.allocated_bytes.current == 30 * MIB
+    assert here.statistics.all.requested_bytes.current == 29 * MIB
+
+
+def test_of_blocks_of_one_size_the_lowest_address_is_taken() -> None:
+    here = allocator()
+    blocks = [here.allocate(30 * MIB) for _ in range(3)]
+    for block in reversed(blocks):
+        assert block is not None
+        here.free(block)
+    assert here.allocate(30 * MIB) is blocks[0]
+
+
+def test_free_neighbours_become_one_block() -> None:
+    here = allocator()
+    blocks = [here.allocate(5 * MIB) for _ in range(4)]  # one segment of 20 MiB
+    assert here.reserved == 20 * MIB
+    for block in blocks:
+        assert block is not None
+        here.free(block)
+    assert [block.size for block in here.blocks()] == [20 * MIB]
+    here.allocate(20 * MIB)
+    assert here.reserved == 20 * MIB
+
+
+def test_a_stream_has_blocks_of_its_own() -> None:
+    here = allocator()
+    block = here.allocate(30 * MIB, stream=0)
+    assert block is not None
+    here.free(block)
+    here.allocate(30 * MIB, stream=7)
+    assert here.reserved == 60 * MIB
+    assert replay([(30 * MIB, 0), (-1, 0), (30 * MIB, 7)]).reserved == 60 * MIB
+
+
+def test_what_another_stream_uses_is_free_when_the_next_request_comes() -> None:
+    """test_caching_allocator_record_stream_oom: it does not stay for ever."""
+    here = allocator()
+    for _ in range(100):
+        block = here.allocate(160 * MIB)
+        assert block is not None
+        here.record_stream(block, 7)
+        here.free(block)
+        assert here.statistics.all.active_bytes.current == 160 * MIB
+        assert here.statistics.all.allocated_bytes.current == 0
+    assert here.reserved == 160 * MIB
+
+
+def test_empty_cache_gives_back_segments_that_are_free_as_a_whole() -> None:
+    here = allocator()
+    small, large, whole = here.allocate(4), here.allocate(5 * MIB), here.allocate(40 * MIB)
+    assert small is not None and large is not None and whole is not None
+    here.free(whole)
+    here.empty_cache()
+    assert here.reserved == 22 * MIB
+    here.free(large)
+    here.free(small)
+    here.empty_cache()
+    assert here.reserved == 0
+    assert replay([40 * MIB, -1, 0, 30 * MIB]).reserved == 40 * MIB
+    assert replay([40 * MIB, -1, 0, 50 * MIB]).reserved == 50 * MIB
+
+
+def test_out_of_memory_gives_the_cache_back_first() -> None:
+    """test_cuda.py, test_out_of_memory_retry."""
+    total = 1 * GIB
+    here = allocator(capacity=total - 100 * MIB)
+    a = here.allocate(total // 2)
+    assert a is not None
+    with pytest.raises(OutOfMemory) as raised:
+        here.allocate(total // 2)
+    assert raised.value.segment == total // 2
+    assert (raised.value.allocated, raised.value.reserved) == (total // 2, total // 2)
+    assert here.statistics.num_ooms == here.statistics.num_alloc_retries == 1
+    here.free(a)
+    # Larger than what is cached: that goes back to the device, and the request is served.
+    assert here.allocate(total // 2 + 2 * MIB) is not None
+    assert here.statistics.num_alloc_retries == 2
+    assert here.statistics.num_ooms == 1
+    assert here.reserved == total // 2 + 2 * MIB
+
+
+def test_a_part_of_the_memory_is_allowed() -> None:
+    """test_cuda.py, test_set_per_process_memory_fraction."""
+    total = 16 * GIB
+    here = allocator(total=total)
+    here.set_memory_fraction(0.5)
+    block = here.allocate(int(total * 0.499))
+    assert block is not None
+    here.free(block)
+    here.empty_cache()
+    with pytest.raises(OutOfMemory):
+        here.allocate(int(total * 0.5) + 1)
+    here.set_memory_fraction(1.0)
+    assert here.allocate(int(total * 0.5) + 1) is not None
+
+
+def mebibytes(here: CachingAllocator, size: int) -> object:
+    return here.allocate(size * MIB)
+
+
+def switched(here: CachingAllocator, rest: str) -> Iterator[str]:
+    for expandable in ("False", "True", "False"):
+        here.options = parse_options(f"expandable_segments:{expandable},{rest}")
+        yield expandable
+
+
+def test_blocks_of_the_limit_of_splitting_and_expandable_segments() -> None:
+    """test_cuda.py, test_max_split_expandable."""
+    here = allocator(total=16 * GIB)
+    here.set_memory_fraction(120 * MIB / here.total if here.total else 0)
+    blocks = [here.allocate(40 * MIB) for _ in switched(here, "max_split_size_mb:40")]
+    with pytest.raises(OutOfMemory):
+        here.allocate(40 * MIB)
+    for block in blocks:
+        assert block is not None
+        here.free(block)
+    # The cached blocks are given back, some of which are pages of an expandable segment.
+    assert here.allocate(120 * MIB) is not None
+    assert here.reserved == 120 * MIB
+
+
+def test_garbage_collection_and_expandable_segments() -> None:
+    """test_cuda.py, test_garbage_collect_expandable."""
+    here = allocator(total=16 * GIB)
+    here.set_memory_fraction(120 * MIB / here.total if here.total else 0)
+    kinds = switched(here, "garbage_collection_threshold:0.5")
+    next(kinds)
+    a = here.allocate(40 * MIB)
+    next(kinds)
+    b = here.allocate(40 * MIB)
+    assert a is not None and b is not None
+    here.free(a)
+    here.free(b)
+    # The collection leaves the expandable segment alone, which then grows in place.
+    assert here.allocate(80 * MIB) is not None
+    assert here.reserved == 80 * MIB
+
+
+def test_garbage_is_collected_above_the_threshold() -> None:
+    here = allocator("garbage_collection_threshold:0.6", total=200 * MIB)
+    here.set_memory_fraction(0.99)
+    blocks = [here.allocate(size * MIB) for size in (30, 40, 60)]
+    for block in blocks[:2]:
+        assert block is not None
+        here.free(block)
+    # 130 MiB are reserved, which is more than 0.6 of the 198 that are allowed.
+    here.allocate(50 * MIB)
+    # Both were freed at once, so both are as old as the average, and both went.
+    assert here.reserved == 110 * MIB
+    plain = allocator(total=200 * MIB)
+    plain.set_memory_fraction(0.99)
+    for size in (30, 40):
+        block = plain.allocate(size * MIB)
+        assert block is not None
+        plain.free(block)
+    plain.allocate(60 * MIB)
+    plain.allocate(50 * MIB)
+    assert plain.reserved == 180 * MIB
+
+
+def test_blocks_above_the_limit_are_not_split() -> None:
+    here = allocator("max_split_size_mb:100")
+    block = here.allocate(200 * MIB)
+    assert block is not None
+    assert here.statistics.oversize_allocations.current == 1
+    assert here.statistics.oversize_segments.current == 1
+    here.free(block)
+    here.allocate(50 * MIB)  # may not have a block that is not to be split
+    assert here.reserved == 250 * MIB
+    fits = here.allocate(185 * MIB)  # within max_non_split_rounding_mb of the block
+    assert fits is not None and fits.size == 200 * MIB
+    here.free(fits)
+    too_small = here.allocate(180 * MIB)
+    assert too_small is not None and too_small.size == 180 * MIB
+
+
+def test_just_enough_oversize_blocks_are_given_back() -> None:
+    here = allocator("max_split_size_mb:100", capacity=400 * MIB)
+    blocks = [here.allocate(size * MIB) for size in (100, 110, 120)]
+    for block in blocks:
+        assert block is not None
+        here.free(block)
+    here.allocate(150 * MIB)
+    # The largest, 120, and then the next, 110, were given back; a retry was not needed.
+    assert here.reserved == 250 * MIB
+    assert here.statistics.num_alloc_retries == 0
+
+
+def test_sizes_are_rounded_to_divisions_of_powers_of_two() -> None:
+    """test_cuda.py, test_allocator_settings, and the example of roundup_power2_next_division."""
+    assert allocator("roundup_power2_divisions:4").rounded(1200) == 1536  # not below 4 blocks
+    assert allocator("roundup_power2_divisions:4").rounded(84 * MIB) == 96 * MIB
+    here = allocator("roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:1,>:1]")
+    assert here.rounded(65 * MIB) == 72 * MIB  # eight steps from 64 to 128 MiB
+    assert here.rounded(140 * MIB) == 192 * MIB
+    assert here.rounded(400 * MIB) == 448 * MIB
+    assert here.rounded(3000) == 3072  # below the first boundary as well: 8 divisions
+    assert here.rounded(2000 * MIB + 1) == 2000 * MIB + 512
+
+
+def test_an_expandable_segment_grows_in_place() -> None:
+    sizes = [30 * MIB, 50 * MIB]
+    # A request that no cached block is large enough for takes the free end of the segment along.
+    events = [sizes[0], -1, sizes[1]]
+    assert replay(events).reserved == 80 * MIB
+    assert replay(events, "expandable_segments:True").reserved == 60 * MIB
+
+
+def test_an_expandable_segment_gives_whole_pages_back() -> None:
+    here = allocator("expandable_segments:True", total=16 * GIB)
+    blocks = [here.allocate(30 * MIB) for _ in range(3)]
+    assert here.reserved == 100 * MIB  # 90 MiB in pages of 20
+    middle = blocks[1]
+    assert middle is not None
+    here.free(middle)
+    here.empty_cache()
+    # Of 30 to 60 MiB only the page from 40 to 60 was free as a whole, and the last one's end is not.
+    assert here.reserved == 80 * MIB
+    again = here.allocate(30 * MIB)
+    assert again is not None and again.address == middle.address
+    assert here.reserved == 100 * MIB
+
+
+def test_another_size_of_large_segments() -> None:
+    assert replay([2 * MIB], "large_segment_size_mb:12").reserved == 12 * MIB
+    assert replay([30 * MIB], "large_segment_size_mb:12").reserved == 30 * MIB
+
+
+def test_freeing_what_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match="event -2: request 2 is not there"):
+        replay([100, -2])
+    with pytest.raises(UsageError, match="request 1 is not there"):
+        replay([100, -1, -1])
+
+
+def test_addresses_never_overlap() -> None:
+    here = allocator()
+    for size in (3, 700, 2 * MIB, 30 * MIB, 11 * MIB):
+        here.allocate(size)
+    for one, other in pairwise(here.blocks()):
+        assert one.address + one.size <= other.address
