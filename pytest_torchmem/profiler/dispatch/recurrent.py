@@ -163,8 +163,8 @@ def lstm_packed(
     if data.numel() == 0:
         return composite()
     if not uses_cudnn(gpu, data):
-        sizes = batch_sizes.tolist()
-        return run_layers(native_lstm_cell, data, hx, params, *rest, False, sizes)
+        rest = (*rest, False, batch_sizes.tolist())
+        return run_layers(native_lstm_cell, data, hx, params, *rest)
     has_biases, num_layers, dropout, train, bidirectional = rest
     return _run(
         composite,
@@ -224,8 +224,8 @@ def _one_hidden_packed(mode: int) -> Callable[..., Any]:
         if data.numel() == 0:
             return composite()
         if not uses_cudnn(gpu, data):
-            sizes = batch_sizes.tolist()
-            return run_layers(_NATIVE_CELLS[mode], data, [hx], params, *rest, False, sizes)
+            rest = (*rest, False, batch_sizes.tolist())
+            return run_layers(_NATIVE_CELLS[mode], data, [hx], params, *rest)
         has_biases, num_layers, dropout, train, bidirectional = rest
         return _run(
             composite,
