@@ -252,6 +252,7 @@ def test_embedding_backward() -> None:
     # No more segments than there are embeddings, and 16 bits are summed in float as well.
     few = embedding(n, 100, 768, BFLOAT)
     assert few.requests[-1] == (n // 10 + 100) * 768 * 4
+    assert few.confidence is BOUNDED  # newer kernels add them up in place
 
 
 def test_embedding_backward_of_narrow_rows_peaks_in_the_sort() -> None:
@@ -316,7 +317,8 @@ def test_losses_are_made_before_they_are_added_up() -> None:
     x = meta(100, 10)
     assert found("mse_loss", meta(), x, x).requests == (4000,)
     assert found("mse_loss", x, x, x, 0).is_nothing
-    assert found("binary_cross_entropy", meta(), x, x, None, 1).requests == (4000,)
+    # The output is as large as the input, and only its shape is made that of a number.
+    assert found("binary_cross_entropy", meta(), x, x, None, 1).requests == (4,)
 
 
 def test_ctc_loss_backward_has_another_table() -> None:

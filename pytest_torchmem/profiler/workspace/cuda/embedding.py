@@ -20,6 +20,8 @@ from pytest_torchmem.profiler.workspace.cuda import cub
 
 _FEW = 3072
 _ROWS_PER_THREAD = 10
+_BLOCK = 1024
+_ATOMIC_BLOCKS = 4
 _LONG = 8
 _MAX = 2
 
@@ -39,7 +41,10 @@ def embedding_dense_backward(
     if indices.numel() <= _FEW and not by_frequency:
         return (copy, contiguous_copy(indices))
     width = grad_output.shape[-1]
-    return _sorted(outputs, indices, weights, width, grad_output.dtype, by_frequency, copy)
+    found = _sorted(outputs, indices, weights, width, grad_output.dtype, by_frequency, copy)
+    if _may_add_atomically(gpu, indices.numel(), weights, width):
+        return bounded(*found.requests)
+    return found
 
 
 @workspace("aten::_embedding_bag_dense_backward", device="cuda")
@@ -102,6 +107,18 @@ def embedding_bag(
 ) -> tuple[int, ...]:
     """Dense copies; exact, EmbeddingBag.cu, ``_embedding_bag_cuda``."""
     return (contiguous_copy(weight), contiguous_copy(indices), contiguous_copy(offsets))
+
+
+def _may_add_atomically(gpu: Gpu, number: int, weights: int, width: int) -> bool:
+    """Whether a newer kernel adds the parts of few embeddings up in place, and takes less.
+
+    ``embedding_backward_cuda_kernel``, ``use_fused_kernel``; not in every version of torch.
+    """
+    segments = min(number, weights)
+    warped = -(-width // 32) * 32
+    grid = -(-segments * warped // min(warped, _BLOCK))
+    parts = number // _ROWS_PER_THREAD + segments
+    return grid < gpu.multiprocessors * _ATOMIC_BLOCKS and parts > 4 * grid
 
 
 def _sorted(

@@ -22,23 +22,39 @@ _NONE, _MEAN = 0, 1
 _LONG = 8
 
 
-@workspace(
-    "aten::mse_loss",
-    "aten::smooth_l1_loss",
-    "aten::huber_loss",
-    "aten::binary_cross_entropy",
-    device="cuda",
-)
+@workspace("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss", device="cuda")
 def elementwise_loss(
-    gpu: Gpu, outputs: Tensor, input: Tensor, target: Tensor, *rest: object, **options: object
+    gpu: Gpu,
+    outputs: Tensor,
+    input: Tensor,
+    target: Tensor,
+    reduction: int = _MEAN,
+    *parameters: float,
+    **named: float,
 ) -> tuple[int, ...]:
-    """All elements' losses, and the reduction of them; exact, native/Loss.cpp and Loss.cu."""
-    numbers = [value for value in rest if isinstance(value, int) and not isinstance(value, bool)]
-    named = options.get("reduction")
-    reduction = named if isinstance(named, int) else numbers[0] if numbers else _MEAN
+    """All elements' losses, and the reduction of them; exact, native/Loss.cpp."""
     if reduction == _NONE:
         return ()
     return (dense_bytes(input), *sum_buffers(gpu, (input.numel(),), None, input.dtype))
+
+
+@workspace("aten::binary_cross_entropy", device="cuda")
+def binary_cross_entropy(
+    gpu: Gpu,
+    outputs: Tensor,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = _MEAN,
+) -> tuple[int, ...]:
+    """A number and its reduction: all elements' losses are the output, which is then resized.
+
+    Exact, Loss.cu, ``binary_cross_entropy_out_cuda``.
+    """
+    if reduction == _NONE:
+        return ()
+    number = input.element_size()
+    return (number, *sum_buffers(gpu, (input.numel(),), None, input.dtype))
 
 
 @workspace("aten::nll_loss_forward", "aten::nll_loss_backward", device="cuda")
