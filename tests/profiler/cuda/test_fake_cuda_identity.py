@@ -355,6 +355,15 @@ def test_lengths_of_sequences_are_on_the_host() -> None:
         )
 
 
+def test_lengths_that_a_module_is_given_are_as_on_the_host() -> None:
+    class Packed(nn.Module):
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            return nn.utils.rnn.pack_padded_sequence(x, lengths).data * 2
+
+    x = torch.ones(5, 2, 4, requires_grad=True)
+    assert trace(Packed(), x, torch.tensor([5, 3]), device="cuda").peak > 0
+
+
 @pytest.mark.skipif(TORCH_VERSION >= (2, 15), reason="reads values that a trace does not know")
 def test_numbers_that_composites_make_first_of_all_are_on_the_gpu() -> None:
     class Quantile(nn.Module):
