@@ -2,7 +2,8 @@
 
 Replaces the profiler by a double that returns at once a profile as large as that of a small
 transformer, so that what is left is reading, comparing, explaining and writing. Compares with the
-same tests that only make the profile:
+same tests that only make the profile. Times are the processor's, user and system, of whole runs,
+the best of three: they say the same on a machine that does other things besides:
 
     python benchmarks/snapshots.py [--tests 1000]
 """
@@ -11,11 +12,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import re
+import resource
 import subprocess
 import sys
 import tempfile
+from datetime import date
 from pathlib import Path
+
+import pytest
 
 LIMIT = 5.0
 
@@ -70,18 +76,17 @@ def main() -> int:
         (project / "conftest.py").write_text(_DOUBLE)
         checks = "torchmem.check(n + int(os.environ.get('STEP', 0)), device='cpu')"
         write(project, tests, "", "trace(n)")
-        base = min(run(project) for _ in range(3))
+        base = best_of_three(project)
         write(project, tests, ", torchmem", checks)
-        rows = {
-            "write 1,000 new entries": run(project, "--torchmem-update"),
-            "compare": min(run(project) for _ in range(3)),
-            "rewrite every entry": run(project, "--torchmem-update", STEP="1"),
-            "compare (strict)": run(project, "--torchmem-strict", STEP="1"),
-        }
-        size = (project / "__torchmem__" / "test_it.json").stat().st_size
-    print(
-        f"{tests} tests that only make a profile: {base:.2f} s; snapshot file {size / 1e6:.1f} MB"
-    )
+        file = project / "__torchmem__" / "test_it.json"
+        rows = {}
+        rows["write new entries"] = best_of_three(project, "--torchmem-update", without=file)
+        rows["compare"] = best_of_three(project)
+        rows["compare (strict)"] = best_of_three(project, "--torchmem-strict")
+        rows["rewrite every entry"] = best_of_three(project, "--torchmem-update", steps=(1, 2, 3))
+        size = file.stat().st_size
+    print(machine())
+    print(f"{tests} tests that only make a profile: {base:.2f} s; file of {size / 1e6:.1f} MB")
     worst = 0.0
     for what, seconds in rows.items():
         each = 1000 * (seconds - base) / tests
@@ -96,8 +101,30 @@ def write(project: Path, tests: int, fixture: str, body: str) -> None:
     (project / "test_it.py").write_text(_TESTS.format(tests=tests, fixture=fixture, body=body))
 
 
+def best_of_three(
+    project: Path,
+    *options: str,
+    without: Path | None = None,
+    steps: tuple[int, int, int] = (0, 0, 0),
+) -> float:
+    """Return the seconds of the best of three runs, each without a file, or with another size."""
+    seconds = []
+    for step in steps:
+        if without is not None:
+            without.unlink(missing_ok=True)
+        seconds.append(run(project, *options, STEP=str(step)))
+    return min(seconds)
+
+
+def machine() -> str:
+    """Return what it was measured with, in one line."""
+    versions = f"Python {platform.python_version()}, pytest {pytest.__version__}"
+    return f"{date.today().isoformat()}, {versions}, {os.cpu_count()} cores"
+
+
 def run(project: Path, *options: str, **environment: str) -> float:
-    """Return the seconds that pytest itself says a run took, from its start to its end."""
+    """Return the processor seconds that a run took, from its start to its end."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     kept = {key: value for key, value in os.environ.items() if key != "CI"}
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
@@ -107,10 +134,10 @@ def run(project: Path, *options: str, **environment: str) -> float:
         text=True,
         check=False,
     )
-    match = re.search(r"(\d+) passed.* in ([0-9.]+)s", result.stdout)
-    if match is None:
+    if re.search(r"\d+ passed.* in ", result.stdout) is None or result.returncode:
         raise SystemExit(result.stdout[-3000:] + result.stderr)
-    return float(match.group(2))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 if __name__ == "__main__":

@@ -19,8 +19,14 @@ _LARGEST = 5
 
 def together(failures: Sequence[Record]) -> str:
     """Return one message for all devices of a check; what is said of several is said once, last."""
-    parts = [record.message for record in failures]
-    parts += dict.fromkeys(record.advice for record in failures if record.advice)
+    said: dict[str, list[str]] = {}
+    for record in failures:
+        where = title(record.key)
+        said.setdefault(record.message.removeprefix(f"{where}: "), []).append(where)
+    messages = [f"{', '.join(where)}: {message}".split("\n\n") for message, where in said.items()]
+    shared = [part for part in messages[0] if all(part in message for message in messages)]
+    parts = [part for message in messages for part in message if part not in shared]
+    parts += [*shared, *dict.fromkeys(record.advice for record in failures if record.advice)]
     return "\n\n".join(parts)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pytest
 
 MOST_ROWS = 40
+MOST_IMPROVED = 10
 _HEADERS = ("test", "device", "forward", "backward", "change", "result")
 _QUIET = (Outcome.PASSED,)
 
@@ -35,9 +36,8 @@ def show(terminal: pytest.TerminalReporter, run: Run) -> None:
                 terminal.write_line(annotation(record, run.config.rootpath))
     for line in _written(run):
         terminal.write_line(line)
-    for record in summary.records:
-        if record.outcome is Outcome.SHRANK and not record.failed:
-            terminal.write_line(f"improved: {record.nodeid}, {_device(record)}. {record.advice}")
+    for line in _improved(summary.records):
+        terminal.write_line(line)
     for warnings, nodeids in _warnings(summary.records):
         more = f" and {len(nodeids) - 1} more" if len(nodeids) > 1 else ""
         terminal.write_line(f"unknown bytes: {nodeids[0]}{more}: {'; '.join(warnings)}")
@@ -49,6 +49,9 @@ def show(terminal: pytest.TerminalReporter, run: Run) -> None:
         terminal.write_line("  Remove obsolete entries: pytest --torchmem-update=obsolete")
     for problem in summary.problems:
         terminal.write_line(f"error: {problem}", red=True)
+    if any(record.outcome is Outcome.MISSING for record in summary.records):
+        where = " (on your machine: CI never writes any)" if settings.in_ci else ""
+        terminal.write_line(f"To create missing snapshots{where}: pytest --torchmem-update=new")
     if summary.proposal:
         _proposal(terminal, run)
     failed = any(record.failed for record in summary.records)
@@ -121,7 +124,7 @@ def _change(record: Record) -> str:
         figure = change.figure.replace("_", " ").removesuffix(" peak")
         return f"{figure} {text}" if change.before != change.now else "none"
     if record.limits:
-        return ", ".join(_share(record, figure) for figure in record.limits)
+        return _share(record, max(record.limits, key=lambda figure: _used(record, figure)))
     return ""
 
 
@@ -129,6 +132,12 @@ def _most(changes: Sequence[Change]) -> Change:
     by_name = {change.figure: change for change in changes}
     name = headline({c.figure: (c.before, c.now) for c in changes})
     return by_name.get(name, changes[0])
+
+
+def _used(record: Record, figure: str) -> float:
+    """Return the part of a limit that is used; a phase that did not run comes before all."""
+    limit, value = record.limits[figure], record.figures.get(figure)
+    return float("inf") if value is None or not limit else value / limit
 
 
 def _share(record: Record, figure: str) -> str:
@@ -186,6 +195,21 @@ def _written(run: Run) -> Iterable[str]:
                 yield from (f"  {what}: {key}" for key in keys)
         yield from (f"  renamed: {old} -> {new}" for old, new in plan.renamed)
         yield from (f"  moved: {old} -> {file}: {new}" for old, (file, new) in plan.moved)
+
+
+def _improved(records: Iterable[Record]) -> Iterable[str]:
+    """Return what shrank: a line for each test, or one for all where there are many."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        if record.outcome is Outcome.SHRANK and not record.failed:
+            found.setdefault(record.nodeid, []).append(record)
+    if len(found) > MOST_IMPROVED:
+        command = "pytest --torchmem-update=changed"
+        yield f"improved: {len(found)} tests. To lock all of it in: {command}"
+        return
+    for nodeid, members in found.items():
+        devices = ", ".join(dict.fromkeys(_device(record) for record in members))
+        yield f"improved: {nodeid}, {devices}. {members[0].advice}"
 
 
 def _obsolete(summary: Summary) -> Iterable[str]:

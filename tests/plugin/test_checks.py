@@ -15,9 +15,9 @@ def test_first_run_fails_and_names_the_command_that_helps(project):
     result.stdout.fnmatch_lines(
         [
             ">*torchmem.check(make(), inputs())",
-            "E * cpu: there is no snapshot of this check in __torchmem__/test_net.json",
-            "E * cuda (a100-80gb): there is no snapshot*",
+            "E * cpu, cuda (a100-80gb): there is no snapshot of this check in __torchmem__/tes*",
             "E * To create it: pytest --torchmem-update test_net.py::test_it",
+            "To create missing snapshots: pytest --torchmem-update=new",
         ]
     )
     assert not project.file().exists()
@@ -81,7 +81,10 @@ def test_shrinking_passes_and_is_offered(stored):
     result = stored.run()
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(
-        ["improved: test_net.py::test_first, cpu. To lock it in: pytest --torchmem-update *"]
+        [
+            "improved: test_net.py::test_first, cpu, cuda (a100-80gb). To lock it in: "
+            "pytest --torchmem-update test_net.py::test_first"
+        ]
     )
     stored.run("--torchmem-strict").assert_outcomes(failed=2)
 
@@ -124,7 +127,7 @@ def test_budgets(project, marker, passes, style):
     result.assert_outcomes(**{"passed" if passes else "failed": 1})
     if not passes:
         result.stdout.re_match_lines(
-            [r"(E +MemoryCheckFailed: )?cpu: .*exceeds the budget of .* by "]
+            [r"(E +MemoryCheckFailed: )?cpu(, cuda.*)?: .*exceeds the budget of .* by "]
         )
         result.stdout.fnmatch_lines(["*Largest at that peak"])
 
@@ -539,3 +542,36 @@ def test_a_phase_of_the_snapshot_that_does_not_run_any_more_was_not_checked(proj
     project.run("--torchmem-update").assert_outcomes(passed=1)
     project.run().assert_outcomes(passed=1)
     assert "backward_peak" not in project.entries()["test_it cpu"]
+
+
+def test_what_several_devices_share_is_said_once(project):
+    project.write(
+        test_net="from model import *\n"
+        "def test_it(torchmem):\n"
+        "    torchmem.check(nn.Sequential(make(), nn.Dropout(0.5)), inputs())\n"
+    )
+    project.run("--torchmem-update").assert_outcomes(passed=1)
+    project.width(128)
+    result = project.run()
+    result.stdout.fnmatch_lines(
+        [
+            "E * cpu: backward peak grew by*",
+            "E * cuda (a100-80gb): backward peak grew by*",
+            "E * The workload is another one*",
+            "E * If this is intended*",
+        ]
+    )
+    assert result.stdout.str().count("The workload is another one") == 1
+
+
+def test_many_improvements_are_one_line(light):
+    light.write(
+        test_net="import os, pytest\n@pytest.mark.parametrize('n', range(11))\n"
+        "def test_it(torchmem, n):\n    torchmem.check(int(os.environ.get('WIDTH', 1000)))\n"
+    )
+    light.run("--torchmem-update").assert_outcomes(passed=11)
+    light.width(500)
+    result = light.run()
+    result.stdout.fnmatch_lines(
+        ["improved: 11 tests. To lock all of it in: pytest --torchmem-update=changed"]
+    )
