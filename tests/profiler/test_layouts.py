@@ -58,6 +58,16 @@ OPERATORS: dict[str, Callable[[], Any]] = {
         rows(6),
         [True] * 3,
     ),
+    "layer norm backward of turned rows": lambda: aten.native_layer_norm_backward(
+        rows(2, 5, 6).transpose(1, 2),
+        rows(2, 5, 6).transpose(1, 2),
+        [5],
+        rows(2, 6, 1),
+        rows(2, 6, 1),
+        rows(5),
+        rows(5),
+        [True] * 3,
+    ),
     "batch norm": lambda: aten.native_batch_norm(
         turned(4, 5, 6), None, None, None, None, True, 0.1, 1e-5
     ),

@@ -62,6 +62,26 @@ def layer_norm_cpu(
     return result, mean.to(dtype), rstd.to(dtype)
 
 
+@meta("aten::native_layer_norm_backward")
+def layer_norm_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Contiguous whatever the layout of the input; native/layer_norm.cpp, layer_norm_backward_cpu,
+    and native/cuda/layer_norm_kernel.cu, layer_norm_backward_cuda.
+    """
+    return tuple(
+        like(tensor) if wanted and tensor is not None else None
+        for tensor, wanted in zip((input, weight, bias), output_mask, strict=True)
+    )
+
+
 def _batch_norm_cpu(function: MetaFunction) -> MetaFunction:
     def batch_norm(input: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         dtype = _first_type(input, *arguments)
