@@ -153,10 +153,27 @@ def test_a_convolution_says_that_it_does_not_know() -> None:
     assert "aten::convolution" in profile.warnings[-1]
 
 
-def test_a_depthwise_convolution_in_float_is_known() -> None:
-    model = nn.Conv2d(8, 8, 3, groups=8)
-    profile = trace(model, torch.ones(2, 8, 16, 16), device="cuda", gpu="a100")
-    assert not profile.unknown_workspaces
+@pytest.mark.parametrize(
+    ("dtype", "memory_format", "known"),
+    [
+        (torch.float32, torch.contiguous_format, True),
+        (torch.bfloat16, torch.contiguous_format, True),
+        (torch.float16, torch.contiguous_format, False),
+        (torch.float32, torch.channels_last, False),
+    ],
+)
+def test_depthwise_convolutions_through_aten_are_known(
+    dtype: torch.dtype, memory_format: torch.memory_format, known: bool
+) -> None:
+    """Convolution.cpp, ``use_cudnn_depthwise``."""
+    model = nn.Conv2d(32, 32, 3, groups=32, dtype=dtype)
+    x = torch.ones(2, 32, 16, 16, dtype=dtype).to(memory_format=memory_format)
+    assert bool(trace(model, x, device="cuda", gpu="a100").unknown_workspaces) != known
+
+
+def test_a_depthwise_convolution_of_one_dimension_is_known() -> None:
+    model = nn.Conv1d(8, 8, 3, groups=8)
+    assert not trace(model, torch.ones(2, 8, 16), device="cuda").unknown_workspaces
 
 
 def test_a_convolution_without_cudnn_takes_columns() -> None:

@@ -48,26 +48,20 @@ def is_native_depthwise(
 ) -> bool | None:
     """Whether ATen's own kernel takes a depthwise convolution; None where cuDNN may.
 
-    ``is_depthwise``, ``use_cudnn_depthwise``: channels last goes to cuDNN, and of the 16-bit types
-    what ``check_cudnn_depthwise_workload`` accepts.
+    ``is_depthwise``, ``use_cudnn_depthwise``: channels last goes to cuDNN, and of float16 what
+    ``check_cudnn_depthwise_workload_with_filter`` accepts. One of a single dimension is taken for
+    one of two.
     """
     channels = input.shape[1]
-    depthwise = (
-        not transposed
-        and input.dim() in (4, 5)
-        and groups == channels > 1
-        and weight.shape[0] % channels == 0
-    )
+    depthwise = not transposed and groups == channels > 1 and weight.shape[0] % channels == 0
     if not depthwise:
         return False
     if not uses_cudnn(input):
         return True
     if memory_format(input, weight) != torch.contiguous_format:
         return False
-    halves = input.dtype in (torch.float16, torch.bfloat16)
-    if halves and input.dim() == 4 and set(dilation) == {1} and channels >= 32:
-        return None
-    return True
+    flat = input.dim() < 5 and set(dilation) == {1}
+    return None if input.dtype == torch.float16 and flat and channels >= 32 else True
 
 
 @workspace("aten::convolution", "aten::_convolution", device="cuda")
