@@ -58,8 +58,10 @@ def parse_options(text: str, before: AllocatorOptions = DEFAULTS) -> AllocatorOp
 
     ``"expandable_segments:True,max_split_size_mb:512"``. Keys that say nothing about device memory
     are accepted and do nothing. What the text does not say is as ``before``, but for the three keys
-    that torch sets back each time it is given options (``parseArgs``). Raises ``UsageError``, with what torch would say, for anything that
-    torch would not take, and for ``backend:cudaMallocAsync``, which is another allocator.
+    that torch sets back each time it is given options (``parseArgs``).
+
+    Raises ``UsageError``, with what torch would say, for anything that torch would not take, and
+    for ``backend:cudaMallocAsync``, which is another allocator.
     """
     if not isinstance(text, str):
         raise UsageError(

@@ -60,7 +60,8 @@ def test_two_tensors_of_1_mib_share_a_segment() -> None:
     for _ in range(5):  # b = b.clone() + 1
         copied = here.allocate(MIB)
         added = here.allocate(MIB)
-        assert copied is not None and b is not None
+        assert copied is not None
+        assert b is not None
         here.free(copied)
         here.free(b)
         b = added
@@ -105,6 +106,11 @@ def test_free_neighbours_become_one_block() -> None:
     assert here.reserved == 20 * MIB
 
 
+def test_the_last_512_bytes_of_a_small_segment_are_a_block() -> None:
+    events = [MIB, MIB - 512, 512]
+    assert replay(events) == Peaks(2 * MIB, 2 * MIB, 2 * MIB, 0)
+
+
 def test_a_stream_has_blocks_of_its_own() -> None:
     here = allocator()
     block = here.allocate(30 * MIB, stream=0)
@@ -131,7 +137,9 @@ def test_what_another_stream_uses_is_free_when_the_next_request_comes() -> None:
 def test_empty_cache_gives_back_segments_that_are_free_as_a_whole() -> None:
     here = allocator()
     small, large, whole = here.allocate(4), here.allocate(5 * MIB), here.allocate(40 * MIB)
-    assert small is not None and large is not None and whole is not None
+    assert small is not None
+    assert large is not None
+    assert whole is not None
     here.free(whole)
     here.empty_cache()
     assert here.reserved == 22 * MIB
@@ -211,7 +219,8 @@ def test_garbage_collection_and_expandable_segments() -> None:
     a = here.allocate(40 * MIB)
     next(kinds)
     b = here.allocate(40 * MIB)
-    assert a is not None and b is not None
+    assert a is not None
+    assert b is not None
     here.free(a)
     here.free(b)
     # The collection leaves the expandable segment alone, which then grows in place.
@@ -251,10 +260,12 @@ def test_blocks_above_the_limit_are_not_split() -> None:
     here.allocate(50 * MIB)  # may not have a block that is not to be split
     assert here.reserved == 250 * MIB
     fits = here.allocate(185 * MIB)  # within max_non_split_rounding_mb of the block
-    assert fits is not None and fits.size == 200 * MIB
+    assert fits is not None
+    assert fits.size == 200 * MIB
     here.free(fits)
     too_small = here.allocate(180 * MIB)
-    assert too_small is not None and too_small.size == 180 * MIB
+    assert too_small is not None
+    assert too_small.size == 180 * MIB
 
 
 def test_just_enough_oversize_blocks_are_given_back() -> None:
@@ -289,6 +300,18 @@ def test_an_expandable_segment_grows_in_place() -> None:
     assert replay(events, "expandable_segments:True").reserved == 60 * MIB
 
 
+def test_the_end_of_an_expandable_segment_is_taken_last() -> None:
+    """It can grow, so that it counts as larger than any other block (``get_free_block``)."""
+    here = allocator("expandable_segments:True", total=16 * GIB)
+    first, second = here.allocate(30 * MIB), here.allocate(25 * MIB)
+    assert first is not None
+    assert second is not None
+    here.free(first)
+    taken = here.allocate(5 * MIB)  # 5 MiB are free at the end as well
+    assert taken is not None
+    assert taken.address == first.address
+
+
 def test_an_expandable_segment_gives_whole_pages_back() -> None:
     here = allocator("expandable_segments:True", total=16 * GIB)
     blocks = [here.allocate(30 * MIB) for _ in range(3)]
@@ -297,10 +320,11 @@ def test_an_expandable_segment_gives_whole_pages_back() -> None:
     assert middle is not None
     here.free(middle)
     here.empty_cache()
-    # Of 30 to 60 MiB only the page from 40 to 60 was free as a whole, and the last one's end is not.
+    # Of 30 to 60 MiB only the page from 40 to 60 was free as a whole.
     assert here.reserved == 80 * MIB
     again = here.allocate(30 * MIB)
-    assert again is not None and again.address == middle.address
+    assert again is not None
+    assert again.address == middle.address
     assert here.reserved == 100 * MIB
 
 
