@@ -295,7 +295,11 @@ def test_layer_norm_backward_of_many_short_rows() -> None:
     assert not backward(100_000, 4096)
     blocks = min(32_768 // 2, 100_000 // 32)
     partial = blocks * 64 * 4
-    assert backward(100_000, 64)[:2] == (partial, partial)
+    assert backward(100_000, 64)[:3] == (partial, partial, 64 * 4)
+    x, weight, row = meta(100_000, 64), meta(64), meta(100_000, 1)
+    args = (x, x, [64], row, weight, [True, True])
+    rms = found("_fused_rms_norm_backward", (x, weight), *args)
+    assert rms.requests[:2] == (partial, 64 * 4)
 
 
 def test_group_norm() -> None:
@@ -311,6 +315,10 @@ def test_softmax_backward_multiplies_first() -> None:
     x = meta(4, 8, 512, 512)
     assert found("_softmax_backward_data", x, x, x, -1, FLOAT).requests == (x.numel() * 4,)
     assert found("_log_softmax_backward_data", x, x, x, -1, FLOAT).is_nothing
+    turned, expanded = x.transpose(2, 3), meta(1).expand(4, 8, 512, 512)
+    whole = x.numel() * 4
+    assert found("_softmax_backward_data", x, turned, x, -1, FLOAT).requests == (whole,) * 2
+    assert found("_softmax_backward_data", x, expanded, x, -1, FLOAT).requests == (whole,)
 
 
 def test_losses_are_made_before_they_are_added_up() -> None:

@@ -18,6 +18,7 @@ from pytest_torchmem.profiler.workspace.cpu.geometry import (
     Outputs,
     accumulation_type,
     contiguous_copy,
+    dense_bytes,
     is_channels_last,
     suggested_format,
 )
@@ -85,8 +86,7 @@ def rms_norm_backward(
 ) -> tuple[int, ...]:
     """As layer norm's, without beta; exact, ``_fused_rms_norm_backward_cuda``."""
     gamma = output_mask[1] and weight is not None
-    # The kernel is handed the gradient of gamma in the place of beta's too.
-    partial = _partial_gradients(gpu, input, normalized_shape, weight, 2 * gamma)
+    partial = _partial_gradients(gpu, input, normalized_shape, weight, int(gamma))
     return (*_copies(grad_out, input, weight), *partial)
 
 
@@ -97,17 +97,20 @@ def _copies(*tensors: Tensor | None) -> tuple[int, ...]:
 def _partial_gradients(
     gpu: Gpu, input: Tensor, shape: Sequence[int], weight: Tensor | None, number: int
 ) -> tuple[int, ...]:
-    """Of many short rows, a partial sum for every 32 of them, summed by a reduction.
+    """Of many short rows, a partial sum for every 32 of them, summed by a reduction into a tensor
+    that takes the place of the one made before.
 
     ``LaunchGammaBetaBackwardCUDAKernel``.
     """
     columns = math.prod(shape)
     rows = input.numel() // columns if columns else 0
-    if weight is None or rows <= 64 * 1024 or columns // 32 >= gpu.multiprocessors // 2:
+    few = rows <= 64 * 1024 or columns // 32 >= gpu.multiprocessors // 2
+    if weight is None or not number or few:
         return ()
     blocks = min(32 * 1024 // -(-columns // 32), -(-rows // 32))
     partial = blocks * columns * weight.element_size()
-    return (*[partial] * number, *sum_buffers(gpu, (blocks, columns), 0, weight.dtype))
+    buffers = sum_buffers(gpu, (blocks, columns), 0, weight.dtype)
+    return (*[partial] * number, dense_bytes(weight), *buffers)
 
 
 @workspace("aten::native_group_norm", device="cuda")

@@ -26,9 +26,12 @@ def softmax_backward(
     input_dtype: torch.dtype,
 ) -> tuple[int, ...]:
     """The product of gradient and output, and dense copies; ``softmax_backward_cuda_out``."""
-    product = dense_bytes(output, torch.result_type(grad_output, output))
-    alike = grad_output.is_contiguous() or output.is_contiguous()
-    return (product, 0 if alike else product, contiguous_copy(output))
+    on_meta = [
+        torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta")
+        for found in (grad_output, output)
+    ]
+    product = on_meta[0] * on_meta[1]
+    return (dense_bytes(product), contiguous_copy(product), contiguous_copy(output))
 
 
 @workspace("aten::_log_softmax_backward_data", device="cuda")
