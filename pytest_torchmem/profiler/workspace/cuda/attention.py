@@ -261,17 +261,24 @@ def efficient_backward_bytes(
     size: int,
     value_size: int,
     dropout: bool = False,
+    copy: int = 0,
 ) -> Workspace:
-    """Return what the backward of (batch, heads, queries, keys) takes, for heads of ``size``."""
+    """Return what the backward of (batch, heads, queries, keys) takes, for heads of ``size``.
+
+    ``copy`` is what making the gradient dense takes. Where the kernel does not compute the sums of
+    rows, a product in float is summed before it, and the factors are cast to float for it.
+    """
     batch, heads, queries, _ = shape
     half = dtype != torch.float32
-    delta = _FLOAT * batch * heads * queries
-    tiles = _tiles(gpu, dtype, max(size, value_size), dropout)
-    own = max(_tile_bytes(tile, half, shape, size, value_size) for tile in tiles)
-    computed = half and (gpu.capability[0] != 7 or gpu.capability[1] != 0)
-    before = 0 if computed else delta * value_size + 2 * delta
-    requests = (delta, own) if delta + own >= before else (before,)
-    return Workspace(requests) if len(tiles) == 1 else bounded(*requests)
+    sums = _FLOAT * batch * heads * queries
+    found: list[tuple[int, ...]] = []
+    for tile in _tiles(gpu, dtype, max(size, value_size), dropout):
+        own = (sums, _tile_bytes(tile, half, shape, size, value_size))
+        in_kernel = half and (tile.largest <= tile.queries or gpu.capability != (7, 0))
+        before = () if in_kernel else (sums * value_size * (3 if half else 1), sums, sums)
+        found.append(max(own, before, key=sum))
+    requests = (copy, *max(found, key=sum))
+    return Workspace(requests) if len(found) == 1 else bounded(*requests)
 
 
 @workspace("aten::_scaled_dot_product_efficient_attention_backward", device="cuda")
@@ -294,7 +301,10 @@ def sdpa_efficient_backward(
     """``_efficient_attention_backward``, with heads and length exchanged."""
     batch, heads, queries, size = query.shape
     shape = (batch, heads, queries, key.shape[2])
-    return efficient_backward_bytes(gpu, query.dtype, shape, size, value.shape[3], dropout > 0)
+    copy = contiguous_copy(None if grad_out is None else grad_out.transpose(1, 2))
+    return efficient_backward_bytes(
+        gpu, query.dtype, shape, size, value.shape[3], dropout > 0, copy
+    )
 
 
 @workspace("aten::_efficient_attention_backward", device="cuda")
@@ -322,7 +332,10 @@ def efficient_backward(
     if lengths_query is not None:
         batch, queries, keys = lengths_query.numel() - 1, longest_query, longest_key
     shape = (batch, heads, queries, keys)
-    return efficient_backward_bytes(gpu, query.dtype, shape, size, value.shape[3], dropout > 0)
+    copy = contiguous_copy(grad_out)
+    return efficient_backward_bytes(
+        gpu, query.dtype, shape, size, value.shape[3], dropout > 0, copy
+    )
 
 
 def _efficient_forward(value_size: int, out: Tensor) -> int:
