@@ -53,6 +53,8 @@ def _print(kept: Sequence[Comparison], rows: int) -> None:
     for title, table in (
         ("Samples", report.counts_table(kept)),
         ("Errors of the peaks", error_table(kept)),
+        ("Different or unsupported, and why", report.reasons_table(kept, True)),
+        ("Different or unsupported, not explained", report.reasons_table(kept, False)),
         ("Operators that differ", report.differences_table(kept, rows)),
         ("Alive at a peak by one way only", report.causes_table(kept, rows)),
         ("Unsupported", report.errors_table(kept, unsupported)),

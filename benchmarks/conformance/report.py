@@ -14,6 +14,7 @@ import torch
 from tabulate import tabulate
 
 from benchmarks.comparison import PHASES, Comparison, Status
+from benchmarks.conformance.reasons import reason_for
 
 _COMPARED = (Status.EXACT, Status.CLOSE, Status.DIFFERENT)
 
@@ -118,6 +119,29 @@ def _range(comparisons: Iterable[Comparison], phase: str) -> str:
         return "0"
     low, high = min(differences), max(differences)
     return f"{low:+,}" if low == high else f"{low:+,} … {high:+,}"
+
+
+def reasons_table(comparisons: Iterable[Comparison], known: bool) -> str:
+    """Return the operators that are beyond 64 bytes or unsupported, with the reason or without.
+
+    ``known`` chooses between those whose reason ``reasons.py`` has and those it does not have.
+    """
+    far: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
+    for comparison in comparisons:
+        operator = operator_of(comparison.case)
+        totals[operator] += comparison.status is not Status.SKIPPED
+        far[operator] += comparison.status is Status.DIFFERENT
+        failed[operator] += comparison.status in (Status.UNSUPPORTED, Status.CRASHED)
+    rows = []
+    for operator in sorted(totals, key=lambda name: (-far[name] - failed[name], name)):
+        reason = reason_for(operator)
+        if far[operator] + failed[operator] and (reason is not None) is known:
+            counts = far[operator], failed[operator], totals[operator]
+            rows.append((operator, *counts, reason or ""))
+    headers = ("operator", "different", "unsupported", "of", "reason")
+    return tabulate(rows, headers=headers, disable_numparse=True)
 
 
 def causes_table(comparisons: Iterable[Comparison], rows: int = 0) -> str:

@@ -48,6 +48,8 @@ def needs_float_buffer(input: Tensor, dims: Sequence[int]) -> bool:
     """Whether TensorIterator is left with two reduced dimensions innermost, so that a 16-bit sum
     would be rounded between them; native/ReduceOps.cpp, should_use_acc_buffer.
     """
+    if not input.numel():
+        return False
     gone = {dim % input.dim() for dim in dims} if input.dim() else set()
     walked = sorted(
         (dim for dim in gone if input.shape[dim] != 1), key=lambda dim: (input.stride(dim), -dim)
