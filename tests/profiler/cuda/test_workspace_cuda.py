@@ -193,6 +193,25 @@ def test_of_convolutions_the_copies_into_one_format_are_known() -> None:
     assert profile.by_confidence() == {"unknown": 8 * 4 * 3 * 3 * 4}
 
 
+def test_of_recurrent_layers_the_copies_step_by_step_are_known() -> None:
+    """RNN.cpp, ``_cudnn_rnn``: with ``batch_first`` the input is transposed and made dense."""
+    layers = [nn.LSTM(32, 16, batch_first=first) for first in (True, False)]
+    x = torch.ones(64, 128, 32)
+    first, by_step = (
+        trace(layer, x, device="cuda", gpu="a100", loss_fn=lambda out: out[0].sum())
+        for layer in layers
+    )
+    names = ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
+    assert first.unknown_workspaces == by_step.unknown_workspaces == names
+
+    def copies(profile: MemoryProfile) -> list[int]:
+        return [one.nbytes for one in workspaces(profile) if one.origin.operator in names]
+
+    source, gradient, state = x.numel() * 4, 64 * 128 * 16 * 4, 64 * 16 * 4
+    weights = sum(parameter.numel() for parameter in layers[0].parameters()) * 4
+    assert copies(first) == [source, source + gradient + 2 * state - weights]
+
+
 def test_clipping_gradients() -> None:
     """ForeachReduceOp.cu: a float for every 65,536 elements of the largest tensor, and for all."""
 

@@ -42,8 +42,8 @@ def cudnn_rnn(
     batch_sizes: Sequence[int],
     dropout_state: Tensor | None,
 ) -> Workspace:
-    """Dense copies of input and states, and cuDNN's workspace."""
-    return unknown(_by_step(input, batch_first, batch_sizes), *_states(hx, cx))
+    """A dense copy of the input, and cuDNN's workspace; states are dense already."""
+    return unknown(_by_step(input, batch_first, batch_sizes))
 
 
 @workspace("aten::_cudnn_rnn_backward", device="cuda")
@@ -69,18 +69,24 @@ def cudnn_rnn_backward(
     train: bool,
     bidirectional: bool,
     batch_sizes: Sequence[int],
-    *rest: object,
+    dropout_state: Tensor | None,
+    reserve: Tensor,
+    output_mask: Sequence[bool],
 ) -> Workspace:
-    """Dense copies of input, output and gradients, states' gradients where none came; cuDNN's."""
-    copies = [_by_step(found, batch_first, batch_sizes) for found in (input, output)]
+    """Dense copies, states' gradients where none came, and cuDNN's; then the weights' gradients.
+
+    The buffer of these is made when the copies for the input's gradient are gone.
+    """
+    source = _by_step(input, batch_first, batch_sizes)
     if grad_output is None:
-        copies.append(dense_bytes(output))
+        gradient = dense_bytes(output)
     else:
-        copies.append(_by_step(grad_output, batch_first, batch_sizes))
-    states = [dense_bytes(hx) if grad_hy is None else contiguous_copy(grad_hy)]
+        gradient = _by_step(grad_output, batch_first, batch_sizes)
+    states = dense_bytes(hx) if grad_hy is None else contiguous_copy(grad_hy)
     if cx is not None:
-        states.append(dense_bytes(cx) if grad_cy is None else contiguous_copy(grad_cy))
-    return unknown(*copies, *_states(hx, cx), *states)
+        states += dense_bytes(cx) if grad_cy is None else contiguous_copy(grad_cy)
+    later = sum(map(dense_bytes, weight)) if output_mask[3] else 0
+    return unknown(max(source + gradient + states - later, source))
 
 
 def _by_step(tensor: Tensor, batch_first: bool, batch_sizes: Sequence[int]) -> int:
@@ -88,10 +94,6 @@ def _by_step(tensor: Tensor, batch_first: bool, batch_sizes: Sequence[int]) -> i
     if batch_first and not batch_sizes:
         tensor = tensor.transpose(0, 1)
     return contiguous_copy(tensor)
-
-
-def _states(*states: Tensor | None) -> tuple[int, ...]:
-    return tuple(map(contiguous_copy, states))
 
 
 @workspace(

@@ -35,8 +35,8 @@ _MULTIBLOCK = (
 
 
 def sort_bytes(input: Tensor, dim: int) -> tuple[int, ...]:
-    """Return at most what sorting along ``dim`` takes beyond values and indices; nothing, exactly,
-    along up to 4,096 elements.
+    """Return at most what sorting along ``dim`` takes beyond values and indices; nothing along up
+    to 4,096 elements.
 
     Sort.cpp, ``sort_cuda_kernel``; SortStable.cu, ``launch_stable_sort_kernel``.
     """
@@ -59,10 +59,6 @@ def sort_bytes(input: Tensor, dim: int) -> tuple[int, ...]:
     return (*copies, number * _LONG, cub.segmented_sort_pairs(number, element, _LONG))
 
 
-def _limit(requests: tuple[int, ...]) -> Workspace | tuple[int, ...]:
-    return bounded(*requests) if requests else ()
-
-
 @workspace("aten::sort", device="cuda")
 def sort(
     gpu: Gpu,
@@ -73,9 +69,14 @@ def sort(
     dim: int | None = None,
     descending: bool = False,
 ) -> Workspace | tuple[int, ...]:
-    """As ``sort_bytes``."""
+    """As ``sort_bytes``; in place a range of the indices, exactly; Sort.cpp,
+    ``fillSliceWithIndex``.
+    """
     along = dim if dim is not None else arguments[0] if arguments else -1
-    return _limit(sort_bytes(input, along))
+    size = input.shape[along] if input.dim() and input.numel() else 0
+    if size <= _SMALL_SORT:
+        return (size * _LONG,)
+    return bounded(*sort_bytes(input, along))
 
 
 def _uses_sort(input: Tensor, dim: int) -> bool:
