@@ -275,8 +275,10 @@ class Interceptor:
         if plan is None:
             body = self.machine.body(operator, device.device.type) if tensors else None
             if body is not None:
+                position = len(device.events)
                 result, plan = self._run_body(body, operator, args, kwargs, tensors, device)
                 self._plans[key] = plan
+                self._as_planned(plan, result, position, device, self._origin(operator, frame))
                 self.values.know(operator, args, kwargs, tensors, records, plan, result)
                 return result
             plan = self._plan(operator, planned[0], planned[1], tensors, device)
@@ -466,6 +468,20 @@ class Interceptor:
         plan.workspace = None if workspace.is_nothing else workspace
         return result, plan
 
+    def _as_planned(
+        self, plan: Plan, result: Any, position: int, device: DeviceLedger, origin: Origin
+    ) -> None:
+        """Write down what a body took as its plan does from now on.
+
+        Else a trace would differ from the ones after it, which have the plan.
+        """
+        addresses = map(storage_address, tensors_in(result))
+        records = [self.ledger.records.get(address) for address in addresses]
+        made = [record.index for record in records if record is not None]
+        if device.only_what_stays(position, made) and plan.workspace is not None:
+            requests, confidence = plan.workspace.requests, plan.workspace.confidence
+            self.ledger.workspace(requests, device, origin, confidence)
+
     def _take(self, workspace: Workspace, device: DeviceLedger, origin: Origin) -> None:
         """Write down what a kernel takes."""
         if workspace.kept:
@@ -607,7 +623,6 @@ def _all_scalars(tensors: list[Tensor], records: list[Record], device: DeviceLed
         for tensor, record in zip(tensors, records, strict=True)
         if record.ledger is device
     )
-
 
 
 def _check_across(name: str, tensors: list[Tensor], records: list[Record]) -> None:

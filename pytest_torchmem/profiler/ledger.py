@@ -7,7 +7,7 @@ from it afterwards.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -54,6 +54,10 @@ class DeviceLedger:
         """Operators that ran and whose workspace is not known."""
         self.before_adding: Callable[[Entry], None] | None = None
         """Is asked before anything is added; it raises where the device has no memory left."""
+        self._forgotten: set[int] = set()
+        """Entries that no event tells of any more."""
+        self.read = 0
+        """Events up to here have been read by somebody, and stay as they are."""
 
     def add(self, entry: Entry, earlier: bool = False) -> int:
         if self.before_adding is not None:
@@ -79,6 +83,23 @@ class DeviceLedger:
             origin = replace(entry.origin, module=module)
             self.entries[index - 1] = entry._replace(kind=kind, label=label, origin=origin)
 
+    def only_what_stays(self, position: int, first: Iterable[int]) -> bool:
+        """Forget what was made and freed after ``position`` events; whether that could be done.
+
+        What stays comes in the order of ``first``, and then as it was made.
+        """
+        if self.read > position or self.phases[-1][0] > position:
+            return False
+        since = self.events[position:]
+        made, freed = {event for event in since if event > 0}, {-event for event in since}
+        stays = made - freed
+        self._forgotten |= made & freed
+        order = [*(index for index in first if index in stays), *since]
+        self.events[position:] = dict.fromkeys(
+            event for event in order if event in stays or (event < 0 and -event not in made)
+        )
+        return True
+
     def live_allocations(self) -> tuple[Allocation, ...]:
         """Return what is alive, largest first."""
         alive = dict.fromkeys(self.earlier)
@@ -102,12 +123,18 @@ class DeviceLedger:
     def timeline(self) -> Timeline:
         """Return what happened so far; storages met late stand before everything else."""
         shift = len(self.earlier)
-        allocations = tuple(map(_allocation, self.entries))
+        entries, events = self.entries, [*self.earlier, *self.events]
+        if self._forgotten:
+            kept = [index for index in range(1, len(entries) + 1) if index not in self._forgotten]
+            number = {index: new for new, index in enumerate(kept, start=1)}
+            entries = [entries[index - 1] for index in kept]
+            events = [number[event] if event > 0 else -number[-event] for event in events]
+        allocations = tuple(map(_allocation, entries))
         phases = tuple(
             (start + shift if position else 0, phase)
             for position, (start, phase) in enumerate(self.phases)
         )
-        return Timeline(allocations, (*self.earlier, *self.events), phases)
+        return Timeline(allocations, tuple(events), phases)
 
 
 def _allocation(entry: Entry) -> Allocation:

@@ -137,7 +137,7 @@ class DeviceMemory:
                 block = blocks.pop(-event, None)
                 if block is not None:
                     free(block)
-        self._position = max(self._position, stop)
+        self._position = self._ledger.read = max(self._position, stop)
 
     def _make(self, index: int) -> None:
         if index in self._asked:
@@ -184,3 +184,4 @@ class DeviceMemory:
         index = len(self._ledger.entries) + 1
         self._blocks[index] = block
         self._asked.add(index)
+        self._ledger.read = len(self._ledger.events) + 1
