@@ -466,6 +466,33 @@ def test_every_function_says_where_it_comes_from() -> None:
         assert any(ending in text for ending in (".cu", ".cpp", ".h")), function
 
 
+def registered() -> list[str]:
+    """Return the operators that have a function on cuda."""
+    find_workspace("aten::mm", "cuda")
+    from pytest_torchmem.profiler.workspace import _FUNCTIONS
+
+    return sorted(name for name, device in _FUNCTIONS if device == "cuda")
+
+
+@pytest.mark.parametrize("name", registered())
+def test_functions_take_the_arguments_of_every_overload(name: str) -> None:
+    """All arguments of its schema, and those alone that have no default."""
+    function = find_workspace(name, "cuda")
+    assert function is not None
+    signature = inspect.signature(function)
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
+    for overload in packet.overloads():
+        schema = getattr(packet, overload)._schema
+        if not schema.arguments or "Tensor" not in str(schema.arguments[0].type):
+            continue  # of Python's own lists and strings, or a factory
+        written = [one for one in schema.arguments if one.kwarg_only and one.alias_info]
+        own = [one for one in schema.arguments if one not in written and "Dimname" not in str(one)]
+        for chosen in (own, [one for one in own if not one.has_default_value()]):
+            positional = [None for one in chosen if not one.kwarg_only]
+            named = {one.name: None for one in chosen if one.kwarg_only}
+            signature.bind(A100, None, *positional, **named)
+
+
 def test_an_operator_is_registered_once() -> None:
     find_workspace("aten::mm", "cuda")
     with pytest.raises(ValueError, match="aten::mm already has a workspace function for cuda"):

@@ -106,7 +106,13 @@ def mm(gpu: Gpu, outputs: Tensor, first: Tensor, second: Tensor, *rest: object) 
 
 @workspace("aten::addmm", "aten::_addmm_activation", "aten::addmm_", device="cuda")
 def addmm(
-    gpu: Gpu, outputs: Tensor, bias: Tensor, first: Tensor, second: Tensor, **scales: object
+    gpu: Gpu,
+    outputs: Tensor,
+    bias: Tensor,
+    first: Tensor,
+    second: Tensor,
+    *rest: object,
+    **scales: object,
 ) -> Workspace | int:
     """CuBLASLt with the bias as its epilogue, else cuBLAS; ``isInputCompliesAddmmCudaLt``.
 
