@@ -126,8 +126,10 @@ def is_opaque(operator: OpOverload) -> bool:
     """Return whether somebody registered how to find an operator's outputs without running it.
 
     Every ``custom_op`` has: the body of one is no place to look into, since it may hand addresses
-    to a kernel.
+    to a kernel. Those of ``torch.nn.functional`` itself are made of operators.
     """
+    if operator.namespace == "torch_nn":
+        return False
     from torch._library.simple_registry import singleton
 
     entry = singleton.get(operator.name())

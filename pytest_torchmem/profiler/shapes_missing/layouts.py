@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.profiler.internals import run_structured
 from pytest_torchmem.profiler.shapes_missing.registry import MetaFunction, laid_out, like, meta
 from pytest_torchmem.profiler.workspace.cpu.geometry import suggested_format
 
@@ -47,12 +48,13 @@ def padding_backward(grad_output: Tensor, input: Tensor, padding: Sequence[int])
     return laid_out(input, suggested_format(input))
 
 
-@meta("aten::hardswish_backward", "aten::native_dropout_backward")
+@meta("aten::hardswish_backward", "aten::mish_backward", "aten::native_dropout_backward")
 def of_two_operands(first: Tensor, second: Tensor, *settings: Any) -> Tensor:
     """A TensorIterator of both: where they disagree, the first decides; native/Activation.cpp,
     native/Dropout.cpp.
     """
-    return first + second
+    result: Tensor = run_structured(torch.ops.aten.add.Tensor, first, second)
+    return result
 
 
 @meta("aten::glu_backward")
