@@ -369,6 +369,22 @@ def test_matrices_that_cublas_cannot_read_are_copied() -> None:
     assert blas.batch_copy(meta(4, 8, 32)[..., ::2], 8, 16) == 4 * 8 * 16 * 4
 
 
+def test_products_of_groups_are_cutlass_on_hopper() -> None:
+    """GroupedBlas.cpp, ``_grouped_mm_cuda``."""
+    x, weights = meta(64, 32, dtype=BFLOAT), meta(4, 32, 16, dtype=BFLOAT)
+    assert found("_grouped_mm", None, x, weights, gpu=H100).confidence is UNKNOWN
+    assert found("_grouped_mm", None, x, weights).kept == (blas.blas_buffer(A100),)
+
+
+def test_scaled_products() -> None:
+    """ScaledBlas.cpp: cuBLASLt with a scale for each matrix, CUTLASS with one for each row."""
+    x = meta(64, 32, dtype=torch.float8_e4m3fn)
+    tensor = found("_scaled_mm", None, x, x.t(), meta(1), meta(1), gpu=H100)
+    rows = found("_scaled_mm", None, x, x.t(), meta(64, 1), meta(1, 64), gpu=H100)
+    assert (tensor.confidence, rows.confidence) == (EXACT, UNKNOWN)
+    assert tensor.kept == rows.kept == (blas.blas_buffer(H100),)
+
+
 # -- sorting ---------------------------------------------------------------------------------------
 
 

@@ -199,3 +199,16 @@ def lt_product(
     if any(isinstance(scale, Tensor) and scale.numel() > 1 for scale in scales[:2]):
         return Workspace((), Confidence.UNKNOWN, found.kept)
     return found
+
+
+@workspace("aten::_grouped_mm", device="cuda")
+def grouped_mm(
+    gpu: Gpu, outputs: Tensor, first: Tensor, second: Tensor, *rest: object, **options: object
+) -> Workspace:
+    """A product for every group; in bfloat16 on Hopper and Blackwell CUTLASS, with its own.
+
+    native/cuda/GroupedBlas.cpp, ``_grouped_mm_cuda``.
+    """
+    if gpu.capability in ((9, 0), (10, 0)) and first.dtype == torch.bfloat16:
+        return Workspace((), Confidence.UNKNOWN)
+    return product(gpu)
