@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 
 REASONS: dict[str, str] = {
-    "as_strided.*": "reads beyond what the trace can lay out",
+    # Values decide.
+    "matrix_exp|linalg.matrix_exp": (
+        "the norms of the matrices decide how many terms are added up, and of which"
+    ),
+    "nn.functional.embedding_bag": "how many bags are empty decides what a maximum gathers",
+    "to_sparse": "how many elements are not zero decides the size of indices and values",
+    "linalg.eig": "the backward asks whether the loss depends on the phase of eigenvectors",
+    # Not held by a trace.
+    r"sparse\.mm\.reduce|sparse\.sampled_addmm": "a trace holds no compressed sparse tensors",
+    "sgn": "a zero tensor without memory (_efficientzerotensor) is booked as if it had some",
 }
 """By a regular expression for the whole name of an operator or module."""
 
