@@ -2,6 +2,7 @@
 
 python -m benchmarks.zoo                      all models, AdamW and SGD with momentum
 python -m benchmarks.zoo -k 'bert|lstm'       models whose name matches
+python -m benchmarks.zoo --published          models of published width, in four ways
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tabulate import tabulate
 from benchmarks.comparison import PHASES, Comparison, Status, error_table
 from benchmarks.conformance import report
 from benchmarks.isolation.supervisor import Limits, Supervisor
-from benchmarks.zoo.models import models, samples
+from benchmarks.zoo import models, published
 
 
 def models_table(comparisons: Sequence[Comparison]) -> str:
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.zoo", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("-k", dest="pattern", default="", help="regular expression for the names")
+    parser.add_argument("--published", action="store_true", help="models of published width")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2, help="torch threads per process")
     parser.add_argument("--seconds", type=float, default=120.0, help="limit for one step")
@@ -57,7 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     kept: list[Comparison] = []
     limits = Limits(0, options.seconds, options.threads)
-    Supervisor(models(options.pattern), samples, limits, kept.append).run(options.processes)
+    if options.published:
+        wide = published.models(options.pattern)
+        Supervisor(wide, published.samples, limits, kept.append).run(options.processes)
+    else:
+        small = models.models(options.pattern)
+        Supervisor(small, models.samples, limits, kept.append).run(options.processes)
     kept.sort(key=lambda comparison: comparison.case)
     if options.output:
         report.write(options.output, kept)
