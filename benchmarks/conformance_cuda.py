@@ -6,7 +6,8 @@ python -m benchmarks.conformance_cuda --gpu t4 --shard 1/4  another GPU, a quart
 python -m benchmarks.conformance_cuda --suites zoo          the models of the zoo
 
 A sample counts as completed when its forward and backward are traced to the end. Where a trace
-fails, the step is run for real on the CPU: one that fails there as well is skipped.
+fails, the step is run for real on the CPU: one that fails there as well is skipped, and so is one of
+an operator that torch has no kernel of for CUDA.
 """
 
 from __future__ import annotations
@@ -43,9 +44,13 @@ def run_sample(case: str, sample: Sample, announce: Callable[[], None], gpu: str
     if found.error.startswith(NothingToDifferentiate.__name__):
         options["backward"] = False
         found = _traced(case, sample, options, gpu)
+    if found.error.startswith("NotImplementedError: Could not run"):
+        found = Comparison(case, Status.SKIPPED, error=found.error)
     if found.status is Status.UNSUPPORTED:
         try:
             torchmem.measure(sample.target, *sample.args, **options)
+        except NothingToDifferentiate:
+            pass  # its forward ran
         except Exception as error:
             found = Comparison(case, Status.SKIPPED, error=describe(error))
     return Comparison(

@@ -38,6 +38,21 @@ _DECIDING = {
 #: Outputs that stay on the host, and whose values follow from the deciding arguments alone.
 _HOST_OUTPUTS = {"aten::_pack_padded_sequence": (1,)}
 
+#: Operators that torch has a kernel of for the CPU and none for CUDA, without those that only the
+#: CPU's libraries and quantized tensors have (as a build with CUDA says of each,
+#: ``_dispatch_has_kernel_for_dispatch_key``).
+_NOT_ON_CUDA = frozenset(
+    {
+        "aten::_histogramdd_bin_edges",
+        "aten::_histogramdd_from_bin_cts",
+        "aten::_histogramdd_from_bin_tensors",
+        "aten::_spdiags",
+        "aten::histogram.bin_ct",
+        "aten::histogram.bins_tensor",
+        "aten::slow_conv3d_forward",
+    }
+)
+
 
 @dataclass(slots=True)
 class Machine:
@@ -96,6 +111,11 @@ class Machine:
         if model is not None and model.meta is not None:
             return model.meta
         name = operator.name
+        if device == "cuda" and name in _NOT_ON_CUDA:
+            raise NotImplementedError(
+                f"Could not run '{name}' with arguments from the 'CUDA' backend: torch has no "
+                "kernel of it for CUDA"
+            )
         base = name.partition(".")[0]
         own = self.meta_functions if device == "cuda" else CPU_META_FUNCTIONS
         for functions in (own, META_FUNCTIONS):

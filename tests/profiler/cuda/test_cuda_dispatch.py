@@ -408,3 +408,8 @@ def test_grouped_queries_in_single_precision(heads: int) -> None:
     """From torch 2.14 on memory-efficient attention takes them."""
     expected = EFFICIENT if TORCH_VERSION >= (2, 14) else MATH
     assert attention("a100", FLOAT, key_heads=heads, enable_gqa=True) == expected
+
+
+def test_operators_without_a_kernel_for_cuda_are_refused_as_torch_does() -> None:
+    with pytest.raises(NotImplementedError, match=r"aten::histogram.bin_ct.*'CUDA' backend"):
+        trace(lambda: torch.histogram(cuda(8, requires_grad=False), 4), device="cuda")
