@@ -92,9 +92,9 @@ def group_norm(
 @cache
 def _group_norm_copies() -> bool:
     """Return whether the composite itself makes its input contiguous; ``meta`` is no CPU either."""
-    image = torch.empty((1, 2, 2, 2), device="meta", requires_grad=True)
-    turned = image.contiguous(memory_format=torch.channels_last)
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
+        image = torch.empty((1, 2, 2, 2), device="meta", requires_grad=True)
+        turned = image.contiguous(memory_format=torch.channels_last)
         node: Any = torch.group_norm(turned, 1).grad_fn
     return bool(node._saved_input.is_contiguous())
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pytest_torchmem import trace
+from pytest_torchmem.profiler.dispatch.normalization import _group_norm_copies
 from pytest_torchmem.profiler.internals import TORCH_VERSION
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
@@ -391,6 +392,18 @@ def test_group_norm_is_of_contiguous_input() -> None:
     plain, turned = (trace(body(last), device="cuda") for last in (False, True))
     assert turned.retained == plain.retained  # the copy is kept, and the image is gone
     assert turned.forward_peak >= plain.forward_peak + size - 64
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_group_norm_without_gradients(context: Any) -> None:
+    _group_norm_copies.cache_clear()
+    image = torch.ones(2, 8, 4, 8).contiguous(memory_format=torch.channels_last)
+
+    def body() -> None:
+        with context():
+            functional.group_norm(image.cuda(), 2)
+
+    assert trace(body, device="cuda").peak > 0
 
 
 def test_pixels_are_shuffled_into_contiguous_images() -> None:
