@@ -2,6 +2,10 @@
 
 python -m benchmarks.operator_lists                          on the GPU of this machine
 python -m benchmarks.operator_lists --device cpu             on the CPU, which needs no GPU
+python -m benchmarks.operator_lists --device fake-tensors    forward only, what C++ makes of
+                                                             composites for tensors that say they
+                                                             are on cuda: needs torch with CUDA, no
+                                                             GPU
 python -m benchmarks.operator_lists -k conv --shard 1/8      a part of it
 python -m benchmarks.operator_lists --suites zoo             the models of the zoo
 
@@ -13,6 +17,7 @@ the trace that is the Fake key's place in the dispatcher, below autograd and abo
 from __future__ import annotations
 
 import argparse
+import copy
 import difflib
 import functools
 import sys
@@ -20,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -28,6 +34,8 @@ from unittest import mock
 import torch
 from tabulate import tabulate
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pytest_torchmem as torchmem
 from benchmarks.comparison import Comparison, Status, describe
@@ -45,12 +53,14 @@ from pytest_torchmem.profiler.internals import (
     FAKE,
     check_torch,
     interception,
+    operators_passing_by,
     set_excluded,
 )
 from pytest_torchmem.profiler.operators import operator_of
 from pytest_torchmem.profiler.shapes import remembered_plans, replace_tensors
 from pytest_torchmem.profiler.step import run_target
 
+FAKE_TENSORS = "fake-tensors"
 HERE = "this-machine"
 """The name by which the GPU of this machine is in the catalogue while it is compared with."""
 
@@ -94,6 +104,59 @@ def recorded_for_real(sample: Sample, device: str, **options: Any) -> list[str]:
     with torch.enable_grad(), interception(run):
         run_target(target, args, kwargs, **options)
     return names
+
+
+def recorded_on_fake_tensors(sample: Sample) -> list[str]:
+    """Run a step's forward on ``FakeTensorMode``'s cuda tensors, whose device C++ sees.
+
+    Tensors of a subclass are seen by some composites, which then write less in place; and what
+    asks the driver for the GPU (attention) does not find one.
+    """
+    names: list[str] = []
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, overload: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            names.append(str(overload.name()))
+            return overload(*args, **(kwargs or {}))
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+
+        def twin(tensor: Tensor) -> Tensor:
+            return mode.from_tensor(tensor.detach()).to("cuda")
+
+        args, kwargs = replace_tensors((sample.args, dict(sample.kwargs)), twin)
+        target = copy.deepcopy(sample.target)
+        if isinstance(target, torch.nn.Module):
+            target = target.to("cuda")
+        with Log(), torch.no_grad():
+            target(*args, **kwargs)
+    return [name for name in names if name.removesuffix(".default") not in _passing()]
+
+
+@cache
+def _passing() -> frozenset[str]:
+    """Return the operators that are not intercepted in a trace, or are Python's way in and out."""
+    views = {f"aten::{name}" for name in operators_passing_by()}
+    return frozenset({*views, "aten::lift_fresh", "aten::_to_copy", "prim::device"})
+
+
+class _WithoutGradient(torch.nn.Module):
+    def __init__(self, target: Any) -> None:
+        super().__init__()
+        self.target = target
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return self.target(*args, **kwargs)
+
+
+def _against_fake_tensors(sample: Sample, gpu: str) -> tuple[list[str], list[str]]:
+    real = recorded_on_fake_tensors(sample)
+    forward = Sample(0, _WithoutGradient(sample.target), sample.args, sample.kwargs)
+    traced = recorded_in_trace(forward, "cuda", gpu, backward=False)
+    return real, [name for name in traced if name not in _passing()]
 
 
 def _moved(tensor: Tensor, device: str) -> Tensor:
@@ -179,6 +242,8 @@ def run_sample(
     """Record one step for real and in a trace, and compare."""
     start = time.perf_counter()
     options = dict(sample.options)
+    if device == FAKE_TENSORS:
+        return _compared(case, sample, start, lambda: _against_fake_tensors(sample, "a100"))
     try:
         try:
             real = recorded_for_real(sample, device, **options)
@@ -193,6 +258,16 @@ def run_sample(
             traced = recorded_in_trace(sample, device, gpu.name if gpu else None, **options)
     except Exception as error:
         return Comparison(case, Status.UNSUPPORTED, error=describe(error))
+    return _compared(case, sample, start, lambda: (real, traced))
+
+
+def _compared(
+    case: str, sample: Sample, start: float, run: Callable[[], tuple[list[str], list[str]]]
+) -> Comparison:
+    try:
+        real, traced = run()
+    except Exception as error:
+        return Comparison(case, Status.SKIPPED, error=describe(error))
     found = differences(real, traced)
     return Comparison(
         case,
@@ -211,13 +286,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     kept: list[Comparison] = []
     limits = Limits(options.samples, options.seconds, options.threads)
+    if options.device == FAKE_TENSORS and not torch.backends.cuda.is_built():
+        print("this torch was built without CUDA: its C++ does not take such tensors to be there")
+        return 2
     gpu = gpu_here() if options.device == "cuda" else None
     run = functools.partial(run_sample, device=options.device, gpu=gpu)
     Supervisor(found_units(options), samples, limits, kept.append, run).run(options.processes)
     kept.sort(key=lambda comparison: comparison.case)
     if options.output:
         report.write(options.output, kept)
-    where = gpu.product if gpu else "cpu"
+    where = gpu.product if gpu else options.device
     print(", ".join(f"{name} {value}" for name, value in report.machine().items()), f"on {where}")
     return _print(kept)
 
@@ -244,7 +322,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.operator_lists", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("-k", dest="pattern", default="", help="regular expression for the names")
-    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda", FAKE_TENSORS))
     parser.add_argument("--samples", type=int, default=12, help="per operator, 0 for all")
     parser.add_argument("--suites", nargs="+", default=["op", "module"], choices=SUITES)
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))

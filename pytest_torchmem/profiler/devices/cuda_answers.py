@@ -47,7 +47,7 @@ def cuda_answers(
     gpu = interceptor.machine.gpu
     assert gpu is not None
     memory = memory_answers(device_memory)
-    device = {**_device(gpu), **_streams(), **_random(), **memory}
+    device = {**_device(gpu), **_streams(), **_random(interceptor), **memory}
     stream = Stream()
     stream.stream_id = stream.cuda_stream = stream.native_handle = 0
     device.update(
@@ -145,24 +145,27 @@ def _streams() -> dict[str, Callable[..., Any]]:
     }
 
 
-def _random() -> dict[str, Callable[..., Any]]:
+def _random(interceptor: Interceptor) -> dict[str, Callable[..., Any]]:
     """The GPU's generator: a trace has no random numbers whose values mattered."""
+
+    def state() -> torch.Tensor:
+        """Return a seed and an offset, on the CPU; CUDAGeneratorImpl.cpp, ``get_state``."""
+        with interceptor.working():
+            made = torch.zeros(16, dtype=torch.uint8)
+        interceptor.meet(made)
+        return made
+
     return {
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "seed": lambda: None,
         "seed_all": lambda: None,
         "initial_seed": lambda: 0,
-        "get_rng_state": lambda device="cuda": _generator_state(),
-        "get_rng_state_all": lambda: [_generator_state()],
+        "get_rng_state": lambda device="cuda": state(),
+        "get_rng_state_all": lambda: [state()],
         "set_rng_state": lambda new_state, device="cuda": None,
         "set_rng_state_all": lambda new_states: None,
     }
-
-
-def _generator_state() -> torch.Tensor:
-    """Return a seed and an offset (CUDAGeneratorImpl.cpp, ``get_state``), on the CPU."""
-    return torch.zeros(16, dtype=torch.uint8, device="cpu")
 
 
 def _accelerator(

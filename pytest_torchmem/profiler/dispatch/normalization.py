@@ -84,7 +84,11 @@ def group_norm(
     What is normalised, and kept for the backward, is a contiguous copy. torch 2.15 has a kernel for
     channels-last instead.
     """
-    if not _group_norm_copies() or input.is_contiguous():
+    if input.is_contiguous():
+        return composite()
+    with composite.guard.interceptor.working():
+        copies = _group_norm_copies()
+    if not copies:
         return composite()
     return composite.of(input.contiguous(), num_groups, weight, bias, eps, cudnn_enabled)
 
