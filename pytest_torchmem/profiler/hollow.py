@@ -263,7 +263,7 @@ class Interceptor:
                 self.values.know(operator, args, kwargs, tensors, records, Plan((), Same(0)), args)
                 return args[0]
             planned = (plain, kwargs)
-            key = _geometry(plain, [])
+            key = (key, _geometry(plain, []))
         key = (operator.overload, device.device, key)
         if self.machine.gpu is not None:
             self._follow_settings()

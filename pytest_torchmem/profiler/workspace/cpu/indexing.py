@@ -90,6 +90,43 @@ def index_add(
     return scatter_add(machine, outputs, input, dim, rows, source)
 
 
+def _positions(input: Tensor, indices: Sequence[Tensor | None], elements: int) -> int:
+    """Bytes of the positions that masks are turned to, where ``elements`` are read or written;
+    native/TensorAdvancedIndexingUtils.h, expandTensors.
+    """
+    masked, kept, dim = 0, 1, 0
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            masked += index.dim()
+            dim += index.dim()
+            continue
+        kept *= 1 if index is not None else input.shape[dim]
+        dim += 1
+    if not masked:
+        return 0
+    kept *= math.prod(input.shape[dim:])
+    return elements // kept * masked * _INDEX if kept else 0
+
+
+@workspace("aten::index", "aten::_unsafe_index", device="cpu")
+def index(machine: Host, outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]) -> int:
+    """Masks as positions; native/TensorAdvancedIndexing.cpp, TORCH_PRECOMPUTE_META_FUNC2(index)."""
+    return _positions(input, indices, outputs.numel())
+
+
+@workspace("aten::_index_put_impl_", device="cpu")
+def index_put(
+    machine: Host,
+    outputs: Tensor,
+    input: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    *settings: bool,
+) -> int:
+    """Masks as positions, where there is a value for each; _index_put_impl_."""
+    return _positions(input, indices, values.numel()) if values.numel() > 1 else 0
+
+
 @workspace("aten::gather", device="cpu")
 def gather(
     machine: Host, outputs: Tensor, input: Tensor, dim: int, index: Tensor, **options: object
