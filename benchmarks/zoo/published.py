@@ -109,7 +109,7 @@ PUBLISHED: dict[str, tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = {
     "wav2vec2": (
         "Wav2Vec2ForCTC",
         "Wav2Vec2Config",
-        {"num_hidden_layers": 3},
+        {"num_hidden_layers": 3, "layerdrop": 0.0},
         lambda: _speech(2),
     ),
     "mamba": ("MambaForCausalLM", "MambaConfig", _MAMBA, lambda: _text(2, 64)),

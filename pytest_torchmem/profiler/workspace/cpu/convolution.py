@@ -199,13 +199,11 @@ def convolution(
     *flags: bool,
 ) -> int:
     """Operands in the kernel's layouts, its scratchpad and its result, then the output beside
-    that; a line is made contiguous first.
+    that.
     """
     if input.numel() == 0 or outputs.numel() == 0:
         return 0
-    line = contiguous_copy(input) if input.dim() == 3 else 0
-    if line:
-        input = torch.empty(input.shape, dtype=input.dtype, device="meta")
+    input, line = _contiguous_line(input)
     call = _convolution(
         machine,
         input,
@@ -251,6 +249,7 @@ def convolution_backward(
     """The input's gradient, then the weight's and the bias's, each from its own copies."""
     if input.numel() == 0 or grad_output.numel() == 0:
         return 0
+    input, line = _contiguous_line(input)
     call = _convolution(
         machine,
         input,
@@ -266,7 +265,7 @@ def convolution_backward(
     gradient = grad_output.unsqueeze(2) if grad_output.dim() == 3 else grad_output
     returned = _returned(outputs, output_mask)
     if not call.uses_onednn():
-        return native_backward(call, gradient, returned, output_mask)
+        return line + native_backward(call, gradient, returned, output_mask)
     problem = call.problem(gradient)
     requests = [_format_copies(call, gradient, call.input, call.weight)]
     if output_mask[0]:
@@ -278,7 +277,17 @@ def convolution_backward(
         chosen = choice.transposed_backward_weights if transposed else choice.backward_weights
         filters = problem.channels if transposed else problem.filters
         requests += _of_weight(problem, chosen(problem), filters if output_mask[2] else 0)
-    return beyond(returned, requests)
+    return line + beyond(returned, requests)
+
+
+def _contiguous_line(input: Tensor) -> tuple[Tensor, int]:
+    """Return an input of one dimension contiguous, and the bytes that takes, so that it is never
+    taken for channels last; native/Convolution.cpp, _convolution and convolution_backward.
+    """
+    copied = contiguous_copy(input) if input.dim() == 3 else 0
+    if copied:
+        input = torch.empty(input.shape, dtype=input.dtype, device="meta")
+    return input, copied
 
 
 def _returned(outputs: Outputs, mask: Sequence[bool]) -> int:
