@@ -113,6 +113,8 @@ def overruns(budget: Budget, figures: Mapping[str, int], gpu: str | None) -> lis
     found = []
     for limit in _limits(budget, gpu):
         value = figures.get(limit.figure)
+        if value is None and limit.figure == "reserved_peak":
+            value = figures.get("peak")
         if value is None or value > limit.nbytes:
             found.append(Overrun(limit, value))
     return found
@@ -128,8 +130,18 @@ def _limits(budget: Budget, gpu: str | None) -> tuple[Limit, ...]:
         return budget.limits
     from pytest_torchmem.profiler.devices.catalogue import find_gpu
 
-    memory = find_gpu(gpu).memory
-    return (Limit("peak", memory, f"the memory of {gpu}, {format_size(memory)}"),)
+    found = find_gpu(gpu)
+    room = found.memory - found.context
+    return (Limit("reserved_peak", room, f"what {gpu} has for tensors, {format_size(room)}"),)
+
+
+def headroom(gpu: str, figures: Mapping[str, int]) -> int:
+    """Return the bytes that ``gpu`` has left when most is reserved."""
+    from pytest_torchmem.profiler.devices.catalogue import find_gpu
+
+    found = find_gpu(gpu)
+    most = figures.get("reserved_peak", figures.get("peak", 0))
+    return found.memory - found.context - most
 
 
 def _arguments(mark: pytest.Mark) -> dict[str, Any]:

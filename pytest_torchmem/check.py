@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchmem.budget import MARKER, Budget, limits_of, overruns, read_budget
+from pytest_torchmem.budget import (
+    MARKER,
+    Budget,
+    headroom,
+    limits_of,
+    overruns,
+    read_budget,
+)
 from pytest_torchmem.collection import Collection, test_id
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.record import Outcome, Record
@@ -27,6 +34,7 @@ from pytest_torchmem.snapshot.store import Stored, read
 from pytest_torchmem.tolerance import Level, parse_rules
 
 if TYPE_CHECKING:
+    from pytest_torchmem.profiler.devices.out_of_memory import OutOfMemoryError
     from pytest_torchmem.profiler.profile import MemoryProfile
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
@@ -71,6 +79,8 @@ class _Plan:
     name: str
     devices: tuple[str, ...]
     gpu: str
+    gpu_named: bool
+    """What is traced has to fit on the GPU."""
     tolerances: tuple[Level, ...]
     uses_snapshot: bool
     named: bool
@@ -111,12 +121,14 @@ class Checker:
         profiles: dict[str, MemoryProfile] = {}
         records: list[Record] = []
         for where in plan.devices:
-            record, profiles[where] = self._check_on(where, plan, run)
+            record, profile = self._check_on(where, plan, run)
             records.append(record)
+            if profile is not None:
+                profiles[where] = profile
         # A test may well leave one of the configured devices alone, but not all of them.
         if not plan.named and any(profile.peak for profile in profiles.values()):
             records = [
-                record if record.figures["peak"] else replace(record, failed=False)
+                replace(record, failed=False) if record.figures.get("peak") == 0 else record
                 for record in records
             ]
         for record in records:
@@ -164,6 +176,18 @@ class Checker:
 
         return find_gpu(name or self.budget.gpu or self.context.settings.gpu).name
 
+    def named_gpu(self, name: str | None = None) -> str | None:
+        """Return the GPU that is named, on which a trace has to fit; ``None`` for the default."""
+        if name or self.budget.gpu or self.context.settings.gpu_named:
+            return self.gpu(name)
+        return None
+
+    def trace_options(self, device: str, gpu: str | None) -> dict[str, Any]:
+        """Return what a trace on ``device`` is given where the test says nothing else."""
+        allocator = self.context.settings.allocator
+        given = {"allocator": allocator} if allocator and device == "cuda" else {}
+        return {"device": device, "gpu": gpu, **given}
+
     def _plan(self, name: str | None, device: object, gpu: str | None, tolerance: object) -> _Plan:
         settings, budget = self.context.settings, self.budget
         if name is not None and (not isinstance(name, str) or not name):
@@ -189,18 +213,23 @@ class Checker:
         # A budget replaces the snapshot, unless a tolerance, which only a snapshot has, is named.
         uses_snapshot = not budget.judges or any(own)
         rest = settings.tolerances(self._relative(self.item.path))
-        return _Plan(name or "", devices, self.gpu(gpu), (*own, *rest), uses_snapshot, named)
+        on_gpu, gpu_named = self.gpu(gpu), self.named_gpu(gpu) is not None
+        return _Plan(name or "", devices, on_gpu, gpu_named, (*own, *rest), uses_snapshot, named)
 
     def _check_on(
         self, device: str, plan: _Plan, run: Callable[[str, str | None], MemoryProfile]
-    ) -> tuple[Record, MemoryProfile]:
+    ) -> tuple[Record, MemoryProfile | None]:
         __tracebackhide__ = True
         gpu = plan.gpu if device == "cuda" else None
         key = Key(self.test, plan.name, device, gpu or "")
         stored = self._stored() if plan.uses_snapshot else None
         try:
-            profile = run(device, gpu)
+            profile = run(device, gpu if plan.gpu_named else None)
         except BaseException as error:
+            fails = _out_of_memory(error)
+            if fails is not None:
+                text = messages.does_not_fit(self._record(key, Outcome.OVER_BUDGET), fails)
+                return self._record(key, Outcome.OVER_BUDGET, failed=True, message=text), None
             why = f"not checked: {type(error).__name__} was raised"
             self._keep(self._record(key, Outcome.NOT_CHECKED, message=why))
             raise
@@ -212,6 +241,8 @@ class Checker:
             warnings=profile.warnings,
             torch=public_version(profile.torch_version),
         )
+        if gpu is not None and plan.gpu_named:
+            judged = replace(judged, headroom=headroom(gpu, profile.figures()))
         if not profile.peak:
             text = messages.nothing_there(judged)
             return replace(judged, outcome=Outcome.NOT_CHECKED, failed=True, message=text), profile
@@ -388,6 +419,15 @@ def public_version(version: str) -> str:
 def series(version: str) -> str:
     """Return the minor series of a version: "2.13" of "2.13.1"."""
     return ".".join(version.split(".")[:2])
+
+
+def _out_of_memory(error: BaseException) -> OutOfMemoryError | None:
+    """Return the error of a trace that does not fit on its GPU, ``None`` for any other error."""
+    # A trace that raised it has imported it; nothing here may import torch.
+    module = sys.modules.get("pytest_torchmem.profiler.devices.out_of_memory")
+    if module is not None and isinstance(error, module.OutOfMemoryError):
+        return error
+    return None
 
 
 def _expected_to_fail(item: pytest.Item) -> bool:

@@ -40,8 +40,8 @@ class Torchmem:
 
         The judge is the test's ``memory_budget`` marker if it sets a limit, and else the snapshot,
         in which ``name`` tells several checks of one test apart. ``device``, ``gpu`` and
-        ``tolerance`` are for this check alone; a ``gpu`` without a device means cuda only. All
-        else goes to ``trace``. Returns the profiles by device.
+        ``tolerance`` are for this check alone; a ``gpu`` without a device means cuda only, and what
+        is traced has to fit on it. All else goes to ``trace``. Returns the profiles by device.
         """
         __tracebackhide__ = True
         self._refuse_inside_body("check")
@@ -51,7 +51,7 @@ class Torchmem:
 
         def run(where: str, on_gpu: str | None) -> MemoryProfile:
             __tracebackhide__ = True
-            return _trace(target, *args, device=where, gpu=on_gpu, **kwargs)
+            return _trace(target, *args, **{**self._checker.trace_options(where, on_gpu), **kwargs})
 
         return self._checker.check(run, name, device, gpu, tolerance)
 
@@ -71,8 +71,9 @@ class Torchmem:
         __tracebackhide__ = True
         self._refuse_inside_body("trace")
         where = device or ("cuda" if gpu else self._checker.default_device())
-        on_gpu = self._checker.gpu(gpu) if where == "cuda" else gpu
-        return _trace(target, *args, device=where, gpu=on_gpu, **kwargs)
+        on_gpu = self._checker.named_gpu(gpu) if where == "cuda" else gpu
+        options = self._checker.trace_options(where, on_gpu)
+        return _trace(target, *args, **{**options, **kwargs})
 
     def _refuse_inside_body(self, method: str) -> None:
         if self._checker.in_body:
@@ -140,7 +141,8 @@ def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
     def traced(*args: Any, **kwargs: Any) -> None:
         def run(where: str, on_gpu: str | None) -> MemoryProfile:
             __tracebackhide__ = True
-            return _trace(lambda: body(*args, **kwargs), device=where, gpu=on_gpu)
+            options = checker.trace_options(where, on_gpu)
+            return _trace(lambda: body(*args, **kwargs), **options)
 
         checker.in_body = True
         try:

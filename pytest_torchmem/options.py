@@ -22,6 +22,7 @@ _OPTIONS = (
     "update_max",
     "devices",
     "gpu",
+    "allocator",
     "tolerance",
     "json",
     "markdown",
@@ -34,6 +35,7 @@ _INI = (
     "update_max",
     "devices",
     "gpu",
+    "allocator",
     "tolerance",
     "json",
     "markdown",
@@ -87,7 +89,12 @@ def add_options(parser: pytest.Parser) -> None:
     values = {
         "update-max": ("TOLERANCE", "the most growth an update accepts, such as 15%%"),
         "devices": ("DEVICES", "the fake devices to trace on: cpu,cuda (default), cpu or cuda"),
-        "gpu": ("NAME", "the GPU that fake cuda stands for (default: a100-80gb)"),
+        "gpu": (
+            "NAME",
+            "the GPU that fake cuda stands for, and on which what is traced has to fit "
+            "(default: an a100-80gb without an end to its memory)",
+        ),
+        "allocator": ("OPTIONS", "options of cuda's allocator, as for PYTORCH_ALLOC_CONF"),
         "tolerance": ("TOLERANCE", "growth that still passes: 1%% (default), 64KiB, 2%%+64KiB"),
         "json": ("PATH", "write the results as JSON"),
         "markdown": ("PATH", "write the results as Markdown, for a pull request's comment"),
@@ -102,7 +109,8 @@ def add_options(parser: pytest.Parser) -> None:
         group.addoption(f"--torchmem-{name}", metavar=metavar, default=None, help=text)
     ini = {
         "devices": "fake devices to trace on, such as: cpu,cuda",
-        "gpu": "the GPU that fake cuda stands for",
+        "gpu": "the GPU that fake cuda stands for, and on which what is traced has to fit",
+        "allocator": "options of cuda's caching allocator, written as for PYTORCH_ALLOC_CONF",
         "tolerance": "growth that still passes, one rule a line: [path] [device] [phase]: 2%",
         "update_max": "the most growth that --torchmem-update accepts",
         "json": "where to write the results as JSON",

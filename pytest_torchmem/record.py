@@ -41,6 +41,8 @@ class Record:
     """An update may write ``entry``, once the test has passed."""
     changes: tuple[Change, ...] = ()
     limits: dict[str, int] = field(default_factory=dict)
+    headroom: int | None = None
+    """What the GPU has left beyond the reserved peak; ``None`` where no GPU is named."""
     torch: str = ""
     torch_before: str = ""
     workload_changed: bool = False

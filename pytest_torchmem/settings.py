@@ -29,6 +29,10 @@ class Settings:
     devices: tuple[str, ...]
     gpu: str
     """The GPU's name in the catalogue."""
+    gpu_named: bool
+    """Somebody named the GPU: what is traced has to fit on it."""
+    allocator: str
+    """Options of the caching allocator, as for ``PYTORCH_ALLOC_CONF``."""
     narrowed: bool
     """Devices or GPU were named on the command line: the others' entries are not obsolete."""
     option_tolerance: Level
@@ -97,6 +101,8 @@ def _read(config: pytest.Config) -> Settings:
     return Settings(
         devices=parse_devices(_value(config, "devices") or ",".join(DEVICES), "torchmem_devices"),
         gpu=_gpu(_value(config, "gpu") or DEFAULT_GPU),
+        gpu_named=_value(config, "gpu") is not None,
+        allocator=_allocator(_value(config, "allocator") or ""),
         narrowed=any(config.getoption(f"torchmem_{name}") for name in ("devices", "gpu")),
         option_tolerance=parse_rules(option_tolerance, "--torchmem-tolerance"),
         ini_tolerance=parse_rule_lines(ini_tolerance or "", "ini torchmem_tolerance"),
@@ -157,6 +163,14 @@ def _gpu(name: str) -> str:
     from pytest_torchmem.profiler.devices.catalogue import find_gpu
 
     return find_gpu(name).name
+
+
+def _allocator(options: str) -> str:
+    if options:
+        from pytest_torchmem.profiler.allocator import parse_options
+
+        parse_options(options)
+    return options
 
 
 def _on_github(when: str) -> bool:

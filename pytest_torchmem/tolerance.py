@@ -86,7 +86,11 @@ class Rule:
 Level = Sequence[Rule]
 """The rules written in one place. Of several that fit, the one that says most holds."""
 
-BUILT_IN: Level = (Rule(DEFAULT_TOLERANCE, "the built-in default"),)
+BUILT_IN: Level = (
+    Rule(DEFAULT_TOLERANCE, "the built-in default"),
+    # Memory is reserved in segments, most of them of 20 MiB: a byte more can take another one.
+    Rule(parse_tolerance("1%+20MiB"), "the built-in default", figure="reserved_peak"),
+)
 
 
 def parse_rules(value: object, source: str) -> Level:

@@ -53,6 +53,7 @@ def _check(check: Check) -> dict[str, Any]:
         "figures": record.figures,
         "workload": record.entry.workload if record.entry is not None else "",
         "limits": record.limits,
+        "headroom": record.headroom,
         "snapshot": _snapshot(record),
         "grew": list(record.grew),
         "warnings": list(record.warnings),

@@ -10,6 +10,7 @@ from pytest_torchmem.snapshot.compare import Change, Comparison, Verdict
 
 if TYPE_CHECKING:
     from pytest_torchmem.budget import Overrun
+    from pytest_torchmem.profiler.devices.out_of_memory import OutOfMemoryError
     from pytest_torchmem.profiler.profile import Allocation
     from pytest_torchmem.record import Record
     from pytest_torchmem.snapshot.format import Key
@@ -101,6 +102,25 @@ def unknown_bytes(record: Record) -> str:
     """Return the message of a profile that is not sure of all its bytes (``--torchmem-strict``)."""
     lines = "\n".join(f"  {warning}" for warning in record.warnings)
     return _message(f"{title(record.key)}: the profile does not know all bytes", [lines])
+
+
+def does_not_fit(record: Record, error: OutOfMemoryError) -> str:
+    """Return the message of a trace that ran out of its GPU's memory."""
+    gpu, origin = error.gpu, error.origin
+    where = [f"in the {origin.phase.value}"]
+    where += [f"in module {origin.module}"] if origin.module else []
+    where += [f"at {origin.line}"] if origin.line else []
+    what = origin.operator or "something"
+    headline = (
+        f"{title(record.key)}: does not fit on {gpu.name}, which has {format_size(gpu.memory)}: "
+        f"{what} asked for {format_size(error.nbytes)} {', '.join(where)}"
+    )
+    said = str(error).partition("\n")[0].partition(" If reserved but")[0]
+    return _message(headline, [f"torch would have said\n  {said}", _alive(error)])
+
+
+def _alive(error: OutOfMemoryError) -> str:
+    return "Largest then\n" + _allocations(error.live) if error.live else "Nothing was alive then"
 
 
 def nothing_there(record: Record) -> str:

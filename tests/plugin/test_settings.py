@@ -56,7 +56,7 @@ def test_defaults(pytester):
 def test_every_option_defaults_to_none(pytester):
     config = pytester.parseconfig()
     names = [name for name in vars(config.option) if name.startswith("torchmem_")]
-    assert len(names) == 13
+    assert len(names) == 14
     assert {name: getattr(config.option, name) for name in names} == dict.fromkeys(names)
 
 

@@ -1,0 +1,153 @@
+"""A GPU that is named: what is traced has to fit on it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+MODEL = """
+import pytest, torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(1000, 1000)
+
+    def forward(self, x):
+        return self.inner(x).relu()
+
+def rows(count):
+    return torch.empty(count, 1000, device="meta")
+
+def net():
+    return Net().to("meta")
+
+"""
+TOO_MUCH, ENOUGH = "rows(1 << 21)", "rows(1 << 10)"
+
+
+def run(pytester: pytest.Pytester, body: str, *options: str) -> Any:
+    pytester.makepyfile(test_it=MODEL + body)
+    result = pytester.runpytest_inprocess("--torchmem-json=report.json", *options)
+    checks = json.loads((pytester.path / "report.json").read_text())["checks"]
+    return result, checks
+
+
+@pytest.mark.parametrize(
+    ("mark", "check"),
+    [
+        ('@pytest.mark.memory_budget(gpu="t4")', ""),
+        ('@pytest.mark.memory_budget("60 GiB", gpu="t4")', ""),
+        ("", ', gpu="t4"'),
+    ],
+)
+def test_what_does_not_fit_fails_with_who_asked(
+    pytester: pytest.Pytester, mark: str, check: str
+) -> None:
+    body = f"{mark}\ndef test_it(torchmem):\n    torchmem.check(net(), {TOO_MUCH}{check})\n"
+    result, checks = run(pytester, body)
+    result.assert_outcomes(failed=1)
+    (record,) = checks
+    assert record["outcome"] == "over budget"
+    assert record["headroom"] is None
+    message = record["message"]
+    assert "does not fit on t4, which has 14.74 GiB: aten::addmm asked for 7.81 GiB" in message
+    assert "in the forward, in module Net.inner, at test_it.py:" in message
+    assert "Tried to allocate 7.81 GiB. GPU 0 has a total capacity of 14.74 GiB" in message
+    assert "input 0 float32[2097152, 1000]" in message
+
+
+def test_a_whole_body_that_does_not_fit(pytester: pytest.Pytester) -> None:
+    body = (
+        '@pytest.mark.memory_budget(gpu="t4")\n'
+        "def test_it():\n"
+        "    model = Net().cuda()\n"
+        '    model(torch.randn(1 << 21, 1000, device="cuda")).sum().backward()\n'
+    )
+    result, checks = run(pytester, body)
+    result.assert_outcomes(failed=1)
+    assert "does not fit on t4" in checks[0]["message"]
+
+
+def test_what_fits_says_how_much_is_left(pytester: pytest.Pytester) -> None:
+    from pytest_torchmem.profiler.devices.catalogue import find_gpu
+
+    body = (
+        '@pytest.mark.memory_budget(gpu="t4")\n'
+        f"def test_it(torchmem):\n    torchmem.check(net(), {ENOUGH})\n"
+    )
+    result, checks = run(pytester, body)
+    result.assert_outcomes(passed=1)
+    gpu, (record,) = find_gpu("t4"), checks
+    room = gpu.memory - gpu.context
+    assert record["limits"] == {"reserved_peak": room}
+    assert record["headroom"] == room - record["figures"]["reserved_peak"] > 0
+
+
+def test_a_program_that_tries_again_fits(pytester: pytest.Pytester) -> None:
+    body = (
+        '@pytest.mark.memory_budget(gpu="t4")\n'
+        "def test_it():\n"
+        "    model, batch = Net().cuda(), 1 << 22\n"
+        "    while True:\n"
+        "        try:\n"
+        '            model(torch.randn(batch, 1000, device="cuda")).sum().backward()\n'
+        "        except torch.OutOfMemoryError:\n"
+        "            batch //= 2\n"
+        "        else:\n"
+        "            break\n"
+    )
+    run(pytester, body)[0].assert_outcomes(passed=1)
+
+
+def test_the_ini_file_names_a_gpu_and_the_default_has_no_end(pytester: pytest.Pytester) -> None:
+    body = (
+        "def test_it(torchmem):\n"
+        '    torchmem.check(net(), rows(1 << 24), device="cuda")\n'
+        "    assert torchmem.trace(net(), rows(1 << 24), device='cuda').peak > 100 << 30\n"
+    )
+    result, checks = run(pytester, body, "--torchmem-update")
+    result.assert_outcomes(passed=1)
+    assert checks[0]["headroom"] is None
+    pytester.makeini("[pytest]\ntorchmem_gpu = a100-80gb\n")
+    result, checks = run(pytester, body)
+    result.assert_outcomes(failed=1)
+    assert "does not fit on a100-80gb" in checks[0]["message"]
+    unlimited = body.replace('device="cuda")', 'device="cuda", memory="unlimited")')
+    unlimited = unlimited.replace("device='cuda')", "device='cuda', memory='unlimited')")
+    run(pytester, unlimited)[0].assert_outcomes(passed=1)
+
+
+def test_options_of_the_allocator(pytester: pytest.Pytester) -> None:
+    body = (
+        "def fragmented():\n"
+        "    for size in (30, 50):\n"
+        '        torch.empty(size << 20, dtype=torch.int8, device="cuda")\n'
+        "def test_it(torchmem):\n"
+        '    torchmem.check(fragmented, device="cuda")\n'
+    )
+    _, checks = run(pytester, body, "--torchmem-update")
+    assert checks[0]["figures"]["reserved_peak"] == 80 << 20
+    pytester.makeini("[pytest]\ntorchmem_allocator = expandable_segments:True\n")
+    result, checks = run(pytester, body)
+    assert checks[0]["figures"]["reserved_peak"] == 60 << 20
+    result = pytester.runpytest_inprocess("--torchmem-allocator=expandable:True")
+    result.stderr.fnmatch_lines(["*Unrecognized key 'expandable' in CUDA allocator config*"])
+
+
+def test_a_segment_more_is_no_growth(pytester: pytest.Pytester) -> None:
+    body = (
+        "def test_it(torchmem):\n"
+        "    torchmem.check(lambda: torch.empty(%d, dtype=torch.int8, device='cuda'),"
+        " device='cuda', tolerance={'peak': '2 MiB', 'forward': '2 MiB', 'retained': '2 MiB'})\n"
+    )
+    run(pytester, body % (1 << 20), "--torchmem-update")
+    result, checks = run(pytester, body % ((1 << 20) + 1))
+    result.assert_outcomes(passed=1)
+    changes = {change["figure"]: change for change in checks[0]["snapshot"]["changes"]}
+    assert changes["reserved_peak"]["before"] == 2 << 20
+    assert changes["reserved_peak"]["now"] == 20 << 20
+    assert changes["reserved_peak"]["verdict"] == "within tolerance"
