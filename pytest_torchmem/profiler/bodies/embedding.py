@@ -67,19 +67,26 @@ def _forward(
     shape = (bags, weight.shape[1]) if mode == _MAX else tuple(sizes.shape)
     largest = torch.empty(shape, dtype=offsets.dtype)
     if mode != _MAX:
-        _gather(weight, output, fast)
+        _gather(weight, output, scale, fast)
     if mode == _MEAN and bags:
         counts = torch.maximum(sizes, torch.ones_like(sizes)).to(output.dtype)
         del counts
     return output, offset2bag, sizes, largest
 
 
-def _gather(weight: Tensor, output: Tensor, fast: bool) -> None:
-    """``index_select_add``: 16-bit types are added up in float where FBGEMM does not do it."""
-    if fast:
-        weight.contiguous()
-    elif output.dtype in (torch.float16, torch.bfloat16):
-        torch.zeros(output.shape, dtype=torch.float32)
+def _gather(weight: Tensor, output: Tensor, scale: Tensor | None, fast: bool) -> None:
+    """``index_select_add`` and ``index_select_scale_add``: 16-bit types are added up in float where
+    FBGEMM does not do it, which wants their factors in float.
+    """
+    half = output.dtype in (torch.float16, torch.bfloat16)
+    if not fast:
+        if half:
+            torch.zeros(output.shape, dtype=torch.float32)
+        return
+    dense = weight.contiguous()
+    if half and scale is not None:
+        torch.empty(scale.shape, dtype=torch.float32)
+    del dense
 
 
 @body("aten::_embedding_bag")

@@ -208,9 +208,10 @@ def masked_select(machine: Host, outputs: Tensor, input: Tensor, mask: Tensor) -
 def roll(
     machine: Host, outputs: Tensor, input: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
 ) -> int:
-    """Several dimensions are rolled one after the other; native/TensorTransformations.cpp."""
-    several = isinstance(dims, (list, tuple)) and len(dims) > 1
-    return (len(dims) - 1) * dense_bytes(input) if several else 0
+    """Several dimensions are rolled one after the other, all of them as one;
+    native/TensorTransformations.cpp, roll_common.
+    """
+    return (len(dims) - 1) * dense_bytes(input) if len(dims) > 0 else contiguous_copy(input)
 
 
 @workspace("aten::tril", "aten::triu", device="cpu")
