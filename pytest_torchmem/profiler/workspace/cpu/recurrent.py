@@ -137,7 +137,7 @@ def _forward_weight(rows: int, hidden: int, element_size: int) -> int:
     """A weight as the kernels want it: rows of all gates, or for bfloat16 blocks of 2 by 32."""
     if element_size == _FLOAT:
         return rows * leading_dimension(4 * hidden, _FLOAT) * _FLOAT
-    return (rows + rows % 2) * 4 * (-(-hidden // 32) * 32) * element_size
+    return round_up(rows, 2) * 4 * round_up(hidden, 32) * element_size
 
 
 def _backward_weight(rows: int, hidden: int, element_size: int) -> int:
@@ -145,7 +145,7 @@ def _backward_weight(rows: int, hidden: int, element_size: int) -> int:
     if element_size == _FLOAT:
         width = leading_dimension(rows, _FLOAT)
         return 0 if width == rows else 4 * hidden * width * _FLOAT
-    return (-(-rows // 32) * 32) * 4 * hidden * element_size
+    return round_up(rows, 32) * 4 * round_up(hidden, 2) * element_size
 
 
 @workspace("aten::mkldnn_rnn_layer", device="cpu")
