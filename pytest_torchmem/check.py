@@ -425,9 +425,10 @@ def _out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     """Return the error of a trace that does not fit on its GPU, ``None`` for any other error."""
     # A trace that raised it has imported it; nothing here may import torch.
     module = sys.modules.get("pytest_torchmem.profiler.devices.out_of_memory")
+    found: OutOfMemoryError | None = None
     if module is not None and isinstance(error, module.OutOfMemoryError):
-        return error
-    return None
+        found = error
+    return found
 
 
 def _expected_to_fail(item: pytest.Item) -> bool:
