@@ -188,9 +188,7 @@ def clamp(machine: Host, outputs: Tensor, *operands: object, **options: object) 
     )
 
 
-@workspace(
-    *(f"aten::{name}{suffix}" for name in _COMPARISON for suffix in ("", "_")), device="cpu"
-)
+@workspace(*(f"aten::{name}{suffix}" for name in _COMPARISON for suffix in ("", "_")), device="cpu")
 def comparison(machine: Host, outputs: Tensor, first: Tensor, second: Operand) -> int:
     """Both sides in their common type; build_comparison_op."""
     common = torch.result_type(first, second)

@@ -1,0 +1,62 @@
+"""Kernels that call other operators, and what decides their outputs by value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from pytest_torchmem import measure, trace
+from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.profiler.bodies import body, find_body
+
+
+class Program(torch.nn.Module):
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__()
+        self.forward = function  # type: ignore[assignment]
+
+
+def figures(
+    function: Callable[..., object], *args: Tensor
+) -> tuple[dict[str, int], dict[str, int]]:
+    traced = trace(Program(function), *args, host="here", backward=False).figures()
+    return traced, measure(Program(function), *args, backward=False).figures()
+
+
+def test_an_operator_has_one_body() -> None:
+    assert find_body("aten::lu_unpack") is not None
+    with pytest.raises(ValueError, match="aten::lu_unpack already has a body"):
+        body("aten::lu_unpack")(lambda machine: None)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [torch.linalg.slogdet, torch.linalg.inv, torch.linalg.svd, torch.fft.rfft2, torch.histc],
+    ids=lambda program: program.__name__,
+)
+def test_batches_of_matrices(program: Callable[..., Tensor]) -> None:
+    traced, measured = figures(program, torch.randn(3, 40, 40))
+    for name, nbytes in measured.items():
+        assert abs(traced[name] - nbytes) <= 64, name
+
+
+def test_a_mask_takes_more_than_its_positions_do() -> None:
+    x, mask = torch.randn(200, 8), torch.arange(200) % 2 == 0
+    positions = mask.nonzero().squeeze(1)
+    for index in (mask, positions, mask):  # the same geometry once the mask is resolved
+        traced, measured = figures(lambda x, index: x[index], x, index)
+        assert traced == measured
+
+
+def test_an_empty_tensor_is_known() -> None:
+    traced, measured = figures(torch.argwhere, torch.empty(5, 0, dtype=torch.bfloat16))
+    assert traced == measured
+
+
+def test_compressed_sparse_tensors_are_refused_by_name() -> None:
+    matrix = torch.eye(3).to_sparse_csr()
+    with pytest.raises(UnsupportedOperatorError, match=r"torch.sparse_csr.*to_sparse_coo"):
+        trace(Program(torch.mv), matrix, torch.randn(3), backward=False)
