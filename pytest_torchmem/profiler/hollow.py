@@ -25,7 +25,7 @@ from pytest_torchmem.profiler.gradients import GradientSums, References
 from pytest_torchmem.profiler.internals import (
     ENGINE_CODE,
     FAKE,
-    current_graph_task,
+    in_engine_thread,
     kernel_settings,
     run_composite_implicit,
     set_excluded,
@@ -485,7 +485,7 @@ class Interceptor:
     def _take(self, workspace: Workspace, device: DeviceLedger, origin: Origin) -> None:
         """Write down what a kernel takes."""
         if workspace.kept:
-            in_engine = current_graph_task() != -1
+            in_engine = in_engine_thread()
             for buffer in workspace.kept:
                 self.ledger.keep(buffer.name, buffer.nbytes, in_engine, device, origin)
         if workspace.unknown:

@@ -42,6 +42,7 @@ storage_address: Callable[[Tensor], int] = _C._storage_address
 #: -1 outside of a backward, else the number of the running graph task of this thread.
 current_graph_task: Callable[[], int] = _C._current_graph_task_id
 current_node: Callable[[], Any] = _C._current_autograd_node
+_engine_has_threads: Callable[[], bool] = _C._is_multithreading_enabled
 _uses_cudnn: Callable[[], bool] = _C._get_cudnn_enabled
 _is_deterministic: Callable[[], bool] = _C._get_deterministic_algorithms
 _only_warns: Callable[[], bool] = _C._get_deterministic_algorithms_warn_only
@@ -57,6 +58,11 @@ _construct_storage = _C._construct_storage_from_data_pointer
 def kernel_settings() -> tuple[bool, bool, bool]:
     """Return the settings by which kernels are chosen: cuDNN used, deterministic, warns only."""
     return (_uses_cudnn(), _is_deterministic(), _only_warns())
+
+
+def in_engine_thread() -> bool:
+    """Return whether a GPU's kernels would be launched by the autograd engine's own thread now."""
+    return current_graph_task() != -1 and _engine_has_threads()
 
 
 def hollow_storage(nbytes: int, memory: Tensor | None = None) -> torch.UntypedStorage:

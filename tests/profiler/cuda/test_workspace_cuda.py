@@ -89,6 +89,12 @@ def test_without_backward_the_engine_has_no_workspace() -> None:
     assert kept(profile) == [CUBLAS]
 
 
+def test_an_engine_without_threads_uses_the_workspace_of_the_program() -> None:
+    """torch/csrc/autograd/engine.cpp, ``Engine::ready_queue``."""
+    with torch.autograd.set_multithreading_enabled(False):
+        assert kept(trace(step, device="cuda", gpu="a100")) == [CUBLAS]
+
+
 @pytest.mark.parametrize(
     ("config", "nbytes"),
     [(":4096:8", 4096 * 1024 * 8), (":16:8", 16 * 1024 * 8), ("nonsense", CUBLAS), (":0:0", 0)],
