@@ -175,6 +175,8 @@ def _profile(
     outcome = run_target(target, args, kwargs, *step)
     interceptor.numbers.settle()
     device = ledger.devices[machine.device]
+    if memory is not None:
+        memory.close()
     profile = summarise(
         device.timeline(),
         device=machine.device.type,

@@ -64,6 +64,7 @@ class DeviceMemory:
         self._earlier = self._position = self._phase = 0
         self._peaks: dict[Phase, _PhasePeaks] = {}
         self._room = 0
+        self._end: tuple[int, int] | None = None
         self._settle()
 
     @property
@@ -74,10 +75,10 @@ class DeviceMemory:
     def follow(self) -> CachingAllocator:
         """Catch up with the ledger; return the allocator as it then is."""
         ledger = self._ledger
-        for index in ledger.earlier[self._earlier :]:
+        earlier, last = self._end or (len(ledger.earlier), len(ledger.events))
+        for index in ledger.earlier[self._earlier : earlier]:
             self._make(index)
-        self._earlier = len(ledger.earlier)
-        phases, last = ledger.phases, len(ledger.events)
+        self._earlier, phases = earlier, ledger.phases
         peaks = self._enter(phases[self._phase][1])
         while True:
             following = self._phase + 1
@@ -87,6 +88,11 @@ class DeviceMemory:
                 return self.allocator
             self._phase = following
             peaks = self._enter(phases[following][1])
+
+    def close(self) -> None:
+        """Let what the ledger tells from now on be no part of the trace any more."""
+        self._end = len(self._ledger.earlier), len(self._ledger.events)
+        self._ledger.before_adding = None
 
     def peaks(self) -> Mapping[str, Peaks]:
         """Return the peaks by name (``"forward_peak"``, …, ``"peak"``)."""
