@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from pytest_torchmem.profiler import known
 from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.border import Border
+from pytest_torchmem.profiler.call import Call
+from pytest_torchmem.profiler.data_shapes import plan_from_values, without_masks
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.gradients import GradientSums, References
 from pytest_torchmem.profiler.internals import (
@@ -36,6 +37,7 @@ from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger, Record
 from pytest_torchmem.profiler.making import grow, make_hollow, make_outputs
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
 from pytest_torchmem.profiler.phases import Phases
+from pytest_torchmem.profiler.placement import Placement
 from pytest_torchmem.profiler.profile import Origin, Phase
 from pytest_torchmem.profiler.shapes import (
     Output,
@@ -69,29 +71,6 @@ _GEOMETRY_ALONE = (
     "aten::zeros_like",
 )
 
-#: Operators that take tensors of two devices (a copy's source, indices on the host).
-_ACROSS_DEVICES = frozenset(
-    {
-        "aten::copy_",
-        "aten::_to_copy",
-        "aten::_cudnn_ctc_loss",  # targets and lengths are the host's
-        "aten::_foreach_copy_",
-        "aten::_pack_padded_sequence",
-        "aten::_pack_padded_sequence_backward",
-        "aten::index.Tensor",
-        "aten::index_put_",
-        "aten::index_put",
-        "aten::_index_put_impl_",
-        "aten::_unsafe_index.Tensor",
-        "aten::_unsafe_index_put",
-        "aten::set_.source_Tensor",
-    }
-)
-
-#: Of these the operators that index, and of those the ones whose last argument is written.
-_INDEXING = frozenset(name for name in _ACROSS_DEVICES if "index" in name)
-_INDEXED_WRITES = frozenset(name for name in _INDEXING if "put" in name)
-
 
 class Interceptor:
     """Runs operators on hollow tensors; the fallback of the Fake key for one trace."""
@@ -119,13 +98,11 @@ class Interceptor:
         self._plans = remembered_plans(machine.host, machine.gpu)
         self.sums = GradientSums(alone)
         self.numbers = WrappedNumbers(ledger)
-        self._last_device: DeviceLedger | None = None
+        self._placement = Placement(machine, ledger)
         self._composite = ""
         """The composite operator whose body is running: what it makes is attributed to it."""
         self._taken: list[Workspace] = []
         """The workspaces that kernels took in the body that is running."""
-        self._guessed: dict[int, int] = {}
-        """Storages that C++ asked for without saying beside which tensor: a device guessed."""
 
     # -- entry -------------------------------------------------------------------------------------
 
@@ -235,7 +212,8 @@ class Interceptor:
                 with self.intercepting():
                     return run_sparse(operator, args, kwargs)
             return operator.overload(*args, **kwargs)
-        device = self._device(operator, tensors, records, kwargs)
+        call = Call(operator, args, kwargs, tensors, records)
+        device = self._placement.device_of(call, self.target)
         if device is None:
             return operator.overload(*args, **kwargs)
         frame = sys._getframe(2)
@@ -254,13 +232,13 @@ class Interceptor:
         if operator.dynamic and self._own_meta(operator, device) is None:
             body = self.machine.body(operator, device.device.type)
             if body is not None:
-                return self._run_body(body, operator, args, kwargs, tensors, device)[0]
-            return self._run_dynamic(operator, args, kwargs, tensors, records, device, frame)
+                return self._run_body(body, call, device)[0]
+            return self._run_dynamic(call, device, self._origin(operator, frame))
         planned = (args, kwargs)
         if operator.masks:
-            plain = self._without_masks(operator, args)
+            plain = without_masks(call, self.values)
             if plain is None:
-                self.values.know(operator, args, kwargs, tensors, records, Plan((), Same(0)), args)
+                self.values.know(call, Plan((), Same(0)), args)
                 return args[0]
             planned = (plain, kwargs)
             key = (key, _geometry(plain, []))
@@ -276,10 +254,10 @@ class Interceptor:
             body = self.machine.body(operator, device.device.type) if tensors else None
             if body is not None:
                 position = len(device.events)
-                result, plan = self._run_body(body, operator, args, kwargs, tensors, device)
+                result, plan = self._run_body(body, call, device)
                 self._plans[key] = plan
                 self._as_planned(plan, result, position, device, self._origin(operator, frame))
-                self.values.know(operator, args, kwargs, tensors, records, plan, result)
+                self.values.know(call, plan, result)
                 return result
             plan = self._plan(operator, planned[0], planned[1], tensors, device)
             self._plans[key] = plan
@@ -299,11 +277,9 @@ class Interceptor:
         if wrapped:
             recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             self.numbers.release(operator, numbers, wrapped, device, result if recorded else None)
-        if self.machine.gpu is not None and self.target is None and self._is_guess(records):
-            for tensor in tensors_in(result):
-                record = self.ledger.records[storage_address(tensor)]
-                self._guessed[record.address] = record.index
-        self.values.know(operator, args, kwargs, tensors, records, plan, result)
+        if self.machine.gpu is not None and self.target is None:
+            self._placement.note_guess(call, tensors_in(result))
+        self.values.know(call, plan, result)
         return result
 
     def _follow_settings(self) -> None:
@@ -318,13 +294,6 @@ class Interceptor:
 
     def _origin(self, operator: Operator, frame: Any) -> Origin:
         return self.attribution.origin(self.ledger.phase, self._composite or operator.name, frame)
-
-    def _is_guess(self, records: list[Record]) -> bool:
-        """Return whether nothing but guesses said where an operator's outputs are made."""
-        guessed = self._guessed
-        return not records or bool(
-            guessed and all(guessed.get(record.address) == record.index for record in records)
-        )
 
     def _from_geometry(
         self,
@@ -354,52 +323,6 @@ class Interceptor:
                 record = self.border.borrow(tensor)
             found.append(record)
         return found
-
-    def _device(
-        self,
-        operator: Operator,
-        tensors: list[Tensor],
-        records: list[Record],
-        kwargs: dict[str, Any],
-    ) -> DeviceLedger | None:
-        """Return where the outputs are made; None for ``meta``."""
-        __tracebackhide__ = True
-        asked = kwargs.get("device")
-        if asked is not None and asked.type == "meta":
-            return None
-        if self.target is not None:
-            return self.ledger.on(self.target)
-        if asked is not None and asked.type != "cpu":
-            return self.ledger.on(self.machine.normalise(asked))
-        # What C++ asks to be made on the CPU stands beside a tensor that C++ takes to be there; a
-        # program that asks for the CPU comes with ``target`` set (devices/identity.py). Where C++
-        # names no device (lengths, batch sizes) it is the host.
-        if not records:
-            if asked is None:
-                return self.ledger.on(_CPU)
-            return self._last_device or self.ledger.on(self.machine.device)
-        device = records[0].ledger
-        if self.machine.gpu is not None and operator.name in _ACROSS_DEVICES:
-            _check_across(operator.name, tensors, records)
-        if len(self.ledger.devices) > 1 and operator.name not in _ACROSS_DEVICES:
-            for tensor, record in zip(tensors, records, strict=True):
-                if record.ledger is device:
-                    continue
-                if device.device.type == "cpu" and _all_scalars(tensors, records, device):
-                    device = record.ledger
-                elif self._guessed.get(record.address) == record.index:
-                    self.ledger.move(record, device)
-                elif self._guessed.get(records[0].address) == records[0].index:
-                    device = record.ledger
-                    self.ledger.move(records[0], device)
-                elif tensor.dim() > 0 or record.ledger.device.type != "cpu":
-                    raise RuntimeError(
-                        "Expected all tensors to be on the same device, but found at least two "
-                        f"devices, {device.device} and {record.ledger.device}! "
-                        f"(when running {operator.name})"
-                    )
-        self._last_device = device
-        return device
 
     # -- plans -------------------------------------------------------------------------------------
 
@@ -433,17 +356,15 @@ class Interceptor:
     def _run_body(
         self,
         body: Callable[..., Any],
-        operator: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[Tensor],
+        call: Call,
         device: DeviceLedger,
     ) -> tuple[Any, Plan]:
         """Run the operators that one is made of once; what they took besides is its workspace."""
         __tracebackhide__ = True
+        operator, kwargs = call.operator, call.kwargs
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _CPU}
-        args = operator.with_numbers_as_tensors(args, "cpu")
+        args = operator.with_numbers_as_tensors(call.args, "cpu")
         live, position = device.current, len(device.events)
         outer, self._composite = self._composite, self._composite or operator.name
         outer_taken, self._taken = self._taken, []
@@ -463,7 +384,7 @@ class Interceptor:
             nbytes = device.entries[abs(event) - 1].nbytes
             peak += nbytes if event > 0 else -nbytes
             highest = max(highest, peak)
-        plan = plan_of_result(result, tensors, storage_address)
+        plan = plan_of_result(result, call.tensors, storage_address)
         workspace = joined(taken, highest - (device.current - live))
         plan.workspace = None if workspace.is_nothing else workspace
         return result, plan
@@ -502,32 +423,11 @@ class Interceptor:
 
     # -- shapes that depend on data --------------------------------------------------------------
 
-    def _run_dynamic(
-        self,
-        operator: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[Tensor],
-        records: list[Record],
-        device: DeviceLedger,
-        frame: Any,
-    ) -> Any:
+    def _run_dynamic(self, call: Call, device: DeviceLedger, origin: Origin) -> Any:
         """Run an operator whose outputs' shape depends on data, which has to be known."""
         __tracebackhide__ = True
-        deciding = self.machine.deciding_arguments(operator.name, tensors)
-        for position in deciding:
-            if records[position].known is None and tensors[position].numel():
-                raise self.values.unknown(
-                    f"{operator.name} has an output whose shape depends on data"
-                )
-        values = [
-            known.value_of(record, tensor)
-            if record.known is not None
-            else torch.zeros(tensor.shape, dtype=tensor.dtype)  # only its geometry matters
-            for tensor, record in zip(tensors, records, strict=True)
-        ]
-        real = self.values.run(operator, args, kwargs, tensors, values)
-        plan = plan_of_result(real, values, storage_address)
+        operator = call.operator
+        plan, real = plan_from_values(call, self.machine, self.values)
         on_host = self.machine.host_outputs(operator.name)
         host_outputs = {position: plan.outputs[position] for position in on_host}
         if on_host:
@@ -535,12 +435,11 @@ class Interceptor:
                 None if position in on_host else output
                 for position, output in enumerate(plan.outputs)
             )
-        origin = self._origin(operator, frame)
-        result = make_outputs(self.ledger, plan, tensors, device, origin)
-        workspace = self.machine.workspace(device.device, operator, result, args, kwargs)
+        result = make_outputs(self.ledger, plan, call.tensors, device, origin)
+        workspace = self.machine.workspace(device.device, operator, result, call.args, call.kwargs)
         if workspace is not None:
             self._take(workspace, device, origin)
-        if all(record.known is not None for record in records):
+        if all(record.known is not None for record in call.records):
             self.values.take(result, real)
         if not on_host:
             return result
@@ -552,28 +451,6 @@ class Interceptor:
             )
             self.values.take(outputs[position], real[position])
         return tuple(outputs)
-
-    def _without_masks(self, operator: Operator, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Return the arguments of an indexing with boolean masks made indices of known length."""
-        __tracebackhide__ = True
-        indices = args[1]
-        if not any(
-            index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices
-        ):
-            return args
-        plain: list[Tensor | None] = []
-        for index in indices:
-            if index is None or index.dtype not in (torch.bool, torch.uint8):
-                plain.append(index)
-                continue
-            record = self.ledger.records.get(storage_address(index))
-            if record is None or record.known is None:
-                if operator.mutated and args[2].numel() == 1:
-                    return None  # one value for every row: how many there are decides nothing
-                raise self.values.unknown("a tensor was indexed with a mask")
-            count = int(known.value_of(record, index).count_nonzero())
-            plain.extend([torch.empty(count, dtype=torch.int64, device="meta")] * index.dim())
-        return (args[0], plain, *args[2:])
 
     def _resize(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         tensor: Tensor = args[0]
@@ -614,45 +491,3 @@ def _with_types(args: tuple[Any, ...], numbers: tuple[int, ...]) -> tuple[Any, .
     for position in numbers:
         converted[position] = torch.empty((), dtype=type_of(args[position]), device="meta")
     return tuple(converted)
-
-
-def _all_scalars(tensors: list[Tensor], records: list[Record], device: DeviceLedger) -> bool:
-    """Return whether all tensors on ``device`` have no dimension, and so go with any other."""
-    return all(
-        tensor.dim() == 0
-        for tensor, record in zip(tensors, records, strict=True)
-        if record.ledger is device
-    )
-
-
-def _check_across(name: str, tensors: list[Tensor], records: list[Record]) -> None:
-    """Raise for what C++ would not accept of tensors of two devices, with its words.
-
-    Where an index is (native/TensorAdvancedIndexing.cpp, make_info) and a sequence's lengths are
-    (native/PackedSequence.cpp) is not seen by C++, which takes all of them to be on the CPU.
-    """
-    device = records[0].ledger.device
-    if name == "aten::_pack_padded_sequence":
-        lengths = records[1]
-        # A module's inputs were all put on the GPU by the trace, not by the program.
-        given = lengths.ledger.origin(lengths.index).phase is Phase.BASELINE
-        if lengths.ledger.device.type != "cpu" and not given:
-            raise RuntimeError(
-                "'lengths' argument should be a 1D CPU int64 tensor, but got 1D "
-                f"{lengths.ledger.device} Long tensor"
-            )
-    if name not in _INDEXING:
-        return
-    end = len(records) - (name in _INDEXED_WRITES)
-    for record in records[1:end]:
-        if record.ledger.device not in (device, _CPU):
-            raise RuntimeError(
-                "indices should be either on cpu or on the same device as the indexed tensor "
-                f"({device})"
-            )
-    for tensor, record in zip(tensors[end:], records[end:], strict=True):
-        if record.ledger.device != device and tensor.dim() > 0:
-            raise RuntimeError(
-                "Expected all tensors to be on the same device, but found at least two devices, "
-                f"{device} and {record.ledger.device}! (when running {name})"
-            )

@@ -8,16 +8,16 @@ give what they would; everything large, random or computed from parameters stays
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.profiler.attribution import Attribution
+from pytest_torchmem.profiler.call import Call
 from pytest_torchmem.profiler.internals import storage_address
 from pytest_torchmem.profiler.ledger import Ledger, Record
-from pytest_torchmem.profiler.operators import Operator
 from pytest_torchmem.profiler.shapes import Output, Plan, replace_tensors, tensors_in
 
 #: Elements up to which values are kept. Integers and booleans decide control flow and shapes; of
@@ -80,34 +80,24 @@ class KnownValues:
         self._ledger = ledger
         self._attribution = attribution
 
-    def know(
-        self,
-        operator: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[Tensor],
-        records: list[Record],
-        plan: Plan,
-        result: Any,
-    ) -> None:
+    def know(self, call: Call, plan: Plan, result: Any) -> None:
         """Compute the values of what an operator made or wrote to, if those it read are known."""
+        operator = call.operator
         if operator.opaque:
-            self._written(operator, args, kwargs)
-        elif records:
-            for record in records:
+            self._written(call)
+        elif call.records:
+            for record in call.records:
                 if record.known is None:
                     break
             else:
                 if (not operator.random or operator.makes_values) and self._compute(
-                    operator, args, kwargs, tensors, records, plan, result
+                    call, plan, result
                 ):
                     return
-        elif operator.makes_values and self._compute(
-            operator, args, kwargs, tensors, records, plan, result
-        ):
+        elif operator.makes_values and self._compute(call, plan, result):
             return
         if operator.mutated or operator.mutated_names:
-            self._written(operator, args, kwargs)
+            self._written(call)
 
     def item(self, tensor: Tensor, record: Record) -> Any:
         """Return the Python number of a tensor of one element; nan for an unknown floating one."""
@@ -133,20 +123,14 @@ class KnownValues:
             "model)"
         )
 
-    def run(
-        self,
-        operator: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[Tensor],
-        values: list[Tensor],
-    ) -> Any:
+    def run(self, call: Call, values: list[Tensor]) -> Any:
         """Run an operator for real with ``values`` in the place of its tensor arguments."""
-        real = {id(tensor): value for tensor, value in zip(tensors, values, strict=True)}
+        real = {id(tensor): value for tensor, value in zip(call.tensors, values, strict=True)}
+        operator, kwargs = call.operator, call.kwargs
         if operator.takes_device:
             kwargs = {**kwargs, "device": _CPU}
             kwargs.pop("pin_memory", None)
-        args = replace_tensors(args, lambda tensor: real[id(tensor)])
+        args = replace_tensors(call.args, lambda tensor: real[id(tensor)])
         with torch.no_grad():
             return operator.overload(
                 *operator.with_numbers_as_tensors(args, "cpu"),
@@ -162,16 +146,8 @@ class KnownValues:
             if worth_knowing(tensor.dtype, tensor.numel()):
                 remember(record, laid_out_as(tensor, value))
 
-    def _compute(
-        self,
-        operator: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[Tensor],
-        records: list[Record],
-        plan: Plan,
-        result: Any,
-    ) -> bool:
+    def _compute(self, call: Call, plan: Plan, result: Any) -> bool:
+        operator = call.operator
         made = [output for output in _outputs_of(plan.outputs) if type(output) is Output]
         if not made and not operator.mutated and not operator.mutated_names:
             return False
@@ -179,45 +155,46 @@ class KnownValues:
             return False
         if operator.random and made and made[0].dtype.is_floating_point and _elements(made[0]) > 1:
             return False  # a random number may decide whether a layer is dropped; a tensor does not
-        values = [value_of(record, tensor) for tensor, record in zip(tensors, records, strict=True)]
+        values = [
+            value_of(record, tensor)
+            for tensor, record in zip(call.tensors, call.records, strict=True)
+        ]
         try:
-            real = self.run(operator, args, kwargs, tensors, values)
+            real = self.run(call, values)
         except (RuntimeError, NotImplementedError, IndexError, ValueError):
             return False
         self.take(result, real)
         return True
 
-    def _written(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _written(self, call: Call) -> None:
         """Forget what was known of the storages that an operator wrote to, or know them anew."""
-        records = self._ledger.records
-        kept = args[_KEPT[operator.name]] if operator.name in _KEPT else None
-        for argument in operator.written(args, kwargs):
+        operator = call.operator
+        kept = call.args[_KEPT[operator.name]] if operator.name in _KEPT else None
+        for argument in operator.written(call.args, call.kwargs):
             if argument is kept and kept is not None:
                 continue
             for tensor in tensors_in(argument):
-                record = records.get(storage_address(tensor))
+                record = self._ledger.records.get(storage_address(tensor))
                 if record is None:
                     continue
                 record.known = None
                 nbytes = tensor.untyped_storage().nbytes()
                 if (
-                    not operator.overwrites
-                    or tensor.numel() * tensor.element_size() != nbytes
-                    or not worth_knowing(tensor.dtype, tensor.numel())
+                    operator.overwrites
+                    and tensor.numel() * tensor.element_size() == nbytes
+                    and worth_knowing(tensor.dtype, tensor.numel())
                 ):
-                    continue
-                others = list(tensors_in((args[1:], kwargs)))
-                sources = [records.get(storage_address(other)) for other in others]
-                if all(source is not None and source.known is not None for source in sources):
-                    if record.memory is None:
-                        record.memory = torch.empty(nbytes, dtype=torch.uint8)
-                    record.known = record.memory
-                    values = [
-                        value_of(cast(Record, source), other)
-                        for source, other in zip(sources, others, strict=True)
-                    ]
-                    target = value_of(record, tensor)
-                    self.run(operator, args, kwargs, [tensor, *others], [target, *values])
+                    self._overwrite(call, tensor, record, nbytes)
+
+    def _overwrite(self, call: Call, tensor: Tensor, record: Record, nbytes: int) -> None:
+        """Know the whole storage of ``tensor`` anew, if what is written to it is known."""
+        pairs = list(zip(call.tensors, call.records, strict=True))
+        if any(other is not tensor and source.known is None for other, source in pairs):
+            return
+        if record.memory is None:
+            record.memory = torch.empty(nbytes, dtype=torch.uint8)
+        record.known = record.memory
+        self.run(call, [value_of(source, other) for other, source in pairs])
 
 
 def _elements(output: Output) -> int:

@@ -1,0 +1,62 @@
+"""Operators whose outputs' shape depends on data: the data decides where it is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.profiler.call import Call
+from pytest_torchmem.profiler.devices.machine import Machine
+from pytest_torchmem.profiler.internals import storage_address
+from pytest_torchmem.profiler.known import KnownValues, value_of
+from pytest_torchmem.profiler.shapes import Plan, plan_of_result
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+def plan_from_values(call: Call, machine: Machine, values: KnownValues) -> tuple[Plan, Any]:
+    """Return the plan of a call and its outputs with their values.
+
+    Raises ``UnknownValueError`` where a tensor that decides the shape has no known values.
+    """
+    __tracebackhide__ = True
+    name = call.operator.name
+    for position in machine.deciding_arguments(name, call.tensors):
+        if call.records[position].known is None and call.tensors[position].numel():
+            raise values.unknown(f"{name} has an output whose shape depends on data")
+    inputs = [
+        value_of(record, tensor)
+        if record.known is not None
+        else torch.zeros(tensor.shape, dtype=tensor.dtype)  # only its geometry matters
+        for tensor, record in zip(call.tensors, call.records, strict=True)
+    ]
+    real = values.run(call, inputs)
+    return plan_of_result(real, inputs, storage_address), real
+
+
+def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:
+    """Return the arguments of an indexing with boolean masks made indices of known length.
+
+    None where one value is written to every row of an unknown mask: how many there are decides
+    nothing. Raises ``UnknownValueError`` for every other unknown mask.
+    """
+    __tracebackhide__ = True
+    indices = call.args[1]
+    if not any(index is not None and index.dtype in _MASKS for index in indices):
+        return call.args
+    known = {id(tensor): record for tensor, record in zip(call.tensors, call.records, strict=True)}
+    plain: list[Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in _MASKS:
+            plain.append(index)
+            continue
+        record = known[id(index)]
+        if record.known is None:
+            if call.operator.mutated and call.args[2].numel() == 1:
+                return None
+            raise values.unknown("a tensor was indexed with a mask")
+        count = int(value_of(record, index).count_nonzero())
+        plain.extend([torch.empty(count, dtype=torch.int64, device="meta")] * index.dim())
+    return (call.args[0], plain, *call.args[2:])
