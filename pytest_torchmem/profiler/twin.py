@@ -59,6 +59,8 @@ class Twins:
         with self._tensors_copied_hollow():
             try:
                 return copy.deepcopy(value, self._memo)
+            except torch.OutOfMemoryError:
+                raise
             except (TypeError, copy.Error, NotImplementedError, RuntimeError):
                 # Something in it cannot be copied (a lock, a file, a handle): copied by
                 # attributes then, and what cannot be copied is shared.
@@ -85,6 +87,8 @@ class Twins:
             try:
                 twin.__dict__[name] = copy.deepcopy(value, memo)
                 self._memo.update(memo)
+            except torch.OutOfMemoryError:
+                raise
             except (TypeError, copy.Error, NotImplementedError, RuntimeError):
                 twin.__dict__[name] = value
         return twin

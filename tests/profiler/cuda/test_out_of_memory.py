@@ -78,6 +78,13 @@ def test_a_backward_and_an_optimizer_can_be_what_fails() -> None:
     assert raised.value.origin.phase is Phase.OPTIMIZER
 
 
+def test_parameters_alone_can_be_too_much() -> None:
+    with pytest.raises(OutOfMemoryError) as raised:
+        trace(Net(50_000).to("meta"), torch.empty(1, 50_000), device="cuda", gpu="t4")
+    assert raised.value.origin.phase is Phase.BASELINE
+    assert "parameter asked for 9.31 GiB in the baseline" in str(raised.value)
+
+
 def test_a_program_that_halves_its_batch_gets_through() -> None:
     tried: list[int] = []
 
