@@ -30,6 +30,11 @@ class Net(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
+def on_meta(width: int = 1000) -> Net:
+    with torch.device("meta"):
+        return Net(width)
+
+
 def rows(count: int) -> torch.Tensor:
     return torch.empty(count, 1000, device="meta")
 
@@ -40,7 +45,7 @@ def bytes_on_cuda(nbytes: int) -> torch.Tensor:
 
 def test_the_operator_that_fails_is_named_with_what_was_alive() -> None:
     with pytest.raises(torch.OutOfMemoryError) as raised:
-        trace(Net().to("meta"), rows(1 << 21), device="cuda", gpu="t4")
+        trace(on_meta(), rows(1 << 21), device="cuda", gpu="t4")
     text, gpu = str(raised.value), find_gpu("t4")
     assert text.startswith("CUDA out of memory. Tried to allocate 7.81 GiB. GPU 0 has a total ")
     assert f"total capacity of {format_size(gpu.memory)} of which 6.80 GiB is free." in text
@@ -59,17 +64,17 @@ def test_the_operator_that_fails_is_named_with_what_was_alive() -> None:
 
 
 def test_a_backward_and_an_optimizer_can_be_what_fails() -> None:
-    needed = trace(Net().to("meta"), rows(1 << 20), device="cuda")
+    needed = trace(on_meta(), rows(1 << 20), device="cuda")
     forward, backward = needed.forward_peak, needed.backward_peak
     assert forward is not None
     assert backward is not None
     assert forward < backward
     with pytest.raises(OutOfMemoryError) as raised:
-        trace(Net().to("meta"), rows(1 << 20), device="cuda", gpu="t4")
+        trace(on_meta(), rows(1 << 20), device="cuda", gpu="t4")
     assert raised.value.origin.phase is Phase.BACKWARD
     with pytest.raises(OutOfMemoryError) as raised:
         trace(
-            Net(20_000).to("meta"),
+            on_meta(20_000),
             torch.empty(2, 20_000, device="meta"),
             device="cuda",
             gpu="t4",
@@ -80,7 +85,7 @@ def test_a_backward_and_an_optimizer_can_be_what_fails() -> None:
 
 def test_parameters_alone_can_be_too_much() -> None:
     with pytest.raises(OutOfMemoryError) as raised:
-        trace(Net(50_000).to("meta"), torch.empty(1, 50_000), device="cuda", gpu="t4")
+        trace(on_meta(50_000), torch.empty(1, 50_000), device="cuda", gpu="t4")
     assert raised.value.origin.phase is Phase.BASELINE
     assert "parameter asked for 9.31 GiB in the baseline" in str(raised.value)
 
@@ -106,7 +111,7 @@ def test_a_program_that_halves_its_batch_gets_through() -> None:
     limited = trace(program, device="cuda", gpu="t4")
     assert tried == [1 << 22, 1 << 21, 1 << 20, 1 << 19]
     # What does not fit leaves nothing behind: the step is the one of the batch that fits.
-    alone = trace(Net().to("meta"), rows(1 << 19), device="cuda", gpu="t4")
+    alone = trace(on_meta(), rows(1 << 19), device="cuda", gpu="t4")
     assert limited.end >= 0
     assert limited.peak < find_gpu("t4").memory
     assert limited.backward_peak is not None
@@ -191,7 +196,7 @@ def test_settings_that_the_program_makes() -> None:
 
 
 def test_whether_a_limit_holds() -> None:
-    target, inputs = Net().to("meta"), rows(1 << 22)
+    target, inputs = on_meta(), rows(1 << 22)
     assert trace(target, inputs, device="cuda").peak > 32 * GIB  # the default GPU
     assert trace(target, inputs, device="cuda", gpu="t4", memory="unlimited").peak > 32 * GIB
     assert trace(target, inputs, device="cuda", gpu="t4", memory="96 GiB").peak > 32 * GIB
