@@ -87,7 +87,7 @@ def test_parameters_alone_can_be_too_much() -> None:
     with pytest.raises(OutOfMemoryError) as raised:
         trace(on_meta(50_000), torch.empty(1, 50_000), device="cuda", gpu="t4")
     assert raised.value.origin.phase is Phase.BASELINE
-    assert "parameter asked for 9.31 GiB in the baseline" in str(raised.value)
+    assert "second.weight asked for 9.31 GiB in the baseline" in str(raised.value)
 
 
 def test_a_program_that_halves_its_batch_gets_through() -> None:
