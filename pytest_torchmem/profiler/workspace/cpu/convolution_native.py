@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 
 def _columns(call: Convolution, result: Tensor) -> int:
-    """Bytes of the columns of one image and one group."""
+    """Bytes of the columns of one image, and one group where groups are computed apart."""
     taps = math.prod(call.weight.shape[2:])
     if call.transposed:
         rows, pixels = call.weight.shape[1], call.input.shape[2:]
     else:
         rows, pixels = call.weight.shape[1], result.shape[2:]
+        rows *= 1 if _is_apart(call) else call.groups
     return int(rows * taps * math.prod(pixels)) * call.input.element_size()
 
 
@@ -39,7 +40,13 @@ def _is_pointwise(call: Convolution) -> bool:
         math.prod(call.weight.shape[2:]) == 1
         and all(step == 1 for step in call.stride)
         and not any(call.padding)
+        and (call.groups == 1 or _is_apart(call))
     )
+
+
+def _is_apart(call: Convolution) -> bool:
+    """Whether groups are computed one after the other; a kernel for volumes knows of groups."""
+    return call.groups > 1 and (call.dims < 3 or call.transposed or _is_dilated(call))
 
 
 def _is_dilated(call: Convolution) -> bool:
@@ -53,23 +60,22 @@ def _format(call: Convolution) -> torch.memory_format:
 
 def native(call: Convolution, output: Tensor) -> int:
     """Bytes of a forward beyond its output: contiguous operands, and columns of the whole batch,
-    of one image where the convolution is transposed or dilated.
+    of one image where volumes are transposed or where kernels are dilated.
     """
-    columns = _columns(call, output)
-    layout = _format(call)
+    columns, batch, layout = _columns(call, output), call.input.shape[0], _format(call)
     copies = contiguous_copy(call.input, layout) + contiguous_copy(call.weight, layout)
-    if call.groups > 1:
-        copies += dense_bytes(output)
     if call.transposed:
-        if call.dims < 3:
-            return copies + columns
-        ones = math.prod(output.shape[2:]) * output.element_size() if call.bias else 0
-        return copies + columns + ones
-    if _is_dilated(call):
-        return copies + columns
-    if _is_pointwise(call) and call.dims < 3:
-        return copies
-    return copies + call.input.shape[0] * columns
+        columns *= batch if call.dims < 3 else 1
+        if call.dims == 3 and call.bias:
+            columns += math.prod(output.shape[2:]) * output.element_size()
+    elif _is_pointwise(call) and not _is_dilated(call):
+        columns = 0
+    elif not _is_dilated(call):
+        columns *= batch
+    if _is_apart(call):
+        apart = dense_bytes(call.input) // call.groups if batch > 1 else 0
+        return copies + max(dense_bytes(output), apart + columns)
+    return copies + columns
 
 
 def native_backward(
@@ -78,23 +84,36 @@ def native_backward(
     """Bytes of a backward beyond the gradients: the input's gradient from its columns, then the
     weight's from the input's columns.
     """
-    columns, layout = _columns(call, grad_output), _format(call)
+    columns, batch, layout = _columns(call, grad_output), call.input.shape[0], _format(call)
     gradient = contiguous_copy(grad_output, layout)
     input, weight = contiguous_copy(call.input, layout), contiguous_copy(call.weight, layout)
-    if _is_pointwise(call) and call.dims < 3:
+    dilated = _is_dilated(call) and not call.transposed
+    pointwise = _is_pointwise(call) and not _is_dilated(call)
+    bias = call.weight.shape[0] * call.weight.element_size() if dilated and mask[2] else 0
+    together = dilated or (call.dims < 3 and not call.transposed)
+    if not call.transposed and not dilated:
+        columns = 0 if pointwise and call.dims < 3 else columns * batch
+    elif call.transposed and pointwise:
         columns = 0
-    elif not call.transposed and not _is_dilated(call):
-        columns *= call.input.shape[0]
-    together = call.dims < 3 and not call.transposed and not _is_dilated(call)
-    if call.groups > 1:
-        return gradient + input + weight + columns
+    if _is_apart(call):
+        apart = gradient // call.groups
+        operands = (dense_bytes(grad_output) + dense_bytes(call.input)) // call.groups
+        if layout != torch.contiguous_format:
+            apart += operands
+        elif batch > 1:
+            apart = operands
+        return input + weight + max(returned, apart + columns)
     if together:
-        return gradient + columns + weight + (input if mask[1] else 0)
+        return gradient + columns + bias + weight + (input if mask[1] else 0)
     first = dense_bytes(call.input) if mask[0] else 0
-    rest = returned - first
-    requests = [gradient]
+    turned = call.transposed and call.dims < 3
+    from_input = columns * batch if turned and layout != torch.contiguous_format else columns
+    if pointwise and not call.transposed:
+        from_input = 0
+    requests = [weight + gradient]
     if mask[0]:
-        requests += [weight + first + columns, -columns - weight]
+        taken = columns * batch if turned else columns
+        requests += [first + taken, -taken]
     if mask[1] or mask[2]:
-        requests += [rest + input + columns]
+        requests += [returned - first + input + from_input]
     return beyond(returned, requests)
