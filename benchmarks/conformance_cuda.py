@@ -6,7 +6,7 @@ python -m benchmarks.conformance_cuda --gpu t4 --shard 1/4  another GPU, a quart
 python -m benchmarks.conformance_cuda --suites zoo          the models of the zoo
 
 A sample counts as completed when its forward and backward are traced to the end. Where a trace
-fails, the step is run for real on the CPU: one that fails there as well is skipped, and so is one of
+fails, the step is run for real on the CPU: one that fails there as well is skipped, as is one of
 an operator that torch has no kernel of for CUDA.
 """
 

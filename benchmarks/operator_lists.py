@@ -124,7 +124,8 @@ def recorded_on_fake_tensors(sample: Sample) -> list[str]:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
 
         def twin(tensor: Tensor) -> Tensor:
-            return mode.from_tensor(tensor.detach()).to("cuda")
+            moved = mode.from_tensor(tensor.detach()).to("cuda")
+            return moved.requires_grad_(tensor.requires_grad)
 
         args, kwargs = replace_tensors((sample.args, dict(sample.kwargs)), twin)
         target = copy.deepcopy(sample.target)
