@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
+from workspaces import assert_predicted, calls_of, onednn
 
-from benchmarks.workspace_cpu import CLOSE, Call, Program, Recorder
-from pytest_torchmem.profiler.devices.host import REFERENCE, this_machine
+from benchmarks.workspace_cpu import CLOSE
+from pytest_torchmem.profiler.devices.host import REFERENCE
 from pytest_torchmem.profiler.shapes_missing import META_FUNCTIONS, meta
 from pytest_torchmem.profiler.workspace import find_workspace, workspace
-
-onednn = pytest.mark.skipif(
-    this_machine().capability != "AVX512" or not this_machine().onednn,
-    reason="oneDNN's blocks are checked where its AVX512 kernels run",
-)
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def image(*shape: int, dtype: torch.dtype = torch.float32, channels_last: bool = False):
@@ -32,23 +18,6 @@ def image(*shape: int, dtype: torch.dtype = torch.float32, channels_last: bool =
     if channels_last:
         tensor = tensor.contiguous(memory_format=torch.channels_last)
     return tensor.requires_grad_()
-
-
-def calls_of(*programs: Program) -> list[Call]:
-    recorder = Recorder()
-    recorder.run(programs)
-    assert not recorder.failed
-    return recorder.calls
-
-
-def assert_predicted(calls: list[Call], within: int = 0) -> None:
-    host = this_machine()
-    different = [
-        f"{call}: {call.predicted(host)}, measured {call.measured}"
-        for call in calls
-        if abs(call.predicted(host) - call.measured) > within
-    ]
-    assert not different
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -104,6 +73,23 @@ def test_types_are_promoted(threads: int) -> None:
     )
 
 
+@onednn
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 34, 64])
+def test_products(threads: int, rows: int, dtype: torch.dtype) -> None:
+    first, second = image(rows, 65, dtype=dtype), image(65, 34, dtype=dtype)
+    batch, bias = image(3, rows, 65, dtype=dtype), image(34, dtype=dtype)
+    assert_predicted(
+        calls_of(
+            lambda: first @ second,
+            lambda: torch.addmm(bias, first, second, alpha=0.5),
+            lambda: F.linear(batch, second.t(), bias),
+            lambda: torch.bmm(batch, second.expand(3, 65, 34)),
+            lambda: torch.baddbmm(image(3, rows, 34, dtype=dtype), batch, second.expand(3, 65, 34)),
+        )
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_attention(threads: int, dtype: torch.dtype) -> None:
     query, key, value = (image(1, 2, length, 32, dtype=dtype) for length in (300, 700, 700))
@@ -113,27 +99,21 @@ def test_attention(threads: int, dtype: torch.dtype) -> None:
 
 
 @onednn
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_convolution_forward(threads: int, channels_last: bool) -> None:
-    x = image(2, 17, 15, 17, channels_last=channels_last).detach()
-    weight, bias = image(64, 17, 3, 3).detach(), image(64).detach()
-    calls = calls_of(
-        lambda: F.conv2d(x, weight, bias, padding=1), lambda: F.conv2d(x, weight, stride=2)
-    )
-    assert_predicted(calls, within=CLOSE)
+def test_attention_in_bfloat16(threads: int) -> None:
+    query, key, value = (image(2, 3, 130, 64, dtype=torch.bfloat16) for _ in range(3))
+    assert_predicted(calls_of(lambda: F.scaled_dot_product_attention(query, key, value)))
 
 
 @onednn
-def test_convolution_backward(threads: int) -> None:
-    x, weight, bias = image(2, 64, 15, 17), image(64, 64, 3, 3), image(64)
-    assert_predicted(calls_of(lambda: F.conv2d(x, weight, bias, padding=1)), within=CLOSE)
-
-
-@onednn
-@pytest.mark.parametrize(("inputs", "hidden", "steps", "batch"), [(8, 16, 5, 3), (33, 20, 4, 5)])
-def test_lstm(threads: int, inputs: int, hidden: int, steps: int, batch: int) -> None:
-    layer = torch.nn.LSTM(inputs, hidden, 2)
-    x = image(steps, batch, inputs)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("inputs", "hidden", "steps", "batch"), [(8, 16, 5, 3), (33, 20, 4, 5), (2, 3, 2, 1)]
+)
+def test_lstm(
+    threads: int, dtype: torch.dtype, inputs: int, hidden: int, steps: int, batch: int
+) -> None:
+    layer = torch.nn.LSTM(inputs, hidden, 2, dtype=dtype)
+    x = image(steps, batch, inputs, dtype=dtype)
     calls = calls_of(lambda: layer(x))
     assert_predicted(calls)
     for call in calls:

@@ -1,0 +1,32 @@
+"""Calls of CPU kernels, their workspaces as predicted and as the allocator counts them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.workspace_cpu import Call, Program, Recorder
+from pytest_torchmem.profiler.devices.host import this_machine
+
+onednn = pytest.mark.skipif(
+    this_machine().capability != "AVX512" or not this_machine().onednn,
+    reason="oneDNN's blocks are checked where its AVX512 kernels run",
+)
+
+
+def calls_of(*programs: Program) -> list[Call]:
+    """Run programs, and return the calls that reached kernels."""
+    recorder = Recorder()
+    recorder.run(programs)
+    assert not recorder.failed
+    return recorder.calls
+
+
+def assert_predicted(calls: list[Call], within: int = 0) -> None:
+    """Fail with the calls whose workspace differs by more bytes than ``within``."""
+    host = this_machine()
+    different = [
+        f"{call}: {call.predicted(host)}, measured {call.measured}"
+        for call in calls
+        if abs(call.predicted(host) - call.measured) > within
+    ]
+    assert not different
