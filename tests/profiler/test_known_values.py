@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError
+from pytest_torchmem.profiler.internals import TORCH_VERSION
 
 
 def test_control_flow_and_shapes_follow_known_values() -> None:
@@ -130,6 +131,7 @@ def test_values_written_by_composites_and_to_outputs_are_known() -> None:
         total = torch.zeros(2, dtype=torch.int64)
         torch.add(torch.tensor([1, 2]), torch.tensor([3, 4]), out=total)
         assert total.tolist() == [4, 6]
-        torch.randn(3000).quantile(0.5)  # checks that 0.5 is between 0 and 1
+        if TORCH_VERSION < (2, 15):  # later ones read values without an operator
+            torch.randn(3000).quantile(0.5)  # checks that 0.5 is between 0 and 1
 
     trace(program)
