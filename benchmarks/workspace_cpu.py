@@ -241,7 +241,7 @@ def _layouts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def convolution(dtype: torch.dtype) -> Iterator[Program]:
-    """Two dimensions, with and without bias, strides, dilation and groups."""
+    """Images with and without bias, strides, dilation and groups; other dimensions; transposed."""
     cases = [
         (2, 16, 32, 3, 1, 1, 1, 1),
         (1, 17, 33, 5, 1, 2, 1, 1),
@@ -261,6 +261,21 @@ def convolution(dtype: torch.dtype) -> Iterator[Program]:
                     lambda x=input, w=weight, b=added, s=stride, p=padding, d=dilation, g=groups: (
                         F.conv2d(x, w, b, s, p, d, g)
                     )
+                )
+    for dims, operators in enumerate(
+        (
+            (F.conv1d, F.conv_transpose1d),
+            (F.conv2d, F.conv_transpose2d),
+            (F.conv3d, F.conv_transpose3d),
+        ),
+        start=1,
+    ):
+        input = _random(2, 16, *(10, 9, 8)[:dims], dtype=dtype)
+        for groups, stride, dilation in ((1, 1, 1), (2, 1, 1), (16, 1, 1), (1, 2, 1), (1, 1, 2)):
+            weight = _random(16, 16 // groups, *[3] * dims, dtype=dtype)
+            for operator in operators:
+                yield lambda f=operator, x=input, w=weight, s=stride, d=dilation, g=groups: f(
+                    x, w, stride=s, padding=1, dilation=d, groups=g
                 )
 
 

@@ -103,6 +103,10 @@ def _matrix_product(
     return copies + scale + _product(machine, 1, first, second).scratchpad()
 
 
+_NUMBER = 8
+"""Bytes of a Python number in a tensor."""
+
+
 @workspace("aten::mm", device="cpu")
 def mm(machine: Host, outputs: Tensor, first: Tensor, second: Tensor) -> int:
     """Copies of operands that BLAS cannot read; native/LinearAlgebra.cpp, mm_out_cpu."""
@@ -120,7 +124,12 @@ def addmm(
     beta: float = 1,
     alpha: float = 1,
 ) -> int:
-    """As mm: the bias is copied into the result first; native/LinearAlgebra.cpp, addmm_out_cpu."""
+    """As mm: the bias is copied into the result first; native/LinearAlgebra.cpp, addmm_out_cpu.
+
+    Where there is nothing to multiply the bias is multiplied by a tensor of ``beta``.
+    """
+    if first.numel() == 0 and outputs.numel() and beta != 0:
+        return _NUMBER + outputs.element_size()
     return _matrix_product(machine, outputs, first, second, alpha)
 
 
