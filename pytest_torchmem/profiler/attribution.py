@@ -83,6 +83,14 @@ class Attribution:
         """Return the innermost line outside of torch and of this package, or ""."""
         return self._line(sys._getframe(1))
 
+    @staticmethod
+    def asked_from(filename: str) -> bool:
+        """Return whether the innermost code outside of this package stands in ``filename``."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_ROOT):
+            frame = frame.f_back
+        return frame.f_code.co_filename == filename
+
     @contextmanager
     def following_modules(self) -> Iterator[None]:
         """Follow every module's call on this thread."""

@@ -29,6 +29,10 @@ LIMIT_FLOATING = 1 << 10
 #: ``GradScaler`` steps.
 _KEPT = {"aten::_amp_foreach_non_finite_check_and_unscale_": 1}
 
+#: Initialisers draw again what fell out of bounds (``_no_grad_trunc_normal_``); a trace counts
+#: every first draw as accepted.
+_INITIALISERS = torch.nn.init.__file__
+
 _CPU = torch.device("cpu")
 
 
@@ -104,6 +108,8 @@ class KnownValues:
         __tracebackhide__ = True
         if record.known is not None:
             return value_of(record, tensor).item()
+        if tensor.dtype is torch.bool and self._attribution.asked_from(_INITIALISERS):
+            return False
         what = f"the value of a {tensor.dtype} tensor was asked for"
         if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
             raise self.unknown(what)

@@ -135,3 +135,16 @@ def test_values_written_by_composites_and_to_outputs_are_known() -> None:
             torch.randn(3000).quantile(0.5)  # checks that 0.5 is between 0 and 1
 
     trace(program)
+
+
+@pytest.mark.parametrize("bounds", [(-2.0, 2.0), (3.0, 4.0)], ids=["wide", "narrow"])
+def test_initialisers_that_draw_again(bounds: tuple[float, float]) -> None:
+    """Whether a draw fell out of bounds is not known, and every first one counts as accepted."""
+
+    def program() -> None:
+        layer = nn.Linear(64, 64)
+        nn.init.trunc_normal_(layer.weight, 0.0, 0.02 if bounds[0] < 0 else 1.0, *bounds)
+        nn.init.orthogonal_(layer.weight)
+        layer(torch.ones(2, 64)).sum().backward()
+
+    assert trace(program).backward_peak > 2 * 64 * 64 * 4
