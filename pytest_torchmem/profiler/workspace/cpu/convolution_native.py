@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from pytest_torchmem.profiler.workspace.cpu.convolution import Convolution
 
 
+_FLOAT = 4
+
+
 def _columns(call: Convolution, result: Tensor) -> int:
     """Bytes of the columns of one image, and one group where groups are computed apart."""
     taps = math.prod(call.weight.shape[2:])
@@ -78,6 +81,17 @@ def native(call: Convolution, output: Tensor) -> int:
     return copies + columns
 
 
+def _summed_bias(call: Convolution, grad_output: Tensor) -> int:
+    """Bytes of the sum of one group's gradient, in float where it goes over several images, before
+    the gradient of its weight is made.
+    """
+    apart = call.transposed and call.dims < 3 and grad_output.shape[0] > 1
+    if not apart or grad_output.element_size() >= _FLOAT:
+        return 0
+    elements = grad_output.numel() + grad_output.shape[1]
+    return (elements * _FLOAT - dense_bytes(call.weight)) // call.groups
+
+
 def native_backward(
     call: Convolution, grad_output: Tensor, returned: int, mask: Sequence[bool]
 ) -> int:
@@ -102,7 +116,8 @@ def native_backward(
             apart += operands
         elif batch > 1:
             apart = operands
-        return input + weight + max(returned, apart + columns)
+        taken = max(columns, _summed_bias(call, grad_output) if mask[2] else 0)
+        return input + weight + max(returned, apart + taken)
     if together:
         return gradient + columns + bias + weight + (input if mask[1] else 0)
     first = dense_bytes(call.input) if mask[0] else 0
