@@ -139,7 +139,6 @@ def _trace(
     with ExitStack() as stack:
         stack.enter_context(_generators_kept())
         stack.enter_context(_no_collection())
-        stack.enter_context(_one_thread())
         stack.enter_context(_eager())
         stack.callback(give_survivors_data, ledger)
         stack.callback(interceptor.border.return_borrowed)
@@ -309,20 +308,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute known values on this thread: they are too small for more, and CI runs many traces.
-
-    It also keeps composites that look at the number of threads from choosing by this machine's.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @contextmanager
