@@ -12,6 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from pytest_torchmem.profiler.internals import (
+    TORCH_VERSION,
     is_composite_explicit,
     is_composite_implicit,
     is_opaque,
@@ -82,8 +83,6 @@ _LEAVES = frozenset(
         "aten::_philox_normal",
         "aten::_philox_uniform",
         "aten::embedding_renorm",
-        "aten::ldexp.Tensor",
-        "aten::ldexp_",
         "aten::linalg_lstsq",
         # One allocation and one copy: as well from meta, and quicker.
         "aten::clone",
@@ -100,6 +99,10 @@ _LEAVES = frozenset(
         "aten::stack",
     }
 )
+
+#: Made of a power and a product up to torch 2.13, and then one kernel for every backend.
+if TORCH_VERSION >= (2, 14):
+    _LEAVES |= {"aten::ldexp.Tensor", "aten::ldexp_"}
 
 #: Operators whose indices may be boolean masks, which stand for as many rows as are true.
 _MASKS = frozenset(
