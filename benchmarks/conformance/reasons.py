@@ -12,6 +12,11 @@ REASONS: dict[str, str] = {
     "nn.functional.embedding_bag": "how many bags are empty decides what a maximum gathers",
     "to_sparse": "how many elements are not zero decides the size of indices and values",
     "linalg.eig": "the backward asks whether the loss depends on the phase of eigenvectors",
+    # Libraries decide.
+    r"nn\.(functional\.conv(_transpose)?|Conv(Transpose)?)[123]d": (
+        "oneDNN chooses the blocks of strided and of bfloat16 channels-last kernels by estimates "
+        "that are not modelled"
+    ),
     # Not held by a trace.
     r"sparse\.mm\.reduce|sparse\.sampled_addmm": "a trace holds no compressed sparse tensors",
     "sgn": "a zero tensor without memory (_efficientzerotensor) is booked as if it had some",
