@@ -50,7 +50,9 @@ class MemoryCheckFailed(AssertionError, pytest.fail.Exception):  # type: ignore[
     # As pytest does for its own outcomes: reports show "MemoryCheckFailed: …" without the module.
     __module__ = "builtins"
 
-    def __init__(self, message: str, last_line: str = "") -> None:
+    def __init__(self, message: str, last_line: str = "", headline: str = "") -> None:
+        self.headline = headline or message.partition("\n")[0]
+        """The failure in one line, for pytest's short summary."""
         self.msg = f"{message}\n\n{last_line}" if last_line else message
         self.pytrace = not last_line
         super().__init__(self.msg, self.pytrace)
@@ -136,7 +138,9 @@ class Checker:
         failures = [record for record in records if record.failed]
         if failures:
             raise MemoryCheckFailed(
-                messages.together(failures), self.first_line if self.in_body else ""
+                messages.together(failures),
+                self.first_line if self.in_body else "",
+                messages.headlines(failures),
             )
         return profiles
 

@@ -198,6 +198,10 @@ class _RunHooks:
             plain = item.stash[_CHECKER].take_records(call.excinfo)
             if plain is not None:
                 report.torchmem = plain  # type: ignore[attr-defined]
+                if call.excinfo is not None:
+                    from pytest_torchmem.report.crash import in_one_line
+
+                    in_one_line(report, call.excinfo.value)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

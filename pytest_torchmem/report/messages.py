@@ -31,6 +31,16 @@ def together(failures: Sequence[Record]) -> str:
     return "\n\n".join(parts)
 
 
+def headlines(failures: Sequence[Record]) -> str:
+    """Return the first lines of the messages of all devices of a check as one line."""
+    said: dict[str, list[str]] = {}
+    for record in failures:
+        where = title(record.key)
+        first = record.message.partition("\n")[0].removeprefix(f"{where}: ")
+        said.setdefault(first, []).append(where)
+    return "; ".join(f"{', '.join(where)}: {first}" for first, where in said.items())
+
+
 def grew(record: Record, comparison: Comparison) -> str:
     """Return the message of a check whose figures grew beyond their tolerance."""
     worst = comparison.having(Verdict.GREW)

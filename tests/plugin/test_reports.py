@@ -300,3 +300,46 @@ def test_a_proposal_that_cannot_be_written_is_an_error_of_the_run(light):
     result = light.run("--torchmem-proposal=taken")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["error: *taken/__torchmem__/test_net.json cannot be written: *"])
+
+
+@pytest.mark.parametrize("ci", [True, False])
+@pytest.mark.parametrize("options", [(), ("-n", "1"), ("--tb=short",)])
+def test_the_short_summary_has_one_line_for_a_failure(light, monkeypatch, ci, options):
+    light.write(
+        test_net="import os\nimport pytest\nSIZE = int(os.environ.get('SIZE', 1000))\n"
+        "def test_it(torchmem):\n    torchmem.check(SIZE)\n"
+        "@pytest.mark.memory_budget(peak=1500, device='cpu')\n"
+        "def test_limit(torchmem):\n    torchmem.check(SIZE)\n"
+    )
+    light.run("--torchmem-update")
+    monkeypatch.setenv("SIZE", "1100")
+    if ci:
+        monkeypatch.setenv("CI", "true")
+    result = light.run(*options, "-rf", "--junitxml=junit.xml")
+    output = result.stdout.str()
+    full, _, summary = output.partition("short test summary info")
+    assert "baseline" in full, "the whole message is where failures are shown"
+    lines = [line for line in summary.splitlines()[1:] if line and not line.startswith("=")]
+    assert len(lines) == 2
+    assert lines[0].startswith("FAILED test_net.py::test_it - MemoryCheckFailed: cpu, cuda")
+    if ci:
+        change = "backward peak grew by 200 B (+10.0 %), beyond its tolerance of 1%"
+        assert change in lines[0]
+        assert lines[1].endswith("peak 2.15 KiB exceeds the budget of 1.46 KiB by 700 B (+46.7 %)")
+    failure = next(ElementTree.parse(light.path / "junit.xml").iter("failure"))
+    assert "\n" not in failure.get("message", "")
+    assert "baseline" in (failure.text or "")
+
+
+def test_the_whole_of_a_body_in_one_line(project, monkeypatch):
+    project.write(
+        test_net="import pytest, torch\n@pytest.mark.memory_budget(peak=100, device='cpu')\n"
+        "def test_body():\n    torch.zeros(100)\n"
+    )
+    monkeypatch.setenv("CI", "true")
+    result = project.run("-rf")
+    result.stdout.fnmatch_lines(["*test_net.py:2: MemoryCheckFailed"])
+    summary = result.stdout.str().partition("short test summary info")[2]
+    lines = [line for line in summary.splitlines()[1:] if line and not line.startswith("=")]
+    assert len(lines) == 1
+    assert lines[0].startswith("FAILED test_net.py::test_body - MemoryCheckFailed: cpu: peak")
