@@ -243,6 +243,7 @@ class Checker:
             Outcome.PASSED,
             figures=profile.figures(),
             warnings=profile.warnings,
+            unknown_workspaces=profile.unknown_workspaces,
             torch=public_version(profile.torch_version),
         )
         if gpu is not None and plan.gpu_named:

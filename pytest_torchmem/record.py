@@ -9,6 +9,8 @@ from typing import Any
 from pytest_torchmem.snapshot.compare import Change, Comparison, Verdict
 from pytest_torchmem.snapshot.format import Entry, Key, entry_from_plain
 
+_TUPLES = ("warnings", "unknown_workspaces", "grew")
+
 
 class Outcome(str, Enum):
     """What a check on one device came to."""
@@ -47,6 +49,8 @@ class Record:
     torch_before: str = ""
     workload_changed: bool = False
     warnings: tuple[str, ...] = ()
+    unknown_workspaces: tuple[str, ...] = ()
+    """Operators whose kernels take what is not counted; one of the warnings names them too."""
     grew: tuple[dict[str, Any], ...] = ()
     """The modules and operators that grew, with their source lines."""
     message: str = ""
@@ -77,7 +81,8 @@ class Record:
             {**asdict(change), "verdict": change.verdict.value} for change in self.changes
         ]
         plain["location"] = list(self.location)
-        plain["warnings"], plain["grew"] = list(self.warnings), list(self.grew)
+        for name in _TUPLES:
+            plain[name] = list(plain[name])
         return plain
 
 
@@ -93,8 +98,7 @@ def record_from_plain(plain: dict[str, Any]) -> Record:
             "outcome": Outcome(plain["outcome"]),
             "entry": entry_from_plain(plain["entry"]) if plain["entry"] is not None else None,
             "changes": tuple(changes),
-            "warnings": tuple(plain["warnings"]),
-            "grew": tuple(plain["grew"]),
+            **{name: tuple(plain[name]) for name in _TUPLES},
             "location": (plain["location"][0], plain["location"][1]),
         }
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.record import Outcome, Record
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 40
 MOST_IMPROVED = 10
+MOST_OPERATORS = 2
 _HEADERS = ("test", "device", "forward", "backward", "change", "result")
 _QUIET = (Outcome.PASSED,)
 
@@ -38,9 +39,8 @@ def show(terminal: pytest.TerminalReporter, run: Run) -> None:
         terminal.write_line(line)
     for line in _improved(summary.records):
         terminal.write_line(line)
-    for warnings, nodeids in _warnings(summary.records):
-        more = f" and {len(nodeids) - 1} more" if len(nodeids) > 1 else ""
-        terminal.write_line(f"unknown bytes: {nodeids[0]}{more}: {'; '.join(warnings)}")
+    for line in _unknown(summary.records, every=terminal.verbosity > 0):
+        terminal.write_line(f"unknown bytes: {line}")
     for line in _obsolete(summary):
         terminal.write_line(line, yellow=True)
     for hint in summary.hints:
@@ -166,13 +166,43 @@ def _size(nbytes: int | None) -> str:
     return "-" if nbytes is None else format_size(nbytes)
 
 
-def _warnings(records: Iterable[Record]) -> Iterable[tuple[tuple[str, ...], list[str]]]:
-    """Return what profiles warned of, each with the tests that did, once."""
+def _unknown(records: Iterable[Record], *, every: bool) -> Iterable[str]:
+    """Return what profiles warned of: ``every`` warning with its tests, or one line for all."""
     found: dict[tuple[str, ...], dict[str, None]] = {}
+    workspaces: dict[str, None] = {}
+    others: dict[str, None] = {}
+    operators: dict[str, None] = {}
     for record in records:
         if record.warnings:
             found.setdefault(record.warnings, {})[record.nodeid] = None
-    return [(warnings, list(nodeids)) for warnings, nodeids in found.items()]
+        if record.unknown_workspaces:
+            workspaces[record.nodeid] = None
+            operators.update(dict.fromkeys(record.unknown_workspaces))
+        # Workspaces are one warning, whatever their number.
+        if len(record.warnings) > bool(record.unknown_workspaces):
+            others[record.nodeid] = None
+    if every:
+        for warnings, nodeids in found.items():
+            more = f" and {len(nodeids) - 1} more" if len(nodeids) > 1 else ""
+            yield f"{next(iter(nodeids))}{more}: {'; '.join(warnings)}"
+        return
+    parts = []
+    if workspaces:
+        names = ", ".join([*operators][:MOST_OPERATORS])
+        names += ", …" if len(operators) > MOST_OPERATORS else ""
+        what = f"runs kernels whose workspace is not known ({names})"
+        parts.append(_tests(workspaces, f"{what}: figures are lower bounds"))
+    if others:
+        parts.append(_tests(others, "gives warnings"))
+    if parts:
+        yield f"{'; '.join(parts)}; -v lists them"
+
+
+def _tests(nodeids: Mapping[str, None], does: str) -> str:
+    """Return how many tests do what is said of one."""
+    verb, _, rest = does.partition(" ")
+    number = len(nodeids)
+    return f"1 test {does}" if number == 1 else f"{number} tests {verb.removesuffix('s')} {rest}"
 
 
 def _written(run: Run) -> Iterable[str]:

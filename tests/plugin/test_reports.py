@@ -259,21 +259,49 @@ def pytest_torchmem_report(config, report):
     light.run("-v").assert_outcomes(passed=1)
 
 
-def test_unknown_bytes_are_shown_and_fail_when_strict(light):
+def _warning(light, **says):
+    """Let what ``light`` traces give warnings or run operators of unknown workspace."""
+    given = ", ".join(f"{name}={value!r}" for name, value in says.items())
     conftest = (light.path / "conftest.py").read_text()
+    light.write(conftest=conftest.replace('workload="w"', f'workload="w", {given}'))
+
+
+def _unknown_bytes(result):
+    lines = result.stdout.str().splitlines()
+    return [line for line in lines if line.startswith("unknown bytes: ")]
+
+
+def test_unknown_bytes_are_one_line_and_fail_when_strict(light):
     light.write(
-        test_net="def test_it(torchmem):\n    torchmem.check(1000, device='cpu')\n",
-        conftest=conftest.replace(
-            'workload="w"', 'workload="w", warnings=("aten::fft is unknown",)'
-        ),
+        test_net="import pytest\n@pytest.mark.parametrize('n', range(3))\n"
+        "def test_it(torchmem, n):\n    torchmem.check(1000 + n)\n"
     )
-    light.run("--torchmem-update").assert_outcomes(passed=1)
-    result = light.run()
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["unknown bytes: test_net.py::test_it: aten::fft is unknown"])
+    said = "the workspace of a, b, c is not known and not counted"
+    _warning(light, warnings=(said,), unknown_workspaces=("a", "b", "c"))
+    light.run("--torchmem-update").assert_outcomes(passed=3)
+    for options in ((), ("-q",), ("-n", "2")):
+        result = light.run(*options)
+        result.assert_outcomes(passed=3)
+        assert _unknown_bytes(result) == [
+            "unknown bytes: 3 tests run kernels whose workspace is not known (a, b, …): "
+            "figures are lower bounds; -v lists them"
+        ]
+    assert _unknown_bytes(light.run("-v")) == [
+        f"unknown bytes: test_net.py::test_it[0] and 2 more: {said}"
+    ]
     result = light.run("--torchmem-strict")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*cpu: the profile does not know all bytes"])
+    result.assert_outcomes(failed=3)
+    result.stdout.fnmatch_lines(["*cpu*: the profile does not know all bytes", f"*{said}"])
+
+
+def test_other_warnings_are_counted_by_test(light):
+    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
+    _warning(light, warnings=("net.py:3: sum is nan",))
+    light.run("--torchmem-update")
+    assert _unknown_bytes(light.run()) == ["unknown bytes: 1 test gives warnings; -v lists them"]
+    assert _unknown_bytes(light.run("-v")) == [
+        "unknown bytes: test_net.py::test_it: net.py:3: sum is nan"
+    ]
 
 
 def test_long_tables_show_what_matters(light):
