@@ -51,7 +51,8 @@ def plan_file(
     """Return what the ``accepted`` entries and the removal of ``obsolete`` keys make of a file.
 
     What people wrote into an entry is kept, also where its test was renamed: a new entry beside an
-    obsolete one of the same workload, name and device takes it over. Keys that are ``gone`` may be
+    obsolete one of the same workload, name and device takes it over, and a version's first entry
+    what was written into the one for all versions. Keys that are ``gone`` may be
     taken over too, and stay where nothing takes them over. ``inherited`` has what new entries take
     over from other files, ``extra`` what people wrote at the top of one.
     """
@@ -72,7 +73,11 @@ def plan_file(
             changed.append(entry.key)
         elif before is None:
             taken = inherited.get(entry.key)
-            entries[entry.key] = entry if taken is None else taken_over(entry, taken)
+            entries[entry.key] = (
+                merged(entry, _unversioned(entry.key, old))
+                if taken is None
+                else taken_over(entry, taken)
+            )
             added.append(entry.key)
         elif not before.same_measurement(entry):
             entries[entry.key] = merged(entry, before)
@@ -155,6 +160,11 @@ def moves(
             if len(like) == len(rivals) == 1:
                 found[file, entry.key] = (like[0][0], like[0][1].key)
     return found
+
+
+def _unversioned(key: Key, entries: Mapping[Key, Entry]) -> Entry | None:
+    """Return the entry of the same check for all versions of torch, where ``key`` is for one."""
+    return entries.get(replace(key, torch_series="")) if key.torch_series else None
 
 
 def _notes(ours: Entry, theirs: Entry) -> Entry | None:

@@ -423,6 +423,22 @@ def test_entries_per_torch_version(light):
     light.run("--torchmem-split-by-torch", "--torchmem-strict").assert_outcomes(passed=1)
 
 
+@pytest.mark.parametrize("mode", ["", "=new"])
+def test_entries_per_torch_version_keep_what_people_wrote(light, mode):
+    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000, device='cpu')\n")
+    light.run("--torchmem-update")
+    notes = {"tolerance": "7%", "reason": "wide", "ticket": 12}
+    light.edit("test_it cpu", **notes)
+    light.run(f"--torchmem-update{mode}", "--torchmem-split-by-torch").assert_outcomes(passed=1)
+    entries = json.loads(light.file().read_text())["entries"]
+    assert [e.get("torch_series") for e in entries] == ([None, "2.13"] if mode else ["2.13"])
+    for entry in entries:
+        assert {name: entry.get(name) for name in notes} == notes
+    older = (light.path / "conftest.py").read_text()
+    light.write(conftest=older.replace("    return", "    size = size * 106 // 100\n    return", 1))
+    light.run("--torchmem-split-by-torch").assert_outcomes(passed=1)
+
+
 def test_expected_failures_are_not_accepted_by_an_update(cases):
     result = cases.run("--torchmem-update", "-k", "expected_to_fail")
     result.assert_outcomes(xfailed=1)
