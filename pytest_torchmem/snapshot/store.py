@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_torchmem.snapshot.conflict import has_conflict, sides
 from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, SnapshotError, load
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +110,14 @@ def locked(path: Path) -> Iterator[None]:
     """Keep other runs from changing files beside ``path`` while the body reads, merges and writes.
 
     The directory itself is locked, so that no lock file is left for people to wonder about. Where
-    a platform has no such lock (Windows), two runs that end at the same moment are not kept apart.
+    a platform cannot lock directories (Windows), a file among the user's temporary ones is.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
     except ImportError:
-        yield
+        with _lock_file(path.parent):
+            yield
         return
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
@@ -121,6 +127,15 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock_file(directory: Path) -> FileLock:
+    """Return the lock that stands for ``directory`` where it cannot be locked itself."""
+    from filelock import FileLock
+
+    name = os.path.normcase(os.path.realpath(directory))
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return FileLock(Path(tempfile.gettempdir()) / f"torchmem-{digest}.lock")
 
 
 def _advice(path: Path, problem: str) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import stat
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -324,8 +327,14 @@ def test_a_module_that_is_no_python_file_has_its_own_name():
     assert snapshot_path(Path("a/test_x.md")) == Path("a/__torchmem__/test_x.md.json")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="directories cannot be locked there")
-def test_one_run_waits_for_another_that_is_writing(tmp_path):
+@pytest.mark.parametrize("directories", [True, False], ids=["directory", "file"])
+def test_one_run_waits_for_another_that_is_writing(tmp_path, monkeypatch, directories):
+    if directories:
+        pytest.importorskip("fcntl")
+    else:  # as on Windows
+        importlib.import_module("filelock")
+        monkeypatch.setitem(sys.modules, "fcntl", None)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     file = tmp_path / "__torchmem__" / "test_x.json"
     entered = threading.Event()
 
