@@ -138,8 +138,8 @@ def is_opaque(operator: OpOverload) -> bool:
         return False
     from torch._library.simple_registry import singleton
 
-    entry = singleton.get(operator.name())
-    return entry is not None and entry.fake_impl.kernel is not None
+    entry = singleton.find(operator.name())  # ``get`` came with torch 2.13
+    return entry.fake_impl.kernel is not None
 
 
 def lacks_geometry(operator: OpOverload) -> bool:
