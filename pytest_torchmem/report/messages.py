@@ -47,7 +47,7 @@ def grew(record: Record, comparison: Comparison) -> str:
     missing = comparison.having(Verdict.NOT_RUN)
     key, sections = record.key, [_figures(comparison)]
     if worst:
-        first = max(worst, key=lambda change: (change.now or 0) - (change.before or 0))
+        first = max(_requested(worst), key=lambda change: (change.now or 0) - (change.before or 0))
         headline = (
             f"{title(key)}: {figure_name(first.figure)} grew by "
             f"{_step(first)}, beyond its tolerance of {first.rule}"
@@ -69,13 +69,18 @@ def grew(record: Record, comparison: Comparison) -> str:
 def shrank(record: Record, comparison: Comparison) -> str:
     """Return the message of a check whose figures shrank beyond their tolerance."""
     changes = comparison.having(Verdict.SHRANK)
-    most = min(changes, key=lambda change: (change.now or 0) - (change.before or 0))
+    most = min(_requested(changes), key=lambda change: (change.now or 0) - (change.before or 0))
     headline = (
         f"{title(record.key)}: {figure_name(most.figure)} shrank by "
         f"{_step(most).lstrip('-')}, beyond its tolerance of {most.rule}"
     )
     sections = [_figures(comparison), *_circumstances(comparison)]
     return _message(headline, sections)
+
+
+def _requested(changes: Sequence[Change]) -> Sequence[Change]:
+    """Leave out the reserved peak where others changed too: it follows them, by segments."""
+    return [change for change in changes if change.figure != "reserved_peak"] or changes
 
 
 def above_cap(record: Record, changes: Sequence[Change], most: str) -> str:
