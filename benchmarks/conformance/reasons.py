@@ -12,6 +12,8 @@ REASONS: dict[str, str] = {
     "nn.functional.embedding_bag": "how many bags are empty decides what a maximum gathers",
     "to_sparse": "how many elements are not zero decides the size of indices and values",
     "linalg.eig": "the backward asks whether the loss depends on the phase of eigenvectors",
+    "nonzero_static": "how many elements are not zero decides what is gathered before the cut",
+    "prod": "the backward asks of an empty tensor how many of its elements are zero",
     # Libraries decide.
     r"nn\.(functional\.conv(_transpose)?|Conv(Transpose)?)[123]d": (
         "oneDNN chooses the blocks of strided and of bfloat16 channels-last kernels by estimates "
@@ -19,6 +21,7 @@ REASONS: dict[str, str] = {
     ),
     # Not held by a trace.
     r"sparse\.mm\.reduce|sparse\.sampled_addmm": "a trace holds no compressed sparse tensors",
+    r"nn\.Transformer": "a trace holds no nested tensors, which its fast path makes of a mask",
     "sgn": "a zero tensor without memory (_efficientzerotensor) is booked as if it had some",
 }
 """By a regular expression for the whole name of an operator or module."""
