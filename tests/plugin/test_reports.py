@@ -371,3 +371,17 @@ def test_the_whole_of_a_body_in_one_line(project, monkeypatch):
     lines = [line for line in summary.splitlines()[1:] if line and not line.startswith("=")]
     assert len(lines) == 1
     assert lines[0].startswith("FAILED test_net.py::test_body - MemoryCheckFailed: cpu: peak")
+
+
+def test_the_reserved_peak_heads_no_failure_of_other_peaks(light, monkeypatch):
+    light.write(
+        test_net="import os\ndef test_it(torchmem):\n"
+        "    torchmem.check(int(os.environ.get('SIZE', 10**8)), device='cuda')\n"
+    )
+    _warning(light, reserved_peak=3 * 10**8)
+    light.run("--torchmem-update").assert_outcomes(passed=1)
+    conftest = (light.path / "conftest.py").read_text()
+    light.write(conftest=conftest.replace("reserved_peak=300000000", "reserved_peak=900000000"))
+    light.run().stdout.fnmatch_lines(["E *MemoryCheckFailed: cuda*: reserved peak grew by*"])
+    monkeypatch.setenv("SIZE", "150000000")
+    light.run().stdout.fnmatch_lines(["E *MemoryCheckFailed: cuda*: backward peak grew by*"])
