@@ -1,0 +1,298 @@
+"""Record what a real GPU's allocator counts in the steps of many models.
+
+python -m benchmarks.truth.record OUT                      all models, as long as --seconds allows
+python -m benchmarks.truth.record OUT                      again: what is missing
+python -m benchmarks.truth.record OUT --only 'cnn/.*/float32$'
+python -m benchmarks.truth.record --list
+python -m benchmarks.truth.record OUT --device cpu --tiny  runs everything and counts nothing
+
+It needs torch alone. Each case runs once on a twin first, so that libraries have made their
+choices; then its model is made anew and two steps are counted. ``benchmarks/truth/recording.py``
+describes what is written, and reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from benchmarks.truth.recording import (
+    COUNTERS,
+    Bound,
+    Recording,
+    RecordingError,
+    Requests,
+    load,
+    numbered,
+)
+from benchmarks.truth.settings import (
+    Case,
+    build_inputs,
+    build_model,
+    cases,
+    optimizer_of,
+    run_step,
+)
+
+_HISTORY = 4_000_000
+_RUNNING = "running.txt"
+
+
+class Meter(Protocol):
+    """What counts."""
+
+    device: torch.device
+
+    def statistics(self) -> Mapping[str, int] | None:
+        """Return what ``torch.cuda.memory_stats`` gives; None where nothing counts."""
+
+    def reset_peaks(self) -> None:
+        """Begin the peaks anew."""
+
+    def empty_cache(self) -> None:
+        """Give back what is not used."""
+
+    def start_history(self) -> None:
+        """Write down requests from now on."""
+
+    def history(self) -> Sequence[Any]:
+        """Return what was written down so far."""
+
+    def stop_history(self) -> None:
+        """Write down no more."""
+
+
+class CudaMeter:
+    """The current CUDA device."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return the allocator's statistics, once all that was launched is done."""
+        torch.cuda.synchronize()
+        return torch.cuda.memory_stats()
+
+    def reset_peaks(self) -> None:
+        """Begin the peaks anew."""
+        torch.cuda.reset_peak_memory_stats()
+
+    def empty_cache(self) -> None:
+        """Give back what is not used, cuBLAS's workspaces among it."""
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+
+    def start_history(self) -> None:
+        """Write down requests from now on, without stacks."""
+        torch.cuda.memory._record_memory_history(
+            "all", context=None, max_entries=_HISTORY, clear_history=True
+        )
+
+    def history(self) -> Sequence[Any]:
+        """Return the entries of this device."""
+        found: Sequence[Any] = torch.cuda.memory._snapshot()["device_traces"][self.device.index]
+        return found
+
+    def stop_history(self) -> None:
+        """Write down no more."""
+        torch.cuda.memory._record_memory_history(None)
+
+
+class NoMeter:
+    """The CPU, where nothing counts."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def statistics(self) -> None:
+        """Return nothing."""
+
+    def reset_peaks(self) -> None:
+        """Do nothing."""
+
+    def empty_cache(self) -> None:
+        """Do nothing."""
+
+    def start_history(self) -> None:
+        """Do nothing."""
+
+    def history(self) -> Sequence[Any]:
+        """Return nothing."""
+        return ()
+
+    def stop_history(self) -> None:
+        """Do nothing."""
+
+
+def record_case(case: Case, meter: Meter, tiny: bool) -> tuple[dict[str, Any], Requests | None]:
+    """Run a case and return its figures, and the requests behind them."""
+    _run(case, meter, tiny, 1, lambda step, phase: None)
+    gc.collect()
+    meter.empty_cache()
+    first = meter.statistics()
+    base = _counted(first, "current", dict.fromkeys(COUNTERS, 0)) if first is not None else {}
+    found: dict[str, Any] = {"before": base} if base else {"ran": True}
+    marks: list[Bound] = []
+
+    def mark(step: str, phase: str) -> None:
+        now = meter.statistics()
+        if now is None:
+            return
+        peaks, ends = _counted(now, "peak", base), _counted(now, "current", base)
+        if phase == "baseline":
+            found[phase] = ends
+        else:
+            found.setdefault(step, {}).update({phase: peaks, f"{phase}_end": ends})
+        marks.append((step, phase, len(meter.history())))
+        meter.reset_peaks()
+
+    meter.reset_peaks()
+    meter.start_history()
+    try:
+        found["parameters"] = _run(case, meter, tiny, 2, mark)
+        history = meter.history()
+    finally:
+        meter.stop_history()
+        gc.collect()
+        meter.empty_cache()
+    return found, numbered(history, marks) if marks else None
+
+
+def _run(case: Case, meter: Meter, tiny: bool, steps: int, mark: Any) -> int:
+    torch.manual_seed(0)
+    with torch.device(meter.device):
+        model, inputs = build_model(case, tiny), build_inputs(case, tiny)
+    optimizer = optimizer_of(model.parameters()) if case.setting.train else None
+    gc.collect()
+    mark("first", "baseline")
+    for step in ("first", "second")[:steps]:
+        if step == "second" and optimizer is not None:
+            optimizer.zero_grad()
+            mark("first", "zero_grad")
+        run_step(model, inputs, optimizer, lambda phase, step=step: mark(step, phase))  # type: ignore[misc]
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _counted(statistics: Mapping[str, int], part: str, base: Mapping[str, int]) -> dict[str, int]:
+    return {name: statistics.get(f"{name}.all.{part}", 0) - base[name] for name in COUNTERS}
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Return what the figures depend on, and when they were taken."""
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+        "alloc_conf": os.environ.get("PYTORCH_ALLOC_CONF")
+        or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+    }
+    if device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(device)
+        found |= {
+            "gpu": gpu.name,
+            "capability": [gpu.major, gpu.minor],
+            "sms": gpu.multi_processor_count,
+            "threads_per_sm": gpu.max_threads_per_multi_processor,
+            "memory": gpu.total_memory,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    return found
+
+
+def record(
+    recording: Recording, wanted: Sequence[Case], meter: Meter, tiny: bool, seconds: float
+) -> int:
+    """Record the cases that are missing, and return how many are left when the time is up."""
+    marker = recording.path / _RUNNING
+    recording.path.mkdir(parents=True, exist_ok=True)
+    if marker.exists():
+        recording.truth.setdefault(marker.read_text(), {"error": "the process died"})
+        marker.unlink()
+    recording.truth["machine"] = {**machine(meter.device), "tiny": tiny}
+    recording.save()
+    missing = [case for case in wanted if case.key not in recording.truth]
+    started = time.monotonic()
+    for index, case in enumerate(missing):
+        if time.monotonic() - started > seconds:
+            return len(missing) - index
+        marker.write_text(case.key)
+        try:
+            found, requests = record_case(case, meter, tiny)
+        except Exception as error:
+            found, requests = {"error": f"{type(error).__name__}: {error}"[:300]}, None
+        gc.collect()
+        if requests is not None:
+            recording.append(case.key, requests)
+        recording.truth[case.key] = found
+        recording.save()
+        marker.unlink()
+        print(f"{case.key:58s} {_line(found)}", flush=True)
+        try:
+            meter.empty_cache()
+        except Exception as error:  # the context is broken: every further case would fail
+            print(f"the device is lost, start again: {error}", flush=True)
+            return len(missing) - index - 1
+    return 0
+
+
+def _line(found: Mapping[str, Any]) -> str:
+    if "error" in found:
+        return str(found["error"])[:100]
+    step = found.get("second", {})
+    peaks = (
+        f"{phase} {step[phase]['requested_bytes'] / 2**20:9.1f}"
+        for phase in ("forward", "backward", "optimizer")
+        if phase in step
+    )
+    return " ".join(peaks) + " MiB" if step else "ran"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Record, and return 3 where cases are left for another run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.truth.record", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("out", type=Path, nargs="?", help="directory of the recording")
+    parser.add_argument("--only", default="", help="regular expression for the cases")
+    parser.add_argument("--seconds", type=float, default=450.0, help="begin no case after these")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="models that a test can afford")
+    parser.add_argument("--list", action="store_true", help="print the cases")
+    options = parser.parse_args(arguments)
+    wanted = [case for case in cases() if re.search(options.only, case.key)]
+    if options.list:
+        print("\n".join(case.key for case in wanted))
+        return 0
+    if options.out is None:
+        parser.error("name the directory of the recording")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; --device cpu counts nothing")
+    recording = Recording(options.out)
+    if options.out.exists():
+        try:
+            recording = load(options.out)
+        except RecordingError as error:
+            print(f"begun anew: {error}")
+    if recording.machine.get("tiny", options.tiny) != options.tiny:
+        parser.error(f"{options.out} has models of another size: name another directory")
+    meter: Meter = CudaMeter() if options.device == "cuda" else NoMeter()
+    left = record(recording, wanted, meter, options.tiny, options.seconds)
+    if left:
+        print(f"{left} cases are left: run it again with the same directory")
+    return 3 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Recordings on disk: the figures of every case, and the requests behind them.
+
+A recording is a directory. ``truth.json`` has the ``machine`` and, by case, ``baseline`` and, for
+the steps ``first`` (optimizer state is made in it) and ``second``, what each phase had at its peak
+and what was alive when it ended (``forward``, ``forward_end``, …): ``requested_bytes``,
+``allocated_bytes`` and ``reserved_bytes`` above what was there before the model was made. A case
+that failed has an ``error``.
+
+``requests.jsonl.gz`` has a line per case: ``key``, ``events`` and ``bounds``. An event is the bytes
+of a request (requests are counted from 1 on) or minus the number of the one that is given back; a
+bound is ``[step, phase, events before its end]``. It is one gzip member per case, so that a
+recording can be taken up again. ``requests.json.gz``, the requests as sizes alone and by step, is
+read as well: a release is then taken for that of the latest request of its size.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TRUTH, REQUESTS, SIZES = "truth.json", "requests.jsonl.gz", "requests.json.gz"
+PHASES = ("forward", "backward", "optimizer")
+STEPS = ("first", "second")
+COUNTERS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
+
+Bound = tuple[str, str, int]
+
+
+class RecordingError(ValueError):
+    """A recording that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """The requests of one case, from before its model was made to its end."""
+
+    events: tuple[int, ...]
+    bounds: tuple[Bound, ...]
+    exact: bool = True
+    """Every release says which request it is of."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """The figures of one machine."""
+
+    path: Path
+    truth: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """What is known of the machine and its software."""
+        found: dict[str, Any] = self.truth.get("machine", {})
+        return found
+
+    def keys(self) -> list[str]:
+        """Return the cases, those that failed among them."""
+        return [key for key in self.truth if key != "machine"]
+
+    def figures(self, key: str) -> dict[str, Any] | None:
+        """Return a case's figures, None where it failed or was not counted."""
+        found = self.truth[key]
+        return found if "first" in found else None
+
+    def save(self) -> None:
+        """Write the figures; a reader sees the old or the new ones."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        new = self.path / f".{TRUTH}.new"
+        new.write_text(json.dumps(self.truth, indent=1) + "\n")
+        os.replace(new, self.path / TRUTH)
+
+    def append(self, key: str, requests: Requests) -> None:
+        """Add the requests of a case."""
+        line = {"key": key, "events": requests.events, "bounds": requests.bounds}
+        with gzip.open(self.path / REQUESTS, "at") as file:
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def requests(self) -> Iterator[tuple[str, Requests]]:
+        """Yield the requests of every case; of one recorded twice, the latest last."""
+        path = self.path / REQUESTS
+        if path.exists():
+            with gzip.open(path, "rt") as file:
+                for number, line in enumerate(file, start=1):
+                    yield _requests(path, number, line)
+        path = self.path / SIZES
+        if path.exists():
+            with gzip.open(path, "rt") as file:
+                for key, steps in json.load(file).items():
+                    if steps:
+                        yield key, _paired(steps)
+
+
+def load(path: Path) -> Recording:
+    """Return the recording in a directory; raises ``RecordingError`` where there is none."""
+    try:
+        truth = json.loads((path / TRUTH).read_text())
+    except FileNotFoundError:
+        raise RecordingError(f"{path}: there is no {TRUTH}, so nothing was recorded") from None
+    except json.JSONDecodeError as error:
+        raise RecordingError(f"{path / TRUTH} is not JSON: {error}") from None
+    if not isinstance(truth, dict):
+        raise RecordingError(f"{path / TRUTH} is not a recording: expected an object")
+    return Recording(path, truth)
+
+
+def numbered(history: Sequence[Any], marks: Sequence[Bound]) -> Requests:
+    """Return the requests in what ``torch.cuda.memory._snapshot`` has of a device.
+
+    The bounds of ``marks`` count entries of ``history``; those returned count events.
+    """
+    events: list[int] = []
+    live: dict[int, int] = {}
+    bounds: list[Bound] = []
+    made = 0
+    waiting = list(marks)
+    for position, entry in enumerate(history):
+        while waiting and waiting[0][2] <= position:
+            step, phase, _ = waiting.pop(0)
+            bounds.append((step, phase, len(events)))
+        if entry["action"] == "alloc":
+            made += 1
+            live[entry["addr"]] = made
+            events.append(entry["size"])
+        elif entry["action"] == "free_completed" and entry["addr"] in live:
+            events.append(-live.pop(entry["addr"]))
+    bounds.extend((step, phase, len(events)) for step, phase, _ in waiting)
+    return Requests(tuple(events), tuple(bounds))
+
+
+def _requests(path: Path, number: int, line: str) -> tuple[str, Requests]:
+    try:
+        found = json.loads(line)
+        bounds = tuple((step, phase, end) for step, phase, end in found["bounds"])
+        return found["key"], Requests(tuple(found["events"]), bounds)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordingError(f"{path}, line {number}: {error!r}") from None
+
+
+def _paired(steps: Sequence[Any]) -> Requests:
+    """Return requests of which sizes alone are known; those made before are left out."""
+    events: list[int] = []
+    bounds: list[Bound] = []
+    live: dict[int, list[int]] = {}
+    made = 0
+    for step in steps:
+        ends = dict(zip(step["bounds"], (*PHASES, "zero_grad"), strict=False))
+        for position, size in enumerate(step["events"]):
+            if position in ends:
+                bounds.append((step["step"], ends.pop(position), len(events)))
+            if not isinstance(size, int):
+                continue
+            if size > 0:
+                made += 1
+                live.setdefault(size, []).append(made)
+                events.append(size)
+            elif live.get(-size):
+                events.append(-live[-size].pop())
+        bounds.extend((step["step"], phase, len(events)) for phase in ends.values())
+    return Requests(tuple(events), tuple(bounds), exact=False)

@@ -1,0 +1,179 @@
+"""Recordings of what a GPU counts; a stand-in with an allocator of its own takes its place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.truth import record as recorder
+from benchmarks.truth.networks import NETWORKS
+from benchmarks.truth.record import main, record, record_case
+from benchmarks.truth.recording import Recording, RecordingError, load
+from benchmarks.truth.settings import Case, cases
+from tests.measurement.stand_in import StandIn
+
+
+class StandInMeter:
+    """The stand-in, asked as the recorder asks."""
+
+    def __init__(self) -> None:
+        self.gpu = StandIn()
+        self.device = torch.device("cpu")
+
+    def statistics(self) -> Mapping[str, int]:
+        return self.gpu.statistics()
+
+    def reset_peaks(self) -> None:
+        self.gpu.reset_peaks()
+
+    def empty_cache(self) -> None:
+        self.gpu.empty_cache()
+
+    def start_history(self) -> None:
+        self.gpu.start_history()
+
+    def history(self) -> Sequence[Any]:
+        return list(self.gpu._history or ())
+
+    def stop_history(self) -> None:
+        self.gpu.stop_history()
+
+
+def case(key: str) -> Case:
+    return next(found for found in cases() if found.key == key)
+
+
+def test_there_are_models_of_every_family() -> None:
+    families = {network.family for network in NETWORKS.values()}
+    assert families == {"cnn", "dense", "diffusion", "recurrent", "transformer"}
+    assert len(NETWORKS) >= 60
+    assert len({found.key for found in cases()}) == len(cases())
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "dense/gelu-layer-norm/float32",
+        "transformer/llama-grouped/bfloat16",
+        "recurrent/gru-cell/autocast",
+    ],
+)
+def test_the_requests_add_up_to_the_figures(key: str) -> None:
+    meter = StandInMeter()
+    with meter.gpu.current():
+        found, requests = record_case(case(key), meter, tiny=True)
+    assert requests is not None
+    live = start = 0
+    for step, phase, end in requests.bounds:
+        peak = live
+        for event in requests.events[start:end]:
+            live += event if event > 0 else -sizes_of(requests.events)[-event - 1]
+            peak = max(peak, live)
+        start = end
+        if phase == "baseline":
+            assert live == found["baseline"]["requested_bytes"] > 0
+        else:
+            assert found[step][phase]["requested_bytes"] == peak
+            assert found[step][f"{phase}_end"]["requested_bytes"] == live
+    assert [(step, phase) for step, phase, _ in requests.bounds] == [
+        ("first", "baseline"),
+        ("first", "forward"),
+        ("first", "backward"),
+        ("first", "optimizer"),
+        ("first", "zero_grad"),
+        ("second", "forward"),
+        ("second", "backward"),
+        ("second", "optimizer"),
+    ]
+    assert meter.gpu.statistics()["requested_bytes.all.current"] == 0
+
+
+def sizes_of(events: Sequence[int]) -> list[int]:
+    return [event for event in events if event > 0]
+
+
+def test_inference_has_a_forward_alone() -> None:
+    meter = StandInMeter()
+    with meter.gpu.current():
+        found, _ = record_case(case("cnn/resnet18/float32-eval"), meter, tiny=True)
+    assert set(found["second"]) == {"forward", "forward_end"}
+
+
+def test_a_recording_is_taken_up_again_and_survives_a_model_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = StandInMeter()
+    keys = ("dense/autoencoder/float32", "dense/recommender/float32", "dense/batch-norm/float32")
+    wanted = [case(key) for key in keys]
+    broken = recorder.build_model
+
+    def build(found: Case, tiny: bool) -> torch.nn.Module:
+        if found.key == keys[1]:
+            raise RuntimeError("no such kernel")
+        return broken(found, tiny)
+
+    monkeypatch.setattr(recorder, "build_model", build)
+    with meter.gpu.current():
+        assert record(Recording(tmp_path), wanted[:1], meter, True, 60.0) == 0
+        # As if the process had ended in the middle of the second.
+        assert record(load(tmp_path), wanted, meter, True, -1.0) == 2
+        assert record(load(tmp_path), wanted, meter, True, 60.0) == 0
+    found = load(tmp_path)
+    assert sorted(found.keys()) == sorted(keys)
+    assert found.truth[keys[1]] == {"error": "RuntimeError: no such kernel"}
+    assert found.figures(keys[1]) is None
+    assert [key for key, _ in found.requests()] == [keys[0], keys[2]]
+    assert not (tmp_path / "running.txt").exists()
+
+
+def test_a_case_that_ended_the_process_is_not_tried_again(tmp_path: Path) -> None:
+    key = "dense/autoencoder/float32"
+    (tmp_path / "running.txt").write_text(key)
+    meter = StandInMeter()
+    assert record(Recording(tmp_path), [case(key)], meter, True, 60.0) == 0
+    assert load(tmp_path).truth[key] == {"error": "the process died"}
+
+
+def test_requests_that_are_sizes_alone_are_read(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, {"machine": {}, "m/fp32": {"error": ""}})
+    recording.save()
+    events = [["segment_alloc", 2097152], 100, None, 7, 100, -100, -7, -5]
+    step = {"step": "first", "events": events, "bounds": [5, 7]}
+    with gzip.open(tmp_path / "requests.json.gz", "wt") as file:
+        json.dump({"m/fp32": [step], "failed": []}, file)
+    ((key, requests),) = load(tmp_path).requests()
+    assert key == "m/fp32"
+    # A release is that of the latest request of its size; one of a block made before is left out.
+    assert requests.events == (100, 7, 100, -3, -2)
+    assert requests.bounds == (("first", "forward", 3), ("first", "backward", 5))
+    assert not requests.exact
+
+
+def test_what_is_no_recording_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match=r"there is no truth\.json"):
+        load(tmp_path)
+    (tmp_path / "truth.json").write_text("{")
+    with pytest.raises(RecordingError, match="is not JSON"):
+        load(tmp_path)
+
+
+def test_the_command_lists_and_runs_on_the_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--list", "--only", "dense/recommender"]) == 0
+    assert "dense/recommender/float32\n" in capsys.readouterr().out
+    only = ["--device", "cpu", "--tiny", "--only", "dense/recommender/(float32|autocast)$"]
+    assert main([str(tmp_path), *only]) == 0
+    found = load(tmp_path)
+    assert len(found.keys()) == 2
+    assert all(
+        found.truth[key]["ran"] and found.figures(key) is None for key in list(found.truth)[1:]
+    )
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "--device", "cpu"])  # of another size
