@@ -140,6 +140,11 @@ def record_case(case: Case, meter: Meter, tiny: bool) -> tuple[dict[str, Any], R
     _run(case, meter, tiny, 1, lambda step, phase: None)
     gc.collect()
     meter.empty_cache()
+    return counted_steps(case, meter, tiny)
+
+
+def counted_steps(case: Case, meter: Meter, tiny: bool) -> tuple[dict[str, Any], Requests | None]:
+    """Make a case's model and count two steps of it, from what there was before."""
     first = meter.statistics()
     base = _counted(first, "current", dict.fromkeys(COUNTERS, 0)) if first is not None else {}
     found: dict[str, Any] = {"before": base} if base else {"ran": True}

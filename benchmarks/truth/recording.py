@@ -63,8 +63,8 @@ class Recording:
         return [key for key in self.truth if key != "machine"]
 
     def figures(self, key: str) -> dict[str, Any] | None:
-        """Return a case's figures, None where it failed or was not counted."""
-        found = self.truth[key]
+        """Return a case's figures, None where it is not there, failed or was not counted."""
+        found = self.truth.get(key, {})
         return found if "first" in found else None
 
     def save(self) -> None:

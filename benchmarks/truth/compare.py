@@ -1,0 +1,297 @@
+"""Compare recordings of a real GPU with traces of the same steps; no GPU is needed.
+
+python -m benchmarks.truth.compare DIR                     all recorded cases
+python -m benchmarks.truth.compare DIR --only 'cnn/'       those whose name matches
+python -m benchmarks.truth.compare DIR --replay            the allocator's replay alone
+
+Each case runs in a trace as ``benchmarks.truth.record`` runs it on the GPU, and is asked for the
+same counters. An error is traced minus recorded, of what was recorded. The recorded requests also
+go through the replay of the caching allocator, which has to give the recorded peaks to the byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+
+import pytest_torchmem as torchmem
+from benchmarks.comparison import percentile
+from benchmarks.truth.record import counted_steps
+from benchmarks.truth.recording import (
+    COUNTERS,
+    PHASES,
+    STEPS,
+    Recording,
+    RecordingError,
+    Requests,
+    load,
+)
+from benchmarks.truth.settings import Case, cases
+from pytest_torchmem import Gpu
+from pytest_torchmem.measurement.device import known_gpu, name_of
+from pytest_torchmem.profiler.allocator import CachingAllocator, parse_options
+from pytest_torchmem.profiler.devices.catalogue import gpu_names, registered_gpus
+
+#: The bars: of the peaks of forward and backward in requested bytes, and of reserved ones.
+LIMITS = {"requested_bytes": 0.05, "reserved_bytes": 0.10}
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """How far a traced figure is from the recorded one."""
+
+    case: str
+    family: str
+    step: str
+    phase: str
+    counter: str
+    traced: int
+    recorded: int
+
+    @property
+    def relative(self) -> float:
+        """The difference as a share of what was recorded."""
+        return (self.traced - self.recorded) / max(1, self.recorded)
+
+
+class TracedMeter:
+    """The fake GPU of the trace that is running, asked as a real one is."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", 0)
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return the replayed allocator's statistics."""
+        return torch.cuda.memory_stats()
+
+    def reset_peaks(self) -> None:
+        """Begin the peaks anew."""
+        torch.cuda.reset_peak_memory_stats()
+
+    def empty_cache(self) -> None:
+        """Give back what is not used."""
+        torch.cuda.empty_cache()
+
+    def start_history(self) -> None:
+        """Do nothing: the trace has its timeline."""
+
+    def history(self) -> Sequence[Any]:
+        """Return nothing."""
+        return ()
+
+    def stop_history(self) -> None:
+        """Do nothing."""
+
+
+def recorded_gpu(machine: Mapping[str, Any]) -> Gpu:
+    """Return the GPU of a recording; raises ``RecordingError`` where none was recorded."""
+    try:
+        major, minor = machine["capability"]
+        return known_gpu(
+            Gpu(
+                name_of(machine["gpu"]),
+                machine["gpu"],
+                (major, minor),
+                machine["memory"],
+                machine["sms"],
+                machine["threads_per_sm"],
+            )
+        )
+    except KeyError as missing:
+        raise RecordingError(
+            f"the recording says nothing of {missing}: it was not made on a GPU"
+        ) from None
+
+
+def traced_figures(case: Case, gpu: Gpu, tiny: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what a trace counts in a case, and the operators whose workspace it does not know."""
+    found: dict[str, Any] = {}
+
+    def program() -> None:
+        found.update(counted_steps(case, TracedMeter(), tiny)[0])
+
+    profile = torchmem.trace(program, device="cuda", gpu=gpu.name, memory="unlimited")
+    return found, tuple(profile.unknown_workspaces)
+
+
+def errors_of(case: Case, traced: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[Error]:
+    """Return the error of every figure that both have."""
+    return [
+        Error(
+            case.key,
+            case.network.family,
+            step,
+            phase,
+            counter,
+            traced[step][phase][counter],
+            recorded[step][phase][counter],
+        )
+        for step in STEPS
+        for phase in PHASES
+        for counter in COUNTERS
+        if phase in recorded.get(step, ()) and phase in traced.get(step, ())
+    ]
+
+
+def replayed(requests: Requests, options: str) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return the peaks of allocated and reserved bytes that the replay has in every phase."""
+    allocator = CachingAllocator(parse_options(options))
+    statistics = allocator.statistics
+    blocks: list[Any] = [None]
+    peaks: dict[tuple[str, str], tuple[int, int]] = {}
+    begin = 0
+    for step, phase, end in requests.bounds:
+        statistics.reset_peaks()
+        for event in requests.events[begin:end]:
+            if event > 0:
+                blocks.append(allocator.allocate(event))
+            else:
+                allocator.free(blocks[-event])
+        counts = statistics.all
+        peaks[step, phase] = (counts.allocated_bytes.peak, counts.reserved_bytes.peak)
+        begin = end
+    return peaks
+
+
+def replay_differences(
+    key: str, requests: Requests, recorded: Mapping[str, Any], options: str
+) -> list[tuple[str, str, int, int]]:
+    """Return the figures of a case that the replay does not give to the byte."""
+    different = []
+    for (step, phase), peaks in replayed(requests, options).items():
+        figures = recorded.get(step, {}).get(phase)
+        if figures is None:
+            continue
+        for counter, replayed_peak in zip(COUNTERS[1:], peaks, strict=True):
+            if figures[counter] != replayed_peak:
+                name = f"{key} {step} {phase}"
+                different.append((name, counter, replayed_peak, figures[counter]))
+    return different
+
+
+def error_table(errors: Iterable[Error]) -> str:
+    """Return the distribution of errors by counter, phase and family, and of all families."""
+    groups: dict[tuple[str, str, str], list[Error]] = {}
+    for error in errors:
+        for family in ("all", error.family):
+            groups.setdefault((error.counter, error.phase, family), []).append(error)
+    order = {name: position for position, name in enumerate((*COUNTERS, *PHASES))}
+    rows = []
+    for counter, phase, family in sorted(
+        groups, key=lambda group: (order[group[0]], order[group[1]], group[2] != "all", group[2])
+    ):
+        found = groups[counter, phase, family]
+        sizes = [abs(error.relative) for error in found]
+        worst = max(found, key=lambda error: abs(error.relative))
+        rows.append(
+            (
+                counter.removesuffix("_bytes"),
+                phase,
+                family,
+                len(found),
+                sum(1 for error in found if error.traced == error.recorded),
+                f"{percentile(sizes, 0.5):.3%}",
+                f"{percentile(sizes, 0.9):.3%}",
+                f"{worst.relative:+.3%}",
+                worst.case,
+            )
+        )
+    headers = ("counter", "phase", "family", "figures", "exact", "p50", "p90", "worst", "case")
+    return tabulate(rows, headers=headers, disable_numparse=True)
+
+
+def outside(errors: Iterable[Error], unknown: Mapping[str, Sequence[str]]) -> str:
+    """Return the figures beyond their limit, with what their trace does not know."""
+    rows = [
+        (
+            f"{error.case} {error.step} {error.phase}",
+            error.counter.removesuffix("_bytes"),
+            f"{error.traced:,}",
+            f"{error.recorded:,}",
+            f"{error.relative:+.2%}",
+            ", ".join(unknown.get(error.case, ())) or "-",
+        )
+        for error in errors
+        if abs(error.relative) > LIMITS.get(error.counter, float("inf"))
+    ]
+    headers = ("step", "counter", "traced", "recorded", "error", "workspaces not known")
+    return tabulate(rows, headers=headers, disable_numparse=True)
+
+
+def compare(
+    recording: Recording, wanted: Sequence[Case]
+) -> tuple[list[Error], dict[str, tuple[str, ...]], list[tuple[str, str]]]:
+    """Trace the recorded cases; return errors, unknown operators by case, and what failed."""
+    gpu = recorded_gpu(recording.machine)
+    tiny = bool(recording.machine.get("tiny"))
+    errors: list[Error] = []
+    unknown: dict[str, tuple[str, ...]] = {}
+    failed: list[tuple[str, str]] = []
+    with registered_gpus(*(() if gpu.name in gpu_names() else (gpu,))):
+        for case in wanted:
+            recorded = recording.figures(case.key)
+            if recorded is None:
+                continue
+            try:
+                traced, unknown[case.key] = traced_figures(case, gpu, tiny)
+            except Exception as error:
+                failed.append((case.key, f"{type(error).__name__}: {error}"[:160]))
+                continue
+            errors += errors_of(case, traced, recorded)
+    return errors, unknown, failed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the comparison; return 1 where something is beyond its limit."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.truth.compare", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("recording", type=Path, help="directory that record wrote")
+    parser.add_argument("--only", default="", help="regular expression for the cases")
+    parser.add_argument("--replay", action="store_true", help="replay the requests, trace nothing")
+    options = parser.parse_args(arguments)
+    try:
+        recording = load(options.recording)
+        wanted = [case for case in cases() if re.search(options.only, case.key)]
+        print(", ".join(f"{name} {value}" for name, value in recording.machine.items()))
+        different, count = _replay(recording, options.only)
+        print(f"\n{count} recorded sequences of requests replayed, {len(different)} figures differ")
+        if different:
+            print(tabulate(different, headers=("step", "counter", "replayed", "recorded")))
+        if options.replay:
+            return int(bool(different))
+        errors, unknown, failed = compare(recording, wanted)
+    except RecordingError as error:
+        parser.error(str(error))
+    print(f"\n{error_table(errors)}")
+    beyond = [e for e in errors if abs(e.relative) > LIMITS.get(e.counter, float("inf"))]
+    if beyond:
+        print(f"\nBeyond the limit\n{outside(beyond, unknown)}")
+    if failed:
+        print(f"\nNot traced\n{tabulate(failed, headers=('case', 'error'))}")
+    return int(bool(different or beyond or failed or not errors))
+
+
+def _replay(recording: Recording, only: str) -> tuple[list[tuple[str, str, int, int]], int]:
+    different: list[tuple[str, str, int, int]] = []
+    count = 0
+    options = recording.machine.get("alloc_conf") or ""
+    for key, requests in recording.requests():
+        figures = recording.figures(key)
+        if figures is None or not requests.exact or not re.search(only, key):
+            continue
+        count += 1
+        different += replay_differences(key, requests, figures, options)
+    return different, count
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Recordings compared with traces: what a trace itself counted is met, what is doctored is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.truth.compare import main, recorded_gpu, replayed, traced_figures
+from benchmarks.truth.recording import Recording, RecordingError, Requests
+from benchmarks.truth.settings import Case, cases
+from pytest_torchmem.profiler.devices.catalogue import find_gpu
+
+KEYS = ("dense/gelu-layer-norm/float32", "recurrent/gru-cell/autocast")
+A100 = find_gpu("a100-80gb")
+MACHINE = {
+    "torch": "2.13.0",
+    "gpu": "NVIDIA A100-SXM4-80GB",
+    "capability": list(A100.capability),
+    "sms": A100.multiprocessors,
+    "threads_per_sm": A100.threads_per_multiprocessor,
+    "memory": A100.memory,
+    "alloc_conf": None,
+    "tiny": True,
+}
+
+
+def case(key: str) -> Case:
+    return next(found for found in cases() if found.key == key)
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Any]:
+    """What a trace counts in two cases."""
+    return {key: traced_figures(case(key), A100, True)[0] for key in KEYS}
+
+
+@pytest.fixture
+def recording(tmp_path: Path, figures: dict[str, Any]) -> Recording:
+    made = Recording(tmp_path, json.loads(json.dumps({"machine": MACHINE, **figures})))
+    made.save()
+    return made
+
+
+def test_a_trace_has_what_the_recorder_writes(figures: dict[str, Any]) -> None:
+    for found in figures.values():
+        for phase in ("forward", "backward", "optimizer"):
+            requested, allocated, reserved = found["second"][phase].values()
+            assert 0 < requested <= allocated <= reserved
+
+
+def test_nothing_differs(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(recording.path)]) == 0
+    printed = capsys.readouterr().out
+    assert "Beyond" not in printed
+    assert "0.000%" in printed
+
+
+def test_what_differs_is_told(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
+    key = KEYS[0]
+    recording.truth[key]["second"]["backward"]["requested_bytes"] //= 2
+    recording.truth[KEYS[1]] = {"error": "the process died"}
+    recording.save()
+    assert main([str(recording.path)]) == 1
+    printed = capsys.readouterr().out
+    beyond = printed.partition("Beyond the limit")[2]
+    assert f"{key} second backward" in beyond
+    assert "+100.00%" in beyond
+    assert "first" not in beyond
+
+
+def test_requests_are_replayed(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
+    key = KEYS[0]
+    mib = 2**20
+    events = (3 * mib, 700, -1, 2 * mib, -2, -3)
+    requests = Requests(events, (("first", "forward", 3), ("first", "backward", 6)))
+    assert replayed(requests, "") == {
+        ("first", "forward"): (3 * mib + 1024, 22 * mib),
+        ("first", "backward"): (2 * mib + 1024, 22 * mib),
+    }
+    for phase, (allocated, reserved) in replayed(requests, "").items():
+        recording.truth[key][phase[0]][phase[1]].update(
+            allocated_bytes=allocated, reserved_bytes=reserved
+        )
+    recording.save()
+    recording.append(key, requests)
+    assert main([str(recording.path), "--replay"]) == 0
+    recording.truth[key]["first"]["backward"]["reserved_bytes"] += 512
+    recording.save()
+    assert main([str(recording.path), "--replay"]) == 1
+    assert "1 figures differ" in capsys.readouterr().out
+
+
+def test_a_recording_without_a_gpu(recording: Recording) -> None:
+    with pytest.raises(RecordingError, match="not made on a GPU"):
+        recorded_gpu({"torch": "2.13.0"})
+    with pytest.raises(SystemExit):
+        main([str(recording.path / "nowhere")])
