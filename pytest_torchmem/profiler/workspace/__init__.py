@@ -91,7 +91,7 @@ def workspace(*operators: str, device: str) -> Callable[[_F], _F]:
 
 def find_workspace(operator: str, device: str) -> WorkspaceFunction | None:
     """Return the function for an operator (``"aten::mm"``) on ``device``, or ``None``."""
-    _load()
+    _load(device)
     return _FUNCTIONS.get((operator, device))
 
 
@@ -134,7 +134,6 @@ def least_certain(confidences: Iterable[Confidence]) -> Confidence:
 
 def takes_nothing(overload: OpOverload, device: str) -> bool:
     """Return whether an operator without a function is known to take nothing on ``device``."""
-    _load()
     if device != "cuda":
         return True
     from pytest_torchmem.profiler.workspace.cuda.nothing import takes_nothing as on_cuda
@@ -147,5 +146,8 @@ def environment_settings() -> tuple[str | None, ...]:
     return tuple(map(os.environ.get, _VARIABLES))
 
 
-def _load() -> None:
-    from pytest_torchmem.profiler.workspace import cpu, cuda  # noqa: F401
+def _load(device: str) -> None:
+    if device == "cuda":  # put off: a trace on the CPU needs none of it
+        from pytest_torchmem.profiler.workspace import cuda  # noqa: F401
+    else:
+        from pytest_torchmem.profiler.workspace import cpu  # noqa: F401
