@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pytest_torchmem import trace
+from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.profiler.internals import TORCH_VERSION
 
@@ -148,3 +148,17 @@ def test_initialisers_that_draw_again(bounds: tuple[float, float]) -> None:
         layer(torch.ones(2, 64)).sum().backward()
 
     assert trace(program).backward_peak > 2 * 64 * 64 * 4
+
+
+def test_one_hot_of_classes_that_are_not_known() -> None:
+    """A router's choice, in a given number of classes, has a shape that is known."""
+
+    def program() -> None:
+        logits = torch.randn(3, 7, requires_grad=True)
+        chosen = nn.functional.one_hot(logits.argmax(-1), num_classes=7)
+        (chosen * logits.softmax(-1)).sum().backward()
+
+    traced, measured = trace(program, host="here"), measure(program)
+    assert traced.figures() == measured.figures()
+    with pytest.raises(UnknownValueError):
+        trace(lambda: nn.functional.one_hot(torch.randn(3, 7).argmax(-1)))

@@ -122,6 +122,18 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
             return cast(int, original_storage_data_ptr(storage))
         return record.index * _ADDRESSES
 
+    def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+        """Make the output without the check of the classes, which decides nothing where their
+        number is given; native/Onehot.cpp.
+        """
+        record = guard.record(tensor)
+        if record is None or record.known is not None or num_classes <= 0 or not tensor.numel():
+            return cast(Tensor, original_one_hot(tensor, num_classes))
+        if record.ledger.device.type == "cpu":
+            tensor.min(), tensor.max()
+        return tensor.new_zeros((*tensor.shape, num_classes)).scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    original_one_hot: Any = nn.functional.one_hot
     original_data_ptr: Any = Tensor.data_ptr
     original_storage_data_ptr: Any = torch.UntypedStorage.data_ptr
     original_random_state = torch.random.get_rng_state
@@ -134,6 +146,7 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
             replaced(Tensor, __deepcopy__=deepcopy, __repr__=text, data_ptr=data_ptr, **methods)
         )
         stack.enter_context(replaced(torch.UntypedStorage, data_ptr=storage_data_ptr))
+        stack.enter_context(replaced(nn.functional, one_hot=one_hot))
         stack.enter_context(replaced(nn.Parameter, __deepcopy__=parameter_deepcopy))
         for module in (torch, torch.random):
             stack.enter_context(replaced(module, get_rng_state=random_state))
