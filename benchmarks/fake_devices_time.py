@@ -91,7 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     headers = ("step", "fake cpu ms", "fake cuda ms", "cuda / cpu")
     print(tabulate([row[1:] for row in rows], headers=headers, disable_numparse=True))
     over = [row[1] for row in rows if row[0] > LIMIT]
-    print(f"{len(rows)} steps, {len(over)} above {LIMIT}")
+    middle, highest = statistics.median(row[0] for row in rows), rows[0][0]
+    print(
+        f"{len(rows)} steps, median {middle:.2f}, highest {highest:.2f}, {len(over)} above {LIMIT}"
+    )
     return int(bool(over))
 
 

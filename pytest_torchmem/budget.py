@@ -39,7 +39,6 @@ class Budget:
     devices: tuple[str, ...] | None = None
     gpu: str | None = None
     tolerance: Level = ()
-    marked: bool = False
 
     @property
     def judges(self) -> bool:
@@ -101,7 +100,6 @@ def read_budget(marks: Iterable[pytest.Mark]) -> Budget:
         devices=parse_devices(device, f"{MARKER}(device=)") if device is not None else None,
         gpu=_gpu(gpu),
         tolerance=parse_rules(tolerance, f"the marker {MARKER}(tolerance=)"),
-        marked=True,
     )
 
 
