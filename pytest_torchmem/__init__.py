@@ -10,8 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_torchmem.calibration.store import read_calibration, write_calibration
     from pytest_torchmem.errors import TorchmemError
     from pytest_torchmem.measurement import measure
+    from pytest_torchmem.profiler.calibration import Calibration
     from pytest_torchmem.profiler.devices.catalogue import Gpu
     from pytest_torchmem.profiler.profile import MemoryProfile
     from pytest_torchmem.profiler.taught import OperatorModel
@@ -20,22 +22,28 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Calibration",
     "Gpu",
     "MemoryProfile",
     "OperatorModel",
     "TorchmemError",
     "__version__",
     "measure",
+    "read_calibration",
     "trace",
+    "write_calibration",
 ]
 
 _HOMES = {
+    "Calibration": "pytest_torchmem.profiler.calibration",
     "Gpu": "pytest_torchmem.profiler.devices.catalogue",
     "MemoryProfile": "pytest_torchmem.profiler.profile",
     "OperatorModel": "pytest_torchmem.profiler.taught",
     "TorchmemError": "pytest_torchmem.errors",
     "measure": "pytest_torchmem.measurement",
+    "read_calibration": "pytest_torchmem.calibration.store",
     "trace": "pytest_torchmem.profiler.trace",
+    "write_calibration": "pytest_torchmem.calibration.store",
 }
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem import __version__
+from pytest_torchmem.calibration.store import StoredCalibration, read_calibration_file
 from pytest_torchmem.errors import TorchmemError, UsageError
+from pytest_torchmem.profiler.calibration import Figures
 from pytest_torchmem.report.difference import (
     Difference,
     Group,
@@ -25,6 +27,7 @@ from pytest_torchmem.report.messages import change_text
 from pytest_torchmem.report.sources import Source, load_source
 from pytest_torchmem.sizes import format_size
 from pytest_torchmem.snapshot.format import FIGURES, Entry, SnapshotError
+from pytest_torchmem.snapshot.location import is_calibration
 from pytest_torchmem.snapshot.store import read, write
 from pytest_torchmem.tolerance import parse_rules
 
@@ -68,15 +71,17 @@ def _parser() -> argparse.ArgumentParser:
     compare.set_defaults(run=_compare)
     show = commands.add_parser(
         "show",
-        help="print a snapshot file, one figure a line, for git's textconv",
-        description="Print a snapshot file with one figure a line, each with its test.",
+        help="print a snapshot or calibration file, one figure a line, for git's textconv",
+        description="Print a snapshot file with one figure a line, each with its test, or a "
+        "calibration file with one figure a line, each with its GPU, operator and geometry.",
     )
     show.add_argument("file", metavar="FILE", type=Path)
     show.set_defaults(run=_show)
     verify = commands.add_parser(
         "verify",
-        help="exit 1 if a snapshot file cannot be read or is in a merge conflict",
-        description="Exit 1 if one of the snapshot files cannot be used; for pre-commit.",
+        help="exit 1 if a snapshot or calibration file cannot be read or is in a merge conflict",
+        description="Exit 1 if one of the snapshot and calibration files cannot be used; for "
+        "pre-commit.",
     )
     verify.add_argument("files", metavar="FILE", type=Path, nargs="*")
     verify.set_defaults(run=_verify)
@@ -179,13 +184,18 @@ def _plain(found: Iterable[Difference], base: Source, head: Source) -> dict[str,
 
 
 def _show(options: argparse.Namespace) -> int:
-    stored = read(options.file)
+    is_other = is_calibration(options.file.resolve())
+    stored = read_calibration_file(options.file) if is_other else read(options.file)
     if not stored.exists:
         print(f"torchmem: error: {options.file} does not exist", file=sys.stderr)
         return _USAGE
     if stored.conflicted:
         # A diff of a file in conflict is about the conflict.
         sys.stdout.write(stored.text)
+        return 0
+    if isinstance(stored, StoredCalibration):
+        for line in _figures(stored.figures):
+            print(line)
         return 0
     for key in sorted(stored.snapshot.entries):
         for line in _lines(stored.snapshot.entries[key]):
@@ -197,7 +207,8 @@ def _verify(options: argparse.Namespace) -> int:
     bad = 0
     for file in options.files:
         try:
-            stored = read(file)
+            is_other = is_calibration(file.resolve())
+            stored = read_calibration_file(file) if is_other else read(file)
             problem = stored.conflict_message if stored.conflicted else ""
         except SnapshotError as error:
             problem = str(error)
@@ -205,6 +216,15 @@ def _verify(options: argparse.Namespace) -> int:
             bad += 1
             print(f"torchmem: {problem}", file=sys.stderr)
     return 1 if bad else 0
+
+
+def _figures(figures: Figures) -> Iterable[str]:
+    for setup in sorted(figures):
+        for question, figure in sorted(figures[setup].items()):
+            what = f"{setup}: {question.operator}({question.geometry})"
+            yield f"{what}: workspace {format_size(figure.workspace)} ({figure.workspace:,} B)"
+            if figure.reserve is not None:
+                yield f"{what}: reserve {format_size(figure.reserve)} ({figure.reserve:,} B)"
 
 
 def _lines(entry: Entry) -> Iterable[str]:

@@ -93,9 +93,9 @@ class Interceptor:
         self.inside = False
         """Whether the profiler itself is at work, and tensors answer as torch made them."""
         self._operators: dict[OpOverload, Operator] = {}
-        self._settings: tuple[bool, ...] = ()
+        self._settings: tuple[bool | str, ...] = ()
         self._environment = environment_settings()
-        self._plans = remembered_plans(machine.host, machine.gpu)
+        self._plans = remembered_plans(machine.host, machine.gpu, machine.calibration)
         self.sums = GradientSums(alone)
         self.numbers = WrappedNumbers(ledger)
         self._placement = Placement(machine, ledger)
@@ -260,6 +260,9 @@ class Interceptor:
                 self.values.know(call, plan, result)
                 return result
             plan = self._plan(operator, planned[0], planned[1], tensors, device)
+            reserve = self.machine.reserve(operator, args, kwargs)
+            if reserve is not None:
+                plan.resize(*reserve)
             self._plans[key] = plan
             origin = self._origin(operator, frame)
             result = make_outputs(self.ledger, plan, tensors, device, origin)
@@ -289,7 +292,7 @@ class Interceptor:
             self._settings = settings
             machine = self.machine
             self._plans = remembered_plans(
-                machine.host, machine.gpu, (*settings, *self._environment)
+                machine.host, machine.gpu, machine.calibration, (*settings, *self._environment)
             )
 
     def _origin(self, operator: Operator, frame: Any) -> Origin:
@@ -409,6 +412,9 @@ class Interceptor:
             in_engine = in_engine_thread()
             for buffer in workspace.kept:
                 self.ledger.keep(buffer.name, buffer.nbytes, in_engine, device, origin)
+        if workspace.questions:
+            device.questions.update(workspace.questions)
+            device.calibrated_workspaces.update(workspace.calibrated)
         if workspace.unknown:
             device.unknown_workspaces.update(workspace.unknown)
         if workspace.requests:

@@ -32,6 +32,7 @@ _CPU = torch.device("cpu")
 
 #: Major and minor version, where what torch does differs between the versions.
 TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+TORCH_SERIES = ".".join(map(str, TORCH_VERSION))
 
 set_included: Callable[[Any, bool], None] = _C._dispatch_tls_set_dispatch_key_included
 set_excluded: Callable[[Any, bool], None] = _C._dispatch_tls_set_dispatch_key_excluded
@@ -46,6 +47,9 @@ _engine_has_threads: Callable[[], bool] = _C._is_multithreading_enabled
 _uses_cudnn: Callable[[], bool] = _C._get_cudnn_enabled
 _is_deterministic: Callable[[], bool] = _C._get_deterministic_algorithms
 _only_warns: Callable[[], bool] = _C._get_deterministic_algorithms_warn_only
+_tries_all: Callable[[], bool] = _C._get_cudnn_benchmark
+_is_cudnn_deterministic: Callable[[], bool] = _C._get_cudnn_deterministic
+_precision: Callable[[str, str], str] = _C._get_fp32_precision_getter
 #: Whether the running backward leaves its nodes what they have saved (``retain_graph``).
 keeps_graph: Callable[[], bool] = _C._autograd._get_current_graph_task_keep_graph
 #: One more than the sequence number of the autograd node this thread made last.
@@ -55,9 +59,35 @@ storage_use_count: Callable[[int], int] = _C._storage_Use_Count
 _construct_storage = _C._construct_storage_from_data_pointer
 
 
-def kernel_settings() -> tuple[bool, bool, bool]:
-    """Return the settings by which kernels are chosen: cuDNN used, deterministic, warns only."""
-    return (_uses_cudnn(), _is_deterministic(), _only_warns())
+def kernel_settings() -> tuple[bool | str, ...]:
+    """Return the settings by which kernels are chosen.
+
+    cuDNN used, deterministic, warns only; and of cuDNN: all kernels tried, deterministic, precision
+    of float32.
+    """
+    return (
+        _uses_cudnn(),
+        _is_deterministic(),
+        _only_warns(),
+        _tries_all(),
+        _is_cudnn_deterministic(),
+        _precision("cuda", "conv"),
+    )
+
+
+def library_settings() -> tuple[str, ...]:
+    """Return the settings by which cuDNN chooses between kernels, those that are not the default.
+
+    ``torch.backends.cudnn``: ``benchmark``, ``deterministic`` (as
+    ``torch.use_deterministic_algorithms``), ``allow_tf32`` or ``conv.fp32_precision``.
+    """
+    precision = _precision("cuda", "conv")
+    chosen = {
+        "benchmark": _tries_all(),
+        "deterministic": _is_cudnn_deterministic() or _is_deterministic(),
+        f"float32 as {'ieee' if precision == 'none' else precision}": precision != "tf32",
+    }
+    return tuple(name for name, holds in chosen.items() if holds)
 
 
 def in_engine_thread() -> bool:

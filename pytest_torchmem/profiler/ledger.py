@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pytest_torchmem.profiler.calibration import Question
 from pytest_torchmem.profiler.profile import (
     Allocation,
     Confidence,
@@ -52,6 +53,10 @@ class DeviceLedger:
         """Workspaces that stay, by library and whether it is the autograd engine's handle."""
         self.unknown_workspaces: set[str] = set()
         """Operators that ran and whose workspace is not known."""
+        self.calibrated_workspaces: set[str] = set()
+        """Operators that ran and whose workspace was measured."""
+        self.questions: set[Question] = set()
+        """What a calibration was or would be asked."""
         self.before_adding: Callable[[Entry], None] | None = None
         """Is asked before anything is added; it raises where the device has no memory left."""
         self._forgotten: set[int] = set()
@@ -206,9 +211,10 @@ class Ledger:
         earlier: bool = False,
         hollow: bool = True,
         memory: Tensor | None = None,
+        confidence: Confidence = Confidence.EXACT,
     ) -> Record:
         """Write down that ``storage`` was made; it is struck off when its last reference dies."""
-        index = ledger.add(Entry(nbytes, kind, origin, shape, dtype, label), earlier)
+        index = ledger.add(Entry(nbytes, kind, origin, shape, dtype, label, confidence), earlier)
         return self.attach(storage, index, ledger, hollow, memory)
 
     def reserve(self, nbytes: int, ledger: DeviceLedger, kind: Kind, origin: Origin) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from pytest_torchmem.profiler.internals import hollow_storage, tensor_on
 from pytest_torchmem.profiler.known import memory_for
 from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger
-from pytest_torchmem.profiler.profile import Kind, Origin, Phase
+from pytest_torchmem.profiler.profile import Confidence, Kind, Origin, Phase
 from pytest_torchmem.profiler.shapes import Output, Plan, Same
 
 _KIND_OF_PHASE = {
@@ -62,7 +62,8 @@ def make_outputs(
                 output.offset + int(base.storage_offset()),
             )
         if storage is None:
-            tensor = make_hollow(ledger, output, nbytes, device, origin)
+            sure = plan.confidences.get(output.slot, Confidence.EXACT)
+            tensor = make_hollow(ledger, output, nbytes, device, origin, sure)
             storages[output.slot] = tensor.untyped_storage()
             return tensor
         return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
@@ -71,13 +72,28 @@ def make_outputs(
 
 
 def make_hollow(
-    ledger: Ledger, output: Output, nbytes: int, device: DeviceLedger, origin: Origin
+    ledger: Ledger,
+    output: Output,
+    nbytes: int,
+    device: DeviceLedger,
+    origin: Origin,
+    confidence: Confidence = Confidence.EXACT,
 ) -> Tensor:
     """Return a new hollow tensor on a storage of ``nbytes`` bytes."""
     memory = memory_for(output.dtype, nbytes, origin.operator)
     storage = hollow_storage(nbytes, memory)
     kind = _KIND_OF_PHASE[origin.phase]
-    ledger.book(storage, nbytes, device, kind, origin, output.shape, output.dtype, memory=memory)
+    ledger.book(
+        storage,
+        nbytes,
+        device,
+        kind,
+        origin,
+        output.shape,
+        output.dtype,
+        memory=memory,
+        confidence=confidence,
+    )
     return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 from pytest_torchmem.profiler.allocator.recorded import Peaks
+from pytest_torchmem.profiler.calibration import Question
 from pytest_torchmem.sizes import format_size
 
 
@@ -38,7 +39,7 @@ class Kind(str, Enum):
 
 
 class Confidence(str, Enum):
-    """How sure the bytes of a workspace are; from the most certain to the least."""
+    """How sure the bytes of an allocation are; from the most certain to the least."""
 
     EXACT = "exact"
     """Computed as the source of the kernel computes them."""
@@ -73,7 +74,7 @@ class Allocation:
     """The name of a parameter, buffer or input, such as ``"encoder.0.weight"``, or of a library
     whose workspace stays."""
     confidence: Confidence = Confidence.EXACT
-    """How sure the bytes are; only those of a workspace can be less than exact."""
+    """How sure the bytes are; only what a library decides on can be less than exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,10 @@ class MemoryProfile:
     warnings: tuple[str, ...] = ()
     unknown_workspaces: tuple[str, ...] = ()
     """Operators that ran and whose kernels take a workspace of unknown size, in order of name."""
+    calibrated_workspaces: tuple[str, ...] = ()
+    """Operators that ran and whose workspace was measured on the GPU, in order of name."""
+    questions: tuple[Question, ...] = field(default=(), repr=False)
+    """The workspaces that no formula gives exactly: what a calibration was asked, or would be."""
     timeline: Timeline = field(default=Timeline(), repr=False)
     replay: Callable[[], Mapping[str, Peaks]] | None = field(
         default=None, repr=False, compare=False
@@ -256,13 +261,18 @@ class MemoryProfile:
         return _totals(self.live_at_peak(phase), lambda allocation: allocation.kind.value)
 
     def by_confidence(self, phase: str | None = None) -> dict[str, int]:
-        """Return the bytes of workspaces alive at a peak by how sure they are, largest first.
+        """Return what libraries decide on of the bytes alive at a peak, by how sure they are.
 
-        ``"exact"``, ``"calibrated"``, ``"bounded"`` (at most these) and ``"unknown"`` (at least
-        these). Everything else that is alive is a tensor, whose bytes are exact.
+        Workspaces, and what cuDNN keeps for the backward: ``"exact"`` (computed), ``"calibrated"``
+        (measured), ``"bounded"`` (at most these) and ``"unknown"`` (at least these), largest first.
+        Everything else that is alive is a tensor, whose bytes are exact.
         """
         return _totals(
-            (found for found in self.live_at_peak(phase) if found.kind is Kind.WORKSPACE),
+            (
+                found
+                for found in self.live_at_peak(phase)
+                if found.kind is Kind.WORKSPACE or found.confidence is not Confidence.EXACT
+            ),
             lambda allocation: allocation.confidence.value,
         )
 
@@ -307,6 +317,8 @@ def summarise(
     workload: str = "",
     warnings: tuple[str, ...] = (),
     unknown_workspaces: tuple[str, ...] = (),
+    calibrated_workspaces: tuple[str, ...] = (),
+    questions: tuple[Question, ...] = (),
     replay: Callable[[], Mapping[str, Peaks]] | None = None,
 ) -> MemoryProfile:
     """Return the profile of what a timeline tells, and what ``replay`` tells of the allocator."""
@@ -338,6 +350,8 @@ def summarise(
         workload=workload,
         warnings=warnings,
         unknown_workspaces=unknown_workspaces,
+        calibrated_workspaces=calibrated_workspaces,
+        questions=questions,
         timeline=timeline,
         replay=replay,
     )

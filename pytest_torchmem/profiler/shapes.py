@@ -7,8 +7,8 @@ but the operator and the geometry of its arguments, so a repeated layer costs a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,9 +16,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.profiler.calibration import Calibration
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.internals import is_structured, lacks_geometry, run_structured
+from pytest_torchmem.profiler.profile import Confidence
 from pytest_torchmem.profiler.workspace import Workspace
 
 
@@ -59,6 +61,22 @@ class Plan:
     slots: tuple[int, ...]
     outputs: Any
     workspace: Workspace | None = None
+    confidences: dict[int, Confidence] = field(default_factory=dict)
+    """How sure the bytes of a slot are, where they are not exact."""
+
+    def resize(self, position: int, nbytes: int | None) -> None:
+        """Give the flat output at ``position`` the size that a library decides on.
+
+        ``None``: it was not measured, and has at least the bytes that it has.
+        """
+        output = self.outputs[position]
+        self.confidences[output.slot] = Confidence.UNKNOWN
+        if nbytes is not None:
+            slots = list(self.slots)
+            slots[output.slot] = nbytes
+            self.slots = tuple(slots)
+            output.shape, output.stride = (nbytes // output.dtype.itemsize,), (1,)
+            self.confidences[output.slot] = Confidence.CALIBRATED
 
 
 class PlanMemory(dict[Any, Plan]):
@@ -72,8 +90,13 @@ class PlanMemory(dict[Any, Plan]):
         super().__setitem__(key, plan)
 
 
-@cache
-def remembered_plans(host: Host, gpu: Gpu | None, settings: tuple[Any, ...] = ()) -> PlanMemory:
+@lru_cache(maxsize=64)  # an update's calibration grows from test to test
+def remembered_plans(
+    host: Host,
+    gpu: Gpu | None,
+    calibration: Calibration | None = None,
+    settings: tuple[Any, ...] = (),
+) -> PlanMemory:
     """Return the plans that earlier traces of this process found for a machine.
 
     ``settings`` are torch's own on which a GPU's kernels and their workspaces depend.

@@ -23,6 +23,7 @@ from pytest_torchmem.errors import UnsupportedTorchError, UsageError
 from pytest_torchmem.profiler.allocator import AllocatorOptions, parse_options
 from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.border import give_survivors_data
+from pytest_torchmem.profiler.calibration import Calibration
 from pytest_torchmem.profiler.devices.catalogue import DEFAULT_GPU, Gpu, find_gpu
 from pytest_torchmem.profiler.devices.cuda_memory import DeviceMemory
 from pytest_torchmem.profiler.devices.host import REFERENCE, Host, this_machine
@@ -55,6 +56,7 @@ def trace(
     steps: int = 1,
     allocator: str = "",
     memory: int | str | None = None,
+    calibration: Calibration | None = None,
     **kwargs: Any,
 ) -> MemoryProfile:
     """Run one training step of ``target`` on a fake device and return the bytes it would take.
@@ -73,13 +75,16 @@ def trace(
     has, such as ``"20 GiB"``, or ``"unlimited"``; a ``gpu`` that is named has its own, and the
     default GPU has no limit. Beyond it ``torch.OutOfMemoryError`` is raised where the GPU would.
 
+    ``calibration`` has what was measured on GPUs of kernels whose workspace cannot be computed
+    (``pytest_torchmem.read_calibration``).
+
     Raises ``UsageError`` for arguments that cannot be understood, ``UnknownValueError`` where the
     program needs data, ``UnsupportedOperatorError`` for an operator of unknown geometry,
     ``UnsupportedTorchError`` for a torch this package does not know, and whatever ``target``
     raises.
     """
     __tracebackhide__ = True
-    machine = _machine(device, gpu, host)
+    machine = _machine(device, gpu, host, calibration)
     limit = _Memory(parse_options(allocator), *_limit(memory, gpu))
     check_step(target, loss_fn, backward, optimizer, steps)
     check_torch()
@@ -189,6 +194,8 @@ def _profile(
             *_unknown(device.unknown_workspaces),
         ),
         unknown_workspaces=tuple(sorted(device.unknown_workspaces)),
+        calibrated_workspaces=tuple(sorted(device.calibrated_workspaces)),
+        questions=tuple(sorted(device.questions)),
         replay=memory.peaks if memory is not None else None,
     )
     del outcome
@@ -266,7 +273,9 @@ def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[N
         yield
 
 
-def _machine(device: str, gpu: str | None, host: str) -> Machine:
+def _machine(
+    device: str, gpu: str | None, host: str, calibration: Calibration | None = None
+) -> Machine:
     if device not in DEVICES:
         raise UsageError(f"device={device!r}: expected one of {', '.join(map(repr, DEVICES))}")
     if host not in _HOSTS:
@@ -276,7 +285,14 @@ def _machine(device: str, gpu: str | None, host: str) -> Machine:
         named = find_gpu(gpu)
     if device == "cpu":
         return Machine(_HOSTS[host]())
-    return Machine(_HOSTS[host](), named or find_gpu(DEFAULT_GPU))
+    if calibration is not None and not isinstance(calibration, Calibration):
+        raise UsageError(
+            f"calibration={calibration!r}: expected what pytest_torchmem.read_calibration returns"
+        )
+    on = named or find_gpu(DEFAULT_GPU)
+    if calibration is not None and not calibration.covers(on.name):
+        calibration = None  # plans are then those of every other trace
+    return Machine(_HOSTS[host](), on, calibration=calibration)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.record import Outcome
 from pytest_torchmem.report.json_report import KIND, SCHEMA
 from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, SnapshotError, load
-from pytest_torchmem.snapshot.location import DIRECTORY
+from pytest_torchmem.snapshot.location import DIRECTORY, is_calibration, is_snapshot
 from pytest_torchmem.snapshot.store import read
 
 WORKING_TREE = "the working tree"
@@ -66,6 +66,8 @@ def _file(name: str, path: Path) -> Source:
     if isinstance(data, dict) and data.get("kind") == KIND:
         return _report(name, data)
     file = PurePosixPath(path.resolve().as_posix())
+    if is_calibration(file):
+        raise UsageError(f"{name} holds what was measured on GPUs, and no checks to compare")
     module = PurePosixPath(module_of(file)).name
     return Source(name, _keyed(module, _snapshot(path)))
 
@@ -102,7 +104,7 @@ def _report(name: str, data: dict[str, Any]) -> Source:
 
 def _tree(root: Path) -> dict[tuple[str, Key], Entry]:
     entries: dict[tuple[str, Key], Entry] = {}
-    for path in sorted(root.rglob(f"{DIRECTORY}/*.json")):
+    for path in sorted(filter(is_snapshot, root.rglob(f"{DIRECTORY}/*.json"))):
         module = module_of(PurePosixPath(path.relative_to(root).as_posix()))
         entries.update(_keyed(module, _snapshot(path)))
     return entries
@@ -113,7 +115,7 @@ def _revision(revision: str, directory: Path) -> dict[tuple[str, Key], Entry]:
     entries: dict[tuple[str, Key], Entry] = {}
     for name in listed.split("\0"):
         file = PurePosixPath(name)
-        if file.suffix != ".json" or file.parent.name != DIRECTORY:
+        if not is_snapshot(file):
             continue
         try:
             snapshot = load(_git(directory, "show", f"{revision}:{name}"))

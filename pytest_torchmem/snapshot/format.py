@@ -7,13 +7,18 @@ beside the exact bytes, and nothing that changes without a cause. People may wri
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.sizes import format_size
+from pytest_torchmem.snapshot.plain import SnapshotError as SnapshotError
+from pytest_torchmem.snapshot.plain import block as _block
+from pytest_torchmem.snapshot.plain import kind_of as _kind
+from pytest_torchmem.snapshot.plain import parse as _parse
+from pytest_torchmem.snapshot.plain import size as _size
+from pytest_torchmem.snapshot.plain import sized as _sized
+from pytest_torchmem.snapshot.plain import text_of as _text
 from pytest_torchmem.tolerance import parse_rules
 
 SCHEMA = 1
@@ -33,10 +38,6 @@ PEAKS = ("forward_peak", "backward_peak", "optimizer_peak", "peak")
 _IDENTITY = ("test", "name", "device", "gpu", "torch_series")
 _TEXTS = ("torch", "workload")
 _TABLES = ("modules", "operators")
-
-
-class SnapshotError(UsageError):
-    """A snapshot file that cannot be used; it is left as it is."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -174,38 +175,6 @@ def entry_from_plain(plain: Any) -> Entry:
     return _entry(plain, "the entry")
 
 
-def _parse(text: str) -> Any:
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(items)
-        if len(found) != len(items):
-            names = [name for name, _ in items]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise SnapshotError(f"holds the key {_text(twice)} twice in one object")
-        return found
-
-    def constant(name: str) -> Any:
-        raise SnapshotError(f"is not JSON: {name} is not a JSON value")
-
-    try:
-        data = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
-        if "\\ud" in text.lower():
-            # A lone surrogate is legal JSON, but no text that can be printed or written again.
-            json.dumps(data, ensure_ascii=False).encode()
-    except SnapshotError:
-        raise
-    except json.JSONDecodeError as error:
-        raise SnapshotError(
-            f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
-        ) from None
-    except RecursionError:
-        raise SnapshotError("is not a snapshot: it is nested too deeply") from None
-    except UnicodeEncodeError:
-        raise SnapshotError("holds half of a surrogate pair, which is not text") from None
-    except ValueError as error:
-        raise SnapshotError(f"is not a snapshot: {error}") from None
-    return data
-
-
 def _entry(plain: Any, where: str) -> Entry:
     if not isinstance(plain, dict):
         raise SnapshotError(f"{where} is {_kind(plain)}, not an object")
@@ -260,49 +229,6 @@ def _explanation(plain: Any, where: str) -> Explanation:
 
 def _sizes(table: Mapping[str, Any], where: str) -> dict[str, int]:
     return {name: _size(value, f'{where}: "{name}"') for name, value in table.items()}
-
-
-def _size(value: Any, where: str) -> int:
-    """Return the bytes of ``[1536, "1.50 KiB"]``; a plain number, written by hand, will do."""
-    number = value[0] if isinstance(value, list) and len(value) == 2 else value
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise SnapshotError(f'{where} must be bytes such as [1536, "1.50 KiB"]')
-    return number
-
-
-def _sized(table: Mapping[str, int]) -> dict[str, list[Any]]:
-    return {name: [nbytes, format_size(nbytes)] for name, nbytes in table.items()}
-
-
-def _block(plain: Mapping[str, Any], indent: str) -> str:
-    """Return an object with one value a line; only objects are opened up, lists stay on a line."""
-    if not plain:
-        return indent + "{}"
-    lines = [
-        f"{indent}  {_text(key)}: {_value(value, indent + '  ')}" for key, value in plain.items()
-    ]
-    return f"{indent}{{\n" + ",\n".join(lines) + f"\n{indent}}}"
-
-
-def _value(value: Any, indent: str) -> str:
-    if isinstance(value, dict):
-        return _block(value, indent).lstrip(" ")
-    return _text(value)
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=True)
-
-
-def _kind(value: Any) -> str:
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "a text",
-        type(None): "null",
-        bool: "a boolean",
-    }
-    return names.get(type(value), "a number")
 
 
 def merged(entry: Entry, annotated: Entry | None) -> Entry:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 DIRECTORY = "__torchmem__"
+CALIBRATION = "gpu-calibration.json"
+"""What was measured on GPUs for a directory's snapshots; no snapshot file itself."""
 
 
 def snapshot_path(module: Path) -> Path:
     """Return the snapshot file of a test module: ``__torchmem__/test_net.json`` beside it."""
-    stem = module.stem if module.suffix == ".py" else module.name
-    return module.parent / DIRECTORY / f"{stem}.json"
+    name = f"{module.stem if module.suffix == '.py' else module.name}.json"
+    if name == CALIBRATION:
+        name = f"{module.name}.json"
+    return module.parent / DIRECTORY / name
+
+
+def calibration_path(module: Path) -> Path:
+    """Return the calibration file of a test module's directory."""
+    return module.parent / DIRECTORY / CALIBRATION
+
+
+def is_snapshot(file: PurePath) -> bool:
+    """Tell whether a path is that of a snapshot file."""
+    return file.parent.name == DIRECTORY and file.suffix == ".json" and file.name != CALIBRATION
+
+
+def is_calibration(file: PurePath) -> bool:
+    """Tell whether a path is that of a calibration file."""
+    return file.parent.name == DIRECTORY and file.name == CALIBRATION
 
 
 def orphans_in(directory: Path) -> list[Path]:
     """Return the snapshot files of ``directory`` whose test module does not exist, sorted."""
-    files = sorted((directory / DIRECTORY).glob("*.json"))
+    files = sorted(filter(is_snapshot, (directory / DIRECTORY).glob("*.json")))
     return [
         file
         for file in files

@@ -6,16 +6,18 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pytest_torchmem.snapshot.conflict import has_conflict, sides
 from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, SnapshotError, load
 
 if TYPE_CHECKING:
     from filelock import FileLock
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +50,13 @@ def read(path: Path) -> Stored:
     Raises ``SnapshotError`` for a file that cannot be read or understood. A merge conflict is no
     error where both sides are whole: what they agree on is the snapshot.
     """
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
+    text = read_text(path)
+    if text is None:
         return Stored(path)
-    except UnicodeDecodeError:
-        raise SnapshotError(_advice(path, "is not UTF-8 text")) from None
-    except OSError as error:
-        raise SnapshotError(f"{path}: cannot be read: {error.strerror or error}") from None
-    try:
-        if not has_conflict(text):
-            return Stored(path, load(text), exists=True, text=text)
-        ours, theirs = (load(side) for side in sides(text))
-    except SnapshotError as error:
-        problem = f"has an unresolved merge conflict, and one side {error}"
-        raise SnapshotError(_advice(path, problem if has_conflict(text) else str(error))) from None
+    loaded = load_sides(path, text, load)
+    if len(loaded) == 1:
+        return Stored(path, loaded[0], exists=True, text=text)
+    ours, theirs = loaded
     # An entry that only one side has was added there, or removed on the other: keeping it loses
     # nothing, and one that is really gone will be found obsolete.
     contested = {
@@ -74,6 +68,34 @@ def read(path: Path) -> Stored:
     entries = {key: entry for key, entry in agreed.items() if key not in contested}
     snapshot = Snapshot(entries, {**theirs.extra, **ours.extra})
     return Stored(path, snapshot, True, text, contested, conflicted=True)
+
+
+def read_text(path: Path) -> str | None:
+    """Return the text of the file at ``path``, ``None`` if there is none.
+
+    Raises ``SnapshotError`` where it cannot be read.
+    """
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError:
+        raise SnapshotError(_advice(path, "is not UTF-8 text")) from None
+    except OSError as error:
+        raise SnapshotError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def load_sides(path: Path, text: str, load: Callable[[str], T]) -> tuple[T, ...]:
+    """Return what ``text`` holds, or what both sides of a merge conflict hold.
+
+    Raises ``SnapshotError`` with advice on the file at ``path``.
+    """
+    conflict = has_conflict(text)
+    try:
+        return tuple(map(load, sides(text) if conflict else (text,)))
+    except SnapshotError as error:
+        problem = f"has an unresolved merge conflict, and one side {error}"
+        raise SnapshotError(_advice(path, problem if conflict else str(error))) from None
 
 
 def write(path: Path, text: str) -> None:

@@ -122,7 +122,7 @@ def test_sizes_may_be_written_by_hand():
         (_file(_entry()).replace("1536", "-1"), "must be bytes such as"),
         (_file(_entry()).replace("1536", "1.5"), "must be bytes such as"),
         (_file(_entry()).replace("1536", "true"), "must be bytes such as"),
-        (_file(_entry()).replace("1536", "9" * 5000), "is not a snapshot"),
+        (_file(_entry()).replace("1536", "9" * 5000), "is not JSON that can be read"),
         (_file(_entry()).replace('"cuda"', "null"), '"device" is null, not a text'),
         (_file(_entry()).replace('"modules"', '"modul"'), 'an object with "modules" and'),
         (_file(_entry(tolerance="x")), "the tolerance in the entry of test_it: 'x' is not a"),

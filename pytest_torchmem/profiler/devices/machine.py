@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from pytest_torchmem.profiler.bodies import find_body
+from pytest_torchmem.profiler.calibration import Calibration, Figure, Question
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.host import Host
-from pytest_torchmem.profiler.internals import run_composite_explicit
+from pytest_torchmem.profiler.internals import TORCH_SERIES, run_composite_explicit
 from pytest_torchmem.profiler.operators import Operator
 from pytest_torchmem.profiler.profile import Confidence
 from pytest_torchmem.profiler.shapes_missing import CPU_META_FUNCTIONS, META_FUNCTIONS
@@ -26,7 +27,7 @@ from pytest_torchmem.profiler.workspace import (
     takes_nothing,
     unknown,
 )
-from pytest_torchmem.profiler.workspace.calibration import calibrated_bytes
+from pytest_torchmem.profiler.workspace.questions import RESERVES, question_of
 
 #: The tensor arguments that decide the shape of an operator's outputs by their values; where an
 #: operator is not named, all of them do.
@@ -66,6 +67,8 @@ class Machine:
     """Composite operators that are one kernel on the GPU."""
     meta_functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     """Geometry of outputs where it is another on the GPU than on ``meta``, by operator."""
+    calibration: Calibration | None = None
+    """What was measured of the GPU's kernels."""
 
     @property
     def device(self) -> torch.device:
@@ -143,12 +146,36 @@ class Machine:
         """Return what a kernel takes beyond its outputs; None where that is nothing."""
         found = self._workspace(device, operator, outputs, args, kwargs)
         gpu = self.gpu if device.type == "cuda" else None
-        if gpu is not None and found.confidence is not Confidence.EXACT:
-            nbytes = calibrated_bytes(operator.name, args, kwargs, gpu.name)
-            if nbytes is not None:
-                requests = (nbytes,) if nbytes > 0 else ()
-                found = Workspace(requests, Confidence.CALIBRATED, found.kept)
+        sure = found.confidence is Confidence.EXACT or found.is_nothing
+        if gpu is not None and not sure:
+            question = question_of(operator, args, kwargs)
+            figure = self._measured(question)
+            if figure is not None:
+                requests = (figure.workspace,) if figure.workspace > 0 else ()
+                found = Workspace(
+                    requests, Confidence.CALIBRATED, found.kept, calibrated=(operator.name,)
+                )
+            found = replace(found, questions=(question,))
         return None if found.is_nothing else found
+
+    def reserve(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, int | None] | None:
+        """Return the position and the measured size of the output whose size a library decides.
+
+        The size is None where it was not measured; the whole is None for every other operator.
+        """
+        position = RESERVES.get(operator.name)
+        if position is None or self.gpu is None:
+            return None
+        figure = self._measured(question_of(operator, args, kwargs))
+        return position, figure.reserve if figure is not None else None
+
+    def _measured(self, question: Question) -> Figure | None:
+        if self.calibration is None or self.gpu is None:
+            return None
+        found = self.calibration.find(question, self.gpu.name, TORCH_SERIES)
+        return found[0] if found is not None else None
 
     def _workspace(
         self,

@@ -25,6 +25,7 @@ from typing import TypeVar
 
 from torch._ops import OpOverload
 
+from pytest_torchmem.profiler.calibration import Question
 from pytest_torchmem.profiler.patches import is_another
 from pytest_torchmem.profiler.profile import Confidence
 
@@ -46,18 +47,21 @@ class Workspace:
     """What a kernel takes: ``requests`` in bytes, alive together, and buffers that stay.
 
     Of a workspace whose size is ``UNKNOWN``, ``requests`` are the part that is known, and
-    ``unknown`` names the operators.
+    ``unknown`` names the operators, and so does ``calibrated`` of those whose size was measured.
+    ``questions`` are what a calibration was or would be asked.
     """
 
     requests: tuple[int, ...] = ()
     confidence: Confidence = Confidence.EXACT
     kept: tuple[Buffer, ...] = ()
     unknown: tuple[str, ...] = ()
+    calibrated: tuple[str, ...] = ()
+    questions: tuple[Question, ...] = ()
 
     @property
     def is_nothing(self) -> bool:
         """Whether there is nothing to write down."""
-        return not (self.requests or self.kept or self.unknown)
+        return not (self.requests or self.kept or self.unknown or self.questions)
 
 
 WorkspaceFunction = Callable[..., "int | tuple[int, ...] | Workspace"]
@@ -123,6 +127,8 @@ def joined(parts: Iterable[Workspace], nbytes: int) -> Workspace:
         least_certain(part.confidence for part in parts if part.requests or part.unknown),
         tuple(dict.fromkeys(buffer for part in parts for buffer in part.kept)),
         tuple(dict.fromkeys(name for part in parts for name in part.unknown)),
+        tuple(dict.fromkeys(name for part in parts for name in part.calibrated)),
+        tuple(dict.fromkeys(question for part in parts for question in part.questions)),
     )
 
 

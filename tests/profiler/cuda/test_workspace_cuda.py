@@ -12,7 +12,6 @@ from torch import nn
 
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.profiler.profile import Allocation, Kind
-from pytest_torchmem.profiler.workspace.calibration import geometry_key, registered_calibration
 
 MIB = 2**20
 CUBLAS = 4096 * 1024 * 2 + 16 * 1024 * 8
@@ -259,56 +258,13 @@ def test_deterministic_algorithms_take_another_path() -> None:
     assert taken(body, "aten::index_add_") == []
 
 
-# -- unknown and calibrated ------------------------------------------------------------------------
+# -- unknown ---------------------------------------------------------------------------------------
 
 
 def test_an_operator_without_a_function_is_unknown() -> None:
     profile = trace(lambda: torch.fft.fft(cuda(8)), device="cuda", gpu="a100")
     assert profile.unknown_workspaces == ("aten::_fft_r2c",)
     assert "aten::_fft_r2c is not known" in profile.warnings[0]
-
-
-def test_a_calibration_replaces_what_is_unknown_and_nothing_that_is_exact() -> None:
-    asked = []
-
-    def lookup(operator: str, geometry: str, gpu: str) -> int | None:
-        asked.append((operator, geometry, gpu))
-        return 12_345 if operator == "aten::convolution" else None
-
-    def body() -> None:
-        functional.conv2d(cuda(2, 3, 8, 8), cuda(4, 3, 3, 3))
-        cuda(8, 8).softmax(-1)
-
-    with registered_calibration(lookup):
-        profile = trace(body, device="cuda", gpu="h100")
-        trace(body, device="cuda", gpu="h100")
-    assert profile.by_confidence() == {"calibrated": 12_345}
-    assert not profile.unknown_workspaces
-    geometry = "float32[2,3,8,8], float32[4,3,3,3], None, [1,1], [0,0], [1,1], False, [0,0], 1"
-    assert asked == [("aten::convolution", geometry, "h100")]  # once for each geometry
-    assert trace(body, device="cuda", gpu="h100").unknown_workspaces == ("aten::convolution",)
-
-
-def test_the_table_says_how_sure_it_is() -> None:
-    def lookup(operator: str, geometry: str, gpu: str) -> int | None:
-        return 12_345_678 if operator == "aten::convolution" else None
-
-    def body() -> None:
-        functional.conv2d(cuda(2, 3, 8, 8), cuda(4, 3, 3, 3))
-
-    with registered_calibration(lookup):
-        assert "workspace, measured" in trace(body, device="cuda", gpu="a100").table()
-    sort = trace(lambda: cuda(5000, grad=False).sort(), device="cuda", gpu="a100")
-    assert "workspace, at most" in sort.table()
-
-
-def test_geometry_key() -> None:
-    tensor = torch.empty(4, 6, dtype=torch.bfloat16, device="meta")
-    key = geometry_key(
-        (tensor, tensor.t(), None, [1, 2], True, torch.device("cpu")),
-        {"dtype": torch.float32, "alpha": 1.5, "device": torch.device("cpu")},
-    )
-    assert key == ("bfloat16[4,6], bfloat16[6,4]@1:6, None, [1,2], True, alpha=1.5, dtype=float32")
 
 
 # -- the same everywhere ---------------------------------------------------------------------------

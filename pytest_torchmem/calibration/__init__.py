@@ -1,0 +1,1 @@
+"""Calibration files: what was measured on GPUs, kept beside the snapshots that stand on it."""

@@ -1,0 +1,114 @@
+"""What was measured on GPUs of kernels whose workspace no source computes.
+
+Where a library decides what a kernel takes (cuDNN, cuSOLVER, cuFFT), only a GPU can tell how much.
+A trace asks a ``Calibration`` for exactly these, by operator, geometry and GPU. Nothing here needs
+torch: figures are read, merged and written without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Question:
+    """A workspace that no exact formula gives: an operator and what it is called with.
+
+    ``operator`` is the overload's name (``"aten::convolution"``, ``"aten::sum.dim_IntList"``),
+    ``geometry`` its arguments as ``profiler/workspace/questions.py`` writes them, on the GPU that
+    measures as in a trace.
+    """
+
+    operator: str
+    geometry: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What a kernel took, in bytes.
+
+    ``workspace`` is what it had alive at its own peak beyond what was alive before and what stays
+    when it returns: its outputs, and buffers that a library keeps. ``reserve`` is the size of the
+    output whose size the library alone decides (what cuDNN keeps for the backward), ``None`` for
+    an operator without one.
+    """
+
+    workspace: int
+    reserve: int | None = None
+
+    def largest(self, other: Figure) -> Figure:
+        """Return the larger of both, number by number."""
+        reserves = [found for found in (self.reserve, other.reserve) if found is not None]
+        return Figure(max(self.workspace, other.workspace), max(reserves, default=None))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setup:
+    """Where figures were measured: everything that decides which kernels a library takes."""
+
+    gpu: str
+    """A name of the catalogue, such as ``"a100-80gb"``."""
+    torch: str
+    """The minor series, such as ``"2.13"``."""
+    cudnn: str = ""
+    """cuDNN's version, such as ``"9.19.0"``; empty for a torch without cuDNN."""
+
+    def __str__(self) -> str:
+        cudnn = f", cuDNN {self.cudnn}" if self.cudnn else ""
+        return f"{self.gpu}, torch {self.torch}{cudnn}"
+
+
+Figures = Mapping[Setup, Mapping[Question, Figure]]
+
+
+class Calibration:
+    """Figures by setup and question, as traces ask for them.
+
+    Two calibrations are equal only if they are the same object: traces remember what they learnt
+    from one of them.
+    """
+
+    def __init__(self, figures: Figures) -> None:
+        """Take ``figures`` as they are now."""
+        self.figures: Figures = MappingProxyType(
+            {setup: MappingProxyType(dict(found)) for setup, found in figures.items()}
+        )
+        self._by_gpu: dict[tuple[str, str], dict[Question, tuple[Figure, Setup]]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self.figures.values()))
+
+    def __repr__(self) -> str:
+        setups = "; ".join(map(str, sorted(self.figures)))
+        return f"<Calibration: {len(self)} figures ({setups or 'none'})>"
+
+    def covers(self, gpu: str) -> bool:
+        """Return whether there is a figure of ``gpu``."""
+        return any(setup.gpu == gpu and found for setup, found in self.figures.items())
+
+    def find(self, question: Question, gpu: str, series: str) -> tuple[Figure, Setup] | None:
+        """Return what was measured on ``gpu``, and where; ``None`` where nothing was.
+
+        Figures of torch's minor ``series`` come first, of cuDNN's versions the latest; where that
+        series has none, those of the latest series. Another GPU's are never taken.
+        """
+        known = self._by_gpu.get((gpu, series))
+        if known is None:
+            known = self._by_gpu[gpu, series] = dict(self._on(gpu, series))
+        return known.get(question)
+
+    def _on(self, gpu: str, series: str) -> Iterator[tuple[Question, tuple[Figure, Setup]]]:
+        """Yield every figure of a GPU, the better of two for one question later."""
+
+        def rank(setup: Setup) -> tuple[bool, tuple[int, ...], tuple[int, ...]]:
+            return (setup.torch == series, _numbers(setup.torch), _numbers(setup.cudnn))
+
+        for setup in sorted((s for s in self.figures if s.gpu == gpu), key=rank):
+            for question, figure in self.figures[setup].items():
+                yield question, (figure, setup)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())

@@ -1,0 +1,333 @@
+"""Calibration files: their format, what an update makes of them, and that they are no snapshots."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_torchmem.calibration.format import dump, load
+from pytest_torchmem.calibration.store import (
+    StoredCalibration,
+    apply_plan,
+    merged,
+    plan_calibration,
+    read_calibration,
+    read_calibration_file,
+    write_calibration,
+)
+from pytest_torchmem.cli import main
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profiler.calibration import Calibration, Figure, Question, Setup
+from pytest_torchmem.snapshot.format import SnapshotError
+from pytest_torchmem.snapshot.location import (
+    CALIBRATION,
+    calibration_path,
+    orphans_in,
+    snapshot_path,
+)
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "calibration.schema.json"
+A100 = Setup("a100-80gb", "2.13", "9.19.0")
+OLDER = Setup("a100-80gb", "2.13", "9.10.2")
+OLD_TORCH = Setup("a100-80gb", "2.12", "9.10.2")
+T4 = Setup("t4", "2.13")
+CONVOLUTION = Question("aten::convolution", "float32[2,3,8,8], float32[4,3,3,3]")
+FFT = Question("aten::_fft_r2c", "float32[8]")
+LSTM = Question("aten::_cudnn_rnn", "float32[5,2,8]; deterministic")
+FIGURES = {
+    T4: {FFT: Figure(0)},
+    A100: {LSTM: Figure(4096, 1_000_000), CONVOLUTION: Figure(12_345)},
+}
+TEXT = """\
+{
+  "kind": "pytest-torchmem calibration",
+  "schema": 1,
+  "setups": [
+    {
+      "gpu": "a100-80gb",
+      "torch": "2.13",
+      "cudnn": "9.19.0",
+      "workspaces": {
+        "aten::_cudnn_rnn": {
+          "float32[5,2,8]; deterministic": [4096, "4.00 KiB"]
+        },
+        "aten::convolution": {
+          "float32[2,3,8,8], float32[4,3,3,3]": [12345, "12.06 KiB"]
+        }
+      },
+      "reserves": {
+        "aten::_cudnn_rnn": {
+          "float32[5,2,8]; deterministic": [1000000, "976.6 KiB"]
+        }
+      }
+    },
+    {
+      "gpu": "t4",
+      "torch": "2.13",
+      "workspaces": {
+        "aten::_fft_r2c": {
+          "float32[8]": [0, "0 B"]
+        }
+      }
+    }
+  ]
+}
+"""
+
+
+def stored(figures: object, path: Path = Path("gpu-calibration.json")) -> StoredCalibration:
+    """Return what a file with ``figures`` holds."""
+    text = dump(figures)  # type: ignore[arg-type]
+    return StoredCalibration(path, load(text), True, text)
+
+
+# -- the format ------------------------------------------------------------------------------------
+
+
+def test_a_file_has_one_line_for_each_figure() -> None:
+    assert dump(FIGURES) == TEXT
+    assert load(TEXT) == FIGURES
+    assert load(dump({})) == {}
+    jsonschema.validate(json.loads(TEXT), json.loads(SCHEMA.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not JSON"),
+        ("[]", "expected an object, found a list"),
+        ("{}", 'its "kind" is not'),
+        (TEXT.replace('"schema": 1', '"schema": true'), 'no "schema" number'),
+        (TEXT.replace('"schema": 1', '"schema": 2'), "written by a newer pytest-torchmem"),
+        (TEXT.replace('"setups"', '"figures"'), 'the file has "figures", which no calibration'),
+        (TEXT.replace('"gpu": "t4"', '"gpu": 4'), 'setup 2: "gpu" is a number, not a text'),
+        (TEXT.replace('"gpu": "t4"', '"gpu": ""'), 'setup 2 has no "gpu"'),
+        (TEXT.replace('"cudnn"', '"cuda"'), 'the setup a100-80gb, torch 2.13 has "cuda", which no'),
+        (TEXT.replace("12345", "-1"), "must be bytes such as"),
+        (TEXT.replace("12345", "1.5"), "aten::convolution"),
+        (TEXT.replace('{\n          "float32[8]": [0, "0 B"]\n        }', "3"), "not an object"),
+        (
+            TEXT.replace('"float32[5,2,8]; deterministic": [1000000', '"float32[9]": [1000000'),
+            "has a reserve of aten::_cudnn_rnn without its workspace",
+        ),
+        (
+            TEXT.replace(
+                '"t4",\n      "torch": "2.13"', '"a100-80gb","torch":"2.13","cudnn":"9.19.0"'
+            ),
+            "holds the setup a100-80gb, torch 2.13, cuDNN 9.19.0 twice",
+        ),
+    ],
+)
+def test_a_broken_file_says_what_is_wrong_and_stays(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / CALIBRATION
+    path.write_text(text)
+    with pytest.raises(SnapshotError) as raised:
+        read_calibration_file(path)
+    assert message in str(raised.value)
+    assert "The file was left as it is" in str(raised.value)
+    with pytest.raises(SnapshotError):
+        write_calibration(path, Calibration(FIGURES))
+    assert path.read_text() == text
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_a_file_changed_in_random_ways_is_read_or_refused(data: st.DataObject) -> None:
+    lines = TEXT.splitlines(keepends=True)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(lines) - 1))
+        line = data.draw(st.sampled_from([*lines, "", "<<<<<<< ours\n", '"x": null,\n', "{\n"]))
+        lines[at : at + data.draw(st.integers(0, 2))] = [line]
+    try:
+        found = load("".join(lines))
+    except SnapshotError:
+        return
+    assert load(dump(found)) == found
+
+
+def test_read_and_write_without_pytest(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    with pytest.raises(UsageError, match="there is no such calibration file"):
+        read_calibration(path)
+    write_calibration(path, Calibration({A100: {CONVOLUTION: Figure(1)}}))
+    write_calibration(path, Calibration({A100: {FFT: Figure(2)}, T4: {FFT: Figure(3)}}))
+    found = read_calibration(str(path))
+    assert found.figures == {
+        A100: {CONVOLUTION: Figure(1), FFT: Figure(2)},
+        T4: {FFT: Figure(3)},
+    }
+    assert len(found) == 3
+    assert "a100-80gb, torch 2.13, cuDNN 9.19.0" in repr(found)
+
+
+# -- merge conflicts -------------------------------------------------------------------------------
+
+CONFLICT = TEXT.replace(
+    '          "float32[2,3,8,8], float32[4,3,3,3]": [12345, "12.06 KiB"]\n',
+    "<<<<<<< ours\n"
+    '          "float32[2,3,8,8], float32[4,3,3,3]": [12345, "12.06 KiB"]\n'
+    "=======\n"
+    '          "float32[2,3,8,8], float32[4,3,3,3]": [54321, "53.05 KiB"]\n'
+    ">>>>>>> theirs\n",
+)
+
+
+def test_of_a_merge_conflict_what_both_sides_agree_on_is_known(tmp_path: Path) -> None:
+    path = tmp_path / CALIBRATION
+    path.write_text(CONFLICT)
+    found = read_calibration_file(path)
+    assert found.conflicted
+    assert found.contested == {(A100, CONVOLUTION)}
+    assert found.figures == {**FIGURES, A100: {LSTM: FIGURES[A100][LSTM]}}
+    with pytest.raises(UsageError, match="unresolved merge conflict"):
+        read_calibration(path)
+    unsettled = plan_calibration(found, {T4: {FFT: Figure(8)}})
+    assert "aten::convolution takes on a100-80gb" in unsettled.problem
+    assert not unsettled.changes_file
+    settled = plan_calibration(found, {A100: {CONVOLUTION: Figure(99)}})
+    assert not settled.problem
+    assert settled.text == TEXT.replace('[12345, "12.06 KiB"]', '[99, "99 B"]')
+
+
+# -- what an update makes of a file ----------------------------------------------------------------
+
+
+def test_figures_that_a_run_did_not_touch_stay() -> None:
+    plan = plan_calibration(stored(FIGURES), {T4: {CONVOLUTION: Figure(5)}})
+    assert plan.added == ((T4, CONVOLUTION),)
+    assert plan.changed == plan.removed == ()
+    assert plan.text is not None
+    assert load(plan.text) == {**FIGURES, T4: {FFT: Figure(0), CONVOLUTION: Figure(5)}}
+
+
+def test_nothing_is_written_without_a_cause() -> None:
+    assert not plan_calibration(stored(FIGURES), FIGURES).changes_file
+    assert not plan_calibration(StoredCalibration(Path("x")), {}).changes_file
+
+
+@pytest.mark.parametrize("setup", [OLDER, OLD_TORCH])
+def test_a_figure_replaces_that_of_another_library(setup: Setup) -> None:
+    before = stored({setup: {CONVOLUTION: Figure(1), FFT: Figure(2)}})
+    plan = plan_calibration(before, {A100: {CONVOLUTION: Figure(5), FFT: Figure(2)}})
+    assert plan.text is not None
+    # The same bytes stay where they are: another version alone is no reason to write.
+    assert load(plan.text) == {A100: {CONVOLUTION: Figure(5)}, setup: {FFT: Figure(2)}}
+    assert plan.changed == ((A100, CONVOLUTION),)
+
+
+def test_split_by_torch_keeps_a_figure_for_each_series() -> None:
+    before = stored({OLD_TORCH: {FFT: Figure(1)}, OLDER: {FFT: Figure(2)}})
+    plan = plan_calibration(before, {A100: {FFT: Figure(3)}}, by_series=True)
+    assert plan.text is not None
+    assert load(plan.text) == {OLD_TORCH: {FFT: Figure(1)}, A100: {FFT: Figure(3)}}
+
+
+def test_modes_of_an_update() -> None:
+    measured = {A100: {CONVOLUTION: Figure(1), FFT: Figure(2)}}
+    only_new = plan_calibration(stored(FIGURES), measured, changed=False)
+    assert (only_new.added, only_new.changed) == (((A100, FFT),), ())
+    only_changed = plan_calibration(stored(FIGURES), measured, new=False)
+    assert (only_changed.added, only_changed.changed) == ((), ((A100, CONVOLUTION),))
+
+
+def test_obsolete_figures_go_with_the_file() -> None:
+    plan = plan_calibration(stored(FIGURES), {}, obsolete={"a100-80gb": {LSTM}})
+    assert plan.removed == ((A100, CONVOLUTION),)
+    assert plan.text is not None
+    assert load(plan.text) == {A100: {LSTM: FIGURES[A100][LSTM]}, T4: FIGURES[T4]}
+    everything = plan_calibration(stored(FIGURES), {}, obsolete={"a100-80gb": (), "t4": ()})
+    assert (everything.text, everything.changes_file) == (None, True)
+
+
+def test_a_plan_is_applied(tmp_path: Path) -> None:
+    path = calibration_path(tmp_path / "test_net.py")
+    apply_plan(plan_calibration(read_calibration_file(path), FIGURES))
+    assert path.read_text() == TEXT
+    apply_plan(plan_calibration(read_calibration_file(path), {}, obsolete={"t4": ()}))
+    assert load(path.read_text()) == {A100: FIGURES[A100]}
+    apply_plan(plan_calibration(read_calibration_file(path), {}, obsolete={"a100-80gb": ()}))
+    assert not path.parent.exists()
+
+
+def test_of_two_processes_the_larger_figure_counts() -> None:
+    parts = [
+        {A100: {LSTM: Figure(5, 10), FFT: Figure(1)}},
+        {A100: {LSTM: Figure(3, 20)}},
+        {T4: {FFT: Figure(2)}},
+    ]
+    assert merged(parts) == {A100: {LSTM: Figure(5, 20), FFT: Figure(1)}, T4: {FFT: Figure(2)}}
+
+
+# -- it is no snapshot file ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A directory with a test module that is there and a calibration."""
+    (tmp_path / "test_net.py").touch()
+    path = calibration_path(tmp_path / "test_net.py")
+    path.parent.mkdir()
+    path.write_text(TEXT)
+    snapshot_path(tmp_path / "test_net.py").write_text('{"schema": 1, "entries": []}')
+    return tmp_path
+
+
+def test_it_is_never_obsolete_for_want_of_a_module(directory: Path) -> None:
+    assert orphans_in(directory) == []
+    (directory / "test_net.py").unlink()
+    assert orphans_in(directory) == [snapshot_path(directory / "test_net.py")]
+
+
+def test_a_module_of_the_same_name_has_another_file(tmp_path: Path) -> None:
+    module = tmp_path / "gpu-calibration.py"
+    module.touch()
+    path = snapshot_path(module)
+    assert path != calibration_path(module)
+    path.parent.mkdir()
+    path.touch()
+    assert orphans_in(tmp_path) == []
+
+
+def test_verify_and_show(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = calibration_path(directory / "test_net.py")
+    assert main(["verify", str(file)]) == 0
+    assert main(["show", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "a100-80gb, torch 2.13, cuDNN 9.19.0: aten::_cudnn_rnn(float32[5,2,8]; deterministic): "
+        "workspace 4.00 KiB (4,096 B)",
+        "a100-80gb, torch 2.13, cuDNN 9.19.0: aten::_cudnn_rnn(float32[5,2,8]; deterministic): "
+        "reserve 976.6 KiB (1,000,000 B)",
+        "a100-80gb, torch 2.13, cuDNN 9.19.0: "
+        "aten::convolution(float32[2,3,8,8], float32[4,3,3,3]): workspace 12.06 KiB (12,345 B)",
+        "t4, torch 2.13: aten::_fft_r2c(float32[8]): workspace 0 B (0 B)",
+    ]
+    file.write_text(CONFLICT)
+    assert main(["verify", str(file)]) == 1
+    file.write_text("{}")
+    assert main(["verify", str(file)]) == 1
+    assert "is not a calibration" in capsys.readouterr().err
+
+
+def test_compare_leaves_it_out(
+    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot_path(directory / "test_net.py").write_text(
+        '{"schema": 1, "entries": [{"test": "test_it", "device": "cpu", "torch": "2.13.0", '
+        '"peak": 5}]}'
+    )
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        options = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *options, *command], cwd=directory, check=True)
+    monkeypatch.chdir(directory)
+    assert main(["compare", "HEAD"]) == 0
+    assert main(["compare", "HEAD", str(directory)]) == 0
+    assert main(["compare", "HEAD", str(calibration_path(directory / "test_net.py"))]) == 2
+    assert "no checks to compare" in capsys.readouterr().err
