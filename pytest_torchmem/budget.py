@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.settings import parse_devices
+from pytest_torchmem.settings import parse_devices, parse_measure
 from pytest_torchmem.sizes import format_size, parse_size
 from pytest_torchmem.tolerance import PHASES, Level, parse_rules
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MARKER = "memory_budget"
 SIGNATURE = (
     "memory_budget(peak=None, *, forward=None, backward=None, optimizer=None, retained=None, "
-    "device=None, gpu=None, tolerance=None)"
+    "device=None, gpu=None, tolerance=None, measure=None)"
 )
 _LIMITS = ("peak", "forward", "backward", "optimizer", "retained")
 
@@ -39,6 +39,7 @@ class Budget:
     devices: tuple[str, ...] | None = None
     gpu: str | None = None
     tolerance: Level = ()
+    measure: str | None = None
 
     @property
     def judges(self) -> bool:
@@ -64,6 +65,7 @@ def memory_budget(
     device: Any = None,
     gpu: Any = None,
     tolerance: Any = None,
+    measure: Any = None,
 ) -> dict[str, Any]:
     """Return a marker's arguments by name; Python itself checks that they are the marker's."""
     return {**locals()}
@@ -89,6 +91,7 @@ def read_budget(marks: Iterable[pytest.Mark]) -> Budget:
         if closest(name) is not None
     ]
     gpu, device, tolerance = closest("gpu"), closest("device"), closest("tolerance")
+    measure = closest("measure")
     if not limits and gpu is None and tolerance is None:
         raise UsageError(
             f"the marker {MARKER} has no limit, so there is nothing to check. Give it one, such as "
@@ -100,6 +103,7 @@ def read_budget(marks: Iterable[pytest.Mark]) -> Budget:
         devices=parse_devices(device, f"{MARKER}(device=)") if device is not None else None,
         gpu=_gpu(gpu),
         tolerance=parse_rules(tolerance, f"the marker {MARKER}(tolerance=)"),
+        measure=parse_measure(measure, f"{MARKER}(measure=)") if measure is not None else None,
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_torchmem import measuring
 from pytest_torchmem.budget import (
     MARKER,
     Budget,
@@ -22,9 +23,10 @@ from pytest_torchmem.budget import (
 )
 from pytest_torchmem.collection import Collection, test_id
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.measuring import RealRun, Target
 from pytest_torchmem.record import Outcome, Record
 from pytest_torchmem.report import messages
-from pytest_torchmem.settings import Settings, parse_devices
+from pytest_torchmem.settings import Settings, parse_devices, parse_measure
 from pytest_torchmem.snapshot.compare import Comparison, beyond, compare, with_entry
 from pytest_torchmem.snapshot.explain import explain, peak_contents, what_grew
 from pytest_torchmem.snapshot.format import Entry, Key, SnapshotError
@@ -87,6 +89,8 @@ class _Plan:
     uses_snapshot: bool
     named: bool
     """The test itself names its devices; else they are those of the settings."""
+    measure: str
+    """Whether to run on a real GPU too: one of ``MEASURE_MODES``."""
 
 
 class Checker:
@@ -111,19 +115,20 @@ class Checker:
 
     def check(
         self,
-        run: Callable[[str, str | None], MemoryProfile],
+        target: Target,
         name: str | None = None,
         device: object = None,
         gpu: str | None = None,
         tolerance: object = None,
+        measure: str | None = None,
     ) -> dict[str, MemoryProfile]:
-        """Call ``run`` for every device, judge what it returns, and raise once for all failures."""
+        """Trace ``target`` on every device, judge it, and raise once for all failures."""
         __tracebackhide__ = True
-        plan = self._plan(name, device, gpu, tolerance)
+        plan = self._plan(name, device, gpu, tolerance, measure)
         profiles: dict[str, MemoryProfile] = {}
         records: list[Record] = []
         for where in plan.devices:
-            record, profile = self._check_on(where, plan, run)
+            record, profile = self._check_on(where, plan, target)
             records.append(record)
             if profile is not None:
                 profiles[where] = profile
@@ -192,7 +197,14 @@ class Checker:
         given = {"allocator": allocator} if allocator and device == "cuda" else {}
         return {"device": device, "gpu": gpu, **given}
 
-    def _plan(self, name: str | None, device: object, gpu: str | None, tolerance: object) -> _Plan:
+    def _plan(
+        self,
+        name: str | None,
+        device: object,
+        gpu: str | None,
+        tolerance: object,
+        measure: str | None,
+    ) -> _Plan:
         settings, budget = self.context.settings, self.budget
         if name is not None and (not isinstance(name, str) or not name):
             raise UsageError(f"name={name!r}: the name of a check is a text that is not empty")
@@ -218,24 +230,34 @@ class Checker:
         uses_snapshot = not budget.judges or any(own)
         rest = settings.tolerances(self._relative(self.item.path))
         on_gpu, gpu_named = self.gpu(gpu), self.named_gpu(gpu) is not None
-        return _Plan(name or "", devices, on_gpu, gpu_named, (*own, *rest), uses_snapshot, named)
+        if measure is not None:
+            measure = parse_measure(measure, "check(measure=)")
+        return _Plan(
+            name or "",
+            devices,
+            on_gpu,
+            gpu_named,
+            (*own, *rest),
+            uses_snapshot,
+            named,
+            measure or budget.measure or settings.measure,
+        )
 
     def _check_on(
-        self, device: str, plan: _Plan, run: Callable[[str, str | None], MemoryProfile]
+        self, device: str, plan: _Plan, target: Target
     ) -> tuple[Record, MemoryProfile | None]:
         __tracebackhide__ = True
         gpu = plan.gpu if device == "cuda" else None
         key = Key(self.test, plan.name, device, gpu or "")
         stored = self._stored() if plan.uses_snapshot else None
         try:
-            profile = run(device, gpu if plan.gpu_named else None)
+            profile = target.trace(device, gpu if plan.gpu_named else None)
         except BaseException as error:
             fails = _out_of_memory(error)
             if fails is not None:
                 text = messages.does_not_fit(self._record(key, Outcome.OVER_BUDGET), fails)
                 return self._record(key, Outcome.OVER_BUDGET, failed=True, message=text), None
-            why = f"not checked: {type(error).__name__} was raised"
-            self._keep(self._record(key, Outcome.NOT_CHECKED, message=why))
+            self._not_checked_since(error, key)
             raise
         self.item.ihook.pytest_torchmem_profile(item=self.item, name=plan.name, profile=profile)
         judged = self._record(
@@ -251,14 +273,38 @@ class Checker:
         if not profile.peak:
             text = messages.nothing_there(judged)
             return replace(judged, outcome=Outcome.NOT_CHECKED, failed=True, message=text), profile
+        real = self._run_for_real(judged, plan, target, profile) if gpu is not None else None
         if stored is not None:
-            judged = self._against_snapshot(judged, profile, stored, plan.tolerances)
+            judged = self._against_snapshot(judged, profile, stored, plan.tolerances, real)
         if self.budget.judges:
-            judged = self._against_budget(judged, profile, gpu)
+            judged = self._against_budget(judged, profile, gpu, real)
+        if real is not None:
+            before = stored.entry(judged.key) if stored is not None else None
+            levels = with_entry(plan.tolerances, before, 2)
+            judged = measuring.judged(
+                judged, real, before, levels, self.context.settings.measure_tolerance
+            )
         if self.context.settings.strict and profile.warnings and not judged.failed:
             text = messages.unknown_bytes(judged)
             judged = replace(judged, outcome=Outcome.UNKNOWN_BYTES, failed=True, message=text)
         return judged, profile
+
+    def _run_for_real(
+        self, record: Record, plan: _Plan, target: Target, profile: MemoryProfile
+    ) -> RealRun | None:
+        """Run the step on this machine's GPU, where there is one and nobody forbids it."""
+        __tracebackhide__ = True
+        if plan.measure == "never":
+            return None
+        try:
+            return measuring.run_for_real(target, plan.measure == "require", profile, plan.gpu)
+        except BaseException as error:
+            self._not_checked_since(error, record.key)
+            raise
+
+    def _not_checked_since(self, error: BaseException, key: Key) -> None:
+        why = f"not checked: {type(error).__name__} was raised"
+        self._keep(self._record(key, Outcome.NOT_CHECKED, message=why))
 
     def _stored(self) -> Stored:
         """Return the test module's snapshot file, before anything is traced in vain."""
@@ -281,7 +327,12 @@ class Checker:
         return stored
 
     def _against_snapshot(
-        self, record: Record, profile: MemoryProfile, stored: Stored, tolerances: Sequence[Level]
+        self,
+        record: Record,
+        profile: MemoryProfile,
+        stored: Stored,
+        tolerances: Sequence[Level],
+        real: RealRun | None,
     ) -> Record:
         if profile.host not in (None, "reference"):
             raise UsageError(
@@ -292,7 +343,14 @@ class Checker:
         if self.context.settings.split_by_torch:
             key = replace(key, torch_series=series(record.torch))
         contents = peak_contents(profile)
-        now = Entry(key, record.torch, profile.workload, profile.figures(), explain(contents))
+        now = Entry(
+            key,
+            record.torch,
+            profile.workload,
+            profile.figures(),
+            explain(contents),
+            measured=real.entry if real is not None else {},
+        )
         record = replace(record, key=key, file=self._relative(stored.path), entry=now)
         before = stored.entry(key)
         if before is None and key in stored.contested:
@@ -301,9 +359,11 @@ class Checker:
             return self._missing(record, stored)
         comparison = self._compared(before, now, with_entry(tolerances, before, 2))
         record = record.with_comparison(comparison)
-        if self._accepts("changed") and not before.same_measurement(now):
+        if self._accepts_measurement(before, now):
             most = self.context.settings.update_max
             above = beyond(comparison, most) if most is not None else ()
+            if most is not None and real is not None and not above:
+                above = measuring.above_cap(record, before, real, most)
             if not above:
                 return replace(record, outcome=Outcome.UPDATED, accepted=True)
             text = messages.above_cap(record, above, str(most))
@@ -356,12 +416,19 @@ class Checker:
         )
         return comparison if changed is None else changed
 
-    def _against_budget(self, record: Record, profile: MemoryProfile, gpu: str | None) -> Record:
+    def _against_budget(
+        self, record: Record, profile: MemoryProfile, gpu: str | None, real: RealRun | None
+    ) -> Record:
         record = replace(record, limits=limits_of(self.budget, gpu))
         over = overruns(self.budget, profile.figures(), gpu)
+        text = messages.over_budget(record, over, peak_contents(profile)) if over else ""
+        if not over and real is not None and real.measurement.gpu == gpu:
+            # A limit is for the bytes of one GPU; another one's say nothing about it.
+            figures = real.measurement.figures
+            over = overruns(self.budget, figures, gpu) if figures else []
+            text = messages.over_budget(record, over, {}, f"measured on {gpu}, ") if over else ""
         if not over:
             return record
-        text = messages.over_budget(record, over, peak_contents(profile))
         message = "\n\n".join(part for part in (record.message, text) if part)
         ran = any(overrun.value is not None for overrun in over)
         return replace(
@@ -377,6 +444,13 @@ class Checker:
         failure is what is wanted, so it fails in an update as it does without one.
         """
         return mode in self.context.settings.update and not _expected_to_fail(self.item)
+
+    def _accepts_measurement(self, before: Entry, now: Entry) -> bool:
+        """Whether an update writes ``now`` in the place of ``before``."""
+        if before.same_measurement(now):
+            return False
+        another_gpu = before.same_trace(now) and not set(before.measured) & set(now.measured)
+        return self._accepts("changed") or (another_gpu and self._accepts("new"))
 
     def _record(self, key: Key, outcome: Outcome, **details: Any) -> Record:
         return Record(self.item.nodeid, "", key, outcome, location=self._location(), **details)

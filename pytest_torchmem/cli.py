@@ -237,6 +237,10 @@ def _lines(entry: Entry) -> Iterable[str]:
         if figure in entry.figures:
             nbytes = entry.figures[figure]
             yield f"{figure.replace('_', ' ')} {format_size(nbytes)} ({nbytes:,} B)"
+    for gpu, measured in sorted(entry.measured.items()):
+        for figure, nbytes in measured.figures.items():
+            name = f"{figure.replace('_', ' ')} measured on {gpu}"
+            yield f"{name} {format_size(nbytes)} ({nbytes:,} B), torch {measured.torch}"
     for peak, explanation in entry.explained.items():
         for what, table in (("module", explanation.modules), ("operator", explanation.operators)):
             for name in sorted(table):

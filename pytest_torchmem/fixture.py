@@ -13,8 +13,10 @@ import pytest
 from pytest_torchmem.budget import MARKER
 from pytest_torchmem.check import Checker, MemoryCheckFailed
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.measuring import Target
 
 if TYPE_CHECKING:
+    from pytest_torchmem.measurement.cuda import MeasuredProfile
     from pytest_torchmem.profiler.profile import MemoryProfile
 
 _DISABLED = "not checked: --torchmem-disable"
@@ -34,14 +36,20 @@ class Torchmem:
         device: str | tuple[str, ...] | None = None,
         gpu: str | None = None,
         tolerance: Any = None,
+        measure: str | None = None,
         **kwargs: Any,
     ) -> dict[str, MemoryProfile]:
         """Trace ``target`` on every configured device and fail the test where it needs too much.
 
         The judge is the test's ``memory_budget`` marker if it sets a limit, and else the snapshot,
-        in which ``name`` tells several checks of one test apart. ``device``, ``gpu`` and
-        ``tolerance`` are for this check alone; a ``gpu`` without a device means cuda only, and what
-        is traced has to fit on it. All else goes to ``trace``. Returns the profiles by device.
+        in which ``name`` tells several checks of one test apart. ``device``, ``gpu``,
+        ``tolerance`` and ``measure`` are for this check alone; a ``gpu`` without a device means
+        cuda only, and what is traced has to fit on it. All else goes to ``trace``. Returns the
+        profiles by device.
+
+        On a machine with a GPU, and with cuda among the devices, the step is run there for real as
+        well: the check fails too if the trace is not what the GPU counts, or if that grew.
+        ``measure`` is ``"auto"`` for this, ``"never"``, or ``"require"``, which fails without one.
         """
         __tracebackhide__ = True
         self._refuse_inside_body("check")
@@ -53,7 +61,13 @@ class Torchmem:
             __tracebackhide__ = True
             return _trace(target, *args, **{**self._checker.trace_options(where, on_gpu), **kwargs})
 
-        return self._checker.check(run, name, device, gpu, tolerance)
+        def run_for_real() -> MeasuredProfile:
+            __tracebackhide__ = True
+            left_out = ("host", "allocator", "memory")
+            given = {key: value for key, value in kwargs.items() if key not in left_out}
+            return _measure(target, *args, **given)
+
+        return self._checker.check(Target(run, run_for_real), name, device, gpu, tolerance, measure)
 
     def trace(
         self,
@@ -144,9 +158,17 @@ def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
             options = checker.trace_options(where, on_gpu)
             return _trace(lambda: body(*args, **kwargs), **options)
 
+        def run_for_real() -> MeasuredProfile:
+            __tracebackhide__ = True
+            from pytest_torchmem.measurement.copies import copy_where_they_are
+
+            # A fixture's model is not changed by a trace, and must not be by this either.
+            own_args, own_kwargs = copy_where_they_are(args, kwargs)
+            return _measure(lambda: body(*own_args, **own_kwargs))
+
         checker.in_body = True
         try:
-            checker.check(run)
+            checker.check(Target(run, run_for_real))
         finally:
             checker.in_body = False
 
@@ -165,3 +187,13 @@ def _trace(target: Any, *args: Any, **options: Any) -> MemoryProfile:
             "Install it, or deselect the memory tests"
         ) from None
     return trace(target, *args, **options)
+
+
+def _measure(target: Any, *args: Any, **options: Any) -> MeasuredProfile:
+    __tracebackhide__ = True
+    from pytest_torchmem.measurement import measure
+    from pytest_torchmem.measurement.cuda import MeasuredProfile
+
+    profile = measure(target, *args, **options, device="cuda")
+    assert isinstance(profile, MeasuredProfile)
+    return profile

@@ -12,6 +12,8 @@ UPDATE_MODES = ("new", "changed", "obsolete")
 DEFAULT_DEVICES = "cpu,cuda"
 DEFAULT_GPU = "a100-80gb"
 DEFAULT_TOLERANCE = "1%"
+MEASURE_MODES = ("auto", "never", "require")
+DEFAULT_MEASURE_TOLERANCE = "5%"
 
 _OPTIONS = (
     "update",
@@ -24,6 +26,8 @@ _OPTIONS = (
     "gpu",
     "allocator",
     "tolerance",
+    "measure",
+    "measure_tolerance",
     "json",
     "markdown",
     "proposal",
@@ -37,6 +41,8 @@ _INI = (
     "gpu",
     "allocator",
     "tolerance",
+    "measure",
+    "measure_tolerance",
     "json",
     "markdown",
     "proposal",
@@ -96,6 +102,14 @@ def add_options(parser: pytest.Parser) -> None:
         ),
         "allocator": ("OPTIONS", "options of cuda's allocator, as for PYTORCH_ALLOC_CONF"),
         "tolerance": ("TOLERANCE", "growth that still passes: 1%% (default), 64KiB, 2%%+64KiB"),
+        "measure": (
+            "WHEN",
+            "run checks on cuda for real too: auto (default: where there is a GPU), never, require",
+        ),
+        "measure-tolerance": (
+            "TOLERANCE",
+            "by how much a trace may differ from what the GPU counts (default: 5%%)",
+        ),
         "json": ("PATH", "write the results as JSON"),
         "markdown": ("PATH", "write the results as Markdown, for a pull request's comment"),
         "proposal": (
@@ -112,6 +126,8 @@ def add_options(parser: pytest.Parser) -> None:
         "gpu": "the GPU that fake cuda stands for, and on which what is traced has to fit",
         "allocator": "options of cuda's caching allocator, written as for PYTORCH_ALLOC_CONF",
         "tolerance": "growth that still passes, one rule a line: [path] [device] [phase]: 2%",
+        "measure": "run checks on cuda for real too: auto, never or require",
+        "measure_tolerance": "by how much a trace may differ from what the GPU counts",
         "update_max": "the most growth that --torchmem-update accepts",
         "json": "where to write the results as JSON",
         "markdown": "where to write the results as Markdown",

@@ -44,8 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         f"{_MARKER}(peak=None, *, forward=None, backward=None, optimizer=None, retained=None, "
-        "device=None, gpu=None, tolerance=None): the memory, such as '2 GiB', that a PyTorch test "
-        "may need",
+        "device=None, gpu=None, tolerance=None, measure=None): the memory, such as '2 GiB', that a "
+        "PyTorch test may need",
     )
     config.pluginmanager.register(_RunHooks(config), _NAME)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -23,7 +24,33 @@ class Outcome(str, Enum):
     MISSING = "no snapshot"
     OVER_BUDGET = "over budget"
     UNKNOWN_BYTES = "unknown bytes"
+    ESTIMATE_OFF = "estimate off"
+    """A real GPU counted something else than the trace for it."""
+    MEASURED_GREW = "measured grew"
+    """The trace is as it was, and a real GPU counted more than its snapshot has."""
     NOT_CHECKED = "not checked"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The same step run on the real GPU of this machine, beside what a trace says of that GPU."""
+
+    gpu: str
+    """The GPU's name in the catalogue, or of its own where the catalogue does not have it."""
+    torch: str = ""
+    figures: dict[str, int] = field(default_factory=dict)
+    """What the GPU counted."""
+    estimate: dict[str, int] = field(default_factory=dict)
+    """What a trace for that GPU gives."""
+    changes: tuple[Change, ...] = ()
+    """How what was counted stands to the snapshot; empty where that GPU is not in it."""
+    not_measured: str = ""
+    """Why the step was not run there, as where it does not fit."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return this measurement of builtin types."""
+        plain = asdict(replace(self, changes=()))
+        return {**plain, "changes": _plain_changes(self.changes)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +80,8 @@ class Record:
     """Operators whose kernels take what is not counted; one of the warnings names them too."""
     grew: tuple[dict[str, Any], ...] = ()
     """The modules and operators that grew, with their source lines."""
+    measurement: Measurement | None = None
+    """The run on a real GPU; ``None`` where there was none to try."""
     message: str = ""
     advice: str = ""
     """What to do about it, often the same for several devices."""
@@ -74,12 +103,12 @@ class Record:
 
     def to_plain(self) -> dict[str, Any]:
         """Return this record of builtin types."""
-        plain = asdict(replace(self, entry=None, changes=()))
+        plain = asdict(replace(self, entry=None, changes=(), measurement=None))
         plain["outcome"] = self.outcome.value
         plain["entry"] = self.entry.to_plain() if self.entry is not None else None
-        plain["changes"] = [
-            {**asdict(change), "verdict": change.verdict.value} for change in self.changes
-        ]
+        plain["changes"] = _plain_changes(self.changes)
+        if self.measurement is not None:
+            plain["measurement"] = self.measurement.to_plain()
         plain["location"] = list(self.location)
         for name in _TUPLES:
             plain[name] = list(plain[name])
@@ -88,17 +117,26 @@ class Record:
 
 def record_from_plain(plain: dict[str, Any]) -> Record:
     """Return the record that ``Record.to_plain`` gave."""
-    changes = (
-        Change(**{**change, "verdict": Verdict(change["verdict"])}) for change in plain["changes"]
-    )
+    told = plain["measurement"]
+    if told is not None:
+        told = Measurement(**{**told, "changes": _changes(told["changes"])})
     return Record(
         **{
             **plain,
             "key": Key(**plain["key"]),
             "outcome": Outcome(plain["outcome"]),
             "entry": entry_from_plain(plain["entry"]) if plain["entry"] is not None else None,
-            "changes": tuple(changes),
+            "changes": _changes(plain["changes"]),
+            "measurement": told,
             **{name: tuple(plain[name]) for name in _TUPLES},
             "location": (plain["location"][0], plain["location"][1]),
         }
     )
+
+
+def _plain_changes(changes: Iterable[Change]) -> list[dict[str, Any]]:
+    return [{**asdict(change), "verdict": change.verdict.value} for change in changes]
+
+
+def _changes(plain: Iterable[dict[str, Any]]) -> tuple[Change, ...]:
+    return tuple(Change(**{**change, "verdict": Verdict(change["verdict"])}) for change in plain)

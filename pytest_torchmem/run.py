@@ -21,6 +21,9 @@ from pytest_torchmem.snapshot.plan import FilePlan, plan_file
 from pytest_torchmem.snapshot.store import read, write
 from pytest_torchmem.update import Update, Updated
 
+_ACCEPTABLE = (Outcome.GREW, Outcome.MISSING, Outcome.SHRANK, Outcome.MEASURED_GREW)
+"""Failures that an update would accept."""
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -204,7 +207,7 @@ class Run:
         entries: dict[str, list[Record]] = {}
         for check in checks:
             record = check.record
-            acceptable = record.outcome in (Outcome.GREW, Outcome.MISSING, Outcome.SHRANK)
+            acceptable = record.outcome in _ACCEPTABLE
             if record.failed and check.failed_by_check and record.entry is not None and acceptable:
                 entries.setdefault(record.file, []).append(record)
         for file, records in sorted(entries.items()):

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.options import DEFAULT_GPU, UPDATE_MODES
+from pytest_torchmem.options import (
+    DEFAULT_GPU,
+    DEFAULT_MEASURE_TOLERANCE,
+    MEASURE_MODES,
+    UPDATE_MODES,
+)
 from pytest_torchmem.tolerance import (
     BUILT_IN,
     DEVICES,
@@ -35,6 +40,10 @@ class Settings:
     """Options of the caching allocator, as for ``PYTORCH_ALLOC_CONF``."""
     narrowed: bool
     """Devices or GPU were named on the command line: the others' entries are not obsolete."""
+    measure: str
+    """When checks on cuda are run for real too: one of ``MEASURE_MODES``."""
+    measure_tolerance: Tolerance
+    """By how much a trace may differ from what a real GPU counts."""
     option_tolerance: Level
     ini_tolerance: Level
     update: frozenset[str]
@@ -104,6 +113,10 @@ def _read(config: pytest.Config) -> Settings:
         gpu_named=_value(config, "gpu") is not None,
         allocator=_allocator(_value(config, "allocator") or ""),
         narrowed=any(config.getoption(f"torchmem_{name}") for name in ("devices", "gpu")),
+        measure=parse_measure(_value(config, "measure") or MEASURE_MODES[0], "torchmem_measure"),
+        measure_tolerance=parse_tolerance(
+            _value(config, "measure_tolerance") or DEFAULT_MEASURE_TOLERANCE
+        ),
         option_tolerance=parse_rules(option_tolerance, "--torchmem-tolerance"),
         ini_tolerance=parse_rule_lines(ini_tolerance or "", "ini torchmem_tolerance"),
         update=update,
@@ -129,6 +142,13 @@ def parse_devices(value: object, source: str) -> tuple[str, ...]:
         if name not in DEVICES:
             raise UsageError(f"{source}: {name!r} is not a device: write cpu, cuda or cpu,cuda")
     return tuple(device for device in DEVICES if device in names)
+
+
+def parse_measure(value: object, source: str) -> str:
+    """Return when to measure on a real GPU, one of ``MEASURE_MODES``."""
+    if not isinstance(value, str) or value not in MEASURE_MODES:
+        raise UsageError(f"{source}: {value!r}: write {', '.join(MEASURE_MODES[:-1])} or require")
+    return value
 
 
 def _update_modes(config: pytest.Config, dry_run: bool) -> frozenset[str]:

@@ -41,14 +41,21 @@ def copy_to_cpu(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def copy_to(
-    device: torch.device, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    device: torch.device,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    moved: bool = False,
 ) -> Copies:
     """Copy a module and all tensors and modules in its arguments; other callables stay themselves.
 
-    Tensors keep their geometry and gradients, and those that share a storage share its copy. What
-    was on ``meta`` is filled with small random numbers, on ``device`` itself.
+    Tensors keep their geometry and gradients. Those that share a storage share its copy, where they
+    stay on their device; what is ``moved`` to another has its own elements there and no more, as
+    ``Tensor.to`` makes it. What was on ``meta`` is filled with small random numbers, on ``device``
+    itself.
     """
-    copier = _Copier(device)
+    copier = _Copier(device, moved)
     target_copy = copier.copy(target) if isinstance(target, torch.nn.Module) else target
     args_copy = tuple(copier.copy(value) for value in args)
     kwargs_copy = {name: copier.copy(value) for name, value in kwargs.items()}
@@ -62,11 +69,30 @@ def copy_to(
     return Copies(target_copy, args_copy, kwargs_copy, labels)
 
 
-class _Copier:
-    """Deep copies that keep storages shared across all the values copied by one copier."""
+def copy_where_they_are(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Copy the tensors and modules among a function's arguments, each on its own device.
 
-    def __init__(self, device: torch.device) -> None:
+    What has no tensors stays itself.
+    """
+    copier = _Copier(None)
+
+    def copied(value: Any) -> Any:
+        return copier.copy(value) if any(True for _ in _tensors_of(value)) else value
+
+    return tuple(map(copied, args)), {name: copied(value) for name, value in kwargs.items()}
+
+
+class _Copier:
+    """Deep copies that keep storages shared across all the values copied by one copier.
+
+    Without a device every tensor is copied to where it is, and one on ``meta`` stays without data.
+    """
+
+    def __init__(self, device: torch.device | None, moved: bool = False) -> None:
         self._device = device
+        self._moved = moved
         self._memo: dict[int, Any] = {}
         self._storages: dict[int, tuple[Any, torch.UntypedStorage]] = {}
 
@@ -86,17 +112,16 @@ class _Copier:
             return
         if tensor.layout is not torch.strided and type(tensor) is torch.Tensor:
             # Sparse tensors have no storage of their own to copy, and some no deep copy.
-            twin = tensor.detach().to(self._device, copy=True)
+            twin = tensor.detach().to(self._device or tensor.device, copy=True)
             self._memo[id(tensor)] = twin.requires_grad_(tensor.requires_grad)
         if not _is_plain(tensor):
             self._copy_special(tensor)
             return
         with torch.no_grad():
-            storage, is_new = self._copy_storage(tensor.untyped_storage())
-            twin = torch.empty(0, dtype=tensor.dtype, device=self._device)
-            twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-            if is_new and tensor.is_meta:
-                _fill(twin)
+            if self._moved and not tensor.is_cuda:
+                twin = self._moved_copy(tensor)
+            else:
+                twin = self._whole_copy(tensor)
             if tensor.is_conj():
                 twin = twin.conj()
         if isinstance(tensor, torch.nn.Parameter):
@@ -109,9 +134,28 @@ class _Copier:
             self._copy_tensor(tensor.grad)
             twin.grad = self._memo.get(id(tensor.grad))
 
+    def _moved_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what ``Tensor.to`` makes: its own elements, in their order where it is dense."""
+        plain = tensor.detach().conj() if tensor.is_conj() else tensor.detach()
+        twin = torch.empty_like(plain, device=self._device)
+        if tensor.is_meta:
+            _fill(twin)
+        else:
+            twin.copy_(plain)
+        return twin
+
+    def _whole_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the same place in a copy of its storage."""
+        storage, is_new = self._copy_storage(tensor.untyped_storage())
+        twin = torch.empty(0, dtype=tensor.dtype, device=self._device or tensor.device)
+        twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        if is_new and tensor.is_meta and self._device is not None:
+            _fill(twin)
+        return twin
+
     def _copy_special(self, tensor: torch.Tensor) -> None:
         """Copy a subclass or a quantized tensor to a device that a deep copy would not reach."""
-        if id(tensor) in self._memo or self._device.type == "cpu":
+        if id(tensor) in self._memo or self._device is None or self._device.type == "cpu":
             return
         if is_lazy(tensor):
             kind: Any = type(tensor)
@@ -125,7 +169,7 @@ class _Copier:
         known = self._storages.get(storage._cdata)
         if known is not None:
             return known[1], False
-        twin = torch.UntypedStorage(storage.nbytes(), device=self._device)
+        twin = torch.UntypedStorage(storage.nbytes(), device=self._device or storage.device)
         if storage.device.type != "meta" and storage.nbytes():
             twin.copy_(storage)
         # The original is held as well: its address is the key, and must not be used again.

@@ -94,7 +94,7 @@ def measure_on(
 def _run_once(
     device: Device, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Any
 ) -> None:
-    copies = copy_to(device.torch_device, target, args, kwargs)
+    copies = copy_to(device.torch_device, target, args, kwargs, moved=True)
     run_target(copies.target, copies.args, copies.kwargs, *step)
 
 
@@ -112,7 +112,7 @@ def _measured(
     history: Sequence[Mapping[str, Any]] = ()
     try:
         meter = PhaseMeter(device)
-        copies = copy_to(device.torch_device, target, args, kwargs)
+        copies = copy_to(device.torch_device, target, args, kwargs, moved=True)
         meter.change(Phase.FORWARD)
         with following_phases(meter):
             outliving = run_target(copies.target, copies.args, copies.kwargs, *step)

@@ -22,8 +22,12 @@ _GROUPS = {
     Outcome.MISSING: Group.FAILED,
     Outcome.OVER_BUDGET: Group.FAILED,
     Outcome.UNKNOWN_BYTES: Group.FAILED,
+    Outcome.ESTIMATE_OFF: Group.FAILED,
+    Outcome.MEASURED_GREW: Group.FAILED,
     Outcome.NOT_CHECKED: Group.FAILED,
 }
+_BY_HEADLINE = (Outcome.OVER_BUDGET, Outcome.ESTIMATE_OFF, Outcome.MEASURED_GREW)
+"""Failures of which no change of a traced figure tells."""
 
 
 def write_reports(run: Run) -> None:
@@ -65,7 +69,7 @@ def _difference(check: Check) -> Difference:
     record, notes = check.record, []
     if record.outcome in (Outcome.MISSING, Outcome.NOT_CHECKED, Outcome.UNKNOWN_BYTES):
         notes.append(record.outcome.value)
-    elif record.outcome is Outcome.OVER_BUDGET:
+    elif record.outcome in _BY_HEADLINE:
         notes.append(record.message.partition("\n")[0].partition(": ")[2])
     elif record.outcome is Outcome.UPDATED:
         notes.append("updated")

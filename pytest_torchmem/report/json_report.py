@@ -55,6 +55,7 @@ def _check(check: Check) -> dict[str, Any]:
         "limits": record.limits,
         "headroom": record.headroom,
         "snapshot": _snapshot(record),
+        "measurement": record.measurement.to_plain() if record.measurement is not None else None,
         "grew": list(record.grew),
         "warnings": list(record.warnings),
         "message": record.message,

@@ -23,6 +23,9 @@ def properties(record: Record) -> list[tuple[str, object]]:
         for change in record.changes
         if change.before is not None
     ]
+    if record.measurement is not None:
+        figures = record.measurement.figures.items()
+        found += [(f"{stem}{figure}.measured", nbytes) for figure, nbytes in figures]
     found += [(f"{stem}{figure}.limit", nbytes) for figure, nbytes in record.limits.items()]
     return found
 

@@ -45,7 +45,7 @@ def grew(record: Record, comparison: Comparison) -> str:
     """Return the message of a check whose figures grew beyond their tolerance."""
     worst = comparison.having(Verdict.GREW)
     missing = comparison.having(Verdict.NOT_RUN)
-    key, sections = record.key, [_figures(comparison)]
+    key, sections = record.key, [comparison_table(comparison)]
     if worst:
         first = max(_requested(worst), key=lambda change: (change.now or 0) - (change.before or 0))
         headline = (
@@ -62,8 +62,8 @@ def grew(record: Record, comparison: Comparison) -> str:
     if len(rules) > 1:
         lines = (f"  {figure_name(change.figure)}: {change.rule}" for change in worst)
         sections.append("Tolerances that were broken\n" + "\n".join(lines))
-    sections.extend(_circumstances(comparison))
-    return _message(headline, sections)
+    sections.extend(circumstances(comparison))
+    return in_sections(headline, sections)
 
 
 def shrank(record: Record, comparison: Comparison) -> str:
@@ -74,8 +74,8 @@ def shrank(record: Record, comparison: Comparison) -> str:
         f"{title(record.key)}: {figure_name(most.figure)} shrank by "
         f"{_step(most).lstrip('-')}, beyond its tolerance of {most.rule}"
     )
-    sections = [_figures(comparison), *_circumstances(comparison)]
-    return _message(headline, sections)
+    sections = [comparison_table(comparison), *circumstances(comparison)]
+    return in_sections(headline, sections)
 
 
 def _requested(changes: Sequence[Change]) -> Sequence[Change]:
@@ -86,13 +86,13 @@ def _requested(changes: Sequence[Change]) -> Sequence[Change]:
 def above_cap(record: Record, changes: Sequence[Change], most: str) -> str:
     """Return the message of growth that an update was told not to accept."""
     rows = [
-        (figure_name(c.figure), *_sizes(c.before, c.now), change_text(c.before, c.now))
+        (figure_name(c.figure), *size_texts(c.before, c.now), change_text(c.before, c.now))
         for c in changes
     ]
     headline = (
         f"{title(record.key)}: grew by more than the {most} that --torchmem-update-max accepts"
     )
-    return _message(headline, [_table(rows, ("", "snapshot", "now", "change"))])
+    return in_sections(headline, [table(rows, ("", "snapshot", "now", "change"))])
 
 
 def missing(record: Record, renamed: Key | None, moved_from: str = "") -> str:
@@ -110,13 +110,13 @@ def missing(record: Record, renamed: Key | None, moved_from: str = "") -> str:
             f"{moved_from} has the same check, and its test module is gone. If the module was"
             " renamed, an update moves its entries and keeps what was written into them",
         )
-    return _message(headline, sections)
+    return in_sections(headline, sections)
 
 
 def unknown_bytes(record: Record) -> str:
     """Return the message of a profile that is not sure of all its bytes (``--torchmem-strict``)."""
     lines = "\n".join(f"  {warning}" for warning in record.warnings)
-    return _message(f"{title(record.key)}: the profile does not know all bytes", [lines])
+    return in_sections(f"{title(record.key)}: the profile does not know all bytes", [lines])
 
 
 def does_not_fit(record: Record, error: OutOfMemoryError) -> str:
@@ -131,11 +131,11 @@ def does_not_fit(record: Record, error: OutOfMemoryError) -> str:
         f"{what} asked for {format_size(error.nbytes)} {', '.join(where)}"
     )
     said = str(error).partition("\n")[0].partition(" If reserved but")[0]
-    return _message(headline, [f"torch would have said\n  {said}", _alive(error)])
+    return in_sections(headline, [f"torch would have said\n  {said}", _alive(error)])
 
 
 def _alive(error: OutOfMemoryError) -> str:
-    return "Largest then\n" + _allocations(error.live) if error.live else "Nothing was alive then"
+    return "Largest then\n" + largest(error.live) if error.live else "Nothing was alive then"
 
 
 def nothing_there(record: Record) -> str:
@@ -148,9 +148,15 @@ def nothing_there(record: Record) -> str:
 
 
 def over_budget(
-    record: Record, over: Sequence[Overrun], contents: Mapping[str, Sequence[Allocation]]
+    record: Record,
+    over: Sequence[Overrun],
+    contents: Mapping[str, Sequence[Allocation]],
+    how: str = "",
 ) -> str:
-    """Return the message of limits that were not kept, with what is largest at the peak."""
+    """Return the message of limits that were not kept, with what is largest at the peak.
+
+    ``how`` tells how the figures came about, where not by a trace.
+    """
     lines, sections = [], []
     for overrun in over:
         name, limit = figure_name(overrun.limit.figure), overrun.limit
@@ -164,8 +170,8 @@ def over_budget(
         lines.append(f"{name} {format_size(overrun.value)} exceeds the budget of {limited} by {by}")
     allocations = _at_peak(over, contents)
     if allocations:
-        sections.append("Largest at that peak\n" + _allocations(allocations))
-    return _message(f"{title(record.key)}: " + "; ".join(lines), sections)
+        sections.append("Largest at that peak\n" + largest(allocations))
+    return in_sections(f"{title(record.key)}: {how}" + "; ".join(lines), sections)
 
 
 def explained(comparison: Comparison) -> list[Change]:
@@ -204,7 +210,8 @@ def change_text(before: int | None, now: int | None) -> str:
     return format_change(before, now) if before is not None and now is not None else ""
 
 
-def _figures(comparison: Comparison) -> str:
+def comparison_table(comparison: Comparison) -> str:
+    """Return every figure of a comparison, with what is too much of it."""
     rows = []
     for change in comparison.changes:
         mark = {
@@ -216,23 +223,24 @@ def _figures(comparison: Comparison) -> str:
         allowed = f"±{format_size(change.allowed)}" if change.rule else ""
         step = change_text(change.before, change.now)
         name = change.figure.replace("_", " ")
-        rows.append((name, *_sizes(change.before, change.now), step, allowed, mark))
-    return _table(rows, ("", "snapshot", "now", "change", "allowed", ""))
+        rows.append((name, *size_texts(change.before, change.now), step, allowed, mark))
+    return table(rows, ("", "snapshot", "now", "change", "allowed", ""))
 
 
 def _growths(found: Iterable[Mapping[str, Any]]) -> Iterable[str]:
     by_peak: dict[str, list[tuple[str, ...]]] = {}
     for growth in found:
-        sizes = _sizes(growth["before"], growth["now"])
+        sizes = size_texts(growth["before"], growth["now"])
         step = format_size(growth["now"] - growth["before"])
         row = (growth["what"], growth["name"], *sizes, f"+{step}", growth["detail"], growth["line"])
         by_peak.setdefault(growth["peak"], []).append(row)
     for peak, rows in by_peak.items():
         headers = ("", "", "snapshot", "now", "change", "mostly", "made at")
-        yield f"What grew at the {figure_name(peak)}\n{_table(rows, headers)}"
+        yield f"What grew at the {figure_name(peak)}\n{table(rows, headers)}"
 
 
-def _circumstances(comparison: Comparison) -> Iterable[str]:
+def circumstances(comparison: Comparison) -> Iterable[str]:
+    """Return what else is different and may be the cause: the workload, torch."""
     if comparison.workload_changed:
         yield (
             "The workload is another one than in the snapshot: the shapes or dtypes of the inputs, "
@@ -256,7 +264,8 @@ def _at_peak(
     return contents[highest] if highest is not None else ()
 
 
-def _allocations(allocations: Sequence[Allocation]) -> str:
+def largest(allocations: Sequence[Allocation]) -> str:
+    """Return the first of ``allocations``, which are in order, and the sum of the rest."""
     from pytest_torchmem.profiler.profile import describe
 
     rows = [
@@ -267,23 +276,25 @@ def _allocations(allocations: Sequence[Allocation]) -> str:
     if rest:
         total = format_size(sum(a.nbytes for a in rest))
         rows.append((total, f"{len(rest)} more", "", "", ""))
-    return _table(rows, ("", "kind", "what", "operator", "made at"))
+    return table(rows, ("", "kind", "what", "operator", "made at"))
 
 
 def _step(change: Change) -> str:
     return change_text(change.before, change.now).lstrip("+")
 
 
-def _sizes(*sizes: int | None) -> list[str]:
+def size_texts(*sizes: int | None) -> list[str]:
+    """Return sizes as people read them, "-" where there is none."""
     return ["-" if size is None else format_size(size) for size in sizes]
 
 
-def _table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
+def table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
+    """Return a table, indented; columns of sizes are on the right."""
     from tabulate import tabulate
 
     # Columns that are empty in every row say nothing.
     used = [i for i in range(len(headers)) if any(row[i] for row in rows)]
-    sizes = ("snapshot", "now", "change", "allowed")
+    sizes = ("snapshot", "now", "change", "allowed", "traced", "measured", "difference")
     text = tabulate(
         [[row[i] for i in used] for row in rows],
         headers=[headers[i] for i in used],
@@ -294,5 +305,6 @@ def _table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
     return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
 
 
-def _message(headline: str, sections: Iterable[str]) -> str:
+def in_sections(headline: str, sections: Iterable[str]) -> str:
+    """Return a message: a headline, and sections below it."""
     return "\n\n".join([headline, *sections])

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_torchmem.record import Outcome, Record
+from pytest_torchmem.record import Measurement, Outcome, Record
 from pytest_torchmem.report.github import annotation, apply_command
+from pytest_torchmem.report.measured import difference
 from pytest_torchmem.report.messages import change_text
 from pytest_torchmem.run import Check, Run, Summary, plan_path
 from pytest_torchmem.sizes import format_size
 from pytest_torchmem.snapshot.compare import Change, Verdict, headline
+from pytest_torchmem.snapshot.format import PEAKS
 
 if TYPE_CHECKING:
     import pytest
@@ -41,6 +43,8 @@ def show(terminal: pytest.TerminalReporter, run: Run) -> None:
         terminal.write_line(line)
     for line in _unknown(summary.records, every=terminal.verbosity > 0):
         terminal.write_line(f"unknown bytes: {line}")
+    for line in _not_measured(summary.records):
+        terminal.write_line(f"not measured: {line}", yellow=True)
     for line in _obsolete(summary):
         terminal.write_line(line, yellow=True)
     for hint in summary.hints:
@@ -84,9 +88,9 @@ def _table(terminal: pytest.TerminalReporter, summary: Summary) -> None:
         kept = [check for check in checks if check.record.outcome not in _QUIET][:MOST_ROWS]
         left_out, checks = len(checks) - len(kept), kept
     if checks:
-        rows = [_row(check) for check in checks]
+        told = [(check, row) for check in checks for row in _rows(check)]
         text = tabulate(
-            rows,
+            [row for _, row in told],
             headers=_HEADERS,
             colalign=("left", "left", "right", "right", "right", "left"),
             disable_numparse=True,
@@ -94,16 +98,17 @@ def _table(terminal: pytest.TerminalReporter, summary: Summary) -> None:
         lines = text.splitlines()
         for line in lines[:2]:
             terminal.write_line(line)
-        for check, line in zip(checks, lines[2:], strict=True):
+        for (check, _), line in zip(told, lines[2:], strict=True):
             terminal.write_line(line, red=check.record.failed)
     if left_out:
         terminal.write_line(f"... and {left_out} more; -v shows all")
 
 
-def _row(check: Check) -> tuple[str, ...]:
+def _rows(check: Check) -> Iterable[tuple[str, ...]]:
+    """Return what the table says of a check: a line, and one for its run on a real GPU."""
     record = check.record
     name = f"{record.nodeid} · {record.key.name}" if record.key.name else record.nodeid
-    return (
+    yield (
         name,
         _device(record),
         _size(record.figures.get("forward_peak")),
@@ -111,6 +116,26 @@ def _row(check: Check) -> tuple[str, ...]:
         _change(record),
         _result(check),
     )
+    found = record.measurement
+    if found is not None and found.figures:
+        yield (
+            name,
+            f"{found.gpu}, measured",
+            _size(found.figures.get("forward_peak")),
+            _size(found.figures.get("backward_peak")),
+            _estimate(found),
+            "measured",
+        )
+
+
+def _estimate(found: Measurement) -> str:
+    """Return by how much a trace is off where it is most."""
+    apart = [name for name in PEAKS if difference(found, name)]
+    if not apart:
+        return ""
+    worst = max(apart, key=lambda name: abs(found.estimate[name] - found.figures[name]))
+    off = difference(found, worst)
+    return "as traced" if off == "0 B" else f"traced {off}"
 
 
 def _change(record: Record) -> str:
@@ -240,6 +265,13 @@ def _improved(records: Iterable[Record]) -> Iterable[str]:
     for nodeid, members in found.items():
         devices = ", ".join(dict.fromkeys(_device(record) for record in members))
         yield f"improved: {nodeid}, {devices}. {members[0].advice}"
+
+
+def _not_measured(records: Iterable[Record]) -> Iterable[str]:
+    """Return why tests were not run on the GPU that there is."""
+    for record in records:
+        if record.measurement is not None and record.measurement.not_measured:
+            yield f"{record.nodeid}: {record.measurement.not_measured}"
 
 
 def _obsolete(summary: Summary) -> Iterable[str]:

@@ -8,7 +8,7 @@ beside the exact bytes, and nothing that changes without a cause. People may wri
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_torchmem.errors import UsageError
@@ -38,6 +38,8 @@ PEAKS = ("forward_peak", "backward_peak", "optimizer_peak", "peak")
 _IDENTITY = ("test", "name", "device", "gpu", "torch_series")
 _TEXTS = ("torch", "workload")
 _TABLES = ("modules", "operators")
+MEASURED = (*PEAKS, "reserved_peak")
+"""The figures that an entry holds of a real GPU."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -73,6 +75,14 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """The peaks of the same step on a real GPU, and the torch that ran it."""
+
+    torch: str
+    figures: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One test, name and device: the figures, what explains them, and what people wrote."""
 
@@ -86,19 +96,29 @@ class Entry:
     reason: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Keys of their own that people wrote, kept as they are."""
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+    """What real GPUs counted, by their names in the catalogue."""
 
     @property
     def is_annotated(self) -> bool:
         """Whether people wrote something into this entry."""
         return self.tolerance is not None or self.reason is not None or bool(self.extra)
 
+    def same_trace(self, other: Entry) -> bool:
+        """Tell whether the traced figures and the workload are the same."""
+        return self.figures == other.figures and self.workload == other.workload
+
     def same_measurement(self, other: Entry) -> bool:
-        """Tell whether figures and workload are the same.
+        """Tell whether figures and workload are the same, and what ``other`` knows of real GPUs.
 
         Another torch version, or another attribution of the same bytes, is no reason to rewrite an
-        entry: a file that changes without a cause is not read any more.
+        entry: a file that changes without a cause is not read any more. Nor is that ``other`` was
+        measured on fewer GPUs.
         """
-        return self.figures == other.figures and self.workload == other.workload
+        return self.same_trace(other) and all(
+            gpu in self.measured and self.measured[gpu].figures == found.figures
+            for gpu, found in other.measured.items()
+        )
 
     def to_plain(self) -> dict[str, Any]:
         """Return the entry as it stands in the file, of builtin types."""
@@ -114,7 +134,7 @@ class Entry:
         if self.reason is not None:
             plain["reason"] = self.reason
         plain.update({key: self.extra[key] for key in sorted(self.extra)})
-        plain.update(_sized({name: self.figures[name] for name in FIGURES if name in self.figures}))
+        plain.update(_sized(_in_order(self.figures)))
         for peak in PEAKS:
             if peak in self.explained:
                 found = self.explained[peak]
@@ -122,6 +142,11 @@ class Entry:
                     "modules": _sized(dict(sorted(found.modules.items()))),
                     "operators": _sized(dict(sorted(found.operators.items()))),
                 }
+        if self.measured:
+            plain["measured"] = {
+                gpu: {"torch": found.torch, **_sized(_in_order(found.figures))}
+                for gpu, found in sorted(self.measured.items())
+            }
         return plain
 
 
@@ -198,7 +223,8 @@ def _entry(plain: Any, where: str) -> Entry:
         raise SnapshotError(str(error)) from None
     if "peak" not in plain:
         raise SnapshotError(f'{where} has no "peak"')
-    known = {*_IDENTITY, *_TEXTS, *FIGURES, "reason", "tolerance", *(f"at_{p}" for p in PEAKS)}
+    ours = {"reason", "tolerance", "measured", *(f"at_{peak}" for peak in PEAKS)}
+    known = {*_IDENTITY, *_TEXTS, *FIGURES, *ours}
     return Entry(
         key=Key(**{name: texts[name] for name in _IDENTITY}),
         torch=texts["torch"],
@@ -212,7 +238,22 @@ def _entry(plain: Any, where: str) -> Entry:
         tolerance=tolerance,
         reason=reason,
         extra={key: value for key, value in plain.items() if key not in known},
+        measured=_measured(plain.get("measured", {}), f"{where}, measured"),
     )
+
+
+def _measured(plain: Any, where: str) -> dict[str, Measured]:
+    if not isinstance(plain, dict):
+        raise SnapshotError(f"{where} is {_kind(plain)}, not an object of GPUs")
+    found = {}
+    for gpu, told in plain.items():
+        version = told.get("torch") if isinstance(told, dict) else None
+        if not isinstance(version, str) or not version or set(told) - {"torch", *MEASURED}:
+            names = ", ".join(MEASURED)
+            raise SnapshotError(f'{where}, {gpu}: expected an object with "torch" and {names}')
+        figures = {name: told[name] for name in MEASURED if name in told}
+        found[gpu] = Measured(version, _sizes(figures, f"{where}, {gpu}"))
+    return found
 
 
 def _explanation(plain: Any, where: str) -> Explanation:
@@ -231,19 +272,25 @@ def _sizes(table: Mapping[str, Any], where: str) -> dict[str, int]:
     return {name: _size(value, f'{where}: "{name}"') for name, value in table.items()}
 
 
-def merged(entry: Entry, annotated: Entry | None) -> Entry:
-    """Return ``entry`` with what people wrote into ``annotated``."""
-    if annotated is None:
+def _in_order(figures: Mapping[str, int]) -> dict[str, int]:
+    return {name: figures[name] for name in FIGURES if name in figures}
+
+
+def merged(entry: Entry, before: Entry | None) -> Entry:
+    """Return ``entry`` with what people wrote into ``before``, and what GPUs counted of it.
+
+    What GPUs counted is of the step as it was, so it is kept only where the trace is the same.
+    """
+    if before is None:
         return entry
-    return Entry(
-        key=entry.key,
-        torch=entry.torch,
-        workload=entry.workload,
-        figures=entry.figures,
-        explained=entry.explained,
-        tolerance=annotated.tolerance,
-        reason=annotated.reason,
-        extra=annotated.extra,
+    kept = before.measured if before.same_trace(entry) else {}
+    return replace(with_notes(entry, before), measured={**kept, **entry.measured})
+
+
+def with_notes(entry: Entry, annotated: Entry) -> Entry:
+    """Return ``entry`` with what people wrote into ``annotated``."""
+    return replace(
+        entry, tolerance=annotated.tolerance, reason=annotated.reason, extra=annotated.extra
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, dump, merged
+from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, dump, merged, with_notes
 from pytest_torchmem.snapshot.store import Stored
 
 Place = tuple[str, Key]
@@ -169,7 +169,7 @@ def _unversioned(key: Key, entries: Mapping[Key, Entry]) -> Entry | None:
 
 def _notes(ours: Entry, theirs: Entry) -> Entry | None:
     """Return the side whose notes to keep, or ``None`` where both have some and they differ."""
-    if not theirs.is_annotated or merged(ours, theirs) == ours:
+    if not theirs.is_annotated or with_notes(ours, theirs) == ours:
         return ours
     return None if ours.is_annotated else theirs
 

@@ -15,6 +15,7 @@ import pytest_torchmem.fixture
 import pytest_torchmem.report.files
 import pytest_torchmem.report.terminal
 import pytest_torchmem.settings  # noqa: F401
+from pytest_torchmem import measuring
 from pytest_torchmem.profiler.trace import trace
 
 MODEL = """
@@ -137,6 +138,12 @@ def _no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs behave as on a machine without a GPU, wherever these tests run."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture(autouse=True)
 def _no_cublas_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave cuBLAS without its 8 MiB, beside which these tests' models would be nothing."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
@@ -172,6 +179,9 @@ def trace(target, *args, device="cpu", gpu=None, **kwargs):
         retained=size, end=size, torch_version="2.13.0+cpu", workload="w",
     )
 
+import pytest_torchmem.measuring
+pytest_torchmem.measuring.run_for_real = lambda *given: None
+
 double = types.ModuleType("pytest_torchmem.profiler.trace")
 double.trace = trace
 sys.modules[double.__name__] = double
@@ -182,5 +192,6 @@ sys.modules[double.__name__] = double
 def light(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A project whose runs use the double of the profiler."""
     monkeypatch.setitem(sys.modules, trace.__module__, sys.modules[trace.__module__])
+    monkeypatch.setattr(measuring, "run_for_real", measuring.run_for_real)
     project.write(conftest=DOUBLE)
     return project

@@ -19,6 +19,8 @@ VALUES = {
     "markdown": ("r.md", lambda s: str(s.markdown_path)[-4:], "r.md"),
     "proposal": ("there", lambda s: str(s.proposal_path)[-5:], "there"),
     "github": ("always", lambda s: s.on_github, True),
+    "measure": ("require", lambda s: s.measure, "require"),
+    "measure_tolerance": ("8%", lambda s: str(s.measure_tolerance), "8%"),
     "strict": ("true", lambda s: s.strict, True),
     "split_by_torch": ("true", lambda s: s.split_by_torch, True),
 }
@@ -50,13 +52,15 @@ def test_defaults(pytester):
     assert not settings.on_github
     assert settings.json_path is settings.markdown_path is settings.proposal_path is None
     assert settings.update_max is None
+    assert settings.measure == "auto"
+    assert str(settings.measure_tolerance) == "5%"
     assert header(settings) == header(None), "the header of a run that sets nothing"
 
 
 def test_every_option_defaults_to_none(pytester):
     config = pytester.parseconfig()
     names = [name for name in vars(config.option) if name.startswith("torchmem_")]
-    assert len(names) == 14
+    assert len(names) == 16
     assert {name: getattr(config.option, name) for name in names} == dict.fromkeys(names)
 
 

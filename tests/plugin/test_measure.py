@@ -1,0 +1,415 @@
+"""Checks that are run on a real GPU too; a stand-in with an allocator of its own is that GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from pytest_torchmem.measurement import device as devices
+from pytest_torchmem.profiler.devices.catalogue import Gpu, find_gpu, gpu_names
+from tests.measurement.stand_in import StandIn
+
+DOCS = Path(__file__).parents[2] / "docs"
+MIB = 1024**2
+MODEL = """
+import os
+import pytest
+import torch
+from torch import nn
+
+WIDTH = 4096
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        return ((x * self.weight) * 2.0).cos() * self.weight
+
+def inputs():
+    return torch.ones(64, WIDTH)
+"""
+ONE = "from model import *\ndef test_it(torchmem):\n    torchmem.check(Net(), inputs(){})\n"
+BODY = """
+from model import *
+
+def device():
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+@pytest.fixture(scope="module")
+def net():
+    return Net()
+
+@pytest.mark.memory_budget(tolerance="1%", device="cuda")
+def test_it(net):
+    x = torch.ones(64, WIDTH, device=device())
+    net.to(device())(x).sum().backward()
+    assert net.weight.grad is not None
+
+@pytest.mark.memory_budget(tolerance="1%", device="cuda")
+def test_the_fixture_is_as_it_was(net):
+    assert net.weight.grad is None
+    net.to(device())(torch.ones(64, WIDTH, device=device()))
+"""
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """A GPU like the default one of traces."""
+    return _there_is(monkeypatch, StandIn())
+
+
+def _there_is(monkeypatch: pytest.MonkeyPatch, found: StandIn) -> StandIn:
+    monkeypatch.setattr(devices, "cuda_device", lambda: found)
+    return found
+
+
+def run(pytester: pytest.Pytester, *options: str) -> tuple[pytest.RunResult, list[dict[str, Any]]]:
+    pytester.makepyfile(model=MODEL)
+    sys.modules.pop("model", None)
+    result = pytester.runpytest_inprocess("--torchmem-json=report.json", *options)
+    report = json.loads((pytester.path / "report.json").read_text())
+    jsonschema.validate(report, json.loads((DOCS / "report.schema.json").read_text()))
+    return result, report["checks"]
+
+
+def entries(pytester: pytest.Pytester) -> dict[str, Any]:
+    data = json.loads((pytester.path / "__torchmem__" / "test_net.json").read_text())
+    jsonschema.validate(data, json.loads((DOCS / "snapshot.schema.json").read_text()))
+    return {entry["device"]: entry for entry in data["entries"]}
+
+
+def test_what_the_gpu_counted_is_stored_and_compared(
+    pytester: pytest.Pytester, gpu: StandIn
+) -> None:
+    pytester.makepyfile(test_net=ONE.format(""))
+    result, checks = run(pytester, "--torchmem-update")
+    result.assert_outcomes(passed=1)
+    cpu, cuda = checks
+    assert cpu["measurement"] is None
+    found = cuda["measurement"]
+    assert found["gpu"] == "a100-80gb"
+    assert found["torch"] == torch.__version__.partition("+")[0]
+    # A sum on cuda takes partial results besides, which the stand-in's kernel does not.
+    more = found["estimate"]["forward_peak"] - found["figures"]["forward_peak"]
+    assert 0 < more <= 512
+    assert found["figures"]["forward_peak"] > 3 * MIB
+    assert found["estimate"] == cuda["figures"]
+    stored = entries(pytester)
+    assert "measured" not in stored["cpu"]
+    told = stored["cuda"]["measured"]["a100-80gb"]
+    assert told["forward_peak"][0] == found["figures"]["forward_peak"]
+    assert told["reserved_peak"][0] == found["figures"]["reserved_peak"]
+    assert "baseline" not in told
+
+    result, checks = run(pytester)
+    result.assert_outcomes(passed=1)
+    assert {change["verdict"] for change in checks[1]["measurement"]["changes"]} == {"same"}
+    result.stdout.fnmatch_lines(
+        ["test_net.py::test_it  a100-80gb, measured *traced +* B (+0.0 %)*measured"]
+    )
+
+
+def test_a_second_update_changes_nothing(pytester: pytest.Pytester, gpu: StandIn) -> None:
+    pytester.makepyfile(test_net=ONE.format(""))
+    run(pytester, "--torchmem-update")
+    before = (pytester.path / "__torchmem__" / "test_net.json").read_bytes()
+    result, _ = run(pytester, "--torchmem-update")
+    result.stdout.no_fnmatch_line("wrote *")
+    assert (pytester.path / "__torchmem__" / "test_net.json").read_bytes() == before
+
+
+def test_a_run_without_the_gpu_keeps_what_it_counted(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+) -> None:
+    pytester.makepyfile(test_net=ONE.format(""))
+    run(pytester, "--torchmem-update")
+    before = entries(pytester)
+    _there_is(monkeypatch, StandIn(why_not="there is no CUDA device here"))
+    result, checks = run(pytester, "--torchmem-update")
+    result.assert_outcomes(passed=1)
+    assert checks[1]["measurement"] is None
+    assert entries(pytester) == before
+
+
+def test_what_gpus_counted_goes_with_the_trace_that_it_was_counted_for(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+) -> None:
+    pytester.makepyfile(test_net=ONE.format(""))
+    run(pytester, "--torchmem-update")
+    _there_is(monkeypatch, StandIn(why_not="there is no CUDA device here"))
+    pytester.makepyfile(test_net=ONE.format("[:32]"))
+    run(pytester, "--torchmem-update")
+    assert "measured" not in entries(pytester)["cuda"]
+
+
+def test_each_gpu_has_its_own_figures(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+) -> None:
+    pytester.makepyfile(test_net=ONE.format(""))
+    run(pytester, "--torchmem-update")
+    _there_is(monkeypatch, StandIn("h100"))
+    result, checks = run(pytester)
+    result.assert_outcomes(passed=1)
+    assert checks[1]["gpu"] == "a100-80gb"
+    assert checks[1]["measurement"]["gpu"] == "h100"
+    assert checks[1]["measurement"]["changes"] == []
+    result, checks = run(pytester, "--torchmem-update=new")
+    assert checks[1]["outcome"] == "updated"
+    assert set(entries(pytester)["cuda"]["measured"]) == {"a100-80gb", "h100"}
+
+
+def test_a_gpu_that_the_catalogue_does_not_have(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = gpu_names()
+    a100 = find_gpu("a100-80gb")
+    own = Gpu("rtx-4080", "NVIDIA GeForce RTX 4080", (8, 9), 16 * 1024 * MIB, 76, 1536)
+    _there_is(monkeypatch, StandIn(own))
+    pytester.makepyfile(test_net=ONE.format(""))
+    result, checks = run(pytester, "--torchmem-update")
+    result.assert_outcomes(passed=1)
+    assert checks[1]["gpu"] == a100.name
+    assert checks[1]["measurement"]["gpu"] == "rtx-4080"
+    assert checks[1]["measurement"]["estimate"]["peak"] > 3 * MIB
+    assert gpu_names() == known
+
+
+def test_a_measured_peak_that_grew_fails(pytester: pytest.Pytester, gpu: StandIn) -> None:
+    pytester.makepyfile(test_net=ONE.format(""))
+    run(pytester, "--torchmem-update")
+    path = pytester.path / "__torchmem__" / "test_net.json"
+    data = json.loads(path.read_text())
+    told = data["entries"][1]["measured"]["a100-80gb"]
+    told["backward_peak"] = int(told["backward_peak"][0] * 0.9)
+    path.write_text(json.dumps(data))
+    result, checks = run(pytester)
+    result.assert_outcomes(failed=1)
+    assert checks[1]["outcome"] == "measured grew"
+    assert checks[0]["outcome"] == "passed"
+    assert "cuda (a100-80gb): measured on a100-80gb, backward peak grew by" in checks[1]["message"]
+    assert "1%, the built-in default" in checks[1]["message"]
+
+    result, checks = run(pytester, "--torchmem-update", "--torchmem-update-max=5%")
+    result.assert_outcomes(failed=1)
+    assert "more than the 5% that --torchmem-update-max accepts" in checks[1]["message"]
+    result, checks = run(pytester, "--torchmem-update=changed")
+    result.assert_outcomes(passed=1)
+    run(pytester)[0].assert_outcomes(passed=1)
+
+
+class Wasteful(StandIn):
+    """A GPU whose kernels take a tenth more than a trace knows of."""
+
+    def statistics(self) -> dict[str, int]:
+        found = super().statistics()
+        return {
+            name: nbytes + (nbytes // 10 if name == "requested_bytes.all.peak" else 0)
+            for name, nbytes in found.items()
+        }
+
+
+def test_an_estimate_that_is_off_fails(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _there_is(monkeypatch, Wasteful())
+    pytester.makepyfile(test_net=ONE.format(""))
+    result, checks = run(pytester, "--torchmem-update")
+    result.assert_outcomes(failed=1)
+    assert not (pytester.path / "__torchmem__").exists()
+    assert checks[1]["outcome"] == "estimate off"
+    message = checks[1]["message"]
+    assert "cuda (a100-80gb): the trace is not what a100-80gb counts: " in message
+    assert "beyond the 5% that --torchmem-measure-tolerance allows" in message
+    assert "-9.1 %" in message
+    result, checks = run(pytester, "--torchmem-update", "--torchmem-measure-tolerance=10%")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*a100-80gb, measured*traced -*(-9.1 %)*measured"])
+
+
+def test_both_failures_are_told(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+) -> None:
+    pytester.makepyfile(test_net=ONE.format("[:32]"))
+    run(pytester, "--torchmem-update")
+    _there_is(monkeypatch, Wasteful())
+    pytester.makepyfile(test_net=ONE.format(""))
+    result, checks = run(pytester)
+    result.assert_outcomes(failed=1)
+    assert checks[1]["outcome"] == "grew"
+    for part in ("grew by", "is not what a100-80gb counts", "measured on a100-80gb, "):
+        assert part in checks[1]["message"]
+
+
+def test_a_budget_holds_for_what_the_gpu_counts(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+) -> None:
+    body = '@pytest.mark.memory_budget({}, device="cuda")\n'
+    pytester.makepyfile(test_net=ONE.format("").replace("def ", body.format('"1 GiB"') + "def "))
+    _, checks = run(pytester)
+    peak = checks[0]["figures"]["peak"]
+    _there_is(monkeypatch, Wasteful())
+    limited = ONE.format("").replace("def ", body.format(peak) + "def ")
+    pytester.makepyfile(test_net=limited)
+    result, checks = run(pytester, "--torchmem-measure-tolerance=20%")
+    result.assert_outcomes(failed=1)
+    assert checks[0]["outcome"] == "over budget"
+    assert "cuda (a100-80gb): measured on a100-80gb, " in checks[0]["message"]
+    run(pytester, "--torchmem-measure=never")[0].assert_outcomes(passed=1)
+
+
+def test_a_whole_body_is_run_for_real_on_copies_of_its_fixtures(
+    pytester: pytest.Pytester, gpu: StandIn
+) -> None:
+    pytester.makepyfile(test_net=BODY)
+    result, checks = run(pytester, "--torchmem-update")
+    result.assert_outcomes(passed=2)
+    assert all(check["measurement"]["figures"]["peak"] > MIB for check in checks)
+
+
+@pytest.mark.parametrize("mode", ["option", "ini", "check", "marker"])
+def test_never_asks_the_gpu_nothing(pytester: pytest.Pytester, gpu: StandIn, mode: str) -> None:
+    text = ONE.format(', measure="never"' if mode == "check" else "")
+    if mode == "marker":
+        mark = '@pytest.mark.memory_budget(tolerance="1%", measure="never")\n'
+        text = text.replace("def ", mark + "def ")
+    if mode == "ini":
+        pytester.makeini("[pytest]\ntorchmem_measure = never\n")
+    pytester.makepyfile(test_net=text)
+    options = ["--torchmem-measure=never"] if mode == "option" else []
+    result, checks = run(pytester, "--torchmem-update", *options)
+    result.assert_outcomes(passed=1)
+    assert gpu.calls == []
+    assert checks[1]["measurement"] is None
+
+
+def test_never_does_not_import_what_would_ask(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        model=MODEL,
+        test_net=ONE.format("") + "    import sys\n"
+        "    assert 'pytest_torchmem.measurement.device' not in sys.modules\n"
+        "    assert not torch.cuda.is_initialized()\n",
+    )
+    result = pytester.runpytest_subprocess("--torchmem-update", "--torchmem-measure=never")
+    result.assert_outcomes(passed=1)
+
+
+def test_require_fails_without_a_gpu(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _there_is(monkeypatch, StandIn(why_not="there is no CUDA device here"))
+    pytester.makepyfile(test_net=ONE.format(""))
+    run(pytester, "--torchmem-update")[0].assert_outcomes(passed=1)
+    result, checks = run(pytester, "--torchmem-measure=require")
+    result.assert_outcomes(failed=1)
+    assert checks[-1]["outcome"] == "not checked"
+    result.stdout.fnmatch_lines(["*not measured: there is no CUDA device here, and*require*"])
+
+
+@pytest.mark.parametrize("bad", ["sometimes", "AUTO", ""])
+def test_modes_that_do_not_exist(pytester: pytest.Pytester, bad: str) -> None:
+    pytester.makepyfile(model=MODEL, test_net=ONE.format(f", measure={bad!r}"))
+    result = pytester.runpytest_inprocess()
+    result.stdout.fnmatch_lines([f"*check(measure=): {bad!r}: write auto, never or require*"])
+
+
+def test_what_is_too_large_for_the_gpu_is_skipped_with_the_reason(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = Gpu("tiny", "Tiny GPU", (8, 0), 4 * MIB, 10, 2048, context=MIB)
+    found = _there_is(monkeypatch, StandIn(tiny))
+    pytester.makepyfile(test_net=ONE.format(""))
+    result, checks = run(pytester, "--torchmem-update")
+    result.assert_outcomes(passed=1)
+    reason = checks[1]["measurement"]["not_measured"]
+    assert reason.startswith(
+        "does not fit on Tiny GPU, which has 4.00 MiB: aten::mul.Tensor would get no"
+    )
+    assert "start_history" not in found.calls
+    assert "measured" not in entries(pytester)["cuda"]
+    result.stdout.fnmatch_lines([f"not measured: test_net.py::test_it: {reason}"])
+
+
+def test_what_others_have_is_not_there(pytester: pytest.Pytester, gpu: StandIn) -> None:
+    gpu.others = find_gpu("a100-80gb").memory - 2 * MIB
+    pytester.makepyfile(test_net=ONE.format(""))
+    result, checks = run(pytester, "--torchmem-update")
+    result.assert_outcomes(passed=1)
+    assert (
+        "2.00 MiB of 79.25 GiB are free (other processes have"
+        in (checks[1]["measurement"]["not_measured"])
+    )
+
+
+def test_what_runs_out_of_memory_all_the_same(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(StandIn):
+        def request(self, storage: torch.UntypedStorage) -> None:
+            if storage.nbytes() >= MIB:
+                raise self.out_of_memory("CUDA out of memory. Tried to allocate 1.00 MiB. GPU 0")
+            super().request(storage)
+
+    _there_is(monkeypatch, Full())
+    pytester.makepyfile(test_net=ONE.format(""))
+    result, checks = run(pytester, "--torchmem-update")
+    result.assert_outcomes(passed=1)
+    assert "the step needs more memory than" in checks[1]["measurement"]["not_measured"]
+
+
+def test_what_cannot_be_copied_is_not_measured_unless_required(
+    pytester: pytest.Pytester, gpu: StandIn
+) -> None:
+    text = ONE.format("").replace("Net()", "own()") + (
+        "\ndef own():\n    import threading\n    net = Net()\n"
+        "    net.lock = threading.Lock()\n    return net\n"
+    )
+    pytester.makepyfile(test_net=text)
+    result, checks = run(pytester, "--torchmem-update")
+    result.assert_outcomes(passed=1)
+    assert "cannot be copied" in checks[1]["measurement"]["not_measured"]
+    run(pytester, "--torchmem-measure=require")[0].assert_outcomes(failed=1)
+
+
+def test_what_the_real_step_raises_is_the_tests_own(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Breaking(StandIn):
+        def start_history(self) -> None:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    _there_is(monkeypatch, Breaking())
+    pytester.makepyfile(test_net=ONE.format(""))
+    result, checks = run(pytester, "--torchmem-update")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*RuntimeError: CUDA error: device-side assert triggered"])
+    assert checks[-1]["message"] == "not checked: RuntimeError was raised"
+
+
+def test_workers_send_what_they_measured(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+) -> None:
+    text = ONE.format("") + "def test_other(torchmem):\n    torchmem.check(Net(), inputs()[:8])\n"
+    pytester.makepyfile(test_net=text)
+    run(pytester, "--torchmem-update")[0].assert_outcomes(passed=2)
+    path = pytester.path / "__torchmem__" / "test_net.json"
+    serial = path.read_bytes()
+    path.unlink()
+    root = str(Path(__file__).parents[2])
+    pytester.makeconftest(
+        f"import sys; sys.path.append({root!r})\n"
+        "from pytest_torchmem.measurement import device\n"
+        "from tests.measurement.stand_in import StandIn\n"
+        "device.cuda_device = lambda found=StandIn(): found\n"
+    )
+    options = ("-p", "no:cacheprovider", "--torchmem-update", "-n2")
+    pytester.runpytest_subprocess(*options).assert_outcomes(passed=2)
+    assert path.read_bytes() == serial
+    assert serial.count(b'"measured"') == 2
