@@ -257,7 +257,7 @@ class Ledger:
                 entry = Entry(nbytes, Kind.WORKSPACE, origin, (), None, "", confidence)
                 indices.append(ledger.add(entry))
         finally:  # the device may have no memory for the second of two
-            for index in indices:
+            for index in reversed(indices):  # C++ destroys what was made last first
                 ledger.remove(index)
 
     def keep(

@@ -95,12 +95,14 @@ class Casts:
             and tensor.is_leaf
             and not tensor._is_view()
             and torch.is_autocast_cache_enabled()
+            and not torch.is_inference_mode_enabled()
         ):
             return _to(tensor, dtype)
         known = self._cache.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
-        made = _to(tensor, dtype)
+        with torch.enable_grad():  # the cast serves the whole region, whoever was first
+            made = _to(tensor, dtype)
         self._cache[id(tensor)] = weakref.ref(tensor), made
         return made
 

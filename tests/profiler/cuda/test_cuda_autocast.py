@@ -166,6 +166,37 @@ def test_casts_of_weights_are_kept_until_the_outermost_region_ends() -> None:
     assert on_fake_cuda(body) == [2 * 256 * 256, 2 * 256 * 256, 0, 0, 0]
 
 
+def test_casts_are_not_kept_in_inference_mode() -> None:
+    # autocast_mode.cpp, cached_cast (pytorch/pytorch#165068), as on the CPU
+    def body() -> list[int]:
+        layer = nn.Linear(256, 256, bias=False).cuda()
+        x = cuda(256, 256, dtype=HALF)
+        layer.weight.half() @ x  # takes cuBLAS's workspace, which stays
+        start = live()
+        found = []
+        for mode in (torch.inference_mode, torch.no_grad):
+            with mode(), torch.autocast("cuda"):
+                layer(x)
+                found.append(live() - start)
+        return found
+
+    assert on_fake_cuda(body) == [0, 2 * 256 * 256]
+
+
+def test_a_cast_made_without_gradients_serves_with_them() -> None:
+    def body() -> bool:
+        layer = nn.Linear(8, 8, bias=False).cuda()
+        x = cuda(2, 8)
+        with torch.autocast("cuda"):
+            with torch.no_grad():
+                layer(x)
+            loss = layer(x).float().sum()
+        loss.backward()
+        return layer.weight.grad is not None
+
+    assert on_fake_cuda(body) is True
+
+
 def test_a_cached_cast_has_one_gradient_path() -> None:
     def body() -> list[Any]:
         layer = nn.Linear(8, 8, bias=False).cuda()

@@ -146,6 +146,21 @@ def test_bias_gradient_of_a_linear_layer() -> None:
     assert found == [4 * 768 * 128 * 128, 4 * 6]
 
 
+def test_of_two_buffers_the_later_goes_first() -> None:
+    """As C++ leaves a block: Reduce.cuh, ``gpu_reduce_kernel``, semaphores before the buffer."""
+    model, x = nn.Linear(256, 768), torch.ones(8192, 256, requires_grad=True)
+    profile = trace(model, x, device="cuda", gpu="a100", loss_fn=lambda y: y.square().sum())
+    timeline = profile.timeline
+    sums = [
+        event
+        for event in timeline.events
+        if timeline.allocations[abs(event) - 1].origin.operator == "aten::sum.dim_IntList"
+        and timeline.allocations[abs(event) - 1].kind is Kind.WORKSPACE
+    ]
+    buffer, semaphores = sums[:2]
+    assert sums == [buffer, semaphores, -semaphores, -buffer]
+
+
 def test_a_convolution_says_that_it_does_not_know() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     profile = trace(model, torch.ones(2, 3, 16, 16), device="cuda", gpu="a100")

@@ -23,7 +23,7 @@ def radix_sort_pairs(number: int, key_size: int, value_size: int) -> int:
     if number <= 0:
         return 0
     if number <= _SINGLE_TILE:
-        return _ALIGNMENT
+        return 1  # InvokeSingleTile sorts in shared memory, and must not ask for nothing
     tiles = -(-number // _TILE)
     return number * (key_size + value_size) + tiles * _DIGITS * 4 + _FIXED
 
