@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.calibration.store import read_calibration, write_calibration
     from pytest_torchmem.errors import TorchmemError
     from pytest_torchmem.measurement import measure
+    from pytest_torchmem.measurement.calibrate import calibrate
     from pytest_torchmem.profiler.calibration import Calibration
     from pytest_torchmem.profiler.devices.catalogue import Gpu
     from pytest_torchmem.profiler.profile import MemoryProfile
@@ -28,6 +29,7 @@ __all__ = [
     "OperatorModel",
     "TorchmemError",
     "__version__",
+    "calibrate",
     "measure",
     "read_calibration",
     "trace",
@@ -40,6 +42,7 @@ _HOMES = {
     "MemoryProfile": "pytest_torchmem.profiler.profile",
     "OperatorModel": "pytest_torchmem.profiler.taught",
     "TorchmemError": "pytest_torchmem.errors",
+    "calibrate": "pytest_torchmem.measurement.calibrate",
     "measure": "pytest_torchmem.measurement",
     "read_calibration": "pytest_torchmem.calibration.store",
     "trace": "pytest_torchmem.profiler.trace",

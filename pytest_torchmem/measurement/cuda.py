@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +30,7 @@ from pytest_torchmem.profiler.step import run_target
 from pytest_torchmem.sizes import format_size
 
 REQUESTED, ALLOCATED, RESERVED = "requested_bytes", "allocated_bytes", "reserved_bytes"
+T = TypeVar("T")
 COUNTERS = (REQUESTED, ALLOCATED, RESERVED)
 _PEAKS = {
     "forward_peak": Phase.FORWARD,
@@ -67,33 +68,56 @@ def measure_on(
 
     Raises ``DeviceMemoryError`` where the GPU's memory does not suffice, once everything is freed.
     """
+    gpu = device.gpu()
+
+    def run() -> MeasuredProfile:
+        return _measured(device, gpu, target, args, kwargs, step)
+
+    return run_warm(device, gpu, target, args, kwargs, step, run, warm_up)
+
+
+def run_warm(
+    device: Device,
+    gpu: Gpu,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    step: tuple[Any, ...],
+    run: Callable[[], T],
+    warm_up: int | None = None,
+) -> T:
+    """Return what ``run`` returns after ``warm_up`` steps, as :func:`measure_on` has them.
+
+    Libraries' buffers that stay are taken by then. The device is the current one meanwhile, and
+    afterwards nothing is left there. Raises ``DeviceMemoryError``.
+    """
     if warm_up is None:
         warm_up = 1 if isinstance(target, torch.nn.Module) else 0
-    gpu = device.gpu()
     failure = ""
-    profile: MeasuredProfile | None = None
+    results: list[T] = []
     with ExitStack() as stack:
         stack.enter_context(device.current())
         stack.enter_context(_generator_kept(device))
         try:
             for _ in range(warm_up):
-                _run_once(device, target, args, kwargs, step)
+                run_once(device, target, args, kwargs, step)
                 gc.collect()
-            profile = _measured(device, gpu, target, args, kwargs, step)
+            results.append(run())
         except device.out_of_memory as error:
             failure = _out_of_memory(device, gpu, error)
             traceback.clear_frames(error.__traceback__)
         finally:
             gc.collect()
             device.empty_cache()
-    if profile is None:
+    if not results:
         raise DeviceMemoryError(failure)
-    return profile
+    return results[0]
 
 
-def _run_once(
+def run_once(
     device: Device, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Any
 ) -> None:
+    """Run a step on copies on the device, which are gone afterwards."""
     copies = copy_to(device.torch_device, target, args, kwargs, moved=True)
     run_target(copies.target, copies.args, copies.kwargs, *step)
 

@@ -41,6 +41,9 @@ class Device(Protocol):
         Makes a CUDA context.
         """
 
+    def cudnn(self) -> str:
+        """Return cuDNN's version, such as "9.19.0"; "" for a torch without it."""
+
     def current(self) -> AbstractContextManager[Any]:
         """Return a context in which this device is the thread's current one."""
 
@@ -106,6 +109,10 @@ class Cuda:
             )
         )
 
+    def cudnn(self) -> str:
+        """Return cuDNN's version."""
+        return version_of_cudnn(torch.backends.cudnn.version())
+
     def current(self) -> AbstractContextManager[Any]:
         """Return a context in which this device is the thread's current one."""
         return torch.cuda.device(torch.cuda.current_device())
@@ -170,6 +177,17 @@ def name_of(product: str) -> str:
     words = product.lower().replace("/", "-").split()
     left_out = ("nvidia", "tesla", "geforce", "quadro")
     return "-".join(word for word in words if word not in left_out) or "gpu"
+
+
+def version_of_cudnn(number: int | None) -> str:
+    """Return the version that ``cudnnGetVersion`` gives as one number: 91900 is ``"9.19.0"``.
+
+    Up to version 8 the major one counts thousands (cudnn_version.h, ``CUDNN_VERSION``).
+    """
+    if not number:
+        return ""
+    major, rest = divmod(number, 10_000 if number >= 90_000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def known_gpu(found: Gpu) -> Gpu:

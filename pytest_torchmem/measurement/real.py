@@ -52,12 +52,12 @@ def measure(
     if device == "cuda":
         from pytest_torchmem.measurement.cuda import measure_cuda
 
-        with _random_states_kept(), _no_garbage_collection():
+        with random_states_kept(), no_garbage_collection():
             step = (loss_fn, backward, optimizer, steps)
             return measure_cuda(target, args, kwargs, step)
     with ExitStack() as stack:
-        stack.enter_context(_random_states_kept())
-        stack.enter_context(_no_garbage_collection())
+        stack.enter_context(random_states_kept())
+        stack.enter_context(no_garbage_collection())
         recorder = stack.enter_context(Recorder())
         copies = copy_to_cpu(target, args, kwargs)
         with recorder.step():
@@ -77,7 +77,8 @@ def measure(
 
 
 @contextmanager
-def _random_states_kept() -> Iterator[None]:
+def random_states_kept() -> Iterator[None]:
+    """Put the CPU's random generators back afterwards."""
     state, python_state = torch.get_rng_state(), random.getstate()
     try:
         yield
@@ -87,7 +88,8 @@ def _random_states_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
+    """Let the garbage collector rest: what reference cycles hold would leave at random."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -151,6 +151,12 @@ def _composite_key(operator: OpOverload) -> Any:
     return next((key for key in keys if has(name, key)), None)
 
 
+def has_kernel_on(operator: OpOverload, device: str) -> bool:
+    """Return whether ``operator`` has a kernel of its own for ``"cpu"`` or ``"cuda"``."""
+    key = {"cpu": "CPU", "cuda": "CUDA"}[device]
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(operator.name(), key))
+
+
 def custom_operator(definition: Any) -> OpOverload | None:
     """Return the operator that ``torch.library.custom_op`` made, or None for anything else."""
     from torch._library.custom_ops import CustomOpDef

@@ -76,7 +76,7 @@ def trace(
     default GPU has no limit. Beyond it ``torch.OutOfMemoryError`` is raised where the GPU would.
 
     ``calibration`` has what was measured on GPUs of kernels whose workspace cannot be computed
-    (``pytest_torchmem.read_calibration``).
+    (``pytest_torchmem.read_calibration``, ``pytest_torchmem.calibrate``).
 
     Raises ``UsageError`` for arguments that cannot be understood, ``UnknownValueError`` where the
     program needs data, ``UnsupportedOperatorError`` for an operator of unknown geometry,

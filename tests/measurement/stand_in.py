@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pytest_torchmem.profiler.devices.catalogue import Gpu, find_gpu
+from pytest_torchmem.profiler.internals import FAKE
 
 _BLOCK, _SEGMENT = 512, 2 * 1024**2
 _OF_STORAGES = (torch.ops.aten.set_.source_Storage, torch.ops.aten.copy_.default)
@@ -33,6 +36,13 @@ class StandIn:
         self.calls: list[str] = []
         self.others = 0
         """Bytes of other processes."""
+        self.workspaces: dict[str, int | Callable[..., int]] = {}
+        """What kernels take and give back, by operator: bytes, or a function of its arguments."""
+        self.buffers: dict[str, int] = {}
+        """What libraries take at an operator's first call and keep until the cache is emptied."""
+        self.reserves: dict[str, tuple[int, int]] = {}
+        """An output whose size a library decides, by operator: its position and its bytes."""
+        self._kept: dict[str, torch.UntypedStorage] = {}
         self._gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
         self._why_not = why_not
         self._figures = {
@@ -54,9 +64,12 @@ class StandIn:
         self.calls.append("gpu")
         return self._gpu
 
+    def cudnn(self) -> str:
+        return "9.19.0"
+
     @contextmanager
     def current(self) -> Iterator[None]:
-        with _Counting(self):
+        with _Counting(self), _counting_below_interception(self):
             yield
 
     def memory(self) -> tuple[int, int]:
@@ -75,6 +88,7 @@ class StandIn:
 
     def empty_cache(self) -> None:
         self.calls.append("empty_cache")
+        self._kept.clear()
         needed = -(-self._figures["allocated_bytes.all.current"] // _SEGMENT) * _SEGMENT
         self._add("reserved_bytes", needed - self._figures["reserved_bytes.all.current"])
 
@@ -90,6 +104,28 @@ class StandIn:
     def stop_history(self) -> Sequence[Mapping[str, Any]]:
         found, self._history = self._history or [], None
         return found
+
+    def run(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Run an operator, with what its kernel takes besides its outputs."""
+        if name in self.buffers and name not in self._kept:
+            self._kept[name] = self._taken(self.buffers[name])
+        taken = self.workspaces.get(name, 0)
+        temporary = self._taken(taken(*args, **kwargs) if callable(taken) else taken)
+        outputs = function(*args, **kwargs)
+        if name in self.reserves:
+            position, nbytes = self.reserves[name]
+            reserve = torch.empty(nbytes, dtype=torch.uint8)
+            outputs = (*outputs[:position], reserve, *outputs[position + 1 :])
+        for tensor in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
+            if isinstance(tensor, torch.Tensor):
+                self.request(tensor.untyped_storage())
+        del temporary
+        return outputs
+
+    def _taken(self, nbytes: int) -> torch.UntypedStorage:
+        storage = torch.UntypedStorage(nbytes)
+        self.request(storage)
+        return storage
 
     def request(self, storage: torch.UntypedStorage) -> None:
         """Count a storage, unless it is known."""
@@ -136,6 +172,30 @@ class StandIn:
         figures[f"{stem}.{'allocated' if amount > 0 else 'freed'}"] += abs(amount)
 
 
+def _is_intercepted() -> bool:
+    """Return whether operators of this thread go to the fallback of the Fake key."""
+    included = torch._C._dispatch_tls_is_dispatch_key_included(FAKE)
+    return included and not torch._C._dispatch_tls_is_dispatch_key_excluded(FAKE)
+
+
+@contextmanager
+def _counting_below_interception(device: StandIn) -> Iterator[None]:
+    """Count what an interceptor runs: a dispatch mode is asked before it, and then no more."""
+    original = OpOverload.__call__
+
+    def call(function: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
+        intercepting = torch._C._dispatch_tls_is_dispatch_key_excluded(FAKE)
+        if intercepting and function not in _OF_STORAGES:
+            return device.run(functools.partial(original, function), function.name(), args, kwargs)
+        return original(function, *args, **kwargs)
+
+    OpOverload.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        OpOverload.__call__ = original  # type: ignore[method-assign]
+
+
 class _Counting(TorchDispatchMode):
     def __init__(self, device: StandIn) -> None:
         super().__init__()
@@ -146,11 +206,9 @@ class _Counting(TorchDispatchMode):
     ) -> Any:
         if function in _OF_STORAGES:
             return function(*args, **(kwargs or {}))
+        if _is_intercepted():  # whoever intercepts runs the operator
+            return function(*args, **(kwargs or {}))
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, torch.Tensor):
                 self._device.leave_out(tensor.untyped_storage())
-        outputs = function(*args, **(kwargs or {}))
-        for tensor in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
-            if isinstance(tensor, torch.Tensor):
-                self._device.request(tensor.untyped_storage())
-        return outputs
+        return self._device.run(function, function.name(), args, kwargs or {})

@@ -1,0 +1,222 @@
+"""A step run on a real GPU to see what kernels take that no formula gives.
+
+A trace says which workspaces these are. The step then runs for real, every operator through the
+interceptor's place in the dispatcher; around each call that answers a question, the caching
+allocator's statistics say how much the kernel had alive beyond what stays. They are counted when
+the allocator is called, on the host. In a backward, operators run in the thread that the autograd
+engine has for the GPU; the engine carries the interception there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.measurement import device as devices
+from pytest_torchmem.measurement.copies import copy_to
+from pytest_torchmem.measurement.cuda import REQUESTED, run_warm
+from pytest_torchmem.measurement.device import Device
+from pytest_torchmem.measurement.real import no_garbage_collection, random_states_kept
+from pytest_torchmem.profiler.calibration import Calibration, Figure, Question, Setup
+from pytest_torchmem.profiler.devices.catalogue import Gpu, gpu_names, registered_gpus
+from pytest_torchmem.profiler.internals import (
+    FAKE,
+    TORCH_SERIES,
+    check_torch,
+    has_kernel_on,
+    interception,
+    run_composite_explicit,
+    run_composite_implicit,
+    set_excluded,
+)
+from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
+from pytest_torchmem.profiler.step import check_step, run_target
+from pytest_torchmem.profiler.trace import trace
+from pytest_torchmem.profiler.workspace.questions import RESERVES, question_of
+
+_PEAK, _CURRENT = f"{REQUESTED}.all.peak", f"{REQUESTED}.all.current"
+
+
+def calibrate(
+    target: Any,
+    *args: Any,
+    loss_fn: Callable[[Any], Any] | None = None,
+    backward: bool = True,
+    optimizer: Callable[..., Any] | None = None,
+    steps: int = 1,
+    **kwargs: Any,
+) -> Calibration:
+    """Run the step that ``trace`` describes on this machine's GPU; return what kernels took there.
+
+    The calibration has a figure, in bytes, for every workspace of the step that no formula gives
+    exactly, as far as the step on the GPU comes to it with the same geometry. Models and tensors
+    are copied first, as ``measure`` does; a module's step runs once beforehand, so that libraries
+    have made their choices.
+
+    Raises ``UsageError`` where there is no such GPU or its allocator does not count,
+    ``DeviceMemoryError`` where its memory does not suffice, and what ``trace`` raises.
+    """
+    check_step(target, loss_fn, backward, optimizer, steps)
+    device = devices.cuda_device()
+    reason = device.why_not()
+    if reason:
+        raise UsageError(f"nothing can be calibrated: {reason}")
+    gpu = device.gpu()
+    step = (loss_fn, backward, optimizer, steps)
+    questions = questions_on(gpu, target, args, kwargs, step)
+    figures = record_figures(device, gpu, questions, target, args, kwargs, step)
+    return Calibration({setup_of(device, gpu): figures})
+
+
+def setup_of(device: Device, gpu: Gpu) -> Setup:
+    """Return what figures measured on ``device``, which is ``gpu``, are filed under."""
+    return Setup(gpu.name, TORCH_SERIES, device.cudnn())
+
+
+def questions_on(
+    gpu: Gpu, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: tuple[Any, ...]
+) -> tuple[Question, ...]:
+    """Return the workspaces of a step on ``gpu`` that no formula gives exactly."""
+    names = ("loss_fn", "backward", "optimizer", "steps")
+    options = {**dict(zip(names, step, strict=True)), **kwargs}
+    with _known(gpu):
+        profile = trace(target, *args, device="cuda", gpu=gpu.name, memory="unlimited", **options)
+    return profile.questions
+
+
+def record_figures(
+    device: Device,
+    gpu: Gpu,
+    questions: Collection[Question],
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    step: tuple[Any, ...],
+) -> dict[Question, Figure]:
+    """Run a step on ``device`` and return what it says to ``questions``, as far as it answers them.
+
+    Of several calls of one geometry the largest counts. Raises ``DeviceMemoryError``, and
+    ``UsageError`` where the allocator does not count.
+    """
+    if not questions:
+        return {}
+    check_torch()
+    recorder = _Recorder(device, questions)
+
+    def run() -> dict[Question, Figure]:
+        _check_that_it_counts(device)
+        copies = copy_to(device.torch_device, target, args, kwargs, moved=True)
+        device.synchronise()
+        with torch.enable_grad(), interception(recorder):
+            run_target(copies.target, copies.args, copies.kwargs, *step)
+        return recorder.figures
+
+    with random_states_kept(), no_garbage_collection():
+        return run_warm(device, gpu, target, args, kwargs, step, run)
+
+
+def _check_that_it_counts(device: Device) -> None:
+    """Raise ``UsageError`` where a request does not show in the allocator's statistics.
+
+    They have none without the cache (``PYTORCH_NO_CUDA_MEMORY_CACHING``), and not these with
+    ``backend:cudaMallocAsync``; every kernel would seem to take nothing.
+    """
+    before = device.statistics().get(_CURRENT, 0)
+    probe = torch.empty(1024, dtype=torch.uint8, device=device.torch_device)
+    if device.statistics().get(_CURRENT, 0) - before != probe.numel():
+        raise UsageError(
+            "nothing can be calibrated: CUDA's allocator does not count what is requested of it. "
+            "Unset PYTORCH_NO_CUDA_MEMORY_CACHING, and leave out backend:cudaMallocAsync"
+        )
+
+
+class _Recorder:
+    """Runs operators as they are, and takes down what those that are asked about take."""
+
+    def __init__(self, device: Device, questions: Collection[Question]) -> None:
+        self.figures: dict[Question, Figure] = {}
+        self._device = device
+        self._questions = frozenset(questions)
+        self._operators = frozenset(question.operator for question in questions)
+
+    def __call__(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """Run one operator that would have reached a kernel."""
+        __tracebackhide__ = True
+        set_excluded(FAKE, True)
+        try:
+            operator = operator_of(overload)
+            if operator.name in self._operators:
+                question = question_of(operator, args, kwargs)
+                if question in self._questions:
+                    return self._measured(question, operator, args, kwargs)
+            body = self._body(operator)
+            if body is None:
+                return _run(operator, args, kwargs)
+            with _intercepting():
+                return body(overload, *args, **kwargs)
+        finally:
+            set_excluded(FAKE, False)
+
+    def _body(self, operator: Operator) -> Callable[..., Any] | None:
+        """Return what runs an operator as the sequence of others that a trace sees in its place."""
+        if has_kernel_on(operator.overload, self._device.torch_device.type):
+            return None
+        if operator.treatment is Treatment.IMPLICIT:
+            return run_composite_implicit
+        return run_composite_explicit if operator.composite else None
+
+    def _measured(
+        self, question: Question, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        __tracebackhide__ = True
+        device = self._device
+        # A block that another stream used is given back late, at a request after the stream got
+        # there (c10/cuda/CUDACachingAllocator.cpp, process_events): not in this kernel's time.
+        device.synchronise()
+        torch.empty(1, dtype=torch.uint8, device=device.torch_device)
+        device.reset_peaks()
+        result = _run(operator, args, kwargs)
+        found = device.statistics()
+        # What is alive now stays: outputs, and what a library keeps from here on.
+        nbytes = max(found.get(_PEAK, 0) - found.get(_CURRENT, 0), 0)
+        figure = Figure(nbytes, _reserve_of(operator, result))
+        before = self.figures.get(question)
+        self.figures[question] = figure if before is None else figure.largest(before)
+        return result
+
+
+def _run(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    __tracebackhide__ = True
+    return operator.overload(*operator.with_numbers_as_tensors(args, "cpu"), **kwargs)
+
+
+def _reserve_of(operator: Operator, result: Any) -> int | None:
+    """Return the bytes of the output whose size a library alone decides."""
+    position = RESERVES.get(operator.name)
+    if position is None or not isinstance(result[position], Tensor):
+        return None
+    reserve: Tensor = result[position]
+    return reserve.numel() * reserve.element_size()
+
+
+@contextmanager
+def _intercepting() -> Iterator[None]:
+    """Let operators issued inside of this one come to the recorder again."""
+    set_excluded(FAKE, False)
+    try:
+        yield
+    finally:
+        set_excluded(FAKE, True)
+
+
+@contextmanager
+def _known(gpu: Gpu) -> Iterator[None]:
+    """Have a GPU in the catalogue that is not one of those there."""
+    with registered_gpus(*(() if gpu.name in gpu_names() else (gpu,))):
+        yield
