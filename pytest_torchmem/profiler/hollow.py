@@ -38,11 +38,13 @@ from pytest_torchmem.profiler.making import grow, make_hollow, make_outputs
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
 from pytest_torchmem.profiler.phases import Phases
 from pytest_torchmem.profiler.placement import Placement
-from pytest_torchmem.profiler.profile import Origin, Phase
+from pytest_torchmem.profiler.profile import Confidence, Origin, Phase
+from pytest_torchmem.profiler.sequence import steps_of
 from pytest_torchmem.profiler.shapes import (
     Output,
     Plan,
     Same,
+    outputs_in,
     plan_of_result,
     plan_on_meta,
     plan_pointwise,
@@ -101,8 +103,8 @@ class Interceptor:
         self._placement = Placement(machine, ledger)
         self._composite = ""
         """The composite operator whose body is running: what it makes is attributed to it."""
-        self._taken: list[Workspace] = []
-        """The workspaces that kernels took in the body that is running."""
+        self._asked: list[Workspace] = []
+        """What kernels of the body that is running take and no formula gives."""
 
     # -- entry -------------------------------------------------------------------------------------
 
@@ -253,10 +255,8 @@ class Interceptor:
         if plan is None:
             body = self.machine.body(operator, device.device.type) if tensors else None
             if body is not None:
-                position = len(device.events)
                 result, plan = self._run_body(body, call, device)
                 self._plans[key] = plan
-                self._as_planned(plan, result, position, device, self._origin(operator, frame))
                 self.values.know(call, plan, result)
                 return result
             plan = self._plan(operator, planned[0], planned[1], tensors, device)
@@ -362,49 +362,48 @@ class Interceptor:
         call: Call,
         device: DeviceLedger,
     ) -> tuple[Any, Plan]:
-        """Run the operators that one is made of once; what they took besides is its workspace."""
+        """Run the operators that one is made of once; its plan repeats what they asked for."""
         __tracebackhide__ = True
         operator, kwargs = call.operator, call.kwargs
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _CPU}
         args = operator.with_numbers_as_tensors(call.args, "cpu")
-        live, position = device.current, len(device.events)
+        outermost = device.asked is None
+        if device.asked is None:
+            device.asked = []
+        asked, position, earlier = device.asked, len(device.events), len(device.asked)
         outer, self._composite = self._composite, self._composite or operator.name
-        outer_taken, self._taken = self._taken, []
+        outer_asked, self._asked = self._asked, []
         try:
             with self.placing_on(device.device), self.intercepting():
                 result = body(*args, **kwargs)
+            self.numbers.settle()
         finally:
             self._composite = outer
-            taken, self._taken = self._taken, outer_taken
-        outer_taken.extend(taken)
-        kept = frozenset(device.kept.values()) if taken else frozenset[int]()
-        peak = highest = 0
-        for event in device.events[position:]:
-            if event in kept:
-                live += device.entries[event - 1].nbytes
-                continue
-            nbytes = device.entries[abs(event) - 1].nbytes
-            peak += nbytes if event > 0 else -nbytes
-            highest = max(highest, peak)
+            inner, self._asked = joined(self._asked), outer_asked
+            if outermost:
+                device.asked = None
         plan = plan_of_result(result, call.tensors, storage_address)
-        workspace = joined(taken, highest - (device.current - live))
-        plan.workspace = None if workspace.is_nothing else workspace
+        outputs = self._made(plan, result, device)
+        plan.steps = steps_of(device, position, asked[earlier:], outputs)
+        for index, output in outputs.items():
+            sure = device.entries[index - 1].confidence
+            if sure is not Confidence.EXACT:
+                plan.confidences[output.slot] = sure
+        if not inner.is_nothing:
+            plan.workspace = inner
+            self._asked.append(inner)
         return result, plan
 
-    def _as_planned(
-        self, plan: Plan, result: Any, position: int, device: DeviceLedger, origin: Origin
-    ) -> None:
-        """Write down what a body took as its plan does from now on.
-
-        Else a trace would differ from the ones after it, which have the plan.
-        """
-        addresses = map(storage_address, tensors_in(result))
-        records = [self.ledger.records.get(address) for address in addresses]
-        made = [record.index for record in records if record is not None]
-        if device.only_what_stays(position, made) and plan.workspace is not None:
-            requests, confidence = plan.workspace.requests, plan.workspace.confidence
-            self.ledger.workspace(requests, device, origin, confidence)
+    def _made(self, plan: Plan, result: Any, device: DeviceLedger) -> dict[int, Output]:
+        """Return the first outputs on each new storage by the storage's index on ``device``."""
+        found: dict[int, Output] = {}
+        for tensor, output in zip(tensors_in(result), outputs_in(plan.outputs), strict=True):
+            if type(output) is Output and plan.slots[output.slot] >= 0:
+                record = self.ledger.records.get(storage_address(tensor))
+                if record is not None and record.ledger is device:
+                    found.setdefault(record.index, output)
+        return found
 
     def _take(self, workspace: Workspace, device: DeviceLedger, origin: Origin) -> None:
         """Write down what a kernel takes."""
@@ -419,8 +418,8 @@ class Interceptor:
             device.unknown_workspaces.update(workspace.unknown)
         if workspace.requests:
             self.ledger.workspace(workspace.requests, device, origin, workspace.confidence)
-        if self._composite:
-            self._taken.append(workspace)
+        if self._composite and (workspace.unknown or workspace.questions):
+            self._asked.append(workspace)
 
     def _item(self, tensor: Tensor) -> Any:
         __tracebackhide__ = True

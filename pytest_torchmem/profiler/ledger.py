@@ -7,7 +7,7 @@ from it afterwards.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -49,8 +49,16 @@ class DeviceLedger:
         self.phases: list[tuple[int, Phase]] = []
         self.earlier: list[int] = []
         """Events of storages that were there before the trace and were met in its course."""
-        self.kept: dict[tuple[str, bool], int] = {}
-        """Workspaces that stay, by library and whether it is the autograd engine's handle."""
+        self.stream = 0
+        """The stream that is current; 0 is the default one."""
+        self.streams: dict[int, int] = {}
+        """The streams of entries that were made on another than the default one."""
+        self.kept: dict[tuple[str, bool, int], int] = {}
+        """Workspaces that stay, by library, whether it is the autograd engine's handle, and
+        stream."""
+        self.asked: list[tuple[int, str, int]] | None = None
+        """While an operator's body runs: the workspaces that stay that it asked for, with how many
+        events there were before, there already or not."""
         self.unknown_workspaces: set[str] = set()
         """Operators that ran and whose workspace is not known."""
         self.calibrated_workspaces: set[str] = set()
@@ -59,17 +67,18 @@ class DeviceLedger:
         """What a calibration was or would be asked."""
         self.before_adding: Callable[[Entry], None] | None = None
         """Is asked before anything is added; it raises where the device has no memory left."""
-        self._forgotten: set[int] = set()
-        """Entries that no event tells of any more."""
-        self.read = 0
-        """Events up to here have been read by somebody, and stay as they are."""
 
     def add(self, entry: Entry, earlier: bool = False) -> int:
         if self.before_adding is not None:
             self.before_adding(entry)
         self.entries.append(entry)
         index = len(self.entries)
-        (self.earlier if earlier else self.events).append(index)
+        if earlier:
+            self.earlier.append(index)
+        else:
+            self.events.append(index)
+            if self.stream:
+                self.streams[index] = self.stream
         self.current += entry.nbytes
         return index
 
@@ -87,23 +96,6 @@ class DeviceLedger:
         if not entry.label:
             origin = replace(entry.origin, module=module)
             self.entries[index - 1] = entry._replace(kind=kind, label=label, origin=origin)
-
-    def only_what_stays(self, position: int, first: Iterable[int]) -> bool:
-        """Forget what was made and freed after ``position`` events; whether that could be done.
-
-        What stays comes in the order of ``first``, and then as it was made.
-        """
-        if self.read > position or self.phases[-1][0] > position:
-            return False
-        since = self.events[position:]
-        made, freed = {event for event in since if event > 0}, {-event for event in since}
-        stays = made - freed
-        self._forgotten |= made & freed
-        order = [*(index for index in first if index in stays), *since]
-        self.events[position:] = dict.fromkeys(
-            event for event in order if event in stays or (event < 0 and -event not in made)
-        )
-        return True
 
     def live_allocations(self) -> tuple[Allocation, ...]:
         """Return what is alive, largest first."""
@@ -128,13 +120,8 @@ class DeviceLedger:
     def timeline(self) -> Timeline:
         """Return what happened so far; storages met late stand before everything else."""
         shift = len(self.earlier)
-        entries, events = self.entries, [*self.earlier, *self.events]
-        if self._forgotten:
-            kept = [index for index in range(1, len(entries) + 1) if index not in self._forgotten]
-            number = {index: new for new, index in enumerate(kept, start=1)}
-            entries = [entries[index - 1] for index in kept]
-            events = [number[event] if event > 0 else -number[-event] for event in events]
-        allocations = tuple(map(_allocation, entries))
+        events = [*self.earlier, *self.events]
+        allocations = tuple(map(_allocation, self.entries))
         phases = tuple(
             (start + shift if position else 0, phase)
             for position, (start, phase) in enumerate(self.phases)
@@ -263,8 +250,12 @@ class Ledger:
     def keep(
         self, name: str, nbytes: int, in_engine: bool, ledger: DeviceLedger, origin: Origin
     ) -> None:
-        """Write down a library's workspace that stays, where its handle has none yet."""
-        key = (name, in_engine)
+        """Write down a library's workspace that stays, where its handle has none yet for the stream
+        that is current.
+        """
+        if ledger.asked is not None:
+            ledger.asked.append((len(ledger.events), name, nbytes))
+        key = (name, in_engine, ledger.stream)
         if key not in ledger.kept:
             entry = Entry(nbytes, Kind.WORKSPACE, origin, (), None, name)
             ledger.kept[key] = ledger.add(entry)

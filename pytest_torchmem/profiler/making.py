@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.profiler.internals import hollow_storage, tensor_on
+from pytest_torchmem.profiler.internals import hollow_storage, in_engine_thread, tensor_on
 from pytest_torchmem.profiler.known import memory_for
-from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger
+from pytest_torchmem.profiler.ledger import DeviceLedger, Entry, Ledger
 from pytest_torchmem.profiler.profile import Confidence, Kind, Origin, Phase
-from pytest_torchmem.profiler.shapes import Output, Plan, Same
+from pytest_torchmem.profiler.shapes import Output, Plan, Same, Temporary
 
 _KIND_OF_PHASE = {
     Phase.BASELINE: Kind.OTHER,
@@ -31,12 +31,15 @@ def make_outputs(
     ``tensors`` are the operator's tensor arguments in order.
     """
     outputs = plan.outputs
-    if type(outputs) is Output and len(plan.slots) == 1 and plan.slots[0] >= 0:
+    if type(outputs) is Output and len(plan.slots) == 1 and plan.slots[0] >= 0 and not plan.steps:
         return make_hollow(ledger, outputs, plan.slots[0], device, origin)
-    if type(outputs) is Same and outputs.grown is None:
+    if type(outputs) is Same and outputs.grown is None and not plan.steps:
         return tensors[outputs.position]
     storages: list[torch.UntypedStorage | None] = [None] * len(plan.slots)
     made: dict[int, Tensor] = {}
+    if plan.steps:
+        for output, tensor in _follow(ledger, plan, device, origin):
+            made[id(output)], storages[output.slot] = tensor, tensor.untyped_storage()
 
     def tensor_of(output: Any) -> Any:
         if type(output) is Same:
@@ -69,6 +72,32 @@ def make_outputs(
         return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
 
     return _map_outputs(outputs, tensor_of)
+
+
+def _follow(
+    ledger: Ledger, plan: Plan, device: DeviceLedger, origin: Origin
+) -> list[tuple[Output, Tensor]]:
+    """Write down a body's requests in their order; return its outputs with their tensors."""
+    made: list[tuple[Output, Tensor]] = []
+    temporaries: dict[int, int] = {}
+    try:
+        for step in plan.steps:
+            if isinstance(step, int):
+                device.remove(temporaries.pop(-step))
+            elif isinstance(step, Temporary):
+                number, nbytes, shape, dtype, label, confidence = step
+                entry = Entry(nbytes, Kind.WORKSPACE, origin, shape, dtype, label, confidence)
+                temporaries[number] = device.add(entry)
+            elif isinstance(step, Output):
+                nbytes = plan.slots[step.slot]
+                sure = plan.confidences.get(step.slot, Confidence.EXACT)
+                made.append((step, make_hollow(ledger, step, nbytes, device, origin, sure)))
+            else:
+                ledger.keep(step.name, step.nbytes, in_engine_thread(), device, origin)
+    finally:  # the device may have no memory for one of them
+        for index in temporaries.values():
+            device.remove(index)
+    return made
 
 
 def make_hollow(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.internals import is_structured, lacks_geometry, run_structured
 from pytest_torchmem.profiler.profile import Confidence
-from pytest_torchmem.profiler.workspace import Workspace
+from pytest_torchmem.profiler.workspace import Buffer, Workspace
 
 
 @dataclass(slots=True)
@@ -49,18 +49,37 @@ class Same:
     grown: Output | None = None
 
 
+class Temporary(NamedTuple):
+    """A request that an operator's body gives back before it returns."""
+
+    number: int
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    label: str
+    confidence: Confidence
+
+
+#: One step of an operator's body: a request of its own, minus the number of one that is given back,
+#: an output whose storage is made, or a library's workspace that stays and may be there already.
+Step = Temporary | int | Output | Buffer
+
+
 @dataclass(slots=True)
 class Plan:
     """What an operator returns, and the bytes it takes beyond.
 
     ``slots`` are the storages that the outputs lie on: the bytes of a new one, or ``-1 - position``
     for the storage of the tensor argument at that position. ``outputs`` has the structure of the
-    operator's result, with ``Output`` and ``Same`` in the place of tensors.
+    operator's result, with ``Output`` and ``Same`` in the place of tensors. ``steps`` is the order
+    in which a body made and gave back what it asked for; without any, outputs are made in the order
+    of their slots, and then the workspace.
     """
 
     slots: tuple[int, ...]
     outputs: Any
     workspace: Workspace | None = None
+    steps: tuple[Step, ...] = ()
     confidences: dict[int, Confidence] = field(default_factory=dict)
     """How sure the bytes of a slot are, where they are not exact."""
 
@@ -125,6 +144,18 @@ def tensors_in(value: Any) -> Iterable[Tensor]:
     elif type(value) is dict:
         for item in value.values():
             yield from tensors_in(item)
+
+
+def outputs_in(outputs: Any) -> Iterable[Output | Same]:
+    """Yield what stands in the place of tensors in a plan's outputs, in order."""
+    if isinstance(outputs, Output | Same):
+        yield outputs
+    elif type(outputs) in (list, tuple):
+        for item in outputs:
+            yield from outputs_in(item)
+    elif type(outputs) is dict:
+        for item in outputs.values():
+            yield from outputs_in(item)
 
 
 def plan_of_result(

@@ -143,7 +143,7 @@ class DeviceMemory:
                 block = blocks.pop(-event, None)
                 if block is not None:
                     free(block)
-        self._position = self._ledger.read = max(self._position, stop)
+        self._position = max(self._position, stop)
 
     def _make(self, index: int) -> None:
         if index in self._asked:
@@ -190,4 +190,3 @@ class DeviceMemory:
         index = len(self._ledger.entries) + 1
         self._blocks[index] = block
         self._asked.add(index)
-        self._ledger.read = len(self._ledger.events) + 1

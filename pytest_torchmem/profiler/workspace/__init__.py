@@ -19,7 +19,7 @@ figure is a limit, that it is not known, and which buffers stay after the kernel
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -119,23 +119,14 @@ def as_workspace(found: int | tuple[int, ...] | Workspace, operator: str) -> Wor
     return replace(result, requests=requests, unknown=names)
 
 
-def joined(parts: Iterable[Workspace], nbytes: int) -> Workspace:
-    """Return the workspace of an operator made of others, which takes ``nbytes`` at its peak."""
+def joined(parts: Iterable[Workspace]) -> Workspace:
+    """Return what is not known, was measured and would be asked of an operator made of others."""
     parts = list(parts)
     return Workspace(
-        (nbytes,) if nbytes > 0 else (),
-        least_certain(part.confidence for part in parts if part.requests or part.unknown),
-        tuple(dict.fromkeys(buffer for part in parts for buffer in part.kept)),
-        tuple(dict.fromkeys(name for part in parts for name in part.unknown)),
-        tuple(dict.fromkeys(name for part in parts for name in part.calibrated)),
-        tuple(dict.fromkeys(question for part in parts for question in part.questions)),
+        unknown=tuple(dict.fromkeys(name for part in parts for name in part.unknown)),
+        calibrated=tuple(dict.fromkeys(name for part in parts for name in part.calibrated)),
+        questions=tuple(dict.fromkeys(question for part in parts for question in part.questions)),
     )
-
-
-def least_certain(confidences: Iterable[Confidence]) -> Confidence:
-    """Return the confidence of figures added up."""
-    order: Sequence[Confidence] = tuple(Confidence)
-    return max(confidences, key=order.index, default=Confidence.EXACT)
 
 
 def takes_nothing(overload: OpOverload, device: str) -> bool:

@@ -130,11 +130,12 @@ def test_what_operators_inside_of_others_take() -> None:
 
     unknown = trace(body, device="cuda", gpu="a100")
     assert {question.operator for question in unknown.questions} >= {"aten::_linalg_svd"}
-    measured = answering_all(body, Figure(7_000_000))
-    again = answering_all(body, Figure(7_000_000))
+    measured = answering_all(body, Figure(70_000_000))
+    again = answering_all(body, Figure(70_000_000))
     assert measured.questions == unknown.questions
     assert measured.figures() == again.figures()
-    assert measured.peak - unknown.peak >= 6_000_000
+    # It is given back before the first product takes cuBLAS's buffer of 8,519,680 bytes.
+    assert measured.peak - unknown.peak >= 60_000_000
     assert not measured.unknown_workspaces
 
 
