@@ -21,7 +21,6 @@ REASONS: dict[str, str] = {
     ),
     # Not held by a trace.
     r"sparse\.mm\.reduce|sparse\.sampled_addmm": "a trace holds no compressed sparse tensors",
-    r"nn\.Transformer": "a trace holds no nested tensors, which its fast path makes of a mask",
     "sgn": "a zero tensor without memory (_efficientzerotensor) is booked as if it had some",
 }
 """By a regular expression for the whole name of an operator or module."""

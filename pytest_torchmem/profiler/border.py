@@ -66,7 +66,7 @@ class Border:
             self._borrowed.append((owner, owner.grad))
         return record
 
-    def meet(self, tensor: Tensor, device: torch.device, frame: FrameType) -> None:
+    def meet(self, tensor: Tensor, device: torch.device, frame: FrameType) -> Record:
         """Book a real tensor that C++ made just now on ``device`` without an operator."""
         origin = self._attribution.origin(self._phases.find(), "", frame)
         storage = tensor.untyped_storage()
@@ -82,6 +82,7 @@ class Border:
         )
         if known.worth_knowing(tensor.dtype, tensor.numel()):
             known.remember(record, tensor)
+        return record
 
     def return_borrowed(self) -> None:
         """Give real leaves that the program brought with it the gradients they came with."""
@@ -151,7 +152,8 @@ class Border:
 
 
 def give_survivors_data(ledger: Ledger) -> None:
-    """Let tensors that outlive their trace read as nan (0 for integers) rather than as no memory.
+    """Let tensors that outlive their trace read as nan (0 for large integer ones) rather than as no
+    memory.
 
     A test that fails inside of a trace leaves its variables in the traceback, whose values pytest
     prints: a kernel that reads a storage without memory ends the process. A real leaf that was
@@ -171,7 +173,14 @@ def give_survivors_data(ledger: Ledger) -> None:
             except (RuntimeError, NotImplementedError):
                 continue
             number = float("nan") if value.dtype.is_floating_point or value.is_complex() else 0
-            value.data = torch.full((), number, dtype=value.dtype).expand(value.shape)
+            data = torch.full((), number, dtype=value.dtype)
+            if (
+                value.is_nested
+            ):  # keeps its sizes; what lies beyond a storage raises when it is read
+                with torch.inference_mode(value.is_inference()):
+                    value.data = torch.nested.nested_tensor([data])
+            else:
+                value.data = data.expand(value.shape)
 
 
 def _without_hollow_gradient(leaf: Tensor, survivors: set[int]) -> None:

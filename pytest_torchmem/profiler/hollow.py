@@ -35,6 +35,7 @@ from pytest_torchmem.profiler.internals import (
 from pytest_torchmem.profiler.known import KnownValues
 from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger, Record
 from pytest_torchmem.profiler.making import grow, make_hollow, make_outputs
+from pytest_torchmem.profiler.nested import NestedTensors, has_nested
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
 from pytest_torchmem.profiler.phases import Phases
 from pytest_torchmem.profiler.placement import Placement
@@ -100,7 +101,10 @@ class Interceptor:
         self._plans = remembered_plans(machine.host, machine.gpu, machine.calibration)
         self.sums = GradientSums(alone)
         self.numbers = WrappedNumbers(ledger)
+        self.nested = NestedTensors(machine, ledger)
         self._placement = Placement(machine, ledger)
+        self._in_nested = False
+        """Whether torch's kernel for a nested tensor is running."""
         self._composite = ""
         """The composite operator whose body is running: what it makes is attributed to it."""
         self._asked: list[Workspace] = []
@@ -139,6 +143,8 @@ class Interceptor:
     def _run_specially(self, operator: Operator, args: tuple[Any, ...], kwargs: Any) -> Any:
         __tracebackhide__ = True
         treatment = operator.treatment
+        if treatment is Treatment.NESTED or has_nested(args, kwargs):
+            return self._run_nested(operator, args, kwargs)
         if treatment is Treatment.IMPLICIT:
             kernel = self.machine.kernels.get(operator.name)
             with self.intercepting():
@@ -201,9 +207,14 @@ class Interceptor:
     def _run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
         tensors: list[Tensor] = []
-        key: Any = _geometry(args, tensors)
-        if kwargs:
-            key = (key, _geometry(tuple(kwargs.items()), tensors))
+        try:
+            key: Any = _geometry(args, tensors)
+            if kwargs:
+                key = (key, _geometry(tuple(kwargs.items()), tensors))
+        except RuntimeError:
+            if has_nested(args, kwargs):
+                return self._run_nested(operator, args, kwargs)
+            raise
         records = self._records(tensors)
         if records is None:
             asked = self.target or kwargs.get("device")
@@ -285,6 +296,17 @@ class Interceptor:
         self.values.know(call, plan, result)
         return result
 
+    def _run_nested(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that takes or makes nested tensors: those on their buffers come here."""
+        __tracebackhide__ = True
+        self.phases.find()
+        was_in_nested, self._in_nested = self._in_nested, True
+        try:
+            with self.intercepting():
+                return self.nested.run(operator, args, kwargs)
+        finally:
+            self._in_nested = was_in_nested
+
     def _follow_settings(self) -> None:
         """Let plans be those of the settings by which the GPU's kernels are chosen now."""
         settings = kernel_settings()
@@ -323,7 +345,10 @@ class Interceptor:
             if record is None:
                 if tensor.device.type == "meta":
                     return None
-                record = self.border.borrow(tensor)
+                if self._in_nested and tensor.dim() == 0:  # of a number, made by C++ just now
+                    record = self.border.meet(tensor, _CPU, sys._getframe(2))
+                else:
+                    record = self.border.borrow(tensor)
             found.append(record)
         return found
 

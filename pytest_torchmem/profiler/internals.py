@@ -223,6 +223,47 @@ def run_composite_implicit(operator: OpOverload, *args: Any, **kwargs: Any) -> A
     return operator._op_dk(_COMPOSITE_IMPLICIT, *args, **kwargs)
 
 
+def run_cpu_kernel(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run the CPU's kernel of an operator that calls others and touches no memory itself."""
+    return operator._op_dk(_C.DispatchKey.CPU, *args, **kwargs)
+
+
+def run_nested_kernel(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run the kernel of an operator for nested tensors, which calls others on their buffers.
+
+    Raises ``NotImplementedError``, as torch does, where it has none.
+    """
+    return operator._op_dk(_nested_key(operator), *args, **kwargs)
+
+
+@cache
+def _nested_key(operator: OpOverload) -> Any:
+    """Return the key that an operator's kernel for nested tensors is registered for."""
+    keys = _C.DispatchKey
+    has = _C._dispatch_has_kernel_for_dispatch_key
+    possible = (
+        keys.NestedTensorCPU,
+        keys.CompositeImplicitAutogradNestedTensor,
+        _COMPOSITE_EXPLICIT,
+        _COMPOSITE_IMPLICIT,
+    )
+    # What makes a nested tensor of others has a kernel for those.
+    makes_one = operator.name().startswith("aten::_nested_") and has(operator.name(), keys.CPU)
+    if makes_one and not has(operator.name(), keys.NestedTensorCPU):
+        return keys.CPU
+    return next((key for key in possible if has(operator.name(), key)), keys.NestedTensorCPU)
+
+
+@contextmanager
+def outside_interception() -> Iterator[None]:
+    """Let operators reach their kernels while those around them are intercepted."""
+    set_excluded(FAKE, True)
+    try:
+        yield
+    finally:
+        set_excluded(FAKE, False)
+
+
 @contextmanager
 def interception(fallback: Callable[..., Any]) -> Iterator[None]:
     """Route every operator of this thread that would reach a kernel to ``fallback(op, *args)``.

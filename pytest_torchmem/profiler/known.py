@@ -36,10 +36,14 @@ _INITIALISERS = torch.nn.init.__file__
 _CPU = torch.device("cpu")
 
 
-def worth_knowing(dtype: torch.dtype, elements: int) -> bool:
-    """Return whether the values of a tensor of that size are kept."""
+def worth_knowing(dtype: torch.dtype, elements: int, largest: int = 0) -> bool:
+    """Return whether the values of a tensor of that size are kept.
+
+    ``largest``: the elements of the largest known tensor that it is computed from. A mask made
+    floating (``-inf`` where nothing is attended to) is as large as the boolean one.
+    """
     floating = dtype.is_floating_point or dtype.is_complex
-    return elements <= (LIMIT_FLOATING if floating else LIMIT_INTEGER)
+    return elements <= (max(LIMIT_FLOATING, largest) if floating else LIMIT_INTEGER)
 
 
 def memory_for(dtype: torch.dtype, nbytes: int, operator: str = "") -> Tensor | None:
@@ -143,13 +147,16 @@ class KnownValues:
                 **replace_tensors(kwargs, lambda tensor: real[id(tensor)]),
             )
 
-    def take(self, results: Any, values: Any) -> None:
-        """Keep ``values`` as those of ``results``, where they are small enough."""
+    def take(self, results: Any, values: Any, largest: int = 0) -> None:
+        """Keep ``values`` as those of ``results``, where they are small enough.
+
+        ``largest``: the elements of the largest known tensor that they were computed from.
+        """
         for tensor, value in zip(tensors_in(results), tensors_in(values), strict=False):
             record = self._ledger.records.get(storage_address(tensor))
             if record is None or record.known is not None or tensor.shape != value.shape:
                 continue
-            if worth_knowing(tensor.dtype, tensor.numel()):
+            if worth_knowing(tensor.dtype, tensor.numel(), largest):
                 remember(record, laid_out_as(tensor, value))
 
     def _compute(self, call: Call, plan: Plan, result: Any) -> bool:
@@ -157,7 +164,8 @@ class KnownValues:
         made = [output for output in _outputs_of(plan.outputs) if type(output) is Output]
         if not made and not operator.mutated and not operator.mutated_names:
             return False
-        if not all(worth_knowing(output.dtype, _elements(output)) for output in made):
+        largest = max((tensor.numel() for tensor in call.tensors), default=0)
+        if not all(worth_knowing(output.dtype, _elements(output), largest) for output in made):
             return False
         if operator.random and made and made[0].dtype.is_floating_point and _elements(made[0]) > 1:
             return False  # a random number may decide whether a layer is dropped; a tensor does not
@@ -169,7 +177,7 @@ class KnownValues:
             real = self.run(call, values)
         except (RuntimeError, NotImplementedError, IndexError, ValueError):
             return False
-        self.take(result, real)
+        self.take(result, real, largest)
         return True
 
     def _written(self, call: Call) -> None:

@@ -265,7 +265,13 @@ class Ledger:
 
         Some program's variable, or a traceback's frame, may hold them.
         """
-        survivors = {record.address for record in self.records.values() if record.hollow}
+        survivors = set()
+        for record in self.records.values():
+            storage = record()
+            if storage is not None and record.memory is not None:
+                storage._memory = record.memory  # C++ may read it as long as the storage lives
+            elif record.hollow:
+                survivors.add(record.address)
         self.records.clear()
         return survivors
 

@@ -28,6 +28,7 @@ class Treatment(Enum):
     SCALAR = "it hands a value to Python"
     LIFT = "it brings a tensor made of Python numbers into the trace"
     RESIZE = "it changes the size of a storage"
+    NESTED = "it makes a nested tensor of others"
     PASS = "it checks data and decides nothing"
 
 
@@ -35,6 +36,10 @@ _BY_NAME = {
     "aten::_local_scalar_dense": Treatment.SCALAR,
     "aten::lift_fresh": Treatment.LIFT,
     "aten::resize_": Treatment.RESIZE,
+    "aten::_nested_from_padded": Treatment.NESTED,
+    "aten::_nested_tensor_from_mask": Treatment.NESTED,
+    "aten::_nested_tensor_from_mask_left_aligned": Treatment.NESTED,
+    "aten::_nested_tensor_from_tensor_list": Treatment.NESTED,
     # Answers that depend on geometry and settings alone, asked by C++ composites.
     "aten::_fused_sdp_choice": Treatment.NATIVE,
     "aten::is_same_size": Treatment.NATIVE,

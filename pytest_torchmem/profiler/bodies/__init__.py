@@ -56,6 +56,7 @@ def find_body(operator: str) -> Body | None:
         losses,
         normalization,
         sampling,
+        transformer,
     )
 
     return _BODIES.get(operator)

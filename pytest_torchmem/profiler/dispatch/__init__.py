@@ -33,6 +33,7 @@ _FAMILIES = (
     "attention",
     "dropout",
     "losses",
+    "nested",
     "normalization",
     "recurrent",
     "softmax",

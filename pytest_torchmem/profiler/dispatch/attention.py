@@ -9,6 +9,7 @@ the chosen kernel is native/transformers/attention.cpp, ``scaled_dot_product_att
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +68,6 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Any:
     """Run the implementation that the GPU would; attention.cpp."""
-    if query.is_nested or key.is_nested or value.is_nested:
-        return composite()
     _validate(query, key, value, attn_mask)
     call = Attention(gpu, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     backend = choose(call)
@@ -126,6 +125,28 @@ def choose(call: Attention) -> int:
         if (
             (backend == CUDNN and _cudnn_takes(call))
             or (backend == FLASH and _flash_takes(call))
+            or (backend == EFFICIENT and _efficient_takes(call))
+            or (backend == MATH and torch.backends.cuda.math_sdp_enabled())
+        ):
+            return backend
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def choose_nested(gpu: Gpu, dtype: torch.dtype, size: int, lengths: Sequence[int]) -> int:
+    """Return the choice for one nested tensor that is query, key and value, in inference.
+
+    ``check_for_seq_len_0_nested_tensor`` stands in the place of what is asked of dense shapes,
+    flash attention takes no head size that it would have to pad
+    (``check_head_dim_size_flash_nested``), and cuDNN no nested tensor
+    (``check_for_nested_inputs``).
+    """
+    if 0 in lengths:
+        return MATH
+    stand_in = torch.empty((len(lengths), 1, max(lengths), size), dtype=dtype, device="meta")
+    call = Attention(gpu, stand_in, stand_in, stand_in, None, 0.0, False, False)
+    for backend in _order(gpu):
+        if (
+            (backend == FLASH and size % 8 == 0 and _flash_takes(call))
             or (backend == EFFICIENT and _efficient_takes(call))
             or (backend == MATH and torch.backends.cuda.math_sdp_enabled())
         ):

@@ -38,20 +38,21 @@ def native_multi_head_attention(
     mask_type: int | None = None,
 ) -> Any:
     """``native_multi_head_attention_cuda``: a fused attention where one takes it."""
-    if query.is_nested or key.is_nested or value.is_nested or query.dim() != 3:
+    if query.dim() != 3:
         return composite()
     batch, steps, _ = query.shape
     size = embed_dim // num_head
-    if query is key is value and size % 8 == 0 and not need_weights:
+    # A mask of padding has not the shape that fused kernels want.
+    if query is key is value and size % 8 == 0 and not need_weights and mask is None:
         heads = query.view(batch, steps, num_head, size).transpose(1, 2)
-        call = Attention(gpu, heads, heads, heads, mask, 0.0, False, False)
+        call = Attention(gpu, heads, heads, heads, None, 0.0, False, False)
         if choose(call) != MATH:
             projected = functional.linear(query, qkv_weight, qkv_bias)
             q, k, v = (
                 part.view(batch, -1, num_head, size).transpose(1, 2)
                 for part in projected.chunk(3, -1)
             )
-            output = functional.scaled_dot_product_attention(q, k, v, mask)
+            output = functional.scaled_dot_product_attention(q, k, v)
             merged = output.transpose(1, 2).reshape(batch, -1, embed_dim)
             return functional.linear(merged, proj_weight, proj_bias), None
     return _unfused(
@@ -130,8 +131,6 @@ def transformer_encoder_layer_fwd(
     mask_type: int | None = None,
 ) -> Any:
     """``transformer_encoder_layer_forward``: the layer's own operators, one after the other."""
-    if src.is_nested:
-        return composite()
     first, second = (norm_weight_1, norm_bias_1), (norm_weight_2, norm_bias_2)
 
     def norm(x: Tensor, parameters: tuple[Tensor, Tensor]) -> Tensor:

@@ -1,0 +1,181 @@
+"""Kernels of nested tensors that reach into memory, as far as they allocate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from pytest_torchmem.profiler.internals import run_nested_kernel
+from pytest_torchmem.profiler.nested import NestedTensors, nested_kernel
+
+_aten: Any = torch.ops.aten
+
+
+@nested_kernel("aten::_nested_tensor_from_tensor_list", device="cpu")
+def from_tensors(nested: NestedTensors, parts: Sequence[Tensor], *options: Any) -> Tensor:
+    """One buffer that the parts are copied to where all of them are contiguous, else the buffer of
+    a concatenation; native/nested/NestedTensorUtils.h, wrap_tensor_node.
+    """
+    dtypes = {part.dtype for part in parts}
+    dense = len(dtypes) == 1 and all(part.is_contiguous() for part in parts)
+    if not dense or any(option is not None for option in options):
+        operator = _aten._nested_tensor_from_tensor_list.default
+        made: Tensor = run_nested_kernel(operator, parts, *options)
+        return made
+    buffer = parts[0].new_empty((sum(part.numel() for part in parts),))
+    return nested.wrap(buffer, nested.table([list(part.shape) for part in parts]))
+
+
+@nested_kernel("aten::native_layer_norm")
+def layer_norm(
+    nested: NestedTensors,
+    input: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """native/nested/NestedTensorMath.cpp, nested_layer_norm; the statistics are float on CUDA."""
+    buffer = input.values()
+    count = buffer.numel() // elements(normalized_shape)
+    output = torch.empty_like(buffer)
+    half = buffer.dtype in (torch.float16, torch.bfloat16)
+    dtype = torch.float32 if half and buffer.device.type == "cuda" else buffer.dtype
+    mean = buffer.new_empty((count,), dtype=dtype)
+    rstd = buffer.new_empty((count,), dtype=dtype)
+    return nested.wrap(output, input._nested_tensor_size()), mean, rstd
+
+
+@nested_kernel("aten::_transform_bias_rescale_qkv", device="cpu")
+def transform_bias_rescale_qkv(
+    nested: NestedTensors, qkv: Tensor, qkv_bias: Tensor, num_heads: int
+) -> tuple[Tensor, ...]:
+    """native/transformers/attention.cpp, transform_bias_rescale_qkv_cpu."""
+    padded = qkv.to_padded_tensor(0)
+    batch, steps, size = padded.shape
+    head = size // 3 // num_heads
+    projected = padded.new_empty((3, batch, num_heads, steps, head))
+    bias = qkv_bias.contiguous()
+    parts = projected.view(3 * batch, num_heads, steps, head).split(batch)
+    del bias
+    return tuple(parts)
+
+
+def _padding_masks(padded: Tensor, rows: list[list[int]]) -> list[Tensor]:
+    """A mask for each part, of the shape of the largest."""
+    target = [
+        max(padded.size(column + 1), *(row[column] for row in rows))
+        for column in range(padded.dim() - 1)
+    ]
+    masks = []
+    for row in rows:
+        mask = padded.new_full(row, True, dtype=torch.bool)
+        missing = [
+            side
+            for size, goal in zip(reversed(row), reversed(target), strict=True)
+            for side in (0, goal - size)
+        ]
+        masks.append(functional.pad(mask, missing))
+        del mask
+    return masks
+
+
+@nested_kernel("aten::_nested_from_padded", device="cpu")
+def from_padded_by_mask(
+    nested: NestedTensors, padded: Tensor, sizes: Tensor, fuse_transform_0213: bool = False
+) -> Tensor:
+    """native/nested/NestedTensorMath.cpp, nested_from_padded_generic.
+
+    ``masked_select`` is told again, because a mask for every element is too large to be known:
+    native/TensorAdvancedIndexing.cpp, masked_select_out_impl_cpu.
+    """
+    if fuse_transform_0213:
+        batch, heads, steps, size = padded.shape
+        padded = padded.permute(0, 2, 1, 3).contiguous().view(batch, steps, heads * size)
+    rows: list[list[int]] = sizes.tolist()
+    masks = _padding_masks(padded, rows)
+    mask = torch.stack(masks)
+    count = mask.new_empty((), dtype=torch.int64)
+    counted = mask.to(torch.int64)
+    del counted, count
+    buffer = padded.new_empty((sum(elements(row) for row in rows),))
+    if not padded.is_contiguous() and buffer.numel():
+        selected = torch.empty(mask.shape, dtype=torch.int64)
+        positions = torch.empty(mask.shape, dtype=torch.int64)
+        del selected, positions
+    made = nested.wrap(buffer, sizes)
+    del masks
+    return made
+
+
+def elements(row: Sequence[int]) -> int:
+    """Return how many elements a part of these sizes has."""
+    product = 1
+    for size in row:
+        product *= size
+    return product
+
+
+def to_padded_by_parts(self: Tensor, padding: float, output_size: list[int] | None) -> Tensor:
+    """native/nested/NestedTensorMath.cpp, NestedTensor_to_padded_tensor_generic."""
+    padded: Tensor = run_nested_kernel(_aten.to_padded_tensor.default, self, padding, output_size)
+    return padded
+
+
+@nested_kernel("aten::_transformer_encoder_layer_fwd")
+def transformer_encoder_layer(
+    nested: NestedTensors,
+    src: Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Tensor,
+    norm_bias_1: Tensor,
+    norm_weight_2: Tensor,
+    norm_bias_2: Tensor,
+    ffn_weight_1: Tensor,
+    ffn_bias_1: Tensor,
+    ffn_weight_2: Tensor,
+    ffn_bias_2: Tensor,
+    mask: Tensor | None = None,
+    mask_type: int | None = None,
+) -> Tensor:
+    """native/transformers/transformer.cpp, transformer_encoder_layer_forward."""
+    first, second = (norm_weight_1, norm_bias_1), (norm_weight_2, norm_bias_2)
+
+    def norm(x: Tensor, parameters: tuple[Tensor, Tensor]) -> Tensor:
+        normed: Tensor = _aten.native_layer_norm.default(x, (embed_dim,), *parameters, eps)[0]
+        return normed
+
+    x = norm(src, first) if norm_first else src
+    x = _aten._native_multi_head_attention.default(
+        x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False,
+        True, mask_type,
+    )[0]  # fmt: skip
+    x.add_(src)
+    if not norm_first:
+        x = norm(x, first)
+    attended = x
+    if norm_first:
+        x = norm(x, second)
+    sizes = x._nested_tensor_size()
+    hidden = _aten._addmm_activation.default(
+        ffn_bias_1, x.values().view(-1, embed_dim), ffn_weight_1.t(), use_gelu=use_gelu
+    )
+    x = nested.wrap(hidden.view(-1), nested.with_last_size(sizes, ffn_weight_1.size(0)))
+    del hidden
+    output = torch.addmm(ffn_bias_2, x.values().view(-1, ffn_weight_1.size(0)), ffn_weight_2.t())
+    x = nested.wrap(output.view(-1), nested.with_last_size(sizes, ffn_weight_2.size(0)))
+    del output
+    x.add_(attended)
+    return x if norm_first else norm(x, second)
