@@ -1,0 +1,150 @@
+"""Memory snapshots as ``torch.cuda.memory._dump_snapshot`` writes them, read as plain data.
+
+A snapshot is a pickle, and a pickle can run anything: only builtin containers, numbers and strings
+are let through here. ``segments`` is what the allocator had when the snapshot was taken, with every
+block; ``device_traces`` what happened before, per device (torch/csrc/cuda/memory_snapshot.cpp).
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class SnapshotError(ValueError):
+    """A file that is not a memory snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One entry of a trace; ``size`` is what was asked for, or that of a segment, in bytes."""
+
+    action: str
+    """``alloc``, ``free_requested``, ``free_completed``, ``segment_alloc``, ``segment_free``,
+    ``segment_map``, ``segment_unmap``, ``snapshot`` or ``oom``."""
+    address: int
+    size: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Memory that the device gave; of an expandable segment, a range that is mapped."""
+
+    address: int
+    size: int
+    stream: int
+    is_small: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A block as the snapshot has it."""
+
+    address: int
+    size: int
+    requested: int
+    in_use: bool
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What one device's allocator did, and how it stood at the end."""
+
+    device: int
+    options: str
+    """As in ``PYTORCH_ALLOC_CONF``."""
+    events: tuple[Event, ...]
+    segments: tuple[Segment, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def is_expandable(self) -> bool:
+        """Whether segments grow page by page."""
+        return any(event.action == "segment_map" for event in self.events)
+
+    @property
+    def requests(self) -> int:
+        """How many requests were made."""
+        return sum(1 for event in self.events if event.action == "alloc")
+
+
+class _PlainData(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise SnapshotError(f"a snapshot has no {module}.{name} in it: this file is another thing")
+
+
+def plain(data: bytes) -> Any:
+    """Return what a pickle of plain data holds; raises ``SnapshotError`` for anything else."""
+    try:
+        return _PlainData(io.BytesIO(data)).load()
+    except SnapshotError:
+        raise
+    except Exception as error:  # a pickle that is cut short can raise almost anything
+        raise SnapshotError(f"this is not a pickle: {error!r}") from None
+
+
+def histories(path: Path) -> list[History]:
+    """Return the history of every device of a snapshot file that has one.
+
+    Raises ``SnapshotError`` where the file is not a snapshot.
+    """
+    return histories_of(plain(path.read_bytes()))
+
+
+def histories_of(snapshot: Any) -> list[History]:
+    """Return the history of every device of a snapshot that has one."""
+    if not isinstance(snapshot, Mapping) or "segments" not in snapshot:
+        raise SnapshotError("this is not a snapshot: expected 'segments' and 'device_traces'")
+    options = (snapshot.get("allocator_settings") or {}).get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    return [
+        _history(device, options, trace, snapshot["segments"])
+        for device, trace in enumerate(snapshot.get("device_traces", ()))
+        if trace
+    ]
+
+
+def _history(
+    device: int, options: str, trace: Sequence[Mapping[str, Any]], segments: Sequence[Any]
+) -> History:
+    own = [segment for segment in segments if segment["device"] == device]
+    return History(
+        device,
+        options,
+        tuple(
+            Event(
+                entry["action"],
+                entry.get("addr", entry.get("device_free", 0)),
+                entry["size"],
+                entry["stream"],
+            )
+            for entry in trace
+        ),
+        tuple(
+            Segment(
+                segment["address"],
+                segment["total_size"],
+                segment["stream"],
+                segment["segment_type"] == "small",
+            )
+            for segment in own
+        ),
+        tuple(piece for segment in own for piece in _pieces(segment)),
+    )
+
+
+def _pieces(segment: Mapping[str, Any]) -> Iterator[Piece]:
+    address = segment["address"]
+    for block in segment["blocks"]:
+        in_use = block["state"] != "inactive"
+        yield Piece(
+            block.get("address", address),
+            block["size"],
+            block.get("requested_size", block["size"]) if in_use else 0,
+            in_use,
+        )
+        address += block["size"]

@@ -1,0 +1,114 @@
+"""Recorded steps beside traces of the same programs: the requests in order, and the peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+import pytest_torchmem as torchmem
+from benchmarks.truth.published import programs
+from benchmarks.truth.published.programs import MARK, Program, medium, small
+from benchmarks.truth.published.snapshots import History
+
+PROGRAMS: Mapping[str, tuple[Program, str]] = {
+    **{
+        f"Wedsonlin/assignment2-systems results/medium_{length}_{kind}_memory_snapshot.pickle": (
+            make(medium(length), autocast),
+            "a100",
+        )
+        for kind, make, settings in (
+            ("inference", programs.inference, {128: False, 256: False, 512: True, 1024: False}),
+            ("training", programs.training, {128: False, 256: False, 512: True, 1024: True}),
+        )
+        for length, autocast in settings.items()
+    },
+    "Charan6924/assignment2-systems cs336_systems/memory_snapshot.pickle": (
+        programs.evaluations(small(512)),
+        "a100",
+    ),
+    "MAGMA27/assignment2-systems memory_snapshot.pickle": (
+        programs.accumulating(small(256, batch=32)),
+        "a100",
+    ),
+    "shreyansh26/MLSys-Experiments model_memory_usage/profile_grad.pkl": (
+        programs.linear(with_gradients=True),
+        "h100",
+    ),
+    "shreyansh26/MLSys-Experiments model_memory_usage/profile_no_grad.pkl": (
+        programs.linear(with_gradients=False),
+        "h100",
+    ),
+}
+"""Programs by repository and path, and a GPU of the kind that the recording shows.
+
+None of these sources names its GPU. It decides nothing in these programs but cuBLAS's buffer, and
+that is in the recordings: 8.125 MiB in all but the last two, which have the 32 MiB of sm90.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One recorded step and its trace; bytes where nothing else is said."""
+
+    requests: tuple[int, int]
+    """How many were made: traced, recorded."""
+    same: int
+    """How many of them are the same, in order."""
+    peak: tuple[int, int]
+    """Of what was requested, above what was there when the recording began."""
+    reserved: tuple[int, int]
+    """The most that the process reserved until the recording's end: its trace begins with the
+    process, and so with no segments."""
+    unknown: tuple[str, ...]
+    """Operators whose workspace the trace does not know."""
+
+
+def compare(program: Program, gpu: str, history: History) -> Comparison:
+    """Trace a program and compare it with its recording."""
+    traced, reserved, unknown = traced_events(program, gpu)
+    recorded = recorded_events(history)
+    matching = SequenceMatcher(None, _requests(traced), _requests(recorded), autojunk=False)
+    return Comparison(
+        (len(_requests(traced)), len(_requests(recorded))),
+        sum(block.size for block in matching.get_matching_blocks()),
+        (highest(traced), highest(recorded)),
+        (reserved, sum(segment.size for segment in history.segments)),
+        unknown,
+    )
+
+
+def traced_events(program: Program, gpu: str) -> tuple[list[int], int, tuple[str, ...]]:
+    """Return what a trace requests (bytes) and frees (minus bytes) between a program's marks.
+
+    And the process's reserved peak, and the operators whose workspace is not known.
+    """
+    profile = torchmem.trace(program, device="cuda", gpu=gpu, memory="unlimited")
+    timeline = profile.timeline
+    sizes = [
+        timeline.allocations[abs(event) - 1].nbytes * (1 if event > 0 else -1)
+        for event in timeline.events
+    ]
+    begin, end = (position for position, size in enumerate(sizes) if size == MARK)
+    assert profile.reserved_peak is not None
+    found = [size for size in sizes[begin + 2 : end] if size]
+    return found, profile.reserved_peak, profile.unknown_workspaces
+
+
+def recorded_events(history: History) -> list[int]:
+    """Return what a history requests (bytes) and frees (minus bytes)."""
+    sign = {"alloc": 1, "free_completed": -1}
+    return [event.size * sign[event.action] for event in history.events if event.action in sign]
+
+
+def highest(events: Sequence[int]) -> int:
+    """Return the most bytes that were alive above those at the beginning."""
+    live = most = 0
+    for size in events:
+        live += size
+        most = max(most, live)
+    return most
+
+
+def _requests(events: Sequence[int]) -> list[int]:
+    return [size for size in events if size > 0]

@@ -1,0 +1,337 @@
+"""Recordings of real GPUs: how they are read and replayed, and figures of some that were published.
+
+The recordings themselves are no part of this repository (``python -m benchmarks.truth.published``
+compares with them). Snapshots here are made by the replay itself, in the form torch gives them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.truth.published.kineto import compare_step, read_step
+from benchmarks.truth.published.programs import recording
+from benchmarks.truth.published.replaying import replay
+from benchmarks.truth.published.snapshots import (
+    History,
+    SnapshotError,
+    histories,
+    histories_of,
+    plain,
+)
+from benchmarks.truth.published.sources import sources
+from benchmarks.truth.published.traced import PROGRAMS, highest, traced_events
+from pytest_torchmem.profiler.allocator import CachingAllocator, parse_options
+from pytest_torchmem.profiler.allocator.blocks import Block
+
+MIB = 2**20
+WEDSONLIN = "Wedsonlin/assignment2-systems results/"
+
+
+class Recorder(CachingAllocator):
+    """An allocator that writes down what it does, on addresses that a driver might give."""
+
+    def __init__(self, options: str, chance: random.Random) -> None:
+        super().__init__(parse_options(options))
+        self.text, self.chance = options, chance
+        self.trace: list[dict[str, Any]] = []
+        self._places = chance.sample(range(1, 4096), 4095)
+
+    def new_addresses(self, size: int) -> int:
+        """Return an address that is not in order with the others."""
+        return self._places.pop() << 45
+
+    def note(self, action: str, address: int, size: int) -> None:
+        """Write one entry."""
+        self.trace.append({"action": action, "addr": address, "size": size, "stream": 0})
+
+    def request(self, nbytes: int) -> Block:
+        """Make a request, and write it down with the segment made for it."""
+        before = self.segments()
+        block = self.allocate(nbytes)
+        assert block is not None
+        for address, size in self.segments().items():
+            if address not in before:
+                self.note("segment_alloc", address, size)
+        self.note("alloc", block.address, nbytes)
+        return block
+
+    def give_back(self, block: Block) -> None:
+        """Free a block, and write it down."""
+        self.note("free_requested", block.address, block.requested)
+        self.note("free_completed", block.address, block.requested)
+        self.free(block)
+
+    def empty(self) -> None:
+        """Empty the cache, and write down what went."""
+        before = self.segments()
+        self.empty_cache()
+        for address in before.keys() - self.segments().keys():
+            self.note("segment_free", address, before[address])
+
+    def segments(self) -> dict[int, int]:
+        """Return the bytes of each segment by its address."""
+        return {blocks[0].address: sum(block.size for block in blocks) for blocks in self._chains()}
+
+    def snapshot(self, from_event: int = 0) -> dict[str, Any]:
+        """Return what ``torch.cuda.memory._snapshot`` would."""
+        return {
+            "segments": [
+                {
+                    "device": 0,
+                    "address": blocks[0].address,
+                    "total_size": sum(block.size for block in blocks),
+                    "stream": 0,
+                    "segment_type": "small" if blocks[0].pool.is_small else "large",
+                    "blocks": [
+                        {
+                            "address": block.address,
+                            "size": block.size,
+                            "requested_size": block.requested,
+                            "state": "active_allocated" if block.allocated else "inactive",
+                        }
+                        for block in blocks
+                    ],
+                }
+                for blocks in self._chains()
+            ],
+            "device_traces": [self.trace[from_event:]],
+            "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": self.text},
+        }
+
+    def _chains(self) -> Iterator[list[Block]]:
+        for block in self.blocks():
+            if block.before is None:
+                chain = [block]
+                while chain[-1].after is not None:
+                    chain.append(chain[-1].after)
+                yield chain
+
+
+def recorded(seed: int, options: str = "") -> tuple[Recorder, int]:
+    """Return a recorder after a program, and the event at which a recording might begin."""
+    chance = random.Random(seed)
+    recorder = Recorder(options, chance)
+    live: list[Block] = []
+    begin = 0
+    for step in range(600):
+        if step == 300:
+            begin = len(recorder.trace)
+        if live and chance.random() < 0.48:
+            recorder.give_back(live.pop(chance.randrange(len(live))))
+        elif chance.random() < 0.02:
+            recorder.empty()
+        else:
+            live.append(recorder.request(int(2 ** chance.uniform(2, 26))))
+    return recorder, begin
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("options", ["", "max_split_size_mb:32"])
+def test_a_recording_is_replayed_from_its_beginning_and_from_its_midst(
+    seed: int, options: str
+) -> None:
+    recorder, begin = recorded(seed, options)
+    for from_event in (0, begin):
+        (history,) = histories_of(recorder.snapshot(from_event))
+        outcome = replay(history)
+        assert outcome.is_exact, outcome
+        assert outcome.requests == history.requests > 0
+        assert outcome.reserved_end == (recorder.reserved, recorder.reserved)
+
+
+def _other_address(snapshot: dict[str, Any]) -> None:
+    """Let two requests of one size have changed places."""
+    trace = snapshot["device_traces"][0]
+    first = next(entry for entry in trace if entry["action"] == "alloc" and entry["size"] < MIB)
+    first["addr"] += 512
+    for entry in trace[trace.index(first) + 1 :]:
+        if entry["addr"] == first["addr"] - 512 and entry["action"].startswith("free"):
+            entry["addr"] += 512
+            if entry["action"] == "free_completed":
+                break
+
+
+def _other_segment(snapshot: dict[str, Any]) -> None:
+    entry = next(e for e in snapshot["device_traces"][0] if e["action"] == "segment_alloc")
+    entry["size"] += 2 * MIB
+
+
+def _other_block(snapshot: dict[str, Any]) -> None:
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    free = max((block for block in blocks if block["state"] == "inactive"), key=lambda b: b["size"])
+    free["size"] -= 512
+
+
+def _not_released(snapshot: dict[str, Any]) -> None:
+    trace = snapshot["device_traces"][0]
+    trace.remove(next(entry for entry in trace if entry["action"] == "segment_free"))
+
+
+@pytest.mark.parametrize("change", [_other_address, _other_segment, _other_block, _not_released])
+def test_what_is_not_the_same_is_found(change: Callable[[dict[str, Any]], None]) -> None:
+    recorder, _ = recorded(1)
+    snapshot = recorder.snapshot()
+    change(snapshot)
+    try:
+        (history,) = histories_of(snapshot)
+        outcome = replay(history)
+    except SnapshotError:
+        return
+    assert not outcome.is_exact
+    assert outcome.first
+
+
+def expandable() -> dict[str, Any]:
+    """Return a snapshot of two requests in an expandable segment, as torch 2.x makes it.
+
+    Pages of 20 MiB are mapped one behind the other, and the second request begins in the first.
+    """
+    base = 0x602000000
+    trace = [
+        ("segment_map", base, 20 * MIB),
+        ("alloc", base, 16 * MIB),
+        ("segment_map", base + 20 * MIB, 20 * MIB),
+        ("alloc", base + 16 * MIB, 16 * MIB),
+        ("free_requested", base, 16 * MIB),
+        ("free_completed", base, 16 * MIB),
+    ]
+    sizes = [(16 * MIB, "inactive"), (16 * MIB, "active_allocated"), (8 * MIB, "inactive")]
+    return {
+        "segments": [
+            {
+                "device": 0,
+                "address": base,
+                "total_size": 40 * MIB,
+                "stream": 0,
+                "segment_type": "large",
+                "blocks": [
+                    {"size": size, "requested_size": size, "state": state} for size, state in sizes
+                ],
+            }
+        ],
+        "device_traces": [
+            [
+                {"action": action, "addr": address, "size": size, "stream": 0}
+                for action, address, size in trace
+            ]
+        ],
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    }
+
+
+def test_expandable_segments_are_replayed() -> None:
+    (history,) = histories_of(expandable())
+    assert history.is_expandable
+    outcome = replay(history)
+    assert outcome.is_exact, outcome
+    assert outcome.reserved_peak == (40 * MIB, 40 * MIB)
+
+
+def test_a_snapshot_is_read_from_a_file_and_runs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(recorded(2)[0].snapshot()))
+    assert isinstance(histories(path)[0], History)
+    with pytest.raises(SnapshotError, match=r"has no pathlib\.\w+ in it"):
+        plain(pickle.dumps(tmp_path))
+    with pytest.raises(SnapshotError, match="not a pickle"):
+        plain(b"<html>")
+    with pytest.raises(SnapshotError, match="not a snapshot"):
+        histories_of({"some": "thing"})
+
+
+def test_events_that_do_not_fit_the_end_are_an_error() -> None:
+    snapshot = recorded(3)[0].snapshot()
+    snapshot["segments"] = []
+    with pytest.raises(SnapshotError, match="never seen again"):
+        replay(histories_of(snapshot)[0])
+
+
+def test_every_program_has_its_source() -> None:
+    found = sources()
+    assert {source.name for source in found} >= set(PROGRAMS)
+    assert len({source.url for source in found}) == len(found)
+    assert all(len(source.commit) == 40 and len(source.sha256) == 64 for source in found)
+
+
+# Figures that these recordings have: the peak of what was requested in the recorded part, and the
+# bytes that the process had reserved at its end. torch 2.11.0, GPU not named.
+@pytest.mark.parametrize(
+    ("name", "peak", "reserved", "requests"),
+    [
+        (
+            "Charan6924/assignment2-systems cs336_systems/memory_snapshot.pickle",
+            247_959_552,
+            937_426_944,
+            3221,
+        ),
+        (
+            WEDSONLIN + "medium_128_training_memory_snapshot.pickle",
+            1_918_013_444,
+            7_235_174_400,
+            6526,
+        ),
+    ],
+)
+def test_traces_give_what_was_recorded_on_real_gpus(
+    name: str, peak: int, reserved: int, requests: int
+) -> None:
+    events, traced, unknown = traced_events(*PROGRAMS[name])
+    assert highest(events) == peak
+    assert traced == reserved
+    # index_put's first temporary, which is freed before the next, is not told apart
+    assert sum(1 for size in events if size > 0) == pytest.approx(requests, abs=1)
+    assert not unknown
+
+
+def test_a_step_of_a_profiler_trace(tmp_path: Path) -> None:
+    import torch
+
+    def program() -> None:
+        with recording():
+            torch.empty(1000, device="cuda").add(1)
+
+    def span(name: str, start: int, stop: int) -> dict[str, Any]:
+        return {"ph": "X", "cat": "Operator", "name": name, "tid": 7, "ts": start, "args": {}} | {
+            "dur": stop - start
+        }
+
+    def memory(time: int, nbytes: int, device: int = 1) -> dict[str, Any]:
+        args = {"Device Type": device, "Device Id": 0, "Bytes": nbytes}
+        return {"ph": "i", "name": "[memory]", "tid": "7", "ts": time, "args": args}
+
+    trace = {
+        "deviceProperties": [{"name": "Tesla V100"}],
+        "traceEvents": [
+            span("ProfilerStep#1", 0, 9),
+            span("ProfilerStep#2", 10, 99),
+            memory(5, 512),
+            span("aten::empty", 11, 13),
+            memory(12, 4096),
+            memory(12, 64, device=0),
+            span("aten::add", 20, 40),
+            span("aten::empty", 21, 23),
+            memory(22, 4608),
+            memory(50, -4608),
+            memory(51, -4096),
+        ],
+    }
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+    step = read_step(path, 1)
+    assert step.events == (4096, 4608, -4608, -4096)
+    assert step.operators[:3] == ("aten::empty", "aten::add > aten::empty", "")
+    found = compare_step(step, program, "v100")
+    assert found.requests == (2, 2)
+    assert found.same == 1
+    assert found.peak == (8192, 8704)
+    assert found.only_recorded == {"aten::add > aten::empty": 1}
+    with pytest.raises(SnapshotError, match="has 2 steps"):
+        read_step(path, 2)
