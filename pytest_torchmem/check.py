@@ -21,16 +21,17 @@ from pytest_torchmem.budget import (
     overruns,
     read_budget,
 )
+from pytest_torchmem.calibrating import Calibrations
 from pytest_torchmem.collection import Collection, test_id
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measuring import RealRun, Target
-from pytest_torchmem.record import Outcome, Record
+from pytest_torchmem.record import Calibrated, Outcome, Record
 from pytest_torchmem.report import messages
 from pytest_torchmem.settings import Settings, parse_devices, parse_measure
 from pytest_torchmem.snapshot.compare import Comparison, beyond, compare, with_entry
 from pytest_torchmem.snapshot.explain import explain, peak_contents, what_grew
 from pytest_torchmem.snapshot.format import Entry, Key, SnapshotError
-from pytest_torchmem.snapshot.location import orphans_in, snapshot_path
+from pytest_torchmem.snapshot.location import calibration_path, orphans_in, snapshot_path
 from pytest_torchmem.snapshot.plan import moves, renames
 from pytest_torchmem.snapshot.store import Stored, read
 from pytest_torchmem.tolerance import Level, parse_rules
@@ -68,6 +69,7 @@ class Context:
     settings: Settings
     collection: Collection
     files: dict[Path, Stored]
+    calibrations: Calibrations
 
     def stored(self, path: Path) -> Stored:
         """Return a snapshot file as it was when this process first asked for it."""
@@ -193,9 +195,13 @@ class Checker:
 
     def trace_options(self, device: str, gpu: str | None) -> dict[str, Any]:
         """Return what a trace on ``device`` is given where the test says nothing else."""
-        allocator = self.context.settings.allocator
-        given = {"allocator": allocator} if allocator and device == "cuda" else {}
-        return {"device": device, "gpu": gpu, **given}
+        given: dict[str, Any] = {"device": device, "gpu": gpu}
+        if device == "cuda":
+            allocator = self.context.settings.allocator
+            calibration = self.context.calibrations.of(self.item.path)
+            given |= {"allocator": allocator} if allocator else {}
+            given |= {"calibration": calibration} if calibration is not None else {}
+        return given
 
     def _plan(
         self,
@@ -250,6 +256,7 @@ class Checker:
         gpu = plan.gpu if device == "cuda" else None
         key = Key(self.test, plan.name, device, gpu or "")
         stored = self._stored() if plan.uses_snapshot else None
+        calibrated = self._calibrated(key, plan, target) if gpu is not None else None
         try:
             profile = target.trace(device, gpu if plan.gpu_named else None)
         except BaseException as error:
@@ -266,6 +273,9 @@ class Checker:
             figures=profile.figures(),
             warnings=profile.warnings,
             unknown_workspaces=profile.unknown_workspaces,
+            calibrated_workspaces=profile.calibrated_workspaces,
+            workspaces=profile.by_confidence(),
+            calibration=self._asking(calibrated, gpu, profile),
             torch=public_version(profile.torch_version),
         )
         if gpu is not None and plan.gpu_named:
@@ -301,6 +311,29 @@ class Checker:
         except BaseException as error:
             self._not_checked_since(error, record.key)
             raise
+
+    def _calibrated(self, key: Key, plan: _Plan, target: Target) -> Calibrated | None:
+        """In an update, run the step on this machine's GPU for what kernels take there."""
+        __tracebackhide__ = True
+        measures = plan.measure != "never" and target.record is not None
+        if not measures or not (self._accepts("new") or self._accepts("changed")):
+            return None
+        try:
+            return self.context.calibrations.measure(self.item.path, target)
+        except BaseException as error:
+            self._not_checked_since(error, key)
+            raise
+
+    def _asking(
+        self, found: Calibrated | None, gpu: str | None, profile: MemoryProfile
+    ) -> Calibrated | None:
+        """Return what an update learns of this check: what is asked, and the GPU's answers."""
+        if gpu is None or not self.context.settings.update:
+            return None
+        found = found or Calibrated()
+        asked = {gpu: profile.questions, **found.asked}
+        file = self._relative(calibration_path(self.item.path))
+        return replace(found, asked=asked, file=file)
 
     def _not_checked_since(self, error: BaseException, key: Key) -> None:
         why = f"not checked: {type(error).__name__} was raised"

@@ -18,7 +18,7 @@ import pytest
 
 from pytest_torchmem.budget import MARKER
 from pytest_torchmem.snapshot.format import Key
-from pytest_torchmem.snapshot.location import DIRECTORY, orphans_in, snapshot_path
+from pytest_torchmem.snapshot.location import CALIBRATION, DIRECTORY, orphans_in, snapshot_path
 
 
 def test_file(item: pytest.Item) -> pytest.Collector | None:
@@ -170,12 +170,23 @@ class Collection:
     def to_plain(self) -> dict[str, list[Any]]:
         """Return what there is of snapshots, of builtin types.
 
-        ``modules`` are those that have a snapshot file, ``orphans`` the snapshot files, relative to
-        the root, of modules that do not exist any more, in directories that were collected whole.
+        ``modules`` are those that have a snapshot file. Of directories that were collected whole,
+        ``orphans`` are the snapshot files, relative to the root, of modules that do not exist any
+        more, and ``calibrations`` the calibration files, each with the ids of the directory's
+        memory tests.
         """
-        return {"modules": self._plain_modules(), "orphans": self._orphans()}
+        whole = self._whole_directories()
+        return {
+            "modules": self._plain_modules(),
+            "orphans": [self._relative(file) for path in whole for file in orphans_in(path)],
+            "calibrations": [
+                [self._relative(path / DIRECTORY / CALIBRATION), self._memory_tests_in(path)]
+                for path in whole
+                if (path / DIRECTORY / CALIBRATION).exists()
+            ],
+        }
 
-    def _orphans(self) -> list[str]:
+    def _whole_directories(self) -> list[Path]:
         option = self._config.getoption
         if self._hidden or option("ignore", None) or option("ignore_glob", None):
             return []
@@ -184,15 +195,25 @@ class Collection:
         found = []
         for nodeid, directory in self._directories.items():
             real = Path(os.path.realpath(directory))
-            inside = [m for m in self._modules.values() if m.path.parent == directory]
+            inside = self._modules_in(directory)
             whole = (
                 any(root == real or root in real.parents for root in roots)
                 and all(module.whole for module in inside)
                 and not any(self._touches(other, nodeid) for other in self._incomplete)
             )
             if whole:
-                found += [self._relative(file) for file in orphans_in(directory)]
+                found.append(directory)
         return found
+
+    def _modules_in(self, directory: Path) -> list[Module]:
+        return [module for module in self._modules.values() if module.path.parent == directory]
+
+    def _memory_tests_in(self, directory: Path) -> list[str]:
+        return [
+            f"{module.nodeid}::{test}"
+            for module in self._modules_in(directory)
+            for test in sorted(module.memory_tests)
+        ]
 
     def _relative(self, path: Path) -> str:
         return Path(os.path.relpath(path, self._config.rootpath)).as_posix()

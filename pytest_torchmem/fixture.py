@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,18 @@ from pytest_torchmem.measuring import Target
 
 if TYPE_CHECKING:
     from pytest_torchmem.measurement.cuda import MeasuredProfile
+    from pytest_torchmem.measurement.device import Device
+    from pytest_torchmem.profiler.calibration import Figure, Question
+    from pytest_torchmem.profiler.devices.catalogue import Gpu
     from pytest_torchmem.profiler.profile import MemoryProfile
 
+    Figures = dict[Question, Figure]
+
 _DISABLED = "not checked: --torchmem-disable"
+_OF_TRACES = ("host", "allocator", "memory", "calibration")
+"""Options of ``check`` that are meant for its traces alone."""
+_STEP = {"loss_fn": None, "backward": True, "optimizer": None, "steps": 1}
+"""Options that describe the step, in the order of ``run_target``, with their defaults."""
 
 
 class Torchmem:
@@ -63,11 +72,16 @@ class Torchmem:
 
         def run_for_real() -> MeasuredProfile:
             __tracebackhide__ = True
-            left_out = ("host", "allocator", "memory")
-            given = {key: value for key, value in kwargs.items() if key not in left_out}
-            return _measure(target, *args, **given)
+            return _measure(target, *args, **_without_trace_options(kwargs))
 
-        return self._checker.check(Target(run, run_for_real), name, device, gpu, tolerance, measure)
+        def record(on: Device, of: Gpu, questions: Collection[Question]) -> Figures:
+            __tracebackhide__ = True
+            given = _without_trace_options(kwargs)
+            options = {key: given.pop(key, value) for key, value in _STEP.items()}
+            return _record(on, of, questions, target, args, given, tuple(options.values()))
+
+        asked = Target(run, run_for_real, None if "calibration" in kwargs else record)
+        return self._checker.check(asked, name, device, gpu, tolerance, measure)
 
     def trace(
         self,
@@ -166,9 +180,17 @@ def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
             own_args, own_kwargs = copy_where_they_are(args, kwargs)
             return _measure(lambda: body(*own_args, **own_kwargs))
 
+        def record(on: Device, of: Gpu, questions: Collection[Question]) -> Figures:
+            __tracebackhide__ = True
+            from pytest_torchmem.measurement.copies import copy_where_they_are
+
+            own_args, own_kwargs = copy_where_they_are(args, kwargs)
+            whole = functools.partial(body, *own_args, **own_kwargs)
+            return _record(on, of, questions, whole, (), {}, tuple(_STEP.values()))
+
         checker.in_body = True
         try:
-            checker.check(Target(run, run_for_real))
+            checker.check(Target(run, run_for_real, record))
         finally:
             checker.in_body = False
 
@@ -197,3 +219,22 @@ def _measure(target: Any, *args: Any, **options: Any) -> MeasuredProfile:
     profile = measure(target, *args, **options, device="cuda")
     assert isinstance(profile, MeasuredProfile)
     return profile
+
+
+def _record(
+    device: Device,
+    gpu: Gpu,
+    questions: Collection[Question],
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    step: tuple[Any, ...],
+) -> Figures:
+    __tracebackhide__ = True
+    from pytest_torchmem.measurement.calibrate import record_figures
+
+    return record_figures(device, gpu, questions, target, args, kwargs, step)
+
+
+def _without_trace_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in _OF_TRACES}

@@ -6,7 +6,7 @@ does not even import what would.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from pytest_torchmem.snapshot.format import MEASURED, PEAKS, Entry, Measured
 if TYPE_CHECKING:
     from pytest_torchmem.measurement.cuda import MeasuredProfile
     from pytest_torchmem.measurement.device import Device
+    from pytest_torchmem.profiler.calibration import Figure, Question
     from pytest_torchmem.profiler.devices.catalogue import Gpu
     from pytest_torchmem.profiler.profile import Allocation, MemoryProfile
     from pytest_torchmem.tolerance import Level, Tolerance
@@ -35,6 +36,8 @@ class Target:
     """Takes a device and the GPU that it has to fit on, if any."""
     measure: Callable[[], MeasuredProfile]
     """Runs on the real GPU of this machine."""
+    record: Callable[[Device, Gpu, Collection[Question]], dict[Question, Figure]] | None = None
+    """Runs there for what kernels take; ``None`` where the test has a calibration of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +85,11 @@ def run_for_real(
     gpu = device.gpu()
     estimate = traced
     if gpu.name != traced_for:
-        found = _estimate(target, gpu)
+        found = traced_on(target, gpu)
         if isinstance(found, str):
             return _not_measured(gpu, found)
         estimate = found
-    reason = _does_not_fit(device, gpu, estimate)
+    reason = does_not_fit(device, gpu, estimate)
     if reason:
         return _not_measured(gpu, reason)
     return _measured(target, gpu, estimate, required)
@@ -157,7 +160,7 @@ def _compared(
     )
 
 
-def _estimate(target: Target, gpu: Gpu) -> MemoryProfile | str:
+def traced_on(target: Target, gpu: Gpu) -> MemoryProfile | str:
     """Return a trace for the real GPU, or why it cannot run there."""
     __tracebackhide__ = True
     from pytest_torchmem.profiler.devices.catalogue import gpu_names, registered_gpus
@@ -173,7 +176,7 @@ def _estimate(target: Target, gpu: Gpu) -> MemoryProfile | str:
             )
 
 
-def _does_not_fit(device: Device, gpu: Gpu, estimate: MemoryProfile) -> str:
+def does_not_fit(device: Device, gpu: Gpu, estimate: MemoryProfile) -> str:
     """Return why there is no room for the step on the GPU just now, "" where there is."""
     needed = estimate.reserved_peak or estimate.peak
     free, total = device.memory()

@@ -119,10 +119,12 @@ class _RunHooks:
     def checker(self, item: pytest.Item) -> Checker:
         """Return what runs the checks of the present attempt at ``item``."""
         if _CHECKER not in item.stash:
+            from pytest_torchmem.calibrating import Calibrations
             from pytest_torchmem.check import Checker, Context
 
             if self._context is None:
-                self._context = Context(self.settings(), self.collection(), {})
+                calibrations = Calibrations(self.settings())
+                self._context = Context(self.settings(), self.collection(), {}, calibrations)
             item.stash[_CHECKER] = Checker(item, self._context)
         return item.stash[_CHECKER]
 

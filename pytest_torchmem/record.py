@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from pytest_torchmem.calibration.format import dump, load
+from pytest_torchmem.profiler.calibration import Figures, Question
 from pytest_torchmem.snapshot.compare import Change, Comparison, Verdict
 from pytest_torchmem.snapshot.format import Entry, Key, entry_from_plain
 
-_TUPLES = ("warnings", "unknown_workspaces", "grew")
+_TUPLES = ("warnings", "unknown_workspaces", "calibrated_workspaces", "grew")
 
 
 class Outcome(str, Enum):
@@ -54,6 +56,46 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibrated:
+    """What one check asks of GPUs' kernels, and what this machine's GPU said."""
+
+    figures: Figures = field(default_factory=dict)
+    """What an update writes of it."""
+    asked: Mapping[str, Sequence[Question]] = field(default_factory=dict)
+    """The workspaces that no formula gives, by the GPU that a trace stood for."""
+    unanswered: tuple[str, ...] = ()
+    """Operators that were asked about, and did not run there with the same arguments."""
+    not_calibrated: str = ""
+    """Why the step was not run there, as where it does not fit."""
+    file: str = ""
+    """The calibration file, relative to the root with ``/``."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return this of builtin types."""
+        return {
+            "figures": dump(self.figures),
+            "asked": {
+                gpu: [[question.operator, question.geometry] for question in questions]
+                for gpu, questions in self.asked.items()
+            },
+            "unanswered": list(self.unanswered),
+            "not_calibrated": self.not_calibrated,
+            "file": self.file,
+        }
+
+
+def calibrated_from_plain(plain: dict[str, Any]) -> Calibrated:
+    """Return what ``Calibrated.to_plain`` gave."""
+    asked = {
+        gpu: tuple(Question(operator, geometry) for operator, geometry in found)
+        for gpu, found in plain["asked"].items()
+    }
+    unanswered = tuple(plain["unanswered"])
+    given = {**plain, "figures": load(plain["figures"]), "asked": asked, "unanswered": unanswered}
+    return Calibrated(**given)
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """One check on one device. ``to_plain`` gives builtin types only: xdist sends nothing else."""
 
@@ -78,10 +120,16 @@ class Record:
     warnings: tuple[str, ...] = ()
     unknown_workspaces: tuple[str, ...] = ()
     """Operators whose kernels take what is not counted; one of the warnings names them too."""
+    calibrated_workspaces: tuple[str, ...] = ()
+    """Operators of whose kernels it was measured what they take."""
+    workspaces: dict[str, int] = field(default_factory=dict)
+    """Bytes that libraries decide on at the peak, by how sure they are."""
     grew: tuple[dict[str, Any], ...] = ()
     """The modules and operators that grew, with their source lines."""
     measurement: Measurement | None = None
     """The run on a real GPU; ``None`` where there was none to try."""
+    calibration: Calibrated | None = None
+    """What an update learns of GPUs' kernels; ``None`` without one."""
     message: str = ""
     advice: str = ""
     """What to do about it, often the same for several devices."""
@@ -103,12 +151,14 @@ class Record:
 
     def to_plain(self) -> dict[str, Any]:
         """Return this record of builtin types."""
-        plain = asdict(replace(self, entry=None, changes=(), measurement=None))
+        plain = asdict(replace(self, entry=None, changes=(), measurement=None, calibration=None))
         plain["outcome"] = self.outcome.value
         plain["entry"] = self.entry.to_plain() if self.entry is not None else None
         plain["changes"] = _plain_changes(self.changes)
         if self.measurement is not None:
             plain["measurement"] = self.measurement.to_plain()
+        if self.calibration is not None:
+            plain["calibration"] = self.calibration.to_plain()
         plain["location"] = list(self.location)
         for name in _TUPLES:
             plain[name] = list(plain[name])
@@ -120,6 +170,7 @@ def record_from_plain(plain: dict[str, Any]) -> Record:
     told = plain["measurement"]
     if told is not None:
         told = Measurement(**{**told, "changes": _changes(told["changes"])})
+    asked = plain["calibration"]
     return Record(
         **{
             **plain,
@@ -128,6 +179,7 @@ def record_from_plain(plain: dict[str, Any]) -> Record:
             "entry": entry_from_plain(plain["entry"]) if plain["entry"] is not None else None,
             "changes": _changes(plain["changes"]),
             "measurement": told,
+            "calibration": calibrated_from_plain(asked) if asked is not None else None,
             **{name: tuple(plain[name]) for name in _TUPLES},
             "location": (plain["location"][0], plain["location"][1]),
         }

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from pytest_torchmem.calibrating import update_calibrations
+from pytest_torchmem.calibration.store import CalibrationPlan
 from pytest_torchmem.obsolete import Gone, find_gone
 from pytest_torchmem.record import Outcome, Record, record_from_plain
 from pytest_torchmem.settings import Settings
@@ -59,6 +61,8 @@ class Summary:
     """The files whose test module is gone."""
     hints: tuple[str, ...] = ()
     """What looks renamed and could not be decided."""
+    calibrations: tuple[CalibrationPlan, ...] = ()
+    """Calibration files as an update made them, or in a dry run would make them."""
 
     @property
     def records(self) -> list[Record]:
@@ -76,6 +80,8 @@ class Run:
         self._attempts: dict[tuple[str, str], Attempt] = {}
         self._modules: dict[str, dict[str, Any]] = {}
         self._orphans: set[str] | None = None
+        self._calibrations: dict[str, list[str]] = {}
+        """The memory tests of directories that were collected whole, by calibration file."""
         self._worker_died = False
 
     def reported(self, report: pytest.TestReport) -> None:
@@ -107,6 +113,7 @@ class Run:
             known["whole"] = known["whole"] and module["whole"]
         orphans = set(found.get("orphans", ()))
         self._orphans = orphans if self._orphans is None else self._orphans & orphans
+        self._calibrations.update(dict(found.get("calibrations", ())))
 
     def worker_down(self, died: bool) -> None:
         """Take note of a worker that is gone."""
@@ -119,8 +126,11 @@ class Run:
         clean = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
         clean = clean and not session.shouldstop
         updated = Updated()
+        calibrations: list[CalibrationPlan] = []
+        problems: list[str] = []
         if self.settings.update:
             updated = self._update(checks, gone, clean)
+            calibrations, problems = self._update_calibrations(checks)
         removed = {
             (plan_path(self.config, plan), key)
             for plan in updated.plans
@@ -132,20 +142,18 @@ class Run:
             checks,
             tuple(updated.plans),
             tuple(p for p in gone.listed() if p not in removed or self.settings.dry_run),
-            tuple(dict.fromkeys((*gone.problems, *updated.problems, *more))),
+            tuple(dict.fromkeys((*gone.problems, *updated.problems, *problems, *more))),
             tuple(proposal),
             frozenset(gone.orphans),
             tuple(updated.hints),
+            tuple(calibrations),
         )
         self._report()
         self._set_exit_status(session)
 
     def _checks(self) -> Iterable[Check]:
         """Return every check; where several workers ran one test, it passed if it passed in all."""
-        by_test: dict[str, list[Attempt]] = {}
-        for (_, nodeid), attempt in self._attempts.items():
-            by_test.setdefault(nodeid, []).append(attempt)
-        for attempts in by_test.values():
+        for attempts in self._by_test().values():
             passed = self._outcome(attempts) == "passed"
             by_check = any(attempt.failed_by_check for attempt in attempts)
             seen = set()
@@ -168,9 +176,7 @@ class Run:
         """Return what belongs to tests that are gone; nothing where a worker died."""
         if self._worker_died or self.settings.disabled:
             return Gone()
-        by_test: dict[str, list[Attempt]] = {}
-        for (_, nodeid), attempt in self._attempts.items():
-            by_test.setdefault(nodeid, []).append(attempt)
+        by_test = self._by_test()
         seen: dict[str, set[Key]] = {}
         for check in checks:
             if check.record.entry is not None:
@@ -193,6 +199,30 @@ class Run:
         modules = self._modules.values()
         root = self.config.rootpath
         return Update(root, self.settings, accepted, gone, modules, clean=clean).run()
+
+    def _update_calibrations(
+        self, checks: Iterable[Check]
+    ) -> tuple[list[CalibrationPlan], list[str]]:
+        found = [
+            check.record.calibration
+            for check in checks
+            if check.passed and check.record.calibration is not None
+        ]
+        by_test = self._by_test()
+        complete = {
+            file: tests
+            for file, tests in self._calibrations.items()
+            if all(self._outcome(by_test.get(test, ())) == "passed" for test in tests)
+        }
+        if self._worker_died or self.settings.disabled or self.settings.narrowed:
+            complete = {}
+        return update_calibrations(self.config.rootpath, self.settings, found, complete)
+
+    def _by_test(self) -> dict[str, list[Attempt]]:
+        by_test: dict[str, list[Attempt]] = {}
+        for (_, nodeid), attempt in self._attempts.items():
+            by_test.setdefault(nodeid, []).append(attempt)
+        return by_test
 
     def _propose(self, checks: Iterable[Check]) -> tuple[list[str], list[str]]:
         """Write what an update would have made of the checks that failed.
@@ -232,6 +262,7 @@ class Run:
             (settings.strict and bool(summary.obsolete))
             or bool(summary.problems)
             or (settings.dry_run and any(plan.changes_file for plan in summary.plans))
+            or (settings.dry_run and any(plan.changes_file for plan in summary.calibrations))
         )
         if fails and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -246,7 +277,7 @@ class Run:
             self.summary = replace(self.summary, problems=(*self.summary.problems, problem))
 
 
-def plan_path(config: pytest.Config, plan: FilePlan) -> str:
+def plan_path(config: pytest.Config, plan: FilePlan | CalibrationPlan) -> str:
     """Return the file of a plan, relative to the root."""
     import os
 

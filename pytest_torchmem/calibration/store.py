@@ -42,6 +42,7 @@ class CalibrationPlan:
     stored: StoredCalibration
     text: str | None
     """The new text; ``None`` where no figure is left."""
+    figures: Figures = field(default_factory=dict)
     added: tuple[Change, ...] = ()
     changed: tuple[Change, ...] = ()
     removed: tuple[Change, ...] = ()
@@ -151,9 +152,16 @@ def plan_calibration(
             f"{first[1].operator} takes on {first[0]}, which was not measured. Run pytest "
             "--torchmem-update on a machine with that GPU, or take either side"
         )
-        return CalibrationPlan(stored, None, problem=problem)
-    text = dump(_nested(figures)) if figures else None
-    return CalibrationPlan(stored, text, tuple(added), tuple(replaced), tuple(sorted(removed)))
+        return CalibrationPlan(stored, None, _nested(figures), problem=problem)
+    after = _nested(figures)
+    return CalibrationPlan(
+        stored,
+        dump(after) if figures else None,
+        after,
+        tuple(added),
+        tuple(replaced),
+        tuple(sorted(removed)),
+    )
 
 
 def apply_plan(plan: CalibrationPlan) -> None:

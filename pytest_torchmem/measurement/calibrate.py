@@ -37,7 +37,7 @@ from pytest_torchmem.profiler.internals import (
 )
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
 from pytest_torchmem.profiler.step import check_step, run_target
-from pytest_torchmem.profiler.trace import trace
+from pytest_torchmem.profiler.trace import eager, trace
 from pytest_torchmem.profiler.workspace.questions import RESERVES, question_of
 
 _PEAK, _CURRENT = f"{REQUESTED}.all.peak", f"{REQUESTED}.all.current"
@@ -113,11 +113,11 @@ def record_figures(
         _check_that_it_counts(device)
         copies = copy_to(device.torch_device, target, args, kwargs, moved=True)
         device.synchronise()
-        with torch.enable_grad(), interception(recorder):
+        with interception(recorder):
             run_target(copies.target, copies.args, copies.kwargs, *step)
         return recorder.figures
 
-    with random_states_kept(), no_garbage_collection():
+    with random_states_kept(), no_garbage_collection(), eager():
         return run_warm(device, gpu, target, args, kwargs, step, run)
 
 

@@ -287,7 +287,7 @@ class MemoryProfile:
         things = [
             (
                 format_size(allocation.nbytes),
-                _describe_kind(allocation),
+                describe_kind(allocation),
                 describe(allocation),
                 allocation.origin.operator,
                 allocation.origin.line,
@@ -375,7 +375,8 @@ _SURE = {
 }
 
 
-def _describe_kind(allocation: Allocation) -> str:
+def describe_kind(allocation: Allocation) -> str:
+    """Return what an allocation is to the step, and how sure its bytes are if they are not."""
     return allocation.kind.value + _SURE[allocation.confidence]
 
 

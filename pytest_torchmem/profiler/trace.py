@@ -144,7 +144,7 @@ def _trace(
     with ExitStack() as stack:
         stack.enter_context(_generators_kept())
         stack.enter_context(_no_collection())
-        stack.enter_context(_eager())
+        stack.enter_context(eager())
         stack.callback(give_survivors_data, ledger)
         stack.callback(interceptor.border.return_borrowed)
         stack.enter_context(_layers(interceptor, memory))
@@ -327,7 +327,7 @@ def _no_collection() -> Iterator[None]:
 
 
 @contextmanager
-def _eager() -> Iterator[None]:
+def eager() -> Iterator[None]:
     """Run compiled modules eagerly; importing the compiler for it is put off to its first use."""
     with ExitStack() as stack:
 

@@ -266,10 +266,10 @@ def _at_peak(
 
 def largest(allocations: Sequence[Allocation]) -> str:
     """Return the first of ``allocations``, which are in order, and the sum of the rest."""
-    from pytest_torchmem.profiler.profile import describe
+    from pytest_torchmem.profiler.profile import describe, describe_kind
 
     rows = [
-        (format_size(a.nbytes), a.kind.value, describe(a), a.origin.operator, a.origin.line)
+        (format_size(a.nbytes), describe_kind(a), describe(a), a.origin.operator, a.origin.line)
         for a in allocations[:_LARGEST]
     ]
     rest = allocations[_LARGEST:]

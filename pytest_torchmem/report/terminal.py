@@ -43,6 +43,10 @@ def show(terminal: pytest.TerminalReporter, run: Run) -> None:
         terminal.write_line(line)
     for line in _unknown(summary.records, every=terminal.verbosity > 0):
         terminal.write_line(f"unknown bytes: {line}")
+    for line in _calibrated(summary.records, every=terminal.verbosity > 0):
+        terminal.write_line(line)
+    for line in _not_calibrated(summary.records):
+        terminal.write_line(f"not calibrated: {line}", yellow=True)
     for line in _not_measured(summary.records):
         terminal.write_line(f"not measured: {line}", yellow=True)
     for line in _obsolete(summary):
@@ -250,6 +254,23 @@ def _written(run: Run) -> Iterable[str]:
                 yield from (f"  {what}: {key}" for key in keys)
         yield from (f"  renamed: {old} -> {new}" for old, new in plan.renamed)
         yield from (f"  moved: {old} -> {file}: {new}" for old, (file, new) in plan.moved)
+    yield from _calibrations(run)
+
+
+def _calibrations(run: Run) -> Iterable[str]:
+    dry = run.settings.dry_run
+    for plan in run.summary.calibrations:
+        if not plan.changes_file:
+            continue
+        file = plan_path(run.config, plan)
+        names = (("new", plan.added), ("changed", plan.changed), ("obsolete", plan.removed))
+        told = ", ".join(f"{len(found)} {what}" for what, found in names if found)
+        did = "would write" if dry else "removed" if plan.text is None else "wrote"
+        yield f"{did} {file}: {told}" if told else f"{did} {file}"
+        if dry or run.config.get_verbosity() > 0:
+            for what, found in names:
+                for setup, question in found:
+                    yield f"  {what}: {setup}: {question.operator}({question.geometry})"
 
 
 def _improved(records: Iterable[Record]) -> Iterable[str]:
@@ -265,6 +286,28 @@ def _improved(records: Iterable[Record]) -> Iterable[str]:
     for nodeid, members in found.items():
         devices = ", ".join(dict.fromkeys(_device(record) for record in members))
         yield f"improved: {nodeid}, {devices}. {members[0].advice}"
+
+
+def _calibrated(records: Iterable[Record], *, every: bool) -> Iterable[str]:
+    """Return, where ``every`` detail is wanted, of which operators figures were measured."""
+    found: dict[str, dict[str, None]] = {}
+    for record in records if every else ():
+        for operator in record.calibrated_workspaces:
+            found.setdefault(operator, {})[record.nodeid] = None
+    for operator, nodeids in sorted(found.items()):
+        more = f" and {len(nodeids) - 1} more" if len(nodeids) > 1 else ""
+        yield f"measured workspace: {operator}: {next(iter(nodeids))}{more}"
+
+
+def _not_calibrated(records: Iterable[Record]) -> Iterable[str]:
+    """Return why what no formula gives was not measured on the GPU that there is."""
+    for record in records:
+        found = record.calibration
+        if found is not None and found.not_calibrated:
+            yield f"{record.nodeid}: {found.not_calibrated}"
+        elif found is not None and found.unanswered:
+            names = ", ".join(found.unanswered)
+            yield f"{record.nodeid}: {names} did not run there with the arguments of the trace"
 
 
 def _not_measured(records: Iterable[Record]) -> Iterable[str]:

@@ -13,12 +13,7 @@ from typing import Any
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.snapshot.plain import SnapshotError as SnapshotError
-from pytest_torchmem.snapshot.plain import block as _block
-from pytest_torchmem.snapshot.plain import kind_of as _kind
-from pytest_torchmem.snapshot.plain import parse as _parse
-from pytest_torchmem.snapshot.plain import size as _size
-from pytest_torchmem.snapshot.plain import sized as _sized
-from pytest_torchmem.snapshot.plain import text_of as _text
+from pytest_torchmem.snapshot.plain import block, kind_of, parse, size, sized, text_of
 from pytest_torchmem.tolerance import parse_rules
 
 SCHEMA = 1
@@ -134,17 +129,17 @@ class Entry:
         if self.reason is not None:
             plain["reason"] = self.reason
         plain.update({key: self.extra[key] for key in sorted(self.extra)})
-        plain.update(_sized(_in_order(self.figures)))
+        plain.update(sized(_in_order(self.figures)))
         for peak in PEAKS:
             if peak in self.explained:
                 found = self.explained[peak]
                 plain[f"at_{peak}"] = {
-                    "modules": _sized(dict(sorted(found.modules.items()))),
-                    "operators": _sized(dict(sorted(found.operators.items()))),
+                    "modules": sized(dict(sorted(found.modules.items()))),
+                    "operators": sized(dict(sorted(found.operators.items()))),
                 }
         if self.measured:
             plain["measured"] = {
-                gpu: {"torch": found.torch, **_sized(_in_order(found.figures))}
+                gpu: {"torch": found.torch, **sized(_in_order(found.figures))}
                 for gpu, found in sorted(self.measured.items())
             }
         return plain
@@ -160,18 +155,18 @@ class Snapshot:
 
 def dump(snapshot: Snapshot) -> str:
     """Return the text of a file; equal contents give equal text."""
-    blocks = [_block(snapshot.entries[key].to_plain(), "    ") for key in sorted(snapshot.entries)]
+    blocks = [block(snapshot.entries[key].to_plain(), "    ") for key in sorted(snapshot.entries)]
     head = [f'  "schema": {SCHEMA},']
-    head += [f"  {_text(key)}: {_text(snapshot.extra[key])}," for key in sorted(snapshot.extra)]
+    head += [f"  {text_of(key)}: {text_of(snapshot.extra[key])}," for key in sorted(snapshot.extra)]
     body = '  "entries": [' + ("\n" + ",\n".join(blocks) + "\n  ]" if blocks else "]")
     return "\n".join(["{", *head, body, "}", ""])
 
 
 def load(text: str) -> Snapshot:
     """Return what a file's ``text`` holds; raises ``SnapshotError`` that says what is wrong."""
-    data = _parse(text)
+    data = parse(text)
     if not isinstance(data, dict):
-        raise SnapshotError(f"is not a snapshot: expected an object, found {_kind(data)}")
+        raise SnapshotError(f"is not a snapshot: expected an object, found {kind_of(data)}")
     schema = data.get("schema")
     if isinstance(schema, bool) or not isinstance(schema, int):
         raise SnapshotError('is not a snapshot: it has no "schema" number')
@@ -202,20 +197,20 @@ def entry_from_plain(plain: Any) -> Entry:
 
 def _entry(plain: Any, where: str) -> Entry:
     if not isinstance(plain, dict):
-        raise SnapshotError(f"{where} is {_kind(plain)}, not an object")
+        raise SnapshotError(f"{where} is {kind_of(plain)}, not an object")
     test = plain.get("test")
     if isinstance(test, str) and test:
         where = f"the entry of {test}"
     texts = {name: plain.get(name, "") for name in (*_IDENTITY, *_TEXTS)}
     for name, value in texts.items():
         if not isinstance(value, str):
-            raise SnapshotError(f'{where}: "{name}" is {_kind(value)}, not a text')
+            raise SnapshotError(f'{where}: "{name}" is {kind_of(value)}, not a text')
     for name in ("test", "device", "torch"):
         if not texts[name]:
             raise SnapshotError(f'{where} has no "{name}"')
     reason = plain.get("reason")
     if reason is not None and not isinstance(reason, str):
-        raise SnapshotError(f'{where}: "reason" is {_kind(reason)}, not a text')
+        raise SnapshotError(f'{where}: "reason" is {kind_of(reason)}, not a text')
     tolerance = plain.get("tolerance")
     try:
         parse_rules(tolerance, f"the tolerance in {where}")
@@ -244,7 +239,7 @@ def _entry(plain: Any, where: str) -> Entry:
 
 def _measured(plain: Any, where: str) -> dict[str, Measured]:
     if not isinstance(plain, dict):
-        raise SnapshotError(f"{where} is {_kind(plain)}, not an object of GPUs")
+        raise SnapshotError(f"{where} is {kind_of(plain)}, not an object of GPUs")
     found = {}
     for gpu, told in plain.items():
         version = told.get("torch") if isinstance(told, dict) else None
@@ -263,13 +258,13 @@ def _explanation(plain: Any, where: str) -> Explanation:
     for name in _TABLES:
         table = plain.get(name, {})
         if not isinstance(table, dict):
-            raise SnapshotError(f'{where}: "{name}" is {_kind(table)}, not an object')
+            raise SnapshotError(f'{where}: "{name}" is {kind_of(table)}, not an object')
         tables[name] = _sizes(table, f"{where}, {name}")
     return Explanation(**tables)
 
 
 def _sizes(table: Mapping[str, Any], where: str) -> dict[str, int]:
-    return {name: _size(value, f'{where}: "{name}"') for name, value in table.items()}
+    return {name: size(value, f'{where}: "{name}"') for name, value in table.items()}
 
 
 def _in_order(figures: Mapping[str, int]) -> dict[str, int]:

@@ -33,10 +33,12 @@ the forward; native/cudnn/RNN.cpp and native/cudnn/BatchNorm.cpp."""
 _LEFT_OUT = {
     "aten::_cudnn_rnn": ("dropout_state",),
     "aten::_cudnn_rnn_backward": ("dropout_state", "reserve"),
+    "aten::_scaled_dot_product_cudnn_attention_backward": ("philox_seed", "philox_offset"),
+    "aten::_scaled_dot_product_efficient_attention_backward": ("philox_seed", "philox_offset"),
     "aten::batch_norm_backward": ("reserve",),
     "aten::cudnn_batch_norm_backward": ("reserveSpace",),
 }
-"""The arguments that are such buffers, by operator."""
+"""The arguments that are such buffers, by operator; and random states, which decide nothing."""
 _NO_GEOMETRY = ("device", "pin_memory", "generator")
 
 

@@ -1,0 +1,429 @@
+"""Updates measure what no formula gives where there is a GPU, and checks without one use it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_torchmem.calibration.format import load
+from pytest_torchmem.calibration.store import read_calibration_file
+from pytest_torchmem.measurement import device as devices
+from pytest_torchmem.profiler.calibration import Figure, Question, Setup
+from pytest_torchmem.profiler.devices.catalogue import find_gpu
+from pytest_torchmem.profiler.internals import TORCH_SERIES
+from tests.measurement.stand_in import StandIn
+from tests.plugin.conftest import DOUBLE, Project
+
+DOCS = Path(__file__).parents[2] / "docs"
+MIB = 1024**2
+FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
+SETUP = Setup("a100-80gb", TORCH_SERIES, "9.19.0")
+MODEL = """
+import pytest
+import torch
+from torch import nn
+
+def net(width=4):
+    return nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU())
+
+def image(size=32):
+    return torch.zeros(2, 3, size, size)
+"""
+ONE = """
+from model import *
+def test_it(torchmem):
+    torchmem.check(net(), image())
+"""
+TWO = """
+from model import *
+def test_small(torchmem):
+    torchmem.check(net(), image(), device="cuda")
+
+def test_wide(torchmem):
+    torchmem.check(net(8), image(), device="cuda")
+"""
+BODY = """
+from model import *
+
+@pytest.fixture
+def model():
+    return net()
+
+@pytest.mark.memory_budget("1 GiB", device="cuda")
+def test_it(model):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model.to(device)(image().to(device)).sum().backward()
+"""
+CALLED = 'torchmem.check(net(), image(), device="cuda"'
+NO_TOLERANCE = ("--torchmem-measure-tolerance=100%",)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """A GPU like the default one of traces, whose convolutions take 5 and 9 MiB."""
+    found = StandIn()
+    found.workspaces = {FORWARD: 5 * MIB, BACKWARD: 9 * MIB}
+    return there_is(monkeypatch, found)
+
+
+def there_is(monkeypatch: pytest.MonkeyPatch, found: StandIn) -> StandIn:
+    monkeypatch.setattr(devices, "cuda_device", lambda: found)
+    return found
+
+
+def there_is_none(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    return there_is(monkeypatch, StandIn(why_not="there is no CUDA device here"))
+
+
+def run(project: Project, *options: str) -> tuple[pytest.RunResult, dict[str, Any]]:
+    """Run the tests; return the result and the JSON report's check on cuda of each test."""
+    project.write(model=MODEL)
+    sys.modules.pop("model", None)
+    result = project.run("--torchmem-json=report.json", *options)
+    report = json.loads((project.path / "report.json").read_text())
+    jsonschema.validate(report, json.loads((DOCS / "report.schema.json").read_text()))
+    return result, {
+        check["nodeid"].partition("::")[2]: check
+        for check in report["checks"]
+        if check["device"] == "cuda"
+    }
+
+
+def calibration_file(project: Project) -> Path:
+    return project.path / "__torchmem__" / "gpu-calibration.json"
+
+
+def figures(project: Project) -> dict[Setup, dict[Question, Figure]]:
+    text = calibration_file(project).read_text()
+    jsonschema.validate(
+        json.loads(text), json.loads((DOCS / "calibration.schema.json").read_text())
+    )
+    return load(text)
+
+
+def by_operator(project: Project) -> dict[str, Figure]:
+    found = figures(project)
+    assert list(found) == [SETUP]
+    return {question.operator: figure for question, figure in found[SETUP].items()}
+
+
+# -- recorded with a GPU, used without one ---------------------------------------------------------
+
+
+def test_an_update_measures_and_traces_without_a_gpu_use_it(
+    project: Project, gpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write(test_net=ONE)
+    result, checks = run(project, "--torchmem-update")
+    result.assert_outcomes(passed=1)
+    assert by_operator(project) == {FORWARD: Figure(5 * MIB), BACKWARD: Figure(9 * MIB)}
+    result.stdout.fnmatch_lines(["wrote __torchmem__/gpu-calibration.json: 2 new"])
+    # The snapshot of the same update stands on the figures, and so do the traces after it.
+    with_gpu = checks["test_it"]
+    assert with_gpu["calibrated_workspaces"] == [FORWARD, BACKWARD]
+    assert with_gpu["unknown_workspaces"] == with_gpu["warnings"] == []
+    assert with_gpu["workspaces"]["calibrated"] == 9 * MIB
+    assert abs(with_gpu["measurement"]["figures"]["peak"] - with_gpu["figures"]["peak"]) < 1024
+    there_is_none(monkeypatch)
+    result, checks = run(project, "--torchmem-strict")
+    result.assert_outcomes(passed=1)
+    assert checks["test_it"]["figures"] == with_gpu["figures"]
+    result.stdout.no_fnmatch_line("*unknown bytes*")
+
+
+def test_reports_say_what_is_measured_and_what_is_unknown(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=ONE)
+    result, checks = run(project, "--torchmem-update", "--torchmem-measure=never")
+    assert checks["test_it"]["unknown_workspaces"] == [FORWARD, BACKWARD]
+    result.stdout.fnmatch_lines(["unknown bytes: *(aten::convolution, *): figures are lower*"])
+    run(project, "--torchmem-update")
+    result, checks = run(project, "-v")
+    result.stdout.no_fnmatch_line("*unknown bytes*")
+    result.stdout.fnmatch_lines([f"measured workspace: {FORWARD}: test_net.py::test_it"])
+    project.write(
+        test_net=ONE.replace("def", '@pytest.mark.memory_budget("1 MiB", device="cuda")\ndef')
+    )
+    result, _ = run(project)
+    result.stdout.fnmatch_lines(["*9.00 MiB *workspace, measured *aten::convolution_backward*"])
+
+
+def test_whole_bodies_are_calibrated_too(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=BODY)
+    result, checks = run(project, "--torchmem-update", *NO_TOLERANCE)
+    result.assert_outcomes(passed=1)
+    assert by_operator(project) == {FORWARD: Figure(5 * MIB), BACKWARD: Figure(9 * MIB)}
+    assert checks["test_it"]["calibrated_workspaces"] == [FORWARD, BACKWARD]
+
+
+def test_the_fixtures_own_traces_take_it(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=ONE)
+    run(project, "--torchmem-update")
+    project.write(
+        test_net=ONE
+        + """
+    profile = torchmem.trace(net(), image(), device="cuda")
+    assert profile.by_confidence()["calibrated"] == 9 * 1024**2
+    """
+    )
+    run(project)[0].assert_outcomes(passed=1)
+
+
+# Of a worker's run only the way of its figures is of interest: the profiler is the double's, and
+# what the GPU says follows from the test.
+ANSWERS = """
+from pytest_torchmem.calibrating import Calibrations
+from pytest_torchmem.profiler.calibration import Figure, Question, Setup
+from pytest_torchmem.record import Calibrated
+
+def measure(self, module, target):
+    size = target.trace("cuda", None).peak
+    one, other = Question("aten::b", f"[{size}]"), Question("aten::a", "")
+    return Calibrated({Setup("h100", "2.13"): {one: Figure(size, 7), other: Figure(size)}})
+
+Calibrations.measure = measure
+"""
+
+
+def test_with_workers_the_controller_writes(light: Project) -> None:
+    light.write(conftest=DOUBLE + ANSWERS)
+    tests = "import pytest\n@pytest.mark.parametrize('size', [30, 10, 20])\n"
+    light.write(test_net=f"{tests}def test_it(torchmem, size):\n    torchmem.check(size)\n")
+    light.run_apart("-n2", "--torchmem-update").assert_outcomes(passed=3)
+    text = calibration_file(light).read_bytes()
+    light.run_apart("-n2", "--torchmem-update")
+    assert calibration_file(light).read_bytes() == text
+    calibration_file(light).unlink()
+    light.run_apart("--torchmem-update").assert_outcomes(passed=3)
+    assert calibration_file(light).read_bytes() == text
+    assert figures(light) == {
+        Setup("h100", "2.13"): {
+            Question("aten::a", ""): Figure(60),  # of several the largest
+            **{Question("aten::b", f"[{size}]"): Figure(size, 7) for size in (20, 40, 60)},
+        }
+    }
+
+
+# -- when nothing is measured ----------------------------------------------------------------------
+
+
+def test_without_an_update_nothing_is_measured(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=ONE)
+    run(project)
+    assert not calibration_file(project).exists()
+
+
+def test_with_measure_never_the_gpu_is_not_asked(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=ONE)
+    run(project, "--torchmem-update", "--torchmem-measure=never")[0].assert_outcomes(passed=1)
+    assert gpu.calls == []
+    assert not calibration_file(project).exists()
+
+
+def test_a_dry_run_writes_nothing(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=ONE)
+    run(project, "--torchmem-update", "--torchmem-measure=never")
+    result, _ = run(project, "--torchmem-dry-run")
+    result.stdout.fnmatch_lines(["would write __torchmem__/gpu-calibration.json: 2 new"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert not calibration_file(project).exists()
+
+
+def test_a_failed_test_leaves_no_figures(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=TWO + "    assert False\n")
+    run(project, "--torchmem-update")[0].assert_outcomes(passed=1, failed=1)
+    geometries = [question.geometry for question in figures(project)[SETUP]]
+    assert len(geometries) == 2
+    assert all("float32[4,3,3,3]" in geometry for geometry in geometries)  # of the other test
+
+
+def test_what_does_not_fit_is_not_calibrated(project: Project, gpu: StandIn) -> None:
+    gpu.others = gpu.gpu().memory - 1024
+    project.write(test_net=ONE)
+    result, _ = run(project, "--torchmem-update")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["not calibrated: test_net.py::test_it: needs *"])
+    assert not calibration_file(project).exists()
+
+
+def test_what_did_not_run_as_in_the_trace_is_named(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=ONE.replace("net()", "nn.Sequential(net(), nn.BatchNorm2d(4))"))
+    result, checks = run(project, "--torchmem-update", *NO_TOLERANCE)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        ["not calibrated: test_net.py::test_it: aten::cudnn_batch_norm*did not run there with*"]
+    )
+    assert checks["test_it"]["unknown_workspaces"] == [
+        "aten::cudnn_batch_norm",
+        "aten::cudnn_batch_norm_backward",
+    ]
+
+
+def test_a_calibration_of_the_tests_own_is_taken_as_it_is(project: Project, gpu: StandIn) -> None:
+    own = CALLED + ", calibration=pytest_torchmem.Calibration({})"
+    body = f"import pytest_torchmem\n{TWO.replace(CALLED, own)}"
+    project.write(test_net=body)
+    result, checks = run(project, "--torchmem-update", *NO_TOLERANCE)
+    result.assert_outcomes(passed=2)
+    assert checks["test_small"]["unknown_workspaces"]
+    assert len(figures(project)[SETUP]) == 2  # of the other test
+
+
+# -- modes, other setups, files that cannot be used ------------------------------------------------
+
+
+def test_modes_of_an_update(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=ONE)
+    run(project, "--torchmem-update")
+    gpu.workspaces = {FORWARD: 6 * MIB, BACKWARD: 6 * MIB}
+    run(project, "--torchmem-update=new")
+    assert by_operator(project)[FORWARD] == Figure(5 * MIB)
+    result, _ = run(project, "--torchmem-update=changed")
+    assert by_operator(project) == {FORWARD: Figure(6 * MIB), BACKWARD: Figure(6 * MIB)}
+    result.stdout.fnmatch_lines(["wrote __torchmem__/gpu-calibration.json: 2 changed"])
+    result, _ = run(project, "--torchmem-update")
+    result.stdout.no_fnmatch_line("wrote *")
+
+
+def test_of_another_gpu_figures_are_recorded_for_that_one(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h100 = there_is(monkeypatch, StandIn("h100"))
+    h100.workspaces = {FORWARD: 5 * MIB, BACKWARD: 9 * MIB}
+    project.write(test_net=ONE)
+    result, checks = run(project, "--torchmem-update")
+    result.assert_outcomes(passed=1)
+    assert [setup.gpu for setup in figures(project)] == ["h100"]
+    # The trace for the default GPU takes none of it, and the one for the h100 does.
+    assert checks["test_it"]["unknown_workspaces"] == [FORWARD, BACKWARD]
+    found = checks["test_it"]["measurement"]
+    assert abs(found["estimate"]["peak"] - found["figures"]["peak"]) < 1024
+    there_is_none(monkeypatch)
+    _, checks = run(project, "--torchmem-gpu=h100", "--torchmem-update")
+    assert checks["test_it"]["calibrated_workspaces"] == [FORWARD, BACKWARD]
+
+
+def test_two_directories_have_their_own(
+    project: Project, gpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "other"):
+        project.pytester.mkdir(name)
+        (project.path / name / f"test_{name}.py").write_text(ONE)
+    run(project, "--torchmem-update")[0].assert_outcomes(passed=2)
+    path = project.path / "other" / "__torchmem__" / "gpu-calibration.json"
+    assert read_calibration_file(path).figures
+    path.write_text(path.read_text().replace(str(9 * MIB), str(19 * MIB)))
+    there_is_none(monkeypatch)
+    _, checks = run(project)
+    peaks = [check["figures"]["backward_peak"] for _, check in sorted(_by_nodeid(project).items())]
+    assert peaks[1] - peaks[0] == 10 * MIB
+    assert checks
+
+
+def _by_nodeid(project: Project) -> dict[str, Any]:
+    report = json.loads((project.path / "report.json").read_text())
+    return {c["nodeid"]: c for c in report["checks"] if c["device"] == "cuda"}
+
+
+def test_a_broken_file_fails_the_checks_and_stays(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=ONE)
+    run(project, "--torchmem-update")
+    broken = calibration_file(project).read_text().replace("setups", "figures")
+    calibration_file(project).write_text(broken)
+    for options in ((), ("--torchmem-update",)):
+        result, _ = run(project, *options)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(['*gpu-calibration.json: the file has "figures", which no *'])
+        assert calibration_file(project).read_text() == broken
+
+
+def test_a_merge_conflict_is_settled_on_a_gpu(
+    project: Project, gpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write(test_net=ONE)
+    run(project, "--torchmem-update")
+    text = calibration_file(project).read_text()
+    line = next(line for line in text.splitlines() if str(5 * MIB) in line)
+    ours, theirs = line, line.replace(str(5 * MIB), str(8 * MIB))
+    conflict = f"<<<<<<< ours\n{ours}\n=======\n{theirs}\n>>>>>>> theirs"
+    calibration_file(project).write_text(text.replace(line, conflict))
+    there_is_none(monkeypatch)
+    for options in ((), ("--torchmem-update",)):
+        result, _ = run(project, *options)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["*has an unresolved merge conflict*"])
+    there_is(monkeypatch, gpu)
+    run(project, "--torchmem-update")[0].assert_outcomes(passed=1)
+    assert calibration_file(project).read_text() == text
+
+
+# -- obsolete figures ------------------------------------------------------------------------------
+
+
+def test_figures_nobody_asks_for_go_with_an_update_of_the_directory(
+    project: Project, gpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write(test_net=TWO)
+    run(project, "--torchmem-update")
+    assert len(figures(project)[SETUP]) == 4
+    before = calibration_file(project).read_text()
+    there_is_none(monkeypatch)
+    project.write(test_net=TWO.partition("def test_wide")[0] + "def test_other(): pass")
+    parts = (("-k", "test_small"), ("test_net.py",), ("test_net.py::test_small",))
+    for part in parts:
+        run(project, "--torchmem-update", *part)
+    run(project, "--torchmem-update=new")
+    run(project)
+    assert calibration_file(project).read_text() == before
+    # A GPU is needed to measure; to see that nobody asks, none is.
+    result, _ = run(project, "--torchmem-update")
+    result.stdout.fnmatch_lines(["wrote __torchmem__/gpu-calibration.json: 2 obsolete"])
+    assert len(figures(project)[SETUP]) == 2
+
+
+def test_a_skipped_test_may_still_ask(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=TWO)
+    run(project, "--torchmem-update")
+    skipped = TWO.replace("def test_wide", "@pytest.mark.skip\ndef test_wide")
+    project.write(test_net=skipped)
+    run(project, "--torchmem-update")[0].assert_outcomes(passed=1, skipped=1)
+    assert len(figures(project)[SETUP]) == 4
+
+
+def test_other_gpus_figures_stay(
+    project: Project, gpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write(test_net=ONE)
+    h100 = there_is(monkeypatch, StandIn("h100"))
+    run(project, "--torchmem-update")
+    assert h100.gpu() == find_gpu("h100")
+    there_is(monkeypatch, gpu)
+    run(project, "--torchmem-update")
+    assert sorted(setup.gpu for setup in figures(project)) == ["a100-80gb", "h100"]
+
+
+def test_the_file_goes_with_its_last_figure(
+    project: Project, gpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write(test_net=ONE)
+    run(project, "--torchmem-update")
+    project.write(test_net=ONE.replace("net()", "nn.Linear(32, 4)"))
+    result, _ = run(project, "--torchmem-update", *NO_TOLERANCE)
+    result.assert_outcomes(passed=1)
+    assert not calibration_file(project).exists()
+    result.stdout.fnmatch_lines(["removed __torchmem__/gpu-calibration.json: 2 obsolete"])
+
+
+def test_without_memory_tests_nobody_asks(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=ONE)
+    run(project, "--torchmem-update")
+    project.write(test_net="def test_other():\n    pass\n")
+    result, _ = run(project, "--torchmem-update=new")
+    assert calibration_file(project).exists()
+    result, _ = run(project, "--torchmem-update=obsolete")
+    result.stdout.fnmatch_lines(["removed __torchmem__/gpu-calibration.json: 2 obsolete"])
+    assert not calibration_file(project).parent.exists()
