@@ -290,6 +290,22 @@ def test_sums_by_index_are_sorted() -> None:
     assert sum(expanded.requests) - sum(put.requests) == 4096 * 16 * 4
 
 
+@pytest.mark.parametrize(("number", "recorded"), [(512, 1), (4096, 72_191), (8192, 138_751)])
+def test_the_sort_of_index_put_is_a_close_limit_of_what_gpus_took(
+    number: int, recorded: int
+) -> None:
+    """Published recordings, torch 2.11: a gradient of 10,000 rows."""
+    table, index = meta(10_000, 16), meta(number, dtype=torch.int64)
+    put = found("_index_put_impl_", table, table, [index], meta(number, 16), True)
+    assert put.requests[:-1] == (8 * number,) * 4
+    assert recorded <= put.requests[-1] <= recorded + 2 * 1024
+
+
+def test_a_prefix_sum_takes_what_gpus_took() -> None:
+    """A recorded sum of few 64-bit numbers: the state of one tile and 32 more, aligned."""
+    assert cub.scan(6) == 1023
+
+
 def test_indices_that_lie_differently_are_made_dense() -> None:
     """TensorAdvancedIndexing.cpp, ``AdvancedIndex``, of a CUDA tensor."""
     rows, columns = meta(8, 1, dtype=torch.int64), meta(8, 4, dtype=torch.int64)
@@ -462,9 +478,11 @@ def test_attention_takes_no_negative_bytes_and_more_for_more(
         assert all(request >= 0 for request in one.requests)
 
 
-@given(st.integers(0, 10**7), st.sampled_from([1, 2, 4, 8]))
-def test_limits_of_cub_grow_with_what_is_sorted(number: int, size: int) -> None:
-    assert 0 <= cub.radix_sort_pairs(number, size, 8) <= cub.radix_sort_pairs(number + 1, size, 8)
+@given(st.integers(0, 10**7), st.sampled_from([1, 2, 4, 8]), st.sampled_from(["t4", "h100"]))
+def test_limits_of_cub_grow_with_what_is_sorted(number: int, size: int, name: str) -> None:
+    gpu = find_gpu(name)
+    less, more = (cub.radix_sort_pairs(gpu, n, size, 8) for n in (number, number + 1))
+    assert 0 <= less <= more
     assert cub.scan(number) <= cub.scan(number + 1)
 
 

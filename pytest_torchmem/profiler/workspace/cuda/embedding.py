@@ -41,7 +41,7 @@ def embedding_dense_backward(
     if indices.numel() <= _FEW and not by_frequency:
         return (copy, contiguous_copy(indices))
     width = grad_output.shape[-1]
-    found = _sorted(outputs, indices, weights, width, grad_output.dtype, by_frequency, copy)
+    found = _sorted(gpu, outputs, indices, weights, width, grad_output.dtype, by_frequency, copy)
     if _may_add_atomically(gpu, indices.numel(), weights, width):
         return bounded(*found.requests)
     return found
@@ -68,7 +68,7 @@ def embedding_bag_dense_backward(
     copy = contiguous_copy(grad)
     if mode == _MAX or not indices.numel():
         return (copy,)
-    return _sorted(outputs, indices, weights, grad.shape[-1], grad.dtype, by_frequency, copy)
+    return _sorted(gpu, outputs, indices, weights, grad.shape[-1], grad.dtype, by_frequency, copy)
 
 
 @workspace("aten::_embedding_bag_backward", device="cuda")
@@ -122,6 +122,7 @@ def _may_add_atomically(gpu: Gpu, number: int, weights: int, width: int) -> bool
 
 
 def _sorted(
+    gpu: Gpu,
     output: Tensor,
     indices: Tensor,
     weights: int,
@@ -150,7 +151,7 @@ def _sorted(
         sums,  # grad_weight_per_segment
     )
     # The result is made after the sort: what stands in its place then is the sort's.
-    sorting = (copy, each, each, each, cub.radix_sort_pairs(number, size, size))
+    sorting = (copy, each, each, each, cub.radix_sort_pairs(gpu, number, size, size))
     own = dense_bytes(output)
     unique = sum(summing[:5]) + each + cub.select(number)
     if max(sum(sorting) - own, unique) <= sum(summing):

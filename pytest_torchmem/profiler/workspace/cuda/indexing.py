@@ -68,7 +68,9 @@ def index_put(
         return bounded(*requests) if masks else requests
     copies = (contiguous_copy(input), _values(values, number * kept))
     each = number * _LONG
-    sort = cub.radix_sort_pairs(number, _LONG, _LONG)
+    rows = input.numel() // kept if kept else 0
+    bits = max(1, (rows - 1).bit_length())  # cub.cuh, get_num_bits of the largest index
+    sort = cub.radix_sort_pairs(gpu, number, _LONG, _LONG, bits)
     return bounded(*positions, *copies, each, each, each, each, sort)
 
 
@@ -176,7 +178,7 @@ def index_add(
     number = index.numel()
     each = number * _LONG
     product = dense_bytes(source)
-    sort = cub.radix_sort_pairs(number, _LONG, _LONG)
+    sort = cub.radix_sort_pairs(gpu, number, _LONG, _LONG)
     return bounded(product, product, each, each, each, each, sort)
 
 
@@ -210,4 +212,4 @@ def scatter_add(
     if not _deterministic() or input.dim() != 1:
         return 0
     each = index.numel() * _LONG
-    return bounded(each, each, each, each, cub.radix_sort_pairs(index.numel(), _LONG, _LONG))
+    return bounded(each, each, each, each, cub.radix_sort_pairs(gpu, index.numel(), _LONG, _LONG))

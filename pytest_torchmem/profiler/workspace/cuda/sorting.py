@@ -34,7 +34,7 @@ _MULTIBLOCK = (
 )
 
 
-def sort_bytes(input: Tensor, dim: int) -> tuple[int, ...]:
+def sort_bytes(gpu: Gpu, input: Tensor, dim: int) -> tuple[int, ...]:
     """Return at most what sorting along ``dim`` takes beyond values and indices; nothing along up
     to 4,096 elements.
 
@@ -51,10 +51,10 @@ def sort_bytes(input: Tensor, dim: int) -> tuple[int, ...]:
     if input.stride(dim) != 1 or not input.is_contiguous():
         copies = (dense_bytes(input), dense_bytes(input), input.numel() * _LONG)
     if segments == 1 or size >= _LARGE_SEGMENT:
-        return (*copies, size * _LONG, cub.radix_sort_pairs(size, element, _LONG))
+        return (*copies, size * _LONG, cub.radix_sort_pairs(gpu, size, element, _LONG))
     if segments < _FEW_SEGMENTS:
         pairs = number * _LONG
-        sort = cub.radix_sort_pairs(number, element, _LONG)
+        sort = cub.radix_sort_pairs(gpu, number, element, _LONG)
         return (*copies, pairs, pairs, number * element, sort)
     return (*copies, number * _LONG, cub.segmented_sort_pairs(number, element, _LONG))
 
@@ -76,7 +76,7 @@ def sort(
     size = input.shape[along] if input.dim() and input.numel() else 0
     if size <= _SMALL_SORT:
         return (size * _LONG,)
-    return bounded(*sort_bytes(input, along))
+    return bounded(*sort_bytes(gpu, input, along))
 
 
 def _uses_sort(input: Tensor, dim: int) -> bool:
@@ -105,9 +105,9 @@ def topk(
     slices = input.numel() // size
     if _uses_sort(input, dim):
         whole = (dense_bytes(input), input.numel() * _LONG)
-        return bounded(*whole, *sort_bytes(input, dim))
+        return bounded(*whole, *sort_bytes(gpu, input, dim))
     copy = contiguous_copy(input)
-    ordering = sort_bytes(outputs[0], dim) if sorted and k > _SMALL_SORT else ()
+    ordering = sort_bytes(gpu, outputs[0], dim) if sorted and k > _SMALL_SORT else ()
     least = next((least for most, least in _MULTIBLOCK if slices <= most), 400)
     if size < least:
         return bounded(copy, *ordering) if ordering else (copy,)
@@ -125,7 +125,7 @@ def selection(
     if isinstance(outputs, Tensor) and input.numel():  # median of all elements
         flat = input.reshape(-1) if input.is_contiguous() else input.contiguous().view(-1)
         positions = input.numel() * _LONG
-        sort = sort_bytes(flat, 0)
+        sort = sort_bytes(gpu, flat, 0)
         return bounded(contiguous_copy(input), dense_bytes(input), positions, *sort)
     return ()
 
@@ -143,7 +143,7 @@ def mode(
     if size <= 2048:
         return (copy,)
     scratch = 2 * size * _LONG + size * input.element_size()
-    return bounded(copy, scratch, cub.radix_sort_pairs(size, input.element_size(), _LONG))
+    return bounded(copy, scratch, cub.radix_sort_pairs(gpu, size, input.element_size(), _LONG))
 
 
 @workspace("aten::cumsum", "aten::cumsum_", "aten::cumprod", "aten::cumprod_", device="cuda")
@@ -189,7 +189,7 @@ def unique(
 ) -> Workspace:
     """Sorted copies, positions and inverse; a limit. Unique.cu, ``unique_cuda_template``."""
     number, element = input.numel(), input.element_size()
-    sort = cub.radix_sort_pairs(number, element, _LONG)
+    sort = cub.radix_sort_pairs(gpu, number, element, _LONG)
     positions = number * _LONG
     values = number * element
     return bounded(contiguous_copy(input), values, positions, positions, positions, sort)
@@ -202,7 +202,7 @@ def unique_dim(gpu: Gpu, outputs: Outputs, input: Tensor, dim: int, *options: ob
     """
     rows = input.shape[dim] if input.dim() else 1
     positions = rows * _LONG
-    sort = cub.radix_sort_pairs(rows, _LONG, _LONG)
+    sort = cub.radix_sort_pairs(gpu, rows, _LONG, _LONG)
     copies = (dense_bytes(input), dense_bytes(input))
     return bounded(*copies, positions, positions, positions, sort)
 
@@ -237,7 +237,7 @@ def randperm(gpu: Gpu, outputs: Tensor, number: int, **options: object) -> Works
     if number < 30_000:
         return 0
     keys, values = number * _LONG, number * outputs.element_size()
-    sort = cub.radix_sort_pairs(number, _LONG, outputs.element_size())
+    sort = cub.radix_sort_pairs(gpu, number, _LONG, outputs.element_size())
     return bounded(keys, keys, values, sort)
 
 
