@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from types import MappingProxyType
@@ -277,7 +277,10 @@ class MemoryProfile:
         )
 
     def table(self, largest: int = 10) -> str:
-        """Return the peaks by phase and the ``largest`` things alive at the peak, as text."""
+        """Return the peaks by phase and the ``largest`` things alive at the peak, as text.
+
+        What kernels take for themselves is told by how sure it is: computed, measured, not known.
+        """
         device = f"{self.device} ({self.gpu})" if self.gpu else self.device
         figures = [
             (name.replace("_", " "), format_size(size), f"{size:,}")
@@ -304,7 +307,18 @@ class MemoryProfile:
             headers=("alive at the peak", "kind", "what", "operator", "line"),
             colalign=("right", "left", "left", "left", "left"),
         )
-        return f"{peaks}\n\n{alive}"
+        return "\n\n".join((peaks, alive, *self._taken_by_kernels()))
+
+    def _taken_by_kernels(self) -> Iterator[str]:
+        """Tell how sure is what kernels take for themselves, where there is any."""
+        words = (
+            f"{format_size(size)} {_WORDS[name]}" for name, size in self.by_confidence().items()
+        )
+        told = [", ".join(words)]
+        if self.unknown_workspaces:
+            told.append(f"not known of {', '.join(self.unknown_workspaces)}")
+        if any(told):
+            yield f"taken by kernels for themselves at the peak: {'; '.join(filter(None, told))}"
 
 
 def summarise(
@@ -367,6 +381,12 @@ def describe(allocation: Allocation) -> str:
     return " ".join(part for part in (name, geometry) if part)
 
 
+_WORDS = {
+    "exact": "computed",
+    "calibrated": "measured",
+    "bounded": "at most",
+    "unknown": "at least",
+}
 _SURE = {
     Confidence.EXACT: "",
     Confidence.CALIBRATED: ", measured",

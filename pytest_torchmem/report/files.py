@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from pytest_torchmem.record import Outcome, Record
@@ -53,11 +54,33 @@ def run_markdown(run: Run) -> str:
     footer: list[str] = []
     if run.summary.obsolete:
         footer.append(f"{len(run.summary.obsolete)} obsolete entries.")
+    footer += _libraries(run.summary.records)
     footer += [f"Error: {problem}" for problem in run.summary.problems]
     if run.summary.proposal and run.settings.proposal_path is not None:
         command = apply_command(run.config, run.settings.proposal_path)
         footer.append(f"To accept these changes:\n\n```\n{command}\n```")
     return render(found, footer=footer)
+
+
+def _libraries(records: Iterable[Record]) -> Iterable[str]:
+    """Tell of how many checks figures are measured, and of how many lower bounds."""
+    kinds: dict[str, tuple[list[str], dict[str, None]]] = {}
+    for record in records:
+        for kind in ("calibrated_workspaces", "unknown_workspaces"):
+            operators = getattr(record, kind)
+            if operators:
+                nodeids, names = kinds.setdefault(kind, ([], {}))
+                nodeids.append(record.nodeid)
+                names.update(dict.fromkeys(operators))
+    said = {
+        "calibrated_workspaces": "measured on a GPU is what these kernels take for themselves",
+        "unknown_workspaces": "a lower bound, without what these kernels take for themselves",
+    }
+    for kind, text in said.items():
+        if kind in kinds:
+            nodeids, names = kinds[kind]
+            checks = "1 check" if len(nodeids) == 1 else f"{len(nodeids)} checks"
+            yield f"Of {checks}, {text}: {', '.join(f'`{name}`' for name in sorted(names))}."
 
 
 def _is_idle(check: Check) -> bool:

@@ -27,6 +27,11 @@ def properties(record: Record) -> list[tuple[str, object]]:
         figures = record.measurement.figures.items()
         found += [(f"{stem}{figure}.measured", nbytes) for figure, nbytes in figures]
     found += [(f"{stem}{figure}.limit", nbytes) for figure, nbytes in record.limits.items()]
+    operators = {
+        "calibrated_workspaces": record.calibrated_workspaces,
+        "unknown_workspaces": record.unknown_workspaces,
+    }
+    found += [(f"{stem}{name}", ", ".join(named)) for name, named in operators.items() if named]
     return found
 
 

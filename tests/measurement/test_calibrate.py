@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,6 +117,36 @@ def test_a_recomputed_forward_answers_too(gpu: StandIn) -> None:
     gpu.workspaces = {FORWARD: 300, BACKWARD: 400}
     found = torchmem.calibrate(Checkpointed(), torch.randn(2, 3, 8, 8))
     assert figures(found) == {FORWARD: Figure(300), BACKWARD: Figure(400)}
+
+
+def test_operators_in_the_engines_own_threads_answer(gpu: StandIn) -> None:
+    """A GPU has a thread of the engine's; on the CPU a deeply nested backward gets one.
+
+    torch/csrc/autograd/engine.cpp, ``MAX_DEPTH``: from 60 on.
+    """
+    depth, threads = 62, set()
+
+    def taken(*_: Any) -> int:
+        threads.add(threading.get_ident())
+        return 400
+
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x: torch.Tensor, level: int = depth) -> Any:
+            if level == 0:
+                return self.inner(x)
+            return checkpoint(self.forward, x, level - 1, use_reentrant=True)
+
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    questions_of_one = torchmem.trace(net(), x, device="cuda").questions
+    gpu.workspaces = {FORWARD: taken, BACKWARD: taken}
+    step = (None, True, None, 1)
+    found = record_figures(gpu, find_gpu("a100"), questions_of_one, Nested(), (x,), {}, step)
+    assert found == dict.fromkeys(questions_of_one, Figure(400))
+    assert len(threads) == 2
 
 
 def test_operators_inside_of_composite_ones_answer(gpu: StandIn) -> None:

@@ -142,9 +142,24 @@ def test_reports_say_what_is_measured_and_what_is_unknown(project: Project, gpu:
     assert checks["test_it"]["unknown_workspaces"] == [FORWARD, BACKWARD]
     result.stdout.fnmatch_lines(["unknown bytes: *(aten::convolution, *): figures are lower*"])
     run(project, "--torchmem-update")
-    result, checks = run(project, "-v")
+    files = ("--torchmem-markdown=report.md", "--junitxml=report.xml")
+    result, checks = run(project, "-v", *files)
     result.stdout.no_fnmatch_line("*unknown bytes*")
     result.stdout.fnmatch_lines([f"measured workspace: {FORWARD}: test_net.py::test_it"])
+    told = (project.path / "report.md").read_text()
+    assert "Of 1 check, measured on a GPU is what these kernels take for themselves" in told
+    assert f": `{FORWARD}`, `{BACKWARD}`." in told
+    assert "lower bound" not in told
+    junit = (project.path / "report.xml").read_text()
+    assert f'name="torchmem.cuda.calibrated_workspaces" value="{FORWARD}, {BACKWARD}"' in junit
+    assert "unknown_workspaces" not in junit
+    calibration_file(project).unlink()
+    run(project, "--torchmem-measure=never", *files)
+    told = (project.path / "report.md").read_text()
+    assert f"lower bound, without what these kernels take for themselves: `{FORWARD}`" in told
+    assert "measured on a GPU" not in told
+    assert "unknown_workspaces" in (project.path / "report.xml").read_text()
+    run(project, "--torchmem-update")
     project.write(
         test_net=ONE.replace("def", '@pytest.mark.memory_budget("1 MiB", device="cuda")\ndef')
     )

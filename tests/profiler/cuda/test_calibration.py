@@ -66,6 +66,11 @@ def test_a_figure_replaces_what_is_unknown() -> None:
     assert profile.calibrated_workspaces == ("aten::convolution",)
     assert profile.questions == (CONVOLUTION,)
     assert "workspace, measured" in profile.table()
+    told = "taken by kernels for themselves at the peak:"
+    assert profile.table().endswith(f"{told} 12.06 KiB measured")
+    unknown = trace(convolve, device="cuda", gpu="a100").table()
+    assert unknown.endswith(f"{told} not known of aten::convolution")
+    assert told not in trace(nn.ReLU(), torch.ones(2, requires_grad=True)).table()
 
 
 def test_a_figure_of_nothing_is_a_figure() -> None:
