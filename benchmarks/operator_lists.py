@@ -25,7 +25,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -53,7 +52,7 @@ from pytest_torchmem.profiler.internals import (
     FAKE,
     check_torch,
     interception,
-    operators_passing_by,
+    is_view,
     set_excluded,
 )
 from pytest_torchmem.profiler.operators import operator_of
@@ -87,7 +86,8 @@ def recorded_for_real(sample: Sample, device: str, **options: Any) -> list[str]:
     names: list[str] = []
 
     def run(overload: Any, *args: Any, **kwargs: Any) -> Any:
-        names.append(str(overload.name()))
+        if not is_view(overload):
+            names.append(str(overload.name()))
         set_excluded(FAKE, True)
         try:
             return overload(*operator_of(overload).with_numbers_as_tensors(args, "cpu"), **kwargs)
@@ -118,7 +118,8 @@ def recorded_on_fake_tensors(sample: Sample) -> list[str]:
         def __torch_dispatch__(
             self, overload: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            names.append(str(overload.name()))
+            if _counts(overload):
+                names.append(str(overload.name()))
             return overload(*args, **(kwargs or {}))
 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -133,14 +134,15 @@ def recorded_on_fake_tensors(sample: Sample) -> list[str]:
             target = target.to("cuda")
         with Log(), torch.no_grad():
             target(*args, **kwargs)
-    return [name for name in names if name.removesuffix(".default") not in _passing()]
+    return names
 
 
-@cache
-def _passing() -> frozenset[str]:
-    """Return the operators that are not intercepted in a trace, or are Python's way in and out."""
-    views = {f"aten::{name}" for name in operators_passing_by()}
-    return frozenset({*views, "aten::lift_fresh", "aten::_to_copy", "prim::device"})
+_WAYS_IN_AND_OUT = frozenset({"aten::lift_fresh", "aten::_to_copy", "prim::device"})
+
+
+def _counts(overload: Any) -> bool:
+    """Return whether an operator is intercepted in a trace, and not Python's way in or out."""
+    return not is_view(overload) and overload.name() not in _WAYS_IN_AND_OUT
 
 
 class _WithoutGradient(torch.nn.Module):
@@ -157,7 +159,7 @@ def _against_fake_tensors(sample: Sample, gpu: str) -> tuple[list[str], list[str
     real = recorded_on_fake_tensors(sample)
     forward = Sample(0, _WithoutGradient(sample.target), sample.args, sample.kwargs)
     traced = recorded_in_trace(forward, "cuda", gpu, backward=False)
-    return real, [name for name in traced if name not in _passing()]
+    return real, [name for name in traced if name not in _WAYS_IN_AND_OUT]
 
 
 def _moved(tensor: Tensor, device: str) -> Tensor:
@@ -207,7 +209,7 @@ def _recording(names: list[str]) -> Iterator[None]:
 
     class Operators(dict[Any, Any]):
         def get(self, overload: Any, default: Any = None) -> Any:
-            if not _within(sys._getframe(1).f_back, entry):
+            if not is_view(overload) and not _within(sys._getframe(1).f_back, entry):
                 names.append(str(overload.name()))
             return super().get(overload, default)
 

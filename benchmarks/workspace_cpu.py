@@ -33,6 +33,7 @@ from pytest_torchmem.profiler.devices.host import Host, this_machine
 from pytest_torchmem.profiler.internals import (
     FAKE,
     interception,
+    is_view,
     run_composite_explicit,
     run_composite_implicit,
     set_excluded,
@@ -144,7 +145,7 @@ class Recorder:
             return run_composite_explicit(overload, *args, **kwargs)
         set_excluded(FAKE, True)
         try:
-            if not all(_is_dense(tensor) for tensor in tensors):
+            if is_view(overload) or not all(_is_dense(tensor) for tensor in tensors):
                 return overload(*args, **kwargs)
             return self._record(overload, args, kwargs, tensors)
         finally:

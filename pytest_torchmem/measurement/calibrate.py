@@ -35,9 +35,10 @@ from pytest_torchmem.profiler.internals import (
     run_composite_implicit,
     set_excluded,
 )
+from pytest_torchmem.profiler.kept import eager
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
 from pytest_torchmem.profiler.step import check_step, run_target
-from pytest_torchmem.profiler.trace import eager, trace
+from pytest_torchmem.profiler.trace import trace
 from pytest_torchmem.profiler.workspace.questions import RESERVES, question_of
 
 _PEAK, _CURRENT = f"{REQUESTED}.all.peak", f"{REQUESTED}.all.current"

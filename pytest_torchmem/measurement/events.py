@@ -26,7 +26,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profiler.internals import (
     has_kernels,
     is_composite_implicit,
-    operators_passing_by,
+    is_view,
 )
 
 STEP = "torchmem::step"
@@ -223,10 +223,9 @@ def computes(name: str) -> bool:
     packet = getattr(getattr(torch.ops, namespace, None), base, None) if base else None
     if not isinstance(packet, OpOverloadPacket):
         return False
-    views = operators_passing_by()
     overloads = (getattr(packet, overload) for overload in packet.overloads())
     return any(
-        not is_composite_implicit(overload) and overload.name().removeprefix("aten::") not in views
+        not is_composite_implicit(overload) and not is_view(overload)
         for overload in overloads
         if has_kernels(overload)
     )

@@ -27,6 +27,8 @@ from pytest_torchmem.profiler.internals import (
     ENGINE_CODE,
     FAKE,
     in_engine_thread,
+    interception,
+    is_view,
     kernel_settings,
     run_composite_implicit,
     set_excluded,
@@ -110,7 +112,15 @@ class Interceptor:
         self._asked: list[Workspace] = []
         """What kernels of the body that is running take and no formula gives."""
 
+        self._let_pass: Callable[[OpOverload], None]
+
     # -- entry -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run every operator of this thread that would reach a kernel."""
+        with interception(self) as self._let_pass:
+            yield
 
     def __call__(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Run one operator that would have reached a kernel."""
@@ -118,16 +128,27 @@ class Interceptor:
         set_excluded(FAKE, True)
         was_inside, self.inside = self.inside, True
         try:
-            self.numbers.settle()
             operator = self._operators.get(overload)
             if operator is None:
+                if is_view(overload):
+                    return self._pass(overload, args, kwargs)
                 operator = self._operators[overload] = self._operator(overload)
+            self.numbers.settle()
             if operator.treatment is Treatment.LEAF:
                 return self._run(operator, args, kwargs)
             return self._run_specially(operator, args, kwargs)
         finally:
             self.inside = was_inside
             set_excluded(FAKE, False)
+
+    def _pass(self, view: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a view operator as it will run from now on, when it does not come here again.
+
+        Numbers do not settle: autograd makes views before the node of an operator in place stands.
+        """
+        self._let_pass(view)
+        with self.intercepting():
+            return view(*args, **kwargs)
 
     def _operator(self, overload: OpOverload) -> Operator:
         """Return what is to be known of an operator on this machine."""

@@ -265,75 +265,86 @@ def outside_interception() -> Iterator[None]:
 
 
 @contextmanager
-def interception(fallback: Callable[..., Any]) -> Iterator[None]:
+def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload], None]]:
     """Route every operator of this thread that would reach a kernel to ``fallback(op, *args)``.
 
-    View operators pass by and stay in C++.
+    The usual view operators pass by and stay in C++. What this yields lets another one pass from
+    its next call on. Nothing stays registered afterwards: to have the dispatcher write the table of
+    every operator anew, twice, is most of a millisecond (Dispatcher.cpp, ``registerFallback``), and
+    every view operator let pass another 4 µs.
     """
-    entry = _entry()
-    before = vars(entry)["__call__"]
-    entry.__call__ = staticmethod(fallback)
-    set_included(FAKE, True)
+    if _C._dispatch_has_backend_fallback(FAKE):
+        raise UnsupportedTorchError(
+            "pytest-torchmem cannot trace now: something else has registered a fallback for "
+            "torch's dispatch key Fake, of which there can be one (a trace inside of a trace?)"
+        )
+    everything = torch.library.Library("_", "IMPL")
+    passing = torch.library.Library("aten", "IMPL")
+
+    def let_pass(operator: OpOverload) -> None:
+        passing.impl(operator, torch.library.fallthrough_kernel, "Fake")
+
     try:
-        yield
+        everything.fallback(fallback, "Fake")
+        for operator in _usual_views():
+            let_pass(operator)
+        set_included(FAKE, True)
+        yield let_pass
     finally:
         set_included(FAKE, False)
         set_excluded(FAKE, False)
-        entry.__call__ = before
-
-
-#: Where the process keeps what is registered for the Fake key: a second copy of this module, as
-#: pytester imports in one process, must find it, for torch takes one fallback for each key.
-_ENTRY = "_pytest_torchmem_entry"
-
-
-def _entry() -> Any:
-    """Return the class whose instance is the fallback of the Fake key, registered once.
-
-    To register one takes the dispatcher a millisecond, and where the key is not included it is
-    never asked. The fallback is called by the class's ``__call__``, in C: a function in between
-    would be a Python frame between an operator and the program that called it.
-    """
-    known = getattr(torch.library, _ENTRY, None)
-    if known is not None:
-        return known
-
-    class Entry:
-        """Calls what a trace has put here."""
-
-        everything = torch.library.Library("_", "IMPL")
-        passing = torch.library.Library("aten", "IMPL")
-
-        def __call__(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
-            raise AssertionError(f"{overload} was intercepted while no trace runs")
-
-    Entry.everything.fallback(Entry(), "Fake")
-    for name in operators_passing_by():
-        Entry.passing.impl(name, torch.library.fallthrough_kernel, "Fake")
-    setattr(torch.library, _ENTRY, Entry)
-    return Entry
+        passing._destroy()
+        everything._destroy()
 
 
 @cache
-def operators_passing_by() -> tuple[str, ...]:
-    """Return the names of ATen's view operators: they make no storage and need no interception.
+def is_view(operator: OpOverload) -> bool:
+    """Return whether ``operator`` is of ATen and makes neither a storage nor data.
 
-    ``lift_fresh`` is left out: by it a tensor that C++ made of Python numbers enters a trace.
+    ``lift_fresh`` does not count: by it a tensor that C++ made of Python numbers enters a trace.
     """
-    names = ["set_", *(f"set_.{overload}" for overload in torch.ops.aten.set_.overloads())]
-    for schema in _C._jit_get_all_schemas():
-        namespace, _, base = schema.name.partition("::")
-        if namespace != "aten" or base == "lift_fresh":
-            continue
-        if any(
-            argument.alias_info is not None and not argument.alias_info.is_write
-            for argument in schema.arguments
-        ):
-            name = f"{base}.{schema.overload_name}" if schema.overload_name else base
-            operator = find_operator(name)
-            if operator is not None and (operator.is_view or base in ("detach", "alias")):
-                names.append(name)
-    return tuple(sorted({name.removesuffix(".default") for name in names}))
+    base = operator._schema.name.removeprefix("aten::")
+    if operator.namespace != "aten" or base == "lift_fresh":
+        return False
+    if base == "set_":
+        return True
+    return (operator.is_view or base in ("detach", "alias")) and any(
+        argument.alias_info is not None and not argument.alias_info.is_write
+        for argument in operator._schema.arguments
+    )
+
+
+#: View operators that never arrive at the fallback. ``detach`` must not: ``_make_subclass`` wants a
+#: tensor that Python has not seen. Nor may those that C++ applies to a Python number wrapped in a
+#: tensor: the fallback is handed the number. The others are the most frequent.
+_USUAL_VIEWS = (
+    "_conj",
+    "_neg_view",
+    "_reshape_alias",
+    "alias",
+    "detach",
+    "expand",
+    "permute",
+    "select.int",
+    "set_",
+    "set_.source_Storage",
+    "set_.source_Storage_storage_offset",
+    "set_.source_Tensor",
+    "set_.source_Tensor_storage_offset",
+    "slice.Tensor",
+    "squeeze.dim",
+    "t",
+    "transpose.int",
+    "unsqueeze",
+    "view",
+)
+
+
+@cache
+def _usual_views() -> tuple[OpOverload, ...]:
+    """Return those that this torch has."""
+    found = (find_operator(name) for name in _USUAL_VIEWS)
+    return tuple(operator for operator in found if operator is not None)
 
 
 @cache

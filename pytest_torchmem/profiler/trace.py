@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import random
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,7 +28,8 @@ from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.devices.tensors import hollow_answers
 from pytest_torchmem.profiler.gradients import References
 from pytest_torchmem.profiler.hollow import Interceptor
-from pytest_torchmem.profiler.internals import check_torch, interception
+from pytest_torchmem.profiler.internals import check_torch
+from pytest_torchmem.profiler.kept import process_kept, thread_kept
 from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger
 from pytest_torchmem.profiler.profile import MemoryProfile, Phase, summarise
 from pytest_torchmem.profiler.step import check_step, run_target
@@ -142,11 +140,10 @@ def _trace(
     attribution = Attribution()
     interceptor = Interceptor(machine, ledger, attribution, _gradient_held_by_engine_alone())
     with ExitStack() as stack:
-        stack.enter_context(_generators_kept())
-        stack.enter_context(_no_collection())
-        stack.enter_context(eager())
+        stack.enter_context(process_kept())
         stack.callback(give_survivors_data, ledger)
         stack.callback(interceptor.border.return_borrowed)
+        stack.enter_context(thread_kept())
         stack.enter_context(_layers(interceptor, memory))
         # In a function of its own: when it returns, nothing of the step is alive but what the
         # program keeps for itself.
@@ -230,7 +227,7 @@ def _gradient_held_by_engine_alone() -> References:
         ((twice_used * 2.0) + (twice_used * 3.0)).sum().backward()
 
     try:
-        with torch.enable_grad(), interception(interceptor):
+        with torch.enable_grad(), interceptor.running():
             program()
     finally:
         give_survivors_data(ledger)
@@ -269,7 +266,7 @@ def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[N
             ),
         ):
             stack.callback(hook.remove)
-        stack.enter_context(interception(interceptor))
+        stack.enter_context(interceptor.running())
         yield
 
 
@@ -293,57 +290,3 @@ def _machine(
     if calibration is not None and not calibration.covers(on.name):
         calibration = None  # plans are then those of every other trace
     return Machine(_HOSTS[host](), on, calibration=calibration)
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Give a trace the same random numbers every time, and leave the generators as they were."""
-    state, python_state = torch.get_rng_state(), random.getstate()
-    numpy = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy else None
-    torch.default_generator.manual_seed(0)
-    random.seed(0)
-    if numpy:
-        numpy.random.seed(0)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        random.setstate(python_state)
-        if numpy:
-            numpy.random.set_state(numpy_state)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from freeing storages in cycles at a moment of its own choice."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@contextmanager
-def eager() -> Iterator[None]:
-    """Run compiled modules eagerly; importing the compiler for it is put off to its first use."""
-    with ExitStack() as stack:
-
-        def force_eager() -> None:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-
-        if "torch._dynamo" in sys.modules:
-            force_eager()
-        else:
-            original = torch.compile
-
-            def compile(*args: Any, **kwargs: Any) -> Any:
-                torch.compile = original
-                force_eager()
-                return original(*args, **kwargs)
-
-            torch.compile = compile
-            stack.callback(setattr, torch, "compile", original)
-        yield

@@ -1,4 +1,4 @@
-"""Fake cuda beyond tensors' own methods: generators, files, storages, the default device."""
+"""Fake cuda beyond tensors' own methods: generators, files, storages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 import torch.serialization
 
 from pytest_torchmem.profiler.devices.tensors import Guard
-from pytest_torchmem.profiler.internals import global_device_context
 from pytest_torchmem.profiler.patches import replaced
 
 _CPU = torch.device("cpu")
@@ -32,7 +31,6 @@ def cuda_outside_tensors(guard: Guard) -> Iterator[None]:
             )
         )
         stack.enter_context(replaced(torch.UntypedStorage, **_storage(guard)))
-        stack.enter_context(_default_device_kept())
         yield
 
 
@@ -102,14 +100,3 @@ def _storage(guard: Guard) -> dict[str, Any]:
         return 0 if is_cuda(storage) else -1
 
     return {"device": property(device), "is_cuda": property(is_cuda), "get_device": get_device}
-
-
-@contextmanager
-def _default_device_kept() -> Iterator[None]:
-    """Undo what ``torch.set_default_device`` did in the course of a trace."""
-    before = global_device_context()
-    try:
-        yield
-    finally:
-        if global_device_context() is not before:
-            torch.set_default_device(before.device if before is not None else None)

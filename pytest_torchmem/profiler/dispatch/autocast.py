@@ -112,27 +112,6 @@ def _to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @contextmanager
-def _regions_left() -> Iterator[None]:
-    """Leave the regions that a program entered and did not leave itself."""
-    nesting = _nesting()
-    enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    caches = torch.is_autocast_cache_enabled()
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled("cuda", enabled)
-        torch.set_autocast_dtype("cuda", dtype)
-        torch.set_autocast_cache_enabled(caches)
-        for _ in range(_nesting() - nesting):
-            torch.autocast_decrement_nesting()
-
-
-def _nesting() -> int:
-    torch.autocast_increment_nesting()
-    return torch.autocast_decrement_nesting()
-
-
-@contextmanager
 def cuda_autocast(guard: Guard) -> Iterator[None]:
     """Let ``torch.autocast("cuda")`` cast fake cuda tensors on the trace's thread."""
     casts = Casts(guard)
@@ -156,7 +135,6 @@ def cuda_autocast(guard: Guard) -> Iterator[None]:
             casts.clear()
 
     with (
-        _regions_left(),
         kernels,
         replaced(
             torch,

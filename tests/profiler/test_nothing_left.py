@@ -1,0 +1,281 @@
+"""After a trace, however it ended, torch is as it was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.accelerator
+import torch.backends.cudnn.rnn
+import torch.cuda.nvtx
+import torch.serialization
+import torch.utils._device
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+
+from pytest_torchmem import trace
+
+DEVICES = ("cpu", "cuda")
+
+
+def places() -> dict[str, dict[str, Any]]:
+    """Return the attributes of every class and module that a trace could replace."""
+    owners: dict[str, Any] = {
+        "Tensor": torch.Tensor,
+        "Parameter": nn.Parameter,
+        "Module": nn.Module,
+        "Optimizer": torch.optim.Optimizer,
+        "functional": nn.functional,
+        "UntypedStorage": torch.UntypedStorage,
+        "HigherOrderOperator": torch._ops.HigherOrderOperator,
+        "DeviceContext": torch.utils._device.DeviceContext,
+        "torch": torch,
+        "_C": torch._C,
+        "_nn": torch._C._nn,
+        "cuda": torch.cuda,
+        "cuda.memory": torch.cuda.memory,
+        "cuda.random": torch.cuda.random,
+        "cuda.streams": torch.cuda.streams,
+        "cuda.nvtx": torch.cuda.nvtx,
+        "cudnn": torch.backends.cudnn,
+        "cudnn.rnn": torch.backends.cudnn.rnn,
+        "accelerator": torch.accelerator,
+        "accelerator.memory": torch.accelerator.memory,
+        "serialization": torch.serialization,
+        "random": torch.random,
+    }
+    return {name: dict(vars(owner)) for name, owner in owners.items()}
+
+
+def registrations() -> dict[str, Any]:
+    """Return what is registered with the dispatcher: every operator's kernels, every fallback."""
+    kernels = {
+        name: hash(torch._C._dispatch_dump(name)) for name in torch._C._dispatch_get_all_op_names()
+    }
+    fallbacks = {
+        key: torch._C._dispatch_has_backend_fallback(torch._C._parse_dispatch_key(key))
+        for key in ("Fake", "AutocastIPU", "AutocastCUDA", "AutogradCPU", "CPU")
+    }
+    of_fake = torch._C._dispatch_get_registrations_for_dispatch_key("Fake")
+    return {**kernels, "fallbacks": fallbacks, "of Fake": of_fake, "Python's": library_state()}
+
+
+def library_state() -> set[str]:
+    """Return what Python has registered as ``torch.library`` keeps it."""
+    return set(vars(torch.library)["_impls"])
+
+
+def tables() -> dict[str, int]:
+    """Return what every operator would run for every key, fallbacks among it."""
+    return {
+        name: hash(torch._C._dispatch_dump_table(name))
+        for name in torch._C._dispatch_get_all_op_names()
+    }
+
+
+def hooks() -> dict[str, int]:
+    """Return how many global hooks modules and optimizers have."""
+    return {
+        name: len(value)
+        for owner in (modules, optimizers)
+        for name, value in vars(owner).items()
+        if name.startswith("_global_") and isinstance(value, dict)
+    }
+
+
+def thread_state() -> list[Any]:
+    """Return what of the dispatcher, autocast and the generators belongs to this thread."""
+    return [
+        str(torch._C._dispatch_tls_local_include_set()),
+        str(torch._C._dispatch_tls_local_exclude_set()),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_device(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._len_torch_function_stack(),
+        torch._C._is_torch_function_enabled(),
+        torch._C._current_graph_task_id(),
+        torch.get_rng_state().tolist(),
+        torch.get_num_threads(),
+        torch.cuda.is_initialized(),
+        torch.cuda.is_available(),
+        hooks(),
+        torch.ones(2, requires_grad=True).device,
+    ]
+
+
+def state() -> list[Any]:
+    """Return all of the above."""
+    return [places(), registrations(), thread_state()]
+
+
+def whole_step(device: str) -> None:
+    """Touch every layer of a trace: identity, dispatch, autocast, recurrent layers, optimizer."""
+    torch.set_default_device(device)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten())
+    layer = nn.LSTM(4, 4)
+    optimizer = torch.optim.AdamW([*model.parameters(), *layer.parameters()])
+    scaler = torch.amp.GradScaler(device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        loss = model(torch.ones(2, 3, 8, 8)).float().sum() + layer(torch.ones(3, 2, 4))[0].sum()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    torch.ones(2, 3).unfold(1, 2, 1).unbind()  # views that are seldom used
+    if device == "cuda":
+        torch.cuda.Stream().synchronize()
+
+
+def end_normally(device: str) -> None:
+    """Return."""
+
+
+def end_with_an_error(device: str) -> None:
+    raise ValueError("of the program")
+
+
+def end_with_an_interrupt(device: str) -> None:
+    raise KeyboardInterrupt
+
+
+def end_inside_of_a_region(device: str) -> None:
+    torch.autocast(device).__enter__()
+    raise ValueError("of the program")
+
+
+def end_in_backward(device: str) -> None:
+    class Interrupted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            raise KeyboardInterrupt
+
+    Interrupted.apply(torch.ones(2, requires_grad=True)).sum().backward()
+
+
+ENDINGS = [
+    end_normally,
+    end_with_an_error,
+    end_with_an_interrupt,
+    end_inside_of_a_region,
+    end_in_backward,
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_torch_is_as_it_was(device: str, ending: Callable[[str], None], in_thread: bool) -> None:
+    trace(lambda: whole_step(device), device=device)  # what is imported and learned once
+    torch.ones(1).device  # noqa: B018
+    before = state()
+    within: list[Any] = []
+
+    def program() -> None:
+        whole_step(device)
+        within.append(registrations())
+        ending(device)
+
+    def run() -> None:
+        here = thread_state()
+        try:
+            trace(program, device=device)
+        except (ValueError, KeyboardInterrupt) as error:
+            ended.append(type(error))
+        assert thread_state() == here
+        finished.append(True)
+
+    ended: list[type] = []
+    finished: list[bool] = []
+    if in_thread:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    else:
+        run()
+    after = state()
+    assert finished
+    assert bool(ended) == (ending is not end_normally)
+    assert within[0]["of Fake"] != before[1]["of Fake"]  # what is compared here shows a trace
+    assert within[0]["fallbacks"]["Fake"]
+    for name, attributes in before[0].items():
+        changed = {
+            key
+            for key in attributes.keys() | after[0][name].keys()
+            if attributes.get(key, "absent") is not after[0][name].get(key, "absent")
+        }
+        assert changed <= {"__warningregistry__", "__annotations__", "_dynamo", "compiler"}, name
+    assert {
+        key for key in after[1].keys() | before[1] if after[1].get(key) != before[1].get(key)
+    } == (set())
+    assert after[2] == before[2]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dispatch_tables_are_as_they_were(device: str) -> None:
+    trace(lambda: whole_step(device), device=device)
+    before = tables()
+    within: list[dict[str, int]] = []
+    trace(lambda: within.append(tables()), device=device)
+    assert sum(table != before.get(name) for name, table in within[0].items()) > 3000
+    assert tables() == before
+
+
+_FIRST_OF_A_PROCESS = """
+import torch
+from torch import nn
+included = str(torch._C._dispatch_tls_local_include_set())
+import pytest_torchmem as torchmem
+for device in ("cpu", "cuda"):
+    torchmem.trace(nn.Linear(4, 4), torch.ones(2, 4), device=device)
+    try:
+        torchmem.trace(lambda: 1 / 0, device=device)
+    except ZeroDivisionError:
+        pass
+for name in torch._C._dispatch_get_all_op_names():
+    assert "pytest_torchmem" not in torch._C._dispatch_dump_table(name), name
+assert not torch._C._dispatch_get_registrations_for_dispatch_key("Fake")
+assert not torch._C._dispatch_has_backend_fallback(torch._C._parse_dispatch_key("Fake"))
+assert str(torch._C._dispatch_tls_local_include_set()) == included
+"""
+
+
+def test_first_trace_of_a_process_leaves_nothing() -> None:
+    """What it learns and tries once is gone too, and the process ends in peace."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FIRST_OF_A_PROCESS],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_other_threads_see_torch_as_it_is() -> None:
+    seen: list[Any] = []
+
+    def other() -> None:
+        x = torch.ones(2, 2, requires_grad=True)
+        output = nn.functional.dropout(nn.functional.softmax(x, -1), 0.5)
+        output.sum().backward()
+        seen.extend([x.device.type, torch.cuda.is_available(), output.data_ptr() != 0])
+        seen.append(x.grad is not None and bool(x.grad.isfinite().all()))
+
+    def program() -> None:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    available = torch.cuda.is_available()
+    trace(program, device="cuda")
+    assert seen == ["cpu", available, True, True]
