@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.profiler.assumed import is_same
 from pytest_torchmem.profiler.call import Call
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.internals import storage_address
@@ -34,6 +35,17 @@ def plan_from_values(call: Call, machine: Machine, values: KnownValues) -> tuple
     ]
     real = values.run(call, inputs)
     return plan_of_result(real, inputs, storage_address), real
+
+
+def equal_without_values(call: Call) -> bool | None:
+    """Return what ``aten::equal`` gives where no values are needed for it, else None.
+
+    native/ReduceOps.cpp, ``cpu_equal``, looks at sizes first, and at whether both are one tensor.
+    """
+    first, second = call.args[:2]
+    if first.shape != second.shape:
+        return False
+    return True if is_same(first, second) else None
 
 
 def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:

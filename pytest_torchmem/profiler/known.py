@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnknownValueError
+from pytest_torchmem.profiler.assumed import OPERATORS, assume
 from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.call import Call
 from pytest_torchmem.profiler.internals import storage_address
@@ -21,9 +22,11 @@ from pytest_torchmem.profiler.ledger import Ledger, Record
 from pytest_torchmem.profiler.shapes import Output, Plan, replace_tensors, tensors_in
 
 #: Elements up to which values are kept. Integers and booleans decide control flow and shapes; of
-#: floating values only small tables (drop path rates, optimizer steps) are ever asked for.
+#: floating values only small tables (drop path rates, optimizer steps) are ever asked for, and
+#: of random ones a row, one for each sample of a batch.
 LIMIT_INTEGER = 1 << 18
 LIMIT_FLOATING = 1 << 10
+LIMIT_RANDOM = 1 << 7
 
 #: Arguments that are written to and keep their value: the gradients of a trace count as finite, so
 #: ``GradScaler`` steps.
@@ -102,6 +105,8 @@ class KnownValues:
                     call, plan, result
                 ):
                     return
+            if operator.name in OPERATORS and isinstance(result, Tensor):
+                self._ledger.records[storage_address(result)].assumed = assume(call)
         elif operator.makes_values and self._compute(call, plan, result):
             return
         if operator.mutated or operator.mutated_names:
@@ -112,15 +117,26 @@ class KnownValues:
         __tracebackhide__ = True
         if record.known is not None:
             return value_of(record, tensor).item()
+        if record.assumed is not None:
+            if record.assumed.guessed:
+                self._warn(
+                    "a comparison with a number that is not known was asked for; the number counts "
+                    f"as 1, so it is {record.assumed.answer}"
+                )
+            return record.assumed.answer
         if tensor.dtype is torch.bool and self._attribution.asked_from(_INITIALISERS):
             return False
         what = f"the value of a {tensor.dtype} tensor was asked for"
         if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
             raise self.unknown(what)
+        self._warn(f"{what}; a trace has no data, so it is nan")
+        return float("nan")
+
+    def _warn(self, what: str) -> None:
+        """Tell of the first value that was made up; those after it may follow from it."""
         if not self.warnings:
             line = self._attribution.user_line() or "the traced program"
-            self.warnings.append(f"{line}: {what}; a trace has no data, so it is nan")
-        return float("nan")
+            self.warnings.append(f"{line}: {what}")
 
     def unknown(self, what: str) -> UnknownValueError:
         """Return the error for a value that the trace does not have, naming the user's line."""
@@ -167,8 +183,9 @@ class KnownValues:
         largest = max((tensor.numel() for tensor in call.tensors), default=0)
         if not all(worth_knowing(output.dtype, _elements(output), largest) for output in made):
             return False
-        if operator.random and made and made[0].dtype.is_floating_point and _elements(made[0]) > 1:
-            return False  # a random number may decide whether a layer is dropped; a tensor does not
+        floating = operator.random and made and made[0].dtype.is_floating_point
+        if floating and (len(made[0].shape) > 1 or _elements(made[0]) > LIMIT_RANDOM):
+            return False
         values = [
             value_of(record, tensor)
             for tensor, record in zip(call.tensors, call.records, strict=True)
@@ -191,7 +208,7 @@ class KnownValues:
                 record = self._ledger.records.get(storage_address(tensor))
                 if record is None:
                     continue
-                record.known = None
+                record.known = record.assumed = None
                 nbytes = tensor.untyped_storage().nbytes()
                 if (
                     operator.overwrites

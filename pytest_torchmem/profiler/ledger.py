@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pytest_torchmem.profiler.assumed import Assumption
 from pytest_torchmem.profiler.calibration import Question
 from pytest_torchmem.profiler.profile import (
     Allocation,
@@ -142,7 +143,7 @@ def _dtype_name(dtype: torch.dtype | None) -> str:
 class Record(weakref.ref):  # type: ignore[type-arg]
     """A storage the ledger knows: where it lives, and its values beside it where they are known."""
 
-    __slots__ = ("address", "hollow", "index", "known", "ledger", "memory")
+    __slots__ = ("address", "assumed", "hollow", "index", "known", "ledger", "memory")
 
     address: int
     index: int
@@ -151,6 +152,8 @@ class Record(weakref.ref):  # type: ignore[type-arg]
     ledger: DeviceLedger
     known: Tensor | None
     """The storage's content as a flat uint8 tensor in real memory, or None where not known."""
+    assumed: Assumption | None
+    """What the elements of an unknown boolean storage count as, or None: nothing is assumed."""
     memory: Tensor | None
     """Bytes that the hollow storage shows to whoever reads it; they live as long as it does."""
 
@@ -221,6 +224,7 @@ class Ledger:
         address = storage._cdata
         record.address, record.index, record.ledger = address, index, ledger
         record.known, record.hollow, record.memory = None, hollow, memory
+        record.assumed = None
         self.records[address] = record
         return record
 

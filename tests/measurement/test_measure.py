@@ -329,3 +329,19 @@ def test_a_model_that_cannot_be_copied_gets_a_way_out() -> None:
     model.lock = threading.Lock()  # type: ignore[assignment]
     with pytest.raises(UsageError, match="pass a function that builds the model"):
         torchmem.measure(model, torch.rand(1, 2))
+
+
+def test_the_state_of_an_optimizer_may_be_in_tensors_of_tensors() -> None:
+    """As those of 8-bit optimizers are, whose own storage cannot be asked where it lies."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    class Doubled(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: object = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    halves = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                    self.state[parameter]["both"] = TwoTensor(*halves)
+
+    profile = torchmem.measure(nn.Linear(8, 8), torch.ones(2, 8), optimizer=Doubled)
+    assert profile.by_kind("optimizer")[Kind.OPTIMIZER_STATE.value] == 2 * (8 * 8 + 8) * 4

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from workspaces import assert_predicted, calls_of, onednn
 
+from pytest_torchmem import measure, trace
 from pytest_torchmem.profiler.devices.host import REFERENCE
 from pytest_torchmem.profiler.workspace import find_workspace
 
@@ -136,3 +137,18 @@ def test_the_reference_host_is_the_same_everywhere(
         REFERENCE, result, images, filters, None, [1, 1], padding, [1, 1], False, [0, 0], groups
     )
     assert taken == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("channels", "filters"), [(32, 2), (4, 16)])
+def test_a_transposed_volume_keeps_the_bytes_of_its_input(
+    dtype: torch.dtype, channels: int, filters: int
+) -> None:
+    """Its output is made like the input first; on cuda it is not."""
+    layer = torch.nn.ConvTranspose3d(channels, filters, 3, 2, 1, output_padding=1, dtype=dtype)
+    input = torch.zeros(1, channels, 8, 8, 8, dtype=dtype, requires_grad=True)
+    traced, real = trace(layer, input, host="here"), measure(layer, input)
+    assert traced.figures() == real.figures()
+    output = filters * 16**3 * dtype.itemsize
+    on_cuda = trace(layer, input, device="cuda", backward=False).live_at_peak("forward")
+    assert output in [found.nbytes for found in on_cuda]

@@ -144,6 +144,9 @@ def _methods(interceptor: Interceptor, guard: Guard, move: Callable[..., Tensor]
             return to(cast(Tensor, _Base.type(tensor, plain)), torch.device("cuda"))
         return _Base.type(tensor, dtype)
 
+    def type_as(tensor: Tensor, other: Tensor) -> Tensor:
+        return cast(Tensor, _Base.type_as(tensor, other)) if guard.off() else to(tensor, other)
+
     def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
         if guard.off():
             return cast(Tensor, _Base.pin_memory(tensor))
@@ -222,6 +225,7 @@ def _methods(interceptor: Interceptor, guard: Guard, move: Callable[..., Tensor]
         "cuda": cuda,
         "cpu": cpu,
         "type": type_of,
+        "type_as": type_as,
         "pin_memory": pin_memory,
         "is_pinned": is_pinned,
         "record_stream": record_stream,

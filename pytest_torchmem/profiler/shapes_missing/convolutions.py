@@ -52,25 +52,65 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Channels last where either operand is; native/ConvUtils.h, mkldnn_conv_use_channels_last and
+    """Channels last where either operand is; native/ConvUtils.h,
     cudnn_conv_suggest_memory_format. ``meta`` does not know that it stands for a device.
     """
     result = _convolution_shape(
         input, weight, stride, padding, dilation, transposed, output_padding, groups
     )
-    wanted = _CHANNELS_LAST.get(input.dim())
-    if wanted is None or result.numel() == 0:
-        return result
-    if wanted not in (suggested_format(input), suggested_format(weight)):
-        return laid_out(result, torch.contiguous_format)
+    return _as_operands(result, input, weight)
+
+
+@meta("aten::convolution", device="cpu")
+def convolution_on_cpu(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Channels last where either operand is; native/ConvUtils.h, mkldnn_conv_use_channels_last.
+
+    ATen's own kernels of three dimensions know no channels last.
+    """
+    result = _convolution_shape(
+        input, weight, stride, padding, dilation, transposed, output_padding, groups
+    )
     native = input.dim() == 5 and not uses_onednn(
         REFERENCE, input, weight, stride, dilation, transposed, output_padding, groups
     )
-    return laid_out(result, torch.contiguous_format if native else wanted)
+    if not native or result.numel() == 0:
+        return _as_operands(result, input, weight)
+    if transposed and groups == 1 and input.numel() > result.numel():
+        return _in_storage_of(input, result)
+    return laid_out(result, torch.contiguous_format)
 
 
-@meta("aten::convolution_backward")
-def convolution_backward(
+def _as_operands(result: Tensor, input: Tensor, weight: Tensor) -> Tensor:
+    """Return ``result`` in channels last where an operand suggests it, else contiguous."""
+    wanted = _CHANNELS_LAST.get(input.dim())
+    if wanted is None or result.numel() == 0:
+        return result
+    suggested = wanted in (suggested_format(input), suggested_format(weight))
+    return laid_out(result, wanted if suggested else torch.contiguous_format)
+
+
+def _in_storage_of(input: Tensor, result: Tensor) -> Tensor:
+    """Return ``result`` on as many bytes as ``input`` has.
+
+    native/NaiveConvolutionTranspose3d.cpp, ``slow_conv_transpose3d_cpu``, makes its output like its
+    input and then changes the shape, which never makes a storage smaller.
+    """
+    storage = torch.empty(input.numel(), dtype=result.dtype, device=result.device)
+    return storage[: result.numel()].view(result.shape)
+
+
+@meta("aten::convolution_backward", device="cpu")
+def convolution_backward_on_cpu(
     grad_output: Tensor,
     input: Tensor,
     weight: Tensor,

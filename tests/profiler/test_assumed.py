@@ -1,0 +1,162 @@
+"""What a trace takes for true of values that it does not know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pytest_torchmem import measure, trace
+from pytest_torchmem.errors import UnknownValueError
+
+
+def activations() -> Tensor:
+    """Unknown values, too many to be kept."""
+    return torch.randn(100, 100) @ torch.randn(100, 100)
+
+
+def answers(*questions: Callable[[Tensor], object]) -> tuple[list[bool], tuple[str, ...]]:
+    found: list[bool] = []
+
+    def program() -> None:
+        x = activations()
+        found.extend(bool(question(x)) for question in questions)
+
+    return found, trace(program).warnings
+
+
+def test_values_are_finite() -> None:
+    found, warnings = answers(
+        lambda x: torch.isfinite(x.sum()),
+        lambda x: torch.isfinite(x).all(),
+        lambda x: torch.isnan(x).any(),
+        lambda x: torch.isinf(x).any() | torch.isnan(x).any(),
+        lambda x: ~torch.isnan(x).any(),
+        lambda x: (x == math.inf).any(),
+        lambda x: (x.abs() < math.inf).all(),
+        lambda x: (x != x).any(),
+        lambda x: torch.isnan(x)[3:, 4].any(dim=0),
+        lambda x: torch.logical_and(torch.isfinite(x).all(), torch.isnan(x).any()),
+    )
+    assert found == [True, True, False, False, True, False, True, False, False, False]
+    assert warnings == ()
+
+
+def test_a_single_number_counts_as_one_and_the_profile_says_so() -> None:
+    found, warnings = answers(
+        lambda x: x.mean() > 3.0,
+        lambda x: x.mean() > 1e-3,
+        lambda x: x.mean() == x.std(),
+        lambda x: (x.mean() > 3.0) & torch.isfinite(x.mean()),
+    )
+    assert found == [False, True, True, False]
+    (warning,) = warnings
+    assert "test_assumed.py:" in warning
+    assert "a comparison with a number that is not known was asked for" in warning
+
+
+def test_what_is_settled_is_no_guess() -> None:
+    found, warnings = answers(
+        lambda x: (x.mean() > 3.0) & torch.isnan(x).any(),
+        lambda x: (x.mean() < 3.0) | torch.isfinite(x).all(),
+    )
+    assert found == [False, True]
+    assert warnings == ()
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda x: (x > 0).any(),
+        lambda x: (x.sum(dim=0) > 0.5).all(),
+        lambda x: torch.equal(x, x + 0.0),
+        lambda x: torch.isnan(x).index_fill_(0, torch.tensor(0), True).any(),
+        lambda x: torch.isnan(x).any() ^ (x > 0).any(),
+    ],
+)
+def test_everything_else_is_asked_for_in_vain(question: Callable[[Tensor], object]) -> None:
+    with pytest.raises(UnknownValueError):
+        answers(question)
+
+
+def test_a_mask_that_is_assumed_decides_no_shape() -> None:
+    with pytest.raises(UnknownValueError):
+        trace(lambda: (lambda x: x[torch.isfinite(x)])(activations()))
+
+
+def test_a_tensor_equals_itself_and_none_of_another_shape() -> None:
+    found, warnings = answers(
+        lambda x: torch.equal(x, x),
+        lambda x: torch.equal(x, x.view(-1)),
+        lambda x: torch.equal(x[1:], x[1:]),
+    )
+    assert found == [True, False, True]
+    assert warnings == ()
+
+
+@given(st.lists(st.sampled_from(["and", "or", "not"]), max_size=6), st.booleans())
+def test_assumptions_are_put_together_as_values_are(steps: list[str], first: bool) -> None:
+    expected: list[bool] = []
+    found: list[bool] = []
+
+    def program() -> None:
+        x = activations()
+        value, real = (torch.isfinite(x).all() if first else torch.isnan(x).any()), first
+        for step in steps:
+            other, told = torch.isinf(x).any(), False
+            if step == "not":
+                value, real = ~value, not real
+            elif step == "and":
+                value, real = value & ~other, real and not told
+            else:
+                value, real = value | other, real or told
+        found.append(bool(value))
+        expected.append(real)
+
+    trace(program)
+    assert found == expected
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_gradients_are_clipped_where_they_have_to_be_finite(device: str) -> None:
+    model = nn.Linear(100, 100)
+
+    def program() -> None:
+        model(torch.randn(8, 100)).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+
+    assert trace(program, device=device).warnings == ()
+
+
+def test_few_random_numbers_decide_as_those_of_a_seed() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def program() -> None:
+        turned = torch.rand(8) < 0.5
+        seen.append(tuple(torch.randn(8, 200)[turned].shape))
+
+    trace(program)
+    trace(program)
+    assert seen[0] == seen[1]
+
+
+def test_an_optimizer_that_takes_the_larger_of_two_numbers() -> None:
+    class Scaled(torch.optim.SGD):
+        """Scales its steps by the parameters, as Adafactor does."""
+
+        @torch.no_grad()
+        def step(self, closure: object = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    scale = max(1e-3, parameter.norm(2) / parameter.numel() ** 0.5)
+                    parameter.sub_(parameter.grad * (scale * group["lr"]))
+
+    model, x = nn.Linear(200, 200), torch.randn(8, 200)
+    profile = trace(model, x, optimizer=Scaled, host="here")
+    assert profile.optimizer_peak == measure(model, x, optimizer=Scaled).optimizer_peak
+    assert len(profile.warnings) == 1
