@@ -44,7 +44,7 @@ from pytest_torchmem.profiler.making import grow, make_hollow, make_outputs
 from pytest_torchmem.profiler.nested import NestedTensors, has_nested
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
 from pytest_torchmem.profiler.phases import Phases
-from pytest_torchmem.profiler.placement import Placement
+from pytest_torchmem.profiler.placement import Placement, host_slots
 from pytest_torchmem.profiler.profile import Confidence, Origin, Phase
 from pytest_torchmem.profiler.sequence import steps_of
 from pytest_torchmem.profiler.shapes import (
@@ -296,6 +296,7 @@ class Interceptor:
                 self.values.know(call, plan, result)
                 return result
             plan = self._plan(operator, planned[0], planned[1], tensors, device)
+            plan.on_host = host_slots(operator.name, plan)
             reserve = self.machine.reserve(operator, args, kwargs)
             if reserve is not None:
                 plan.resize(*reserve)

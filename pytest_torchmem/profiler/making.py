@@ -14,6 +14,7 @@ from pytest_torchmem.profiler.ledger import DeviceLedger, Entry, Ledger
 from pytest_torchmem.profiler.profile import Confidence, Kind, Origin, Phase
 from pytest_torchmem.profiler.shapes import Output, Plan, Same, Temporary
 
+_HOST = torch.device("cpu")
 _KIND_OF_PHASE = {
     Phase.BASELINE: Kind.OTHER,
     Phase.FORWARD: Kind.ACTIVATION,
@@ -28,6 +29,7 @@ def make_outputs(
 ) -> Any:
     """Return what a plan says an operator returns, its new storages booked on ``device``.
 
+    Those that a kernel makes on the host are booked there.
     ``tensors`` are the operator's tensor arguments in order.
     """
     outputs = plan.outputs
@@ -66,7 +68,8 @@ def make_outputs(
             )
         if storage is None:
             sure = plan.confidences.get(output.slot, Confidence.EXACT)
-            tensor = make_hollow(ledger, output, nbytes, device, origin, sure)
+            on = ledger.on(_HOST) if output.slot in plan.on_host else device
+            tensor = make_hollow(ledger, output, nbytes, on, origin, sure)
             storages[output.slot] = tensor.untyped_storage()
             return tensor
         return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)

@@ -12,6 +12,7 @@ from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.internals import storage_address
 from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger, Record
 from pytest_torchmem.profiler.profile import Phase
+from pytest_torchmem.profiler.shapes import Plan
 
 _CPU = torch.device("cpu")
 
@@ -34,9 +35,22 @@ _ACROSS_DEVICES = frozenset(
     }
 )
 
+#: Outputs that a CUDA kernel makes on the host, outside of the capture of a graph: the seed and the
+#: offset of random numbers (native/transformers/cuda/attention.cu, _efficient_attention_forward).
+_HOST_OUTPUTS = {
+    "aten::_efficient_attention_forward": (2, 3),
+    "aten::_scaled_dot_product_efficient_attention": (2, 3),
+}
+
 #: Of these the operators that index, and of those the ones whose last argument is written.
 _INDEXING = frozenset(name for name in _ACROSS_DEVICES if "index" in name)
 _INDEXED_WRITES = frozenset(name for name in _INDEXING if "put" in name)
+
+
+def host_slots(operator: str, plan: Plan) -> frozenset[int]:
+    """Return the slots of a plan that an operator's kernel makes on the host."""
+    positions = _HOST_OUTPUTS.get(operator, ())
+    return frozenset(plan.outputs[position].slot for position in positions)
 
 
 class Placement:

@@ -82,6 +82,8 @@ class Plan:
     steps: tuple[Step, ...] = ()
     confidences: dict[int, Confidence] = field(default_factory=dict)
     """How sure the bytes of a slot are, where they are not exact."""
+    on_host: frozenset[int] = frozenset()
+    """Slots that are made on the host, wherever the others are."""
 
     def resize(self, position: int, nbytes: int | None) -> None:
         """Give the flat output at ``position`` the size that a library decides on.

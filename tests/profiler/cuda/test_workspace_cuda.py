@@ -121,6 +121,22 @@ def test_nothing_of_it_on_the_cpu() -> None:
 # -- where they are booked -------------------------------------------------------------------------
 
 
+def test_efficient_attention_makes_its_seed_on_the_host() -> None:
+    """attention.cu, ``_efficient_attention_forward``, outside of the capture of a graph."""
+
+    def program() -> None:
+        query = cuda(1, 2, 64, 16)
+        functional.scaled_dot_product_attention(query, query, query).sum().backward()
+
+    profile = trace(program, device="cuda", gpu="a100")
+    made = [
+        one.nbytes
+        for one in profile.timeline.allocations
+        if one.origin.operator == "aten::_scaled_dot_product_efficient_attention"
+    ]
+    assert made == [4 * 2 * 64 * 16, 4 * 2 * 64]
+
+
 def test_eager_attention_peaks_in_the_backward_of_softmax() -> None:
     """SoftMax.cu, ``softmax_backward_cuda_out``: gradient and output are multiplied first."""
     model, x = EagerAttention(64, 8), torch.ones(4, 512, 64)
