@@ -50,12 +50,12 @@ from pytest_torchmem.profiler.devices.catalogue import registered_gpus
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import (
     FAKE,
-    check_torch,
-    interception,
     is_view,
     set_excluded,
 )
 from pytest_torchmem.profiler.operators import operator_of
+from pytest_torchmem.profiler.registrations import interception
+from pytest_torchmem.profiler.self_test import check_torch
 from pytest_torchmem.profiler.shapes import remembered_plans, replace_tensors
 from pytest_torchmem.profiler.step import run_target
 

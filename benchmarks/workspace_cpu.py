@@ -32,13 +32,13 @@ from torch._ops import OpOverload
 from pytest_torchmem.profiler.devices.host import Host, this_machine
 from pytest_torchmem.profiler.internals import (
     FAKE,
-    interception,
     is_view,
     run_composite_explicit,
     run_composite_implicit,
     set_excluded,
 )
 from pytest_torchmem.profiler.operators import Treatment, operator_of
+from pytest_torchmem.profiler.registrations import interception
 from pytest_torchmem.profiler.shapes import replace_tensors, tensors_in
 from pytest_torchmem.profiler.workspace import find_workspace
 

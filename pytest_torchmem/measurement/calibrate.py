@@ -28,15 +28,15 @@ from pytest_torchmem.profiler.devices.catalogue import Gpu, gpu_names, registere
 from pytest_torchmem.profiler.internals import (
     FAKE,
     TORCH_SERIES,
-    check_torch,
     has_kernel_on,
-    interception,
     run_composite_explicit,
     run_composite_implicit,
     set_excluded,
 )
 from pytest_torchmem.profiler.kept import eager
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
+from pytest_torchmem.profiler.registrations import interception
+from pytest_torchmem.profiler.self_test import check_torch
 from pytest_torchmem.profiler.step import check_step, run_target
 from pytest_torchmem.profiler.trace import trace
 from pytest_torchmem.profiler.workspace.questions import RESERVES, question_of

@@ -31,7 +31,6 @@ from pytest_torchmem.profiler.internals import (
     ENGINE_CODE,
     FAKE,
     in_engine_thread,
-    interception,
     is_view,
     kernel_settings,
     run_composite_implicit,
@@ -46,6 +45,7 @@ from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
 from pytest_torchmem.profiler.phases import Phases
 from pytest_torchmem.profiler.placement import Placement, host_slots
 from pytest_torchmem.profiler.profile import Confidence, Origin, Phase
+from pytest_torchmem.profiler.registrations import interception
 from pytest_torchmem.profiler.sequence import steps_of
 from pytest_torchmem.profiler.shapes import (
     Output,

@@ -1,13 +1,10 @@
-"""The private parts of torch that the profiler stands on, gathered in one place and tried once.
+"""The private parts of torch that the profiler stands on, gathered in one place.
 
-Everything else in the package reaches them through here. ``check_torch`` runs at the first trace of
-a process: it exercises each part on a tiny program, so that a torch that behaves differently gives
-one clear sentence instead of a wrong number.
+What is registered with the dispatcher stands in ``registrations.py``; ``self_test.py`` tries both.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,8 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-
-from pytest_torchmem.errors import UnsupportedTorchError
 
 _C: Any = torch._C
 
@@ -264,39 +259,6 @@ def outside_interception() -> Iterator[None]:
         set_excluded(FAKE, False)
 
 
-@contextmanager
-def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload], None]]:
-    """Route every operator of this thread that would reach a kernel to ``fallback(op, *args)``.
-
-    The usual view operators pass by and stay in C++. What this yields lets another one pass from
-    its next call on. Nothing stays registered afterwards: to have the dispatcher write the table of
-    every operator anew, twice, is most of a millisecond (Dispatcher.cpp, ``registerFallback``), and
-    every view operator let pass another 4 µs.
-    """
-    if _C._dispatch_has_backend_fallback(FAKE):
-        raise UnsupportedTorchError(
-            "pytest-torchmem cannot trace now: something else has registered a fallback for "
-            "torch's dispatch key Fake, of which there can be one (a trace inside of a trace?)"
-        )
-    everything = torch.library.Library("_", "IMPL")
-    passing = torch.library.Library("aten", "IMPL")
-
-    def let_pass(operator: OpOverload) -> None:
-        passing.impl(operator, torch.library.fallthrough_kernel, "Fake")
-
-    try:
-        everything.fallback(fallback, "Fake")
-        for operator in _usual_views():
-            let_pass(operator)
-        set_included(FAKE, True)
-        yield let_pass
-    finally:
-        set_included(FAKE, False)
-        set_excluded(FAKE, False)
-        passing._destroy()
-        everything._destroy()
-
-
 @cache
 def is_view(operator: OpOverload) -> bool:
     """Return whether ``operator`` is of ATen and makes neither a storage nor data.
@@ -314,39 +276,6 @@ def is_view(operator: OpOverload) -> bool:
     )
 
 
-#: View operators that never arrive at the fallback. ``detach`` must not: ``_make_subclass`` wants a
-#: tensor that Python has not seen. Nor may those that C++ applies to a Python number wrapped in a
-#: tensor: the fallback is handed the number. The others are the most frequent.
-_USUAL_VIEWS = (
-    "_conj",
-    "_neg_view",
-    "_reshape_alias",
-    "alias",
-    "detach",
-    "expand",
-    "permute",
-    "select.int",
-    "set_",
-    "set_.source_Storage",
-    "set_.source_Storage_storage_offset",
-    "set_.source_Tensor",
-    "set_.source_Tensor_storage_offset",
-    "slice.Tensor",
-    "squeeze.dim",
-    "t",
-    "transpose.int",
-    "unsqueeze",
-    "view",
-)
-
-
-@cache
-def _usual_views() -> tuple[OpOverload, ...]:
-    """Return those that this torch has."""
-    found = (find_operator(name) for name in _USUAL_VIEWS)
-    return tuple(operator for operator in found if operator is not None)
-
-
 @cache
 def find_operator(name: str) -> OpOverload | None:
     """Return ``torch.ops.aten.<name>`` (``"add.Tensor"``, ``"relu"``), or ``None``."""
@@ -360,58 +289,6 @@ def find_operator(name: str) -> OpOverload | None:
 #: The frame that the autograd engine is called from; an operator whose caller it is was issued by
 #: C++ inside of the engine and not by a hook or a custom function.
 ENGINE_CODE = torch.autograd.graph._engine_run_backward.__code__
-
-
-_CHECKED: list[bool] = []
-
-
-def check_torch() -> None:
-    """Try every private part once per process; raise ``UnsupportedTorchError`` where one fails."""
-    if _CHECKED:
-        return
-    try:
-        _try_interception()
-    except UnsupportedTorchError:
-        raise
-    except Exception as error:
-        raise _unsupported(f"{type(error).__name__}: {error}") from error
-    _CHECKED.append(True)
-
-
-def _try_interception() -> None:
-    seen: list[str] = []
-
-    def fallback(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        seen.append(operator.name())
-        set_excluded(FAKE, True)
-        try:
-            if operator.name() == "aten::mul.Tensor":
-                shape = tuple(args[0].shape)
-                storage = hollow_storage(4 * args[0].numel())
-                return tensor_on(storage, torch.float32, shape, (shape[1], 1), 0)
-            return operator(*args, **kwargs)
-        finally:
-            set_excluded(FAKE, False)
-
-    weight = torch.ones(2, 3, requires_grad=True)
-    with torch.enable_grad(), interception(fallback):
-        hollow = (weight * 2.0).view(3, 2)
-        hollow.backward(torch.ones(3, 2))
-    gradient = weight.grad
-    if seen.count("aten::mul.Tensor") != 2 or gradient is None:
-        raise _unsupported(f"the Fake key saw {seen}")
-    if gradient.data_ptr() != 0 or storage_address(gradient) != gradient.untyped_storage()._cdata:
-        raise _unsupported("a storage without memory is not kept as it is")
-    if current_graph_task() != -1 or sequence_number() < 1:
-        raise _unsupported("the autograd engine does not say what it runs")
-
-
-def _unsupported(reason: str) -> UnsupportedTorchError:
-    return UnsupportedTorchError(
-        f"pytest-torchmem cannot trace on torch {torch.__version__} with Python "
-        f"{sys.version_info.major}.{sys.version_info.minor} (its private parts are not as in the "
-        f"torch versions it knows, 2.11 to 2.15): {reason}"
-    )
 
 
 def device_constructors() -> set[Callable[..., Any]]:
@@ -428,21 +305,6 @@ def device_context() -> type:
     return DeviceContext
 
 
-@contextmanager
-def composite_kernels(kernels: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Let composite operators of ATen (``"dropout"``) run Python kernels on CPU tensors.
-
-    Every thread of the process sees them while they stand.
-    """
-    library = torch.library.Library("aten", "IMPL")
-    try:
-        for name, kernel in kernels.items():
-            library.impl(name, kernel, "AutogradCPU")
-        yield
-    finally:
-        library._destroy()
-
-
 def default_device() -> torch.device:
     """Return the device that ``with torch.device(...)`` or ``set_default_device`` asks for."""
     context = device_context()
@@ -454,26 +316,6 @@ def default_device() -> torch.device:
 
 #: No build of torch has kernels or tensors for it; autocast on fake cuda stands on it.
 _AUTOCAST = _C._parse_dispatch_key("AutocastIPU")
-
-
-@contextmanager
-def autocast_kernels(kernels: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Register casting kernels, by the operators' names (``"aten::mm"``).
-
-    They run where ``autocast_key_included(True)`` is.
-    """
-    libraries = {"_": torch.library.Library("_", "IMPL")}
-    try:
-        libraries["_"].fallback(torch.library.fallthrough_kernel, "AutocastIPU")
-        for name, kernel in kernels.items():
-            namespace, _, bare = name.partition("::")
-            if namespace not in libraries:
-                libraries[namespace] = torch.library.Library(namespace, "IMPL")
-            libraries[namespace].impl(bare, kernel, "AutocastIPU")
-        yield
-    finally:
-        for library in reversed(libraries.values()):
-            library._destroy()
 
 
 def own_autocast_kernels() -> dict[str, Callable[..., Any]]:

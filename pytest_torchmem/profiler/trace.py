@@ -28,10 +28,10 @@ from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.devices.tensors import hollow_answers
 from pytest_torchmem.profiler.gradients import References
 from pytest_torchmem.profiler.hollow import Interceptor
-from pytest_torchmem.profiler.internals import check_torch
 from pytest_torchmem.profiler.kept import process_kept, thread_kept
 from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger
 from pytest_torchmem.profiler.profile import MemoryProfile, Phase, summarise
+from pytest_torchmem.profiler.self_test import check_torch
 from pytest_torchmem.profiler.step import check_step, run_target
 from pytest_torchmem.profiler.twin import Twins
 from pytest_torchmem.profiler.workload import Program, of_step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from pytest_torchmem.profiler.devices.cuda_answers import cuda_answers
 from pytest_torchmem.profiler.devices.cuda_memory import DeviceMemory
 from pytest_torchmem.profiler.devices.outside_tensors import cuda_outside_tensors
+from pytest_torchmem.profiler.devices.stand_ins import SESSION
 from pytest_torchmem.profiler.devices.tensors import Guard
 from pytest_torchmem.profiler.devices.triton import triton_refused
 from pytest_torchmem.profiler.hollow import Interceptor
@@ -44,9 +46,9 @@ def cuda_identity(interceptor: Interceptor, memory: DeviceMemory) -> Iterator[No
     """Let every common way of placing and asking for a device work for fake cuda."""
     guard = Guard(interceptor)
     move = _mover(interceptor)
-    constructors = _constructors(interceptor, guard, device_constructors())
+    constructors = _constructors(device_constructors())
     functions = {getattr(torch, name) for name in _BESIDE_TENSORS}
-    beside = _constructors(interceptor, guard, functions)
+    beside = _constructors(functions)
     grouping = functools.partial(_group_tensors, guard, torch._C._group_tensors_by_device_and_dtype)
     with ExitStack() as stack:
         stack.enter_context(cuda_answers(interceptor, guard, memory))
@@ -263,18 +265,6 @@ def _mover(interceptor: Interceptor) -> Callable[..., Tensor]:
                 tensor, dtype=dtype or tensor.dtype, memory_format=layout or torch.preserve_format
             )
 
-    class ToCopy(torch.autograd.Function):
-        """``ToCopyBackward0`` for two devices that C++ cannot tell apart."""
-
-        @staticmethod
-        def forward(ctx: Any, tensor: Tensor, *options: Any) -> Tensor:
-            ctx.device, ctx.dtype = tensor.device, tensor.dtype
-            return copy(tensor, *options)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> Any:
-            return copy(gradients[0], ctx.device, ctx.dtype, None), None, None, None
-
     def move(
         tensor: Tensor,
         device: torch.device,
@@ -282,50 +272,65 @@ def _mover(interceptor: Interceptor) -> Callable[..., Tensor]:
         layout: torch.memory_format | None,
     ) -> Tensor:
         if tensor.requires_grad and torch.is_grad_enabled():
-            return cast(Tensor, cast(Any, ToCopy).apply(tensor, device, dtype, layout))
+            return cast(Tensor, cast(Any, ToCopy).apply(tensor, copy, device, dtype, layout))
         return copy(tensor, device, dtype, layout)
 
     return move
 
 
+class ToCopy(torch.autograd.Function):
+    """``ToCopyBackward0`` for two devices that C++ cannot tell apart."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, copy: Callable[..., Tensor], *options: Any) -> Tensor:
+        ctx.copy, ctx.device, ctx.dtype = copy, tensor.device, tensor.dtype
+        return copy(tensor, *options)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return ctx.copy(gradients[0], ctx.device, ctx.dtype, None), None, None, None, None
+
+
 def _constructors(
-    interceptor: Interceptor, guard: Guard, originals: Iterable[Callable[..., Any]]
+    originals: Iterable[Callable[..., Any]],
 ) -> dict[Callable[..., Any], Callable[..., Any]]:
     """Return for functions of torch with a ``device`` argument ones that know fake cuda."""
+    return {original: _constructor(original) for original in originals}
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        keeps_device = original.__name__.endswith("_like") or original.__name__ in (
-            "as_tensor",
-            "asarray",
-        )
 
-        only_if_asked = original.__name__ in _BESIDE_TENSORS
+@cache
+def _constructor(original: Callable[..., Any]) -> Callable[..., Any]:
+    session = SESSION
+    keeps_device = original.__name__.endswith("_like") or original.__name__ in (
+        "as_tensor",
+        "asarray",
+    )
+    only_if_asked = original.__name__ in _BESIDE_TENSORS
 
-        def constructor(*args: Any, **kwargs: Any) -> Any:
-            device = kwargs.get("device")
-            if guard.off() or interceptor.target is not None:
+    def constructor(*args: Any, **kwargs: Any) -> Any:
+        if session.off() or session.interceptor.target is not None:
+            return original(*args, **kwargs)
+        device = kwargs.get("device")
+        if device is None:
+            if only_if_asked or (keeps_device and args and isinstance(args[0], Tensor)):
                 return original(*args, **kwargs)
-            if device is None:
-                if only_if_asked or (keeps_device and args and isinstance(args[0], Tensor)):
-                    return original(*args, **kwargs)
-                device = default_device()
-            target = interceptor.machine.normalise(_device(device))
-            if target.type == "meta":
-                return original(*args, **kwargs)
-            kwargs["device"] = _CPU
-            if keeps_device and args and isinstance(args[0], Tensor):
-                if original.__name__ in ("as_tensor", "asarray"):
-                    return args[0].to(target, kwargs.get("dtype") or args[0].dtype)
-                if args[0].device.type != "meta":
-                    kwargs.pop("device")
-            with interceptor.placing_on(target):
-                return original(*args, **kwargs)
+            device = default_device()
+        interceptor = session.interceptor
+        target = interceptor.machine.normalise(_device(device))
+        if target.type == "meta":
+            return original(*args, **kwargs)
+        kwargs["device"] = _CPU
+        if keeps_device and args and isinstance(args[0], Tensor):
+            if original.__name__ in ("as_tensor", "asarray"):
+                return args[0].to(target, kwargs.get("dtype") or args[0].dtype)
+            if args[0].device.type != "meta":
+                kwargs.pop("device")
+        with interceptor.placing_on(target):
+            return original(*args, **kwargs)
 
-        constructor.__name__ = original.__name__
-        constructor.__wrapped__ = original  # type: ignore[attr-defined]
-        return constructor
-
-    return {original: wrap(original) for original in originals}
+    constructor.__name__ = original.__name__
+    constructor.__wrapped__ = original  # type: ignore[attr-defined]
+    return constructor
 
 
 def _context(

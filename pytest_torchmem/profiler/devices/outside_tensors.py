@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any, cast
 
 import torch
 import torch.serialization
 
+from pytest_torchmem.profiler.devices.stand_ins import SESSION
 from pytest_torchmem.profiler.devices.tensors import Guard
 from pytest_torchmem.profiler.patches import replaced
 
@@ -21,7 +23,7 @@ _CUDA = torch.device("cuda", 0)
 def cuda_outside_tensors(guard: Guard) -> Iterator[None]:
     """Let generators, ``torch.load`` and storages know of fake cuda on the trace's thread."""
     with ExitStack() as stack:
-        stack.enter_context(replaced(torch, Generator=_generator(guard)))
+        stack.enter_context(replaced(torch, Generator=_generator(torch.Generator)))
         stack.enter_context(
             replaced(
                 torch.serialization,
@@ -34,9 +36,10 @@ def cuda_outside_tensors(guard: Guard) -> Iterator[None]:
         yield
 
 
-def _generator(guard: Guard) -> type:
+@cache
+def _generator(original: Any) -> type:
     """Return a ``torch.Generator`` that can be made for cuda; its numbers are the CPU's."""
-    original: Any = torch.Generator
+    session = SESSION
 
     class Kind(type(original)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -46,7 +49,7 @@ def _generator(guard: Guard) -> type:
         _fake: torch.device | None = None
 
         def __new__(cls, device: Any = "cpu") -> Any:
-            if guard.off() or torch.device(device).type != "cuda":
+            if session.off() or torch.device(device).type != "cuda":
                 return original(device=device)
             made = original.__new__(cls, device="cpu")
             made._fake = _CUDA

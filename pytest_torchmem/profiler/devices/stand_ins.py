@@ -13,22 +13,30 @@ from types import ModuleType
 from typing import Any
 
 from pytest_torchmem.profiler.devices.tensors import Guard
+from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.patches import replaced_all
 
 
-class _Session:
+class Session:
     """The answers of the trace that is running; a process runs one at a time."""
 
     def __init__(self) -> None:
         self.guard: Guard | None = None
-        self.answers: Mapping[str, Callable[..., Any]] = {}
+        self.answers: Mapping[str, Mapping[str, Callable[..., Any]]] = {}
+        """By module and name."""
 
     def off(self) -> bool:
         """Return whether torch's own function or class is meant."""
         return self.guard is None or self.guard.off()
 
+    @property
+    def interceptor(self) -> Interceptor:
+        """The interceptor of the trace that is running, where the session is not off."""
+        assert self.guard is not None
+        return self.guard.interceptor
 
-_SESSION = _Session()
+
+SESSION = Session()
 
 
 @contextmanager
@@ -41,30 +49,28 @@ def standing_in(
 
     What this version of torch does not have is passed over.
     """
-    by_key: dict[str, Callable[..., Any]] = {}
+    by_module: dict[str, Mapping[str, Callable[..., Any]]] = {}
     replacements: list[tuple[Any, dict[str, Any]]] = []
     for module, functions in answers:
         prefix = module.__name__
-        # To ask a module for what it does not have takes longest of all, and most do not have most.
-        present = vars(module) if type(module) is ModuleType else _Attributes(module)
+        by_module[prefix] = functions
         found = {}
-        for name, answer in functions.items():
+        present = _attributes(module)
+        for name in _known(module, tuple(functions)):
             original = present.get(name)
             if original is not None:
-                key = f"{prefix}.{name}"
-                by_key[key] = answer
-                found[name] = _function(original, key)
+                found[name] = _function(original, prefix, name)
         replacements.append((module, found))
     for module, name, stand_in in classes:
         original = vars(module).get(name)
         if original is not None:
             replacements.append((module, {name: _class(original, stand_in)}))
-    _SESSION.guard, _SESSION.answers = guard, by_key
+    SESSION.guard, SESSION.answers = guard, by_module
     try:
         with replaced_all(replacements):
             yield
     finally:
-        _SESSION.guard, _SESSION.answers = None, {}
+        SESSION.guard, SESSION.answers = None, {}
 
 
 class _Attributes:
@@ -77,14 +83,25 @@ class _Attributes:
         return getattr(self._module, name, None)
 
 
+def _attributes(module: Any) -> Mapping[str, Any] | _Attributes:
+    return vars(module) if type(module) is ModuleType else _Attributes(module)
+
+
 @cache
-def _function(original: Any, key: str) -> Callable[..., Any]:
-    session = _SESSION
+def _known(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that a module has: most do not have most of them."""
+    attributes = _attributes(module)
+    return tuple(name for name in names if attributes.get(name) is not None)
+
+
+@cache
+def _function(original: Any, module: str, name: str) -> Callable[..., Any]:
+    session = SESSION
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if session.off():
             return original(*args, **kwargs)
-        return session.answers[key](*args, **kwargs)
+        return session.answers[module][name](*args, **kwargs)
 
     function.__name__ = original.__name__
     function.__doc__ = original.__doc__
@@ -94,7 +111,7 @@ def _function(original: Any, key: str) -> Callable[..., Any]:
 
 @cache
 def _class(original: Any, stand_in: type) -> Any:
-    session = _SESSION
+    session = SESSION
 
     class Kind(type(original)):  # type: ignore[misc]
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:

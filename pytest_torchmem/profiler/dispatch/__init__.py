@@ -14,8 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any
+
+from torch._ops import OpOverload
 
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.devices.tensors import Guard
@@ -24,9 +27,9 @@ from pytest_torchmem.profiler.dispatch.registry import LEAVES, Composite, regist
 from pytest_torchmem.profiler.dispatch.shapes import CUDA_META
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import (
-    composite_kernels,
     find_operator,
 )
+from pytest_torchmem.profiler.registrations import composite_kernels
 from pytest_torchmem.profiler.shapes import tensors_in
 
 _FAMILIES = (
@@ -45,26 +48,29 @@ _FAMILIES = (
 @contextmanager
 def cuda_dispatch(machine: Machine, interceptor: Interceptor) -> Iterator[None]:
     """Let composite operators on fake cuda tensors of this thread take the GPU's path."""
-    for family in _FAMILIES:
-        import_module(f"{__name__}.{family}")
     guard = Guard(interceptor)
-    kernels = {}
-    for name, function in registered_kernels().items():
-        bare = name.removeprefix("aten::")
-        operator = find_operator(bare)
-        if operator is not None:
-            kernels[bare] = _bind(function, operator, machine, guard)
-    machine.kernels.update(
-        {
-            f"aten::{bare}": kernel
-            for bare, kernel in kernels.items()
-            if f"aten::{bare}" not in LEAVES
-        }
-    )
+    kernels = {
+        name: _bind(function, operator, machine, guard) for name, operator, function in _kernels()
+    }
+    names = ((f"aten::{name}", kernel) for name, kernel in kernels.items())
+    machine.kernels.update({name: kernel for name, kernel in names if name not in LEAVES})
     machine.leaves = frozenset(LEAVES)
     machine.meta_functions = CUDA_META
     with composite_kernels(kernels), cuda_autocast(guard):
         yield
+
+
+@cache
+def _kernels() -> tuple[tuple[str, OpOverload, Callable[..., Any]], ...]:
+    """Return what the families have registered for operators that this torch has, by bare name."""
+    for family in _FAMILIES:
+        import_module(f"{__name__}.{family}")
+    found = []
+    for name, function in registered_kernels().items():
+        operator = find_operator(name.removeprefix("aten::"))
+        if operator is not None:
+            found.append((name.removeprefix("aten::"), operator, function))
+    return tuple(found)
 
 
 def _bind(

@@ -20,13 +20,13 @@ from pytest_torchmem.profiler.devices.tensors import Guard
 from pytest_torchmem.profiler.dispatch import autocast_lists as lists
 from pytest_torchmem.profiler.dispatch.recurrent import autocast_rnn
 from pytest_torchmem.profiler.internals import (
-    autocast_kernels,
     autocast_key_included,
     find_operator,
     outside_autocast,
     own_autocast_kernels,
 )
 from pytest_torchmem.profiler.patches import replaced
+from pytest_torchmem.profiler.registrations import autocast_kernels
 
 _FLOATING = (torch.float32, torch.float16, torch.bfloat16)
 _BANNED = (
