@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ PLACES = (
 def private_names(tree: ast.AST) -> Iterator[str]:
     """Yield what a module takes from torch whose name begins with an underscore."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+        if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr):
             if isinstance(node.value, ast.Name) and node.value.id == "torch":
                 yield f"torch.{node.attr}"
         elif isinstance(node, ast.ImportFrom):
