@@ -12,7 +12,9 @@ import pytest
 import torch._dynamo  # noqa: F401
 
 import pytest_torchmem.fixture
+import pytest_torchmem.measurement.calibrate
 import pytest_torchmem.report.files
+import pytest_torchmem.report.junit
 import pytest_torchmem.report.terminal
 import pytest_torchmem.settings  # noqa: F401
 from pytest_torchmem import measuring

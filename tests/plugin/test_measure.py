@@ -74,7 +74,9 @@ def _there_is(monkeypatch: pytest.MonkeyPatch, found: StandIn) -> StandIn:
 def run(pytester: pytest.Pytester, *options: str) -> tuple[pytest.RunResult, list[dict[str, Any]]]:
     pytester.makepyfile(model=MODEL)
     sys.modules.pop("model", None)
-    result = pytester.runpytest_inprocess("--torchmem-json=report.json", *options)
+    # hypothesis would be imported, in each of these runs anew, to print its statistics.
+    plain = ("-p", "no:hypothesispytest", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess(*plain, "--torchmem-json=report.json", *options)
     report = json.loads((pytester.path / "report.json").read_text())
     jsonschema.validate(report, json.loads((DOCS / "report.schema.json").read_text()))
     return result, report["checks"]
