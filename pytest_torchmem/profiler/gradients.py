@@ -74,6 +74,10 @@ class GradientSums:
         held = References.to(first, python)
         if held.tensor > self.alone.tensor or held.storage > self.alone.storage:
             return False
+        return self.is_sum(record)
+
+    def is_sum(self, record: Record) -> bool:
+        """Return whether what the engine adds to was there before the running node began."""
         return record.index <= self._node_began or _feeds_one_input_twice(current_node())
 
 

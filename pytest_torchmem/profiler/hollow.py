@@ -59,6 +59,7 @@ from pytest_torchmem.profiler.shapes import (
     tensors_in,
 )
 from pytest_torchmem.profiler.sparse import has_sparse, reads_no_data, run_sparse
+from pytest_torchmem.profiler.streams import Streams
 from pytest_torchmem.profiler.workspace import Workspace, environment_settings, joined
 from pytest_torchmem.profiler.wrapped_numbers import WrappedNumbers, type_of
 
@@ -95,7 +96,8 @@ class Interceptor:
         self.ledger = ledger
         self.attribution = attribution
         self.values = KnownValues(ledger, attribution)
-        self.phases = Phases(ledger, attribution)
+        self.streams = Streams(ledger.on(machine.device))
+        self.phases = Phases(ledger, attribution, self.streams)
         self.border = Border(machine, ledger, attribution, self.phases)
         self.target: torch.device | None = None
         """Where outputs go, instead of where the inputs are, while a copy between devices runs."""
@@ -262,11 +264,13 @@ class Interceptor:
                 operator.name == "aten::add.Tensor"
                 and frame.f_code is ENGINE_CODE
                 and len(tensors) == 2
-                and self.sums.in_place(
-                    tensors[0], tensors[1], records[0], sys.getrefcount(tensors[0])
-                )
             ):
-                return tensors[0]
+                if self.sums.in_place(
+                    tensors[0], tensors[1], records[0], sys.getrefcount(tensors[0])
+                ):
+                    return tensors[0]
+                if self.streams.several and self.sums.is_sum(records[0]):
+                    self.streams.enter_sum(tensors[0].shape)
         if operator.dynamic and self._own_meta(operator, device) is None:
             body = self.machine.body(operator, device.device.type)
             if body is not None:

@@ -66,12 +66,13 @@ class DeviceLedger:
         """Operators that ran and whose workspace was measured."""
         self.questions: set[Question] = set()
         """What a calibration was or would be asked."""
-        self.before_adding: Callable[[Entry], None] | None = None
-        """Is asked before anything is added; it raises where the device has no memory left."""
+        self.before_adding: Callable[[Entry, int], None] | None = None
+        """Is asked before anything is added, with its stream; it raises where the device has no
+        memory left."""
 
     def add(self, entry: Entry, earlier: bool = False) -> int:
         if self.before_adding is not None:
-            self.before_adding(entry)
+            self.before_adding(entry, 0 if earlier else self.stream)
         self.entries.append(entry)
         index = len(self.entries)
         if earlier:

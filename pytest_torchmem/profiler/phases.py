@@ -1,4 +1,4 @@
-"""Phases, found from what runs: forward, backward, between, optimizer."""
+"""Phases, found from what runs: forward, backward, between, optimizer; and the stream it is on."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.internals import current_graph_task
 from pytest_torchmem.profiler.ledger import Ledger
 from pytest_torchmem.profiler.profile import Phase
+from pytest_torchmem.profiler.streams import Streams
 
 
 class Phases:
-    """Keeps the ledger's phase in step with the program.
+    """Keeps the ledger's phase, and its stream, in step with the program.
 
     Backward is while the autograd engine runs, and optimizer while a ``step`` does. What comes
     after a backward outside of both is between, until a module is called again.
     """
 
-    def __init__(self, ledger: Ledger, attribution: Attribution) -> None:
+    def __init__(self, ledger: Ledger, attribution: Attribution, streams: Streams) -> None:
         self._ledger = ledger
+        self._streams = streams
         self._attribution = attribution
         self._calls_before = -1
         """Calls of outermost modules up to the last backward or optimizer step."""
@@ -24,6 +26,8 @@ class Phases:
 
     def find(self) -> Phase:
         """Enter the phase that an operator issued now belongs to, and return it."""
+        if self._streams.several:
+            self._streams.find()
         ledger, calls = self._ledger, self._attribution.outermost_calls
         if current_graph_task() != -1:
             ledger.enter(Phase.BACKWARD)

@@ -24,9 +24,12 @@ from pytest_torchmem.profiler.devices.stand_ins import standing_in
 from pytest_torchmem.profiler.devices.streams import (
     CUDAGraph,
     Event,
+    ExternalStream,
     MemPool,
     Stream,
     StreamContext,
+    stream_answers,
+    streams_of,
 )
 from pytest_torchmem.profiler.devices.tensors import Guard
 from pytest_torchmem.profiler.hollow import Interceptor
@@ -47,13 +50,9 @@ def cuda_answers(
     gpu = interceptor.machine.gpu
     assert gpu is not None
     memory = memory_answers(device_memory)
-    device = {**_device(gpu), **_streams(), **_random(interceptor), **memory}
-    stream = Stream()
-    stream.stream_id = stream.cuda_stream = stream.native_handle = 0
-    device.update(
-        current_stream=lambda device=None: stream, default_stream=lambda device=None: stream
-    )
-    accelerator = _accelerator(gpu, memory, stream)
+    streams = stream_answers()
+    device = {**_device(gpu), **streams, **_random(interceptor), **memory}
+    accelerator = {**streams, **_accelerator(gpu, memory)}
     functions = [
         *[
             (module, device)
@@ -71,10 +70,15 @@ def cuda_answers(
     ]
     classes += [
         (torch.cuda, "StreamContext", StreamContext),
+        *[
+            (module, "ExternalStream", ExternalStream)
+            for module in (torch.cuda, torch.cuda.streams)
+        ],
         *[(module, "CUDAGraph", CUDAGraph) for module in (torch.cuda, torch.cuda.graphs)],
         *[(module, "MemPool", MemPool) for module in (torch.cuda, torch.cuda.memory)],
     ]
     with (
+        streams_of(interceptor.streams),
         standing_in(guard, functions, classes),
         replaced(torch.cuda, _lazy_init=_lazy_init(guard)),
     ):
@@ -126,6 +130,7 @@ def _device(gpu: Gpu) -> dict[str, Callable[..., Any]]:
         "utilization": lambda device=None: 0,
         "_exchange_device": lambda device: 0,
         "_maybe_exchange_device": lambda device: 0,
+        "_sleep": lambda cycles: None,
     }
 
 
@@ -135,14 +140,6 @@ def _set_device(device: Any) -> None:
         raise UsageError(
             f"torch.cuda.set_device({device!r}): a trace stands for one GPU, which is cuda:0"
         )
-
-
-def _streams() -> dict[str, Callable[..., Any]]:
-    return {
-        "stream": StreamContext,
-        "set_stream": lambda stream: None,
-        "_sleep": lambda cycles: None,
-    }
 
 
 def _random(interceptor: Interceptor) -> dict[str, Callable[..., Any]]:
@@ -168,9 +165,7 @@ def _random(interceptor: Interceptor) -> dict[str, Callable[..., Any]]:
     }
 
 
-def _accelerator(
-    gpu: Gpu, memory: dict[str, Callable[..., Any]], stream: Stream
-) -> dict[str, Callable[..., Any]]:
+def _accelerator(gpu: Gpu, memory: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """``torch.accelerator``, whose memory functions are those of ``torch.cuda``."""
     return {
         **{name: memory[name] for name in memory if not name.startswith("_")},
@@ -183,8 +178,6 @@ def _accelerator(
         "set_device_index": _set_device,
         "set_device_idx": _set_device,
         "get_device_capability": lambda device=None: {"supported_dtypes": set(_DTYPES)},
-        "current_stream": lambda device=None: stream,
-        "set_stream": lambda stream: None,
         "synchronize": lambda device=None: None,
         "empty_host_cache": lambda: None,
         "device_index": lambda device: nullcontext(),

@@ -119,6 +119,13 @@ class DeviceMemory:
         self.follow().empty_cache()
         self._settle()
 
+    def record_stream(self, index: int, stream: int) -> None:
+        """Let what was written down at ``index`` wait, once freed, for another stream's work."""
+        self.follow()
+        block = self._blocks.get(index)
+        if block is not None:
+            self.allocator.record_stream(block, stream)
+
     def set_options(self, options: AllocatorOptions) -> None:
         """Let the allocator have other options from now on."""
         self.follow().options = options
@@ -149,7 +156,9 @@ class DeviceMemory:
         if index in self._asked:
             self._asked.discard(index)
             return
-        block = self.allocator.allocate(self._ledger.entries[index - 1].nbytes)
+        ledger = self._ledger
+        nbytes, stream = ledger.entries[index - 1].nbytes, ledger.streams.get(index, 0)
+        block = self.allocator.allocate(nbytes, stream)
         if block is not None:
             self._blocks[index] = block
 
@@ -167,7 +176,7 @@ class DeviceMemory:
         self._room = min(limits, default=0) - allocator.reserved
         self._ledger.before_adding = self._before_adding if limits else None
 
-    def _before_adding(self, entry: Entry) -> None:
+    def _before_adding(self, entry: Entry, stream: int) -> None:
         """Make a request that might not fit at once; raise ``torch.OutOfMemoryError``."""
         nbytes = entry.nbytes
         if nbytes <= SMALL:
@@ -179,7 +188,7 @@ class DeviceMemory:
             return
         self.follow()
         try:
-            block = self.allocator.allocate(nbytes)
+            block = self.allocator.allocate(nbytes, stream)
         except OutOfMemory as failure:
             raise out_of_memory_error(
                 self.gpu, self.free, self.allocator.allowed, failure, entry, self._ledger

@@ -57,7 +57,7 @@ def cuda_identity(interceptor: Interceptor, memory: DeviceMemory) -> Iterator[No
         stack.enter_context(
             replaced_all(
                 [
-                    (Tensor, _methods(interceptor, guard, move)),
+                    (Tensor, _methods(interceptor, guard, memory, move)),
                     (torch, _under_their_names(constructors)),
                     (torch, _under_their_names(beside)),
                     (torch, {"_use_cudnn_rnn_flatten_weight": _flattens(guard)}),
@@ -81,7 +81,9 @@ def _under_their_names(
     }
 
 
-def _methods(interceptor: Interceptor, guard: Guard, move: Callable[..., Tensor]) -> dict[str, Any]:
+def _methods(
+    interceptor: Interceptor, guard: Guard, memory: DeviceMemory, move: Callable[..., Tensor]
+) -> dict[str, Any]:
     """Return the attributes of ``torch.Tensor`` that know of fake devices."""
     machine = interceptor.machine
 
@@ -200,8 +202,11 @@ def _methods(interceptor: Interceptor, guard: Guard, move: Callable[..., Tensor]
         return cast(Tensor, _Base.copy_(tensor, source, non_blocking))
 
     def record_stream(tensor: Tensor, stream: Any) -> None:
+        record = guard.record(tensor)
         if guard.off():
             _Base.record_stream(tensor, stream)
+        elif record is not None and record.ledger.device.type == "cuda":
+            memory.record_stream(record.index, stream.stream_id)
 
     def placing(name: str) -> Callable[..., Any]:
         original = getattr(_Base, name)

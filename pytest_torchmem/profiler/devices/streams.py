@@ -1,30 +1,53 @@
-"""Streams and events of a GPU that does not exist: they order nothing and take no time.
+"""Streams and events of a GPU that does not exist: they take no time.
 
-Graphs and pools of memory are refused.
+A stream decides which blocks the caching allocator may give. Graphs and pools of memory are
+refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profiler.streams import Streams
 
 _CUDA = torch.device("cuda", 0)
+
+
+class _Session:
+    """The streams of the trace that is running; a process runs one at a time."""
+
+    streams: Streams | None = None
+
+
+@contextmanager
+def streams_of(streams: Streams) -> Iterator[None]:
+    """Let streams that become current be those of one trace."""
+    _Session.streams = streams
+    try:
+        yield
+    finally:
+        _Session.streams = None
 
 
 class Stream:
     """What ``torch.cuda.Stream`` and ``torch.Stream`` are while a trace stands for a GPU."""
 
-    _numbers = iter(range(1, 1 << 62))
-
-    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+    def __init__(
+        self, device: Any = None, priority: int = 0, stream_id: int | None = None, **_: Any
+    ) -> None:
+        if stream_id is None:
+            stream_id = _Session.streams.new(priority) if _Session.streams is not None else 0
         self.device = _CUDA
         self.device_index = 0
         self.device_type = 1
         self.priority = priority
-        self.stream_id = self.cuda_stream = self.native_handle = next(self._numbers)
+        self.stream_id = self.cuda_stream = self.native_handle = stream_id
+        self._before: list[int] = []
 
     def wait_event(self, event: Any) -> None:
         """Wait for nothing."""
@@ -48,13 +71,28 @@ class Stream:
         return False
 
     def __enter__(self) -> Stream:
+        self._before.append(current())
+        choose(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        return None
+        choose(self._before.pop())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.stream_id == self.stream_id
+
+    def __hash__(self) -> int:
+        return hash((self.stream_id, self.device))
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Stream device={self.device} cuda_stream={self.stream_id:#x}>"
+
+
+class ExternalStream(Stream):
+    """What ``torch.cuda.ExternalStream`` is: a stream that something else made."""
+
+    def __init__(self, stream_ptr: int, device: Any = None, **_: Any) -> None:
+        super().__init__(stream_id=stream_ptr)
 
 
 class Event:
@@ -89,10 +127,34 @@ class StreamContext:
         self.stream = stream
 
     def __enter__(self) -> None:
-        return None
+        if self.stream is not None:
+            self.stream.__enter__()
 
     def __exit__(self, *exception: object) -> None:
-        return None
+        if self.stream is not None:
+            self.stream.__exit__(*exception)
+
+
+def current() -> int:
+    """Return the number of the current stream."""
+    return _Session.streams.current if _Session.streams is not None else 0
+
+
+def choose(stream: Stream | int | None) -> None:
+    """Make a stream current, given as such or by its number; ``None`` changes nothing."""
+    if stream is not None and _Session.streams is not None:
+        _Session.streams.choose(stream if isinstance(stream, int) else stream.stream_id)
+
+
+def stream_answers() -> dict[str, Callable[..., Any]]:
+    """Return what ``torch.cuda`` and ``torch.accelerator`` answer about streams, by name."""
+    return {
+        "stream": StreamContext,
+        "set_stream": choose,
+        "current_stream": lambda device=None: Stream(stream_id=current()),
+        "default_stream": lambda device=None: Stream(stream_id=0),
+        "get_stream_from_external": lambda data_ptr, device=None: ExternalStream(data_ptr),
+    }
 
 
 class CUDAGraph:

@@ -35,7 +35,7 @@ class Buffer:
     """A workspace that stays: a library's own, taken at its first use and kept from then on.
 
     It is taken once for each thread that uses the library's handle, and so once by the program and
-    once by the autograd engine.
+    once by the autograd engine, and by each of them for every stream.
     """
 
     name: str

@@ -1,0 +1,422 @@
+"""Side streams: the caching allocator keeps their blocks apart, backward follows the forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from pytest_torchmem import MemoryProfile, trace
+
+MIB = 1024**2
+CUBLAS = 8_519_680
+
+
+def cuda(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+
+
+def answers(body: Callable[[], Any], **options: Any) -> Any:
+    """Run ``body`` on fake cuda; return what it returns."""
+    found: list[Any] = []
+    trace(lambda: found.append(body()), device="cuda", **options)
+    return found[0]
+
+
+def buffers(profile: MemoryProfile) -> int:
+    """Return how many of cuBLAS's buffers are alive at the end."""
+    live = profile.timeline.live_at(len(profile.timeline.events))
+    return sum(found.label == "cuBLAS" for found in live)
+
+
+# -- the allocator ---------------------------------------------------------------------------------
+
+
+def test_a_block_serves_its_own_stream_alone() -> None:
+    """``BlockComparator``: free blocks are searched by stream."""
+
+    def body() -> list[int]:
+        side = torch.cuda.Stream()
+        del_me = cuda(30 * MIB)
+        del del_me
+        again = cuda(30 * MIB)
+        del again
+        reserved = [torch.cuda.memory_reserved()]
+        with torch.cuda.stream(side):
+            other = cuda(30 * MIB)
+        reserved.append(torch.cuda.memory_reserved())
+        del other
+        with torch.cuda.stream(side):
+            third = cuda(30 * MIB)
+        reserved.append(torch.cuda.memory_reserved())
+        del third
+        return reserved
+
+    assert answers(body) == [30 * MIB, 60 * MIB, 60 * MIB]
+
+
+def test_a_recorded_block_waits_for_the_next_request() -> None:
+    """``recordStream``, ``insert_events``, ``process_events``: the GPU is done by then."""
+
+    def body() -> list[tuple[int, int]]:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            block = cuda(30 * MIB)
+        block.record_stream(torch.cuda.default_stream())
+        counted = []
+
+        def count() -> None:
+            statistics = torch.cuda.memory_stats()
+            names = ("allocated_bytes.all.current", "active_bytes.all.current")
+            counted.append(tuple(statistics[name] // MIB for name in names))
+
+        count()
+        del block
+        count()
+        with torch.cuda.stream(side):
+            block = cuda(30 * MIB)  # the block itself, which is free by now
+        count()
+        del block  # it waits for nobody this time
+        count()
+        return [*counted, (torch.cuda.memory_reserved() // MIB, 0)]
+
+    assert answers(body) == [(30, 30), (0, 30), (30, 30), (0, 0), (30, 0)]
+
+
+def test_what_is_recorded_on_its_own_stream_does_not_wait() -> None:
+    def body() -> int:
+        block = cuda(30 * MIB)
+        block.record_stream(torch.cuda.current_stream())
+        torch.empty(3).record_stream(torch.cuda.Stream())  # the host's memory is not the GPU's
+        del block
+        return torch.cuda.memory_stats()["active_bytes.all.current"]
+
+    assert answers(body) == 0
+
+
+def test_segments_know_their_stream() -> None:
+    def body() -> tuple[list[int], int]:
+        side = torch.cuda.Stream()
+        held = [cuda(30 * MIB)]
+        with torch.cuda.stream(side):
+            held.append(cuda(40 * MIB))
+        streams = [segment["stream"] for segment in torch.cuda.memory_snapshot()]
+        return streams, side.cuda_stream
+
+    streams, side = answers(body)
+    assert streams == [0, side]
+
+
+def test_what_one_stream_has_cached_goes_back_before_another_fails() -> None:
+    def body() -> list[int]:
+        cached = cuda(60 * MIB)
+        del cached
+        with torch.cuda.stream(torch.cuda.Stream()):
+            block = cuda(60 * MIB)
+        found = [torch.cuda.memory_reserved() // MIB]
+        found.append(torch.cuda.memory_stats()["num_alloc_retries"])
+        with pytest.raises(torch.OutOfMemoryError):
+            cuda(60 * MIB)
+        del block
+        return found
+
+    assert answers(body, gpu="a100", memory=(490 + 100) * MIB) == [60, 1]
+
+
+# -- which stream is current -----------------------------------------------------------------------
+
+
+def test_every_way_of_choosing_a_stream() -> None:
+    def body() -> None:
+        default = torch.cuda.default_stream()
+        one, two = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
+        assert len({default, one, two}) == 3
+        assert torch.cuda.current_stream() == default
+        with torch.cuda.stream(one):
+            assert torch.cuda.current_stream() == one
+            with torch.cuda.StreamContext(two):
+                assert torch.cuda.current_stream() == two
+            with torch.cuda.stream(None):
+                assert torch.cuda.current_stream() == one
+            with two as entered:
+                assert entered is two
+                assert torch.accelerator.current_stream() == two
+            assert torch.cuda.current_stream() == one
+        assert torch.cuda.current_stream() == default
+        torch.cuda.set_stream(two)
+        assert torch.cuda.current_stream() == two
+        torch.accelerator.set_stream(default)
+        assert torch.cuda.current_stream() == default
+        outside = torch.cuda.ExternalStream(4096)
+        assert outside.cuda_stream == 4096
+        assert torch.cuda.Stream(stream_id=one.stream_id) == one
+        try:
+            with torch.cuda.stream(one):
+                raise KeyError
+        except KeyError:
+            assert torch.cuda.current_stream() == default
+
+    answers(body)
+
+
+def test_streams_are_handed_out_from_a_pool() -> None:
+    """c10/cuda/CUDAStream.cpp, ``getStreamFromPool``: 32 of a priority, in turn."""
+
+    def body() -> tuple[int, bool, bool]:
+        streams = [torch.cuda.Stream() for _ in range(40)]
+        high = torch.cuda.Stream(priority=-1)
+        return len(set(streams)), streams[0] == streams[32], high in streams
+
+    assert answers(body) == answers(body) == (32, True, False)
+
+
+class Seen(torch.autograd.Function):
+    """Notes the stream that its backward runs on."""
+
+    streams: list[int]
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        Seen.streams.append(torch.cuda.current_stream().stream_id)
+        return gradients[0] * 1.0
+
+
+def test_a_node_runs_on_the_stream_of_its_forward() -> None:
+    def body() -> tuple[list[int], list[int]]:
+        Seen.streams = []
+        one, two = torch.cuda.Stream(), torch.cuda.Stream()
+        x = torch.ones(4, device="cuda", requires_grad=True)
+        y = Seen.apply(x)
+        with torch.cuda.stream(one):
+            y = Seen.apply(y)
+            with torch.cuda.stream(two):
+                y = Seen.apply(y)
+            y = Seen.apply(y)
+        loss = Seen.apply(y).sum()
+        with torch.cuda.stream(two):
+            loss.backward()
+            after = torch.cuda.current_stream().stream_id
+        expected = [0, one.stream_id, two.stream_id, one.stream_id, 0]
+        return [*Seen.streams, after], [*expected, two.stream_id]
+
+    seen, expected = answers(body)
+    assert seen == expected
+
+
+def test_gradients_are_added_up_on_the_stream_of_the_node_they_go_to() -> None:
+    """input_buffer.cpp: the accumulation stream is the consumer's, not the producer's."""
+
+    def body() -> list[bool]:
+        side = torch.cuda.Stream()
+        found: list[bool] = []
+        leaf = torch.ones(30 * MIB // 4, device="cuda", requires_grad=True)
+        start = leaf * 2.0
+
+        def look(gradient: torch.Tensor) -> None:
+            for segment in torch.cuda.memory_snapshot():
+                for block in segment["blocks"]:
+                    if block["state"] == "active_allocated" and block["size"] >= 30 * MIB:
+                        found.append(segment["stream"] == side.stream_id)
+
+        start.register_hook(look)
+        with torch.cuda.stream(side):
+            branch = start.clone()
+        (start + branch).sum().backward()
+        return found
+
+    # The leaf, ``start``, the branch and the gradients' sum: only the branch lies aside.
+    assert sorted(answers(body)) == [False, False, False, True]
+
+
+def test_a_checkpoint_computes_anew_on_the_stream_of_its_node() -> None:
+    def body() -> list[bool]:
+        side = torch.cuda.Stream()
+        seen: list[bool] = []
+
+        def layer(x: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.cuda.current_stream() == side)
+            return x.exp().exp()
+
+        x = torch.ones(8, device="cuda", requires_grad=True)
+        with torch.cuda.stream(side):
+            y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+        y.sum().backward()
+        return [*seen, torch.cuda.current_stream() == torch.cuda.default_stream()]
+
+    assert answers(body) == [True, True, True]
+
+
+def test_a_stream_chosen_within_a_node_lasts_as_long_as_it() -> None:
+    def body() -> list[int]:
+        side, found = torch.cuda.Stream(), []
+
+        def hook(gradient: torch.Tensor) -> torch.Tensor:
+            with torch.cuda.stream(side):
+                kept = gradient * 2.0
+                found.append(torch.cuda.current_stream().stream_id)
+                assert torch.cuda.current_stream() == side
+            found.append(torch.cuda.current_stream().stream_id)
+            return kept
+
+        x = torch.ones(4, device="cuda", requires_grad=True)
+        y = x * 2.0
+        y.register_hook(hook)
+        y.exp().sum().backward()
+        return [*found, torch.cuda.current_stream().stream_id, -side.stream_id]
+
+    within, after, outside, side = answers(body)
+    assert (within, after, outside) == (-side, 0, 0)
+
+
+# -- cuBLAS ----------------------------------------------------------------------------------------
+
+
+def test_a_buffer_for_each_thread_and_stream() -> None:
+    """CublasHandlePool.cpp: ``(handle, stream)``, and the engine has a handle of its own."""
+
+    def step(*streams: int) -> MemoryProfile:
+        def body() -> None:
+            sides = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+            weight = torch.ones(8, 8, device="cuda", requires_grad=True)
+            total = torch.zeros((), device="cuda")
+            for stream in streams:
+                with torch.cuda.stream(sides[stream]):
+                    out = (torch.ones(2, 8, device="cuda") @ weight).sum()
+                total = total + out
+            total.backward()
+
+        return trace(body, device="cuda", gpu="a100")
+
+    assert [buffers(step(*found)) for found in ([0], [0, 0], [1], [0, 1], [0, 1, 2, 1])] == [
+        2,
+        2,
+        2,
+        4,
+        6,
+    ]
+    assert step(0, 1).end == 4 * CUBLAS
+
+
+# -- whatever the program --------------------------------------------------------------------------
+
+STEP = st.tuples(
+    st.sampled_from(["make", "drop", "record", "product", "backward"]),
+    st.integers(0, 3),
+    st.integers(0, 9),
+    st.sampled_from([600, 70_000, 900_000, 3 * MIB, 12 * MIB]),
+)
+PROGRAM = st.lists(STEP, max_size=25)
+
+
+def run(program: list[Any], choose: Callable[[int], torch.cuda.Stream]) -> None:
+    """Run a program; ``choose`` gives the stream for a number."""
+    tensors: list[torch.Tensor] = []
+    leaf = torch.ones(64, 64, device="cuda", requires_grad=True)
+    total = leaf.sum()
+    for kind, number, which, nbytes in program:
+        with torch.cuda.stream(choose(number)):
+            if kind == "make":
+                tensors.append(cuda(nbytes))
+            elif kind == "drop" and tensors:
+                tensors.pop(which % len(tensors))
+            elif kind == "record" and tensors:
+                tensors[which % len(tensors)].record_stream(choose(which % 4))
+            elif kind == "product":
+                total = total + (leaf @ leaf).exp().sum() * leaf.select(0, which).sum()
+            elif kind == "backward":
+                total.backward()
+                leaf.grad = None
+                total = leaf.sum()
+
+
+@settings(deadline=None, max_examples=40)
+@given(program=PROGRAM)
+def test_one_stream_is_as_good_as_another(program: list[Any]) -> None:
+    """On one stream, default or not, the figures are those of a program that knows of none."""
+
+    def plain() -> None:
+        run(program, lambda number: torch.cuda.default_stream())
+
+    def aside() -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            run(program, lambda number: stream)
+
+    def none() -> None:
+        with ExitStack() as stack:
+            stack.enter_context(torch.cuda.stream(None))
+            run(program, lambda number: None)  # type: ignore[arg-type, return-value]
+
+    without = [step for step in program if step[0] != "record"]
+    profiles = [trace(body, device="cuda") for body in (plain, aside)]
+    program = without
+    profiles.append(trace(none, device="cuda"))
+    for profile in profiles[1:]:
+        assert profile.figures() == profiles[0].figures()
+        assert profile.allocator_peaks() == profiles[0].allocator_peaks()
+
+
+@settings(deadline=None, max_examples=40)
+@given(program=PROGRAM)
+def test_streams_move_blocks_and_nothing_else(program: list[Any]) -> None:
+    def one() -> None:
+        run(program, lambda number: torch.cuda.default_stream())
+
+    def several() -> None:
+        streams = [torch.cuda.default_stream(), *[torch.cuda.Stream() for _ in range(3)]]
+        run(program, streams.__getitem__)
+        reserved: dict[int, int] = {}
+        for segment in torch.cuda.memory_snapshot():
+            stream = segment["stream"]
+            reserved[stream] = reserved.get(stream, 0) + segment["total_size"]
+            assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+        assert set(reserved) <= {stream.stream_id for stream in streams}
+        assert sum(reserved.values()) == torch.cuda.memory_reserved()
+
+    alone, apart = trace(one, device="cuda"), trace(several, device="cuda")
+    further = buffers(apart) - buffers(alone)
+    assert further >= 0
+    assert apart.end - alone.end == further * CUBLAS
+    assert 0 <= apart.peak - alone.peak <= further * CUBLAS
+    peaks = apart.allocator_peaks()["peak"]
+    assert peaks.requested == apart.peak
+    assert peaks.requested <= peaks.allocated <= peaks.reserved
+
+
+def test_a_module_on_a_side_stream() -> None:
+    """A trace of a module chooses no stream itself, and what its forward chooses is followed."""
+
+    class TwoStreams(nn.Module):
+        def __init__(self, apart: bool) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+            self.apart = apart
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.apart:
+                return self.first(x) + self.second(x)
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                second = self.second(x)
+            first = self.first(x)
+            torch.cuda.current_stream().wait_stream(side)
+            second.record_stream(torch.cuda.current_stream())
+            return first + second
+
+    x = torch.ones(32, 64)
+    together, apart = (trace(TwoStreams(found), x, device="cuda") for found in (False, True))
+    assert apart.end - together.end == 2 * CUBLAS
+    assert apart.reserved_peak is not None
+    assert together.reserved_peak is not None
+    assert apart.reserved_peak > together.reserved_peak
