@@ -12,7 +12,7 @@ from pytest_torchmem.errors import (
     UnsupportedTorchError,
     UsageError,
 )
-from pytest_torchmem.profiler import internals
+from pytest_torchmem.profiler import self_test
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_operator_without_geometry_is_named() -> None:
 
 
 def test_unknown_torch_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(internals, "_CHECKED", [])
-    monkeypatch.setattr(internals, "storage_address", lambda tensor: 0)
+    monkeypatch.setattr(self_test, "_CHECKED", [])
+    monkeypatch.setattr(self_test, "storage_address", lambda tensor: 0)
     with pytest.raises(UnsupportedTorchError, match=r"cannot trace on torch \d") as raised:
         trace(nn.Linear(2, 2), torch.randn(1, 2))
     assert "\n" not in str(raised.value)
