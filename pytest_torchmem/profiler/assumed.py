@@ -1,8 +1,8 @@
 """What a trace assumes of values that it does not know, where a program decides by them.
 
 All values count as finite, so ``torch.isfinite(loss)`` is true and ``torch.isnan(x).any()`` is not.
-A single number compares as 1 would, so that ``max(1e-3, scale)`` is ``scale``: a guess, which the
-profile warns of.
+A single number compares as 1 would, so that ``max(1e-3, scale)`` is ``scale``, and ``weight.any()``
+finds something: guesses, which the profile warns of.
 
 An assumption is one truth value for all elements of a boolean storage. It is not a known value:
 nothing is computed from it but other assumptions, and what needs data for a shape still asks.
@@ -78,6 +78,8 @@ def assume(call: Call) -> Assumption | None:
         return Assumption.TRUE if _CLASSES[name] else Assumption.FALSE
     if name in _COMPARISONS:
         return _compared(call)
+    if name in _ANY_OR_ALL and tensors[0].dtype.is_floating_point:
+        return Assumption.GUESSED_TRUE
     told = [record.assumed for record in records if record.assumed is not None]
     if not told or len(told) < len(records) or any(t.dtype is not torch.bool for t in tensors):
         return None

@@ -120,8 +120,8 @@ class KnownValues:
         if record.assumed is not None:
             if record.assumed.guessed:
                 self._warn(
-                    "a comparison with a number that is not known was asked for; the number counts "
-                    f"as 1, so it is {record.assumed.answer}"
+                    "a comparison with a number that is not known was asked for; what is not known "
+                    f"counts as 1, so it is {record.assumed.answer}"
                 )
             return record.assumed.answer
         if tensor.dtype is torch.bool and self._attribution.asked_from(_INITIALISERS):

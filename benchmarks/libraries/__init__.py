@@ -1,0 +1,1 @@
+"""Training steps of the models of other libraries."""

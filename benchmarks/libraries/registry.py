@@ -1,0 +1,66 @@
+"""The steps of other libraries' models, by ``library/model``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.isolation.sample import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A model, its inputs, and how it is trained; by default with AdamW on the output's sum."""
+
+    model: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    loss_fn: Callable[[Any], Any] | None = None
+    optimizer: Callable[..., Any] | None = torch.optim.AdamW
+    steps: int = 1
+
+    def sample(self) -> Sample:
+        """Return the step as benchmarks run it."""
+        options = {"loss_fn": self.loss_fn, "optimizer": self.optimizer, "steps": self.steps}
+        return Sample(0, self.model, self.args, self.kwargs, options)
+
+
+Build = Callable[[], Step]
+STEPS: dict[str, Build] = {}
+"""Functions that import a library and build a step; importing them needs no library."""
+
+
+def register(name: str) -> Callable[[Build], Build]:
+    """Add a step to the registry."""
+
+    def add(build: Build) -> Build:
+        STEPS[name] = build
+        return build
+
+    return add
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryModel:
+    """A model of a library by its name."""
+
+    case: str
+
+
+def models(pattern: str = "") -> list[LibraryModel]:
+    """Return the models whose name has a match of the regular expression ``pattern``."""
+    return [LibraryModel(name) for name in STEPS if re.search(pattern, name)]
+
+
+def samples(model: LibraryModel, limit: int = 0) -> Iterator[Sample]:
+    """Yield the model's step; raises what a library that is not there raises."""
+    # The process that runs a sample imports no more than this module.
+    import benchmarks.libraries.all  # noqa: F401
+
+    torch.manual_seed(0)
+    yield STEPS[model.case]().sample()
