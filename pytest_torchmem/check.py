@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_torchmem import measuring
-from pytest_torchmem.budget import (
-    MARKER,
-    Budget,
-    headroom,
-    limits_of,
-    overruns,
-    read_budget,
-)
-from pytest_torchmem.calibrating import Calibrations
-from pytest_torchmem.collection import Collection, test_id
+from pytest_torchmem.budget import MARKER, Budget, headroom, read_budget
+from pytest_torchmem.collection import test_id
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.judging import Context, Judge, relative, update_command
 from pytest_torchmem.measuring import RealRun, Target
 from pytest_torchmem.record import Calibrated, Outcome, Record
 from pytest_torchmem.report import messages
-from pytest_torchmem.settings import Settings, parse_devices, parse_measure
-from pytest_torchmem.snapshot.compare import Comparison, beyond, compare, with_entry
-from pytest_torchmem.snapshot.explain import explain, peak_contents, what_grew
-from pytest_torchmem.snapshot.format import Entry, Key, SnapshotError
-from pytest_torchmem.snapshot.location import calibration_path, orphans_in, snapshot_path
-from pytest_torchmem.snapshot.plan import moves, renames
-from pytest_torchmem.snapshot.store import Stored, read
+from pytest_torchmem.settings import parse_devices, parse_measure
+from pytest_torchmem.snapshot.compare import with_entry
+from pytest_torchmem.snapshot.format import Key
+from pytest_torchmem.snapshot.location import calibration_path
 from pytest_torchmem.tolerance import Level, parse_rules
 
 if TYPE_CHECKING:
     from pytest_torchmem.profiler.devices.out_of_memory import OutOfMemoryError
     from pytest_torchmem.profiler.profile import MemoryProfile
-
-_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 
 
 class MemoryCheckFailed(AssertionError, pytest.fail.Exception):  # type: ignore[name-defined,misc]
@@ -60,22 +44,6 @@ class MemoryCheckFailed(AssertionError, pytest.fail.Exception):  # type: ignore[
         self.pytrace = not last_line
         super().__init__(self.msg, self.pytrace)
         self.args = (self.msg,)
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What all the checks of one process share."""
-
-    settings: Settings
-    collection: Collection
-    files: dict[Path, Stored]
-    calibrations: Calibrations
-
-    def stored(self, path: Path) -> Stored:
-        """Return a snapshot file as it was when this process first asked for it."""
-        if path not in self.files:
-            self.files[path] = read(path)
-        return self.files[path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +202,7 @@ class Checker:
         own = [budget.tolerance, parse_rules(tolerance, "the argument tolerance of check")]
         # A budget replaces the snapshot, unless a tolerance, which only a snapshot has, is named.
         uses_snapshot = not budget.judges or any(own)
-        rest = settings.tolerances(self._relative(self.item.path))
+        rest = settings.tolerances(relative(self.item, self.item.path))
         on_gpu, gpu_named = self.gpu(gpu), self.named_gpu(gpu) is not None
         if measure is not None:
             measure = parse_measure(measure, "check(measure=)")
@@ -253,10 +221,13 @@ class Checker:
         self, device: str, plan: _Plan, target: Target
     ) -> tuple[Record, MemoryProfile | None]:
         __tracebackhide__ = True
+        judge = Judge(self.item, self.context, self.budget)
         gpu = plan.gpu if device == "cuda" else None
         key = Key(self.test, plan.name, device, gpu or "")
-        stored = self._stored() if plan.uses_snapshot else None
-        calibrated = self._calibrated(key, plan, target) if gpu is not None else None
+        stored = judge.stored() if plan.uses_snapshot else None
+        updates = judge.accepts("new") or judge.accepts("changed")
+        calibrates = updates and gpu is not None
+        calibrated = self._calibrated(key, plan, target) if calibrates else None
         try:
             profile = target.trace(device, gpu if plan.gpu_named else None)
         except BaseException as error:
@@ -285,9 +256,9 @@ class Checker:
             return replace(judged, outcome=Outcome.NOT_CHECKED, failed=True, message=text), profile
         real = self._run_for_real(judged, plan, target, profile) if gpu is not None else None
         if stored is not None:
-            judged = self._against_snapshot(judged, profile, stored, plan.tolerances, real)
+            judged = judge.against_snapshot(judged, profile, stored, plan.tolerances, real)
         if self.budget.judges:
-            judged = self._against_budget(judged, profile, gpu, real)
+            judged = judge.against_budget(judged, profile, gpu, real)
         if real is not None:
             before = stored.entry(judged.key) if stored is not None else None
             levels = with_entry(plan.tolerances, before, 2)
@@ -315,8 +286,7 @@ class Checker:
     def _calibrated(self, key: Key, plan: _Plan, target: Target) -> Calibrated | None:
         """In an update, run the step on this machine's GPU for what kernels take there."""
         __tracebackhide__ = True
-        measures = plan.measure != "never" and target.record is not None
-        if not measures or not (self._accepts("new") or self._accepts("changed")):
+        if plan.measure == "never" or target.record is None:
             return None
         try:
             return self.context.calibrations.measure(self.item.path, target)
@@ -332,158 +302,12 @@ class Checker:
             return None
         found = found or Calibrated()
         asked = {gpu: profile.questions, **found.asked}
-        file = self._relative(calibration_path(self.item.path))
+        file = relative(self.item, calibration_path(self.item.path))
         return replace(found, asked=asked, file=file)
 
     def _not_checked_since(self, error: BaseException, key: Key) -> None:
         why = f"not checked: {type(error).__name__} was raised"
         self._keep(self._record(key, Outcome.NOT_CHECKED, message=why))
-
-    def _stored(self) -> Stored:
-        """Return the test module's snapshot file, before anything is traced in vain."""
-        if self.test in self.context.collection.ambiguous(self.item):
-            raise UsageError(
-                f"two tests of this module have the id {self.test}, and a snapshot could not tell "
-                "them apart. Give their parameters ids: pytest.param(..., id=...)"
-            )
-        stored = self.context.stored(snapshot_path(self.item.path))
-        if stored.conflicted and not self._accepts("changed"):
-            raise UsageError(stored.conflict_message)
-        if _ADDRESS.search(self.test):
-            self.item.warn(
-                pytest.PytestWarning(
-                    f"torchmem: the id {self.test} holds an object's address, which differs from "
-                    "run to run, so its snapshot will not be found again. Give the parameter an "
-                    "id: pytest.param(..., id=...)"
-                )
-            )
-        return stored
-
-    def _against_snapshot(
-        self,
-        record: Record,
-        profile: MemoryProfile,
-        stored: Stored,
-        tolerances: Sequence[Level],
-        real: RealRun | None,
-    ) -> Record:
-        if profile.host not in (None, "reference"):
-            raise UsageError(
-                f"host={profile.host!r} gives this machine's own figures, and a snapshot has to "
-                "pass on others. Leave host= out, or set a limit with the marker memory_budget"
-            )
-        key = record.key
-        if self.context.settings.split_by_torch:
-            key = replace(key, torch_series=series(record.torch))
-        contents = peak_contents(profile)
-        now = Entry(
-            key,
-            record.torch,
-            profile.workload,
-            profile.figures(),
-            explain(contents),
-            measured=real.entry if real is not None else {},
-        )
-        record = replace(record, key=key, file=self._relative(stored.path), entry=now)
-        before = stored.entry(key)
-        if before is None and key in stored.contested:
-            return replace(record, outcome=Outcome.UPDATED, accepted=True)
-        if before is None:
-            return self._missing(record, stored)
-        comparison = self._compared(before, now, with_entry(tolerances, before, 2))
-        record = record.with_comparison(comparison)
-        if self._accepts_measurement(before, now):
-            most = self.context.settings.update_max
-            above = beyond(comparison, most) if most is not None else ()
-            if most is not None and real is not None and not above:
-                above = measuring.above_cap(record, before, real, most)
-            if not above:
-                return replace(record, outcome=Outcome.UPDATED, accepted=True)
-            text = messages.above_cap(record, above, str(most))
-            return replace(record, outcome=Outcome.GREW, failed=True, message=text)
-        if comparison.grew:
-            grew = tuple(
-                {"peak": change.figure, **asdict(growth)}
-                for change in messages.explained(comparison)
-                for growth in what_grew(
-                    before.explained.get(change.figure), contents.get(change.figure, ())
-                )
-            )
-            record = replace(record, outcome=Outcome.GREW, failed=True, grew=grew)
-            text = messages.grew(record, comparison)
-            return replace(record, message=text, advice=f"If this is intended: {self.command}")
-        if comparison.shrank:
-            strict = self.context.settings.strict
-            text, advice = messages.shrank(record, comparison), f"To lock it in: {self.command}"
-            record = replace(record, outcome=Outcome.SHRANK, failed=strict, message=text)
-            return replace(record, advice=advice)
-        return record
-
-    def _missing(self, record: Record, stored: Stored) -> Record:
-        if self._accepts("new"):
-            return replace(record, outcome=Outcome.NEW, accepted=True)
-        assert record.entry is not None
-        gone = self.context.collection.gone(self.item, stored.snapshot.entries)
-        found = renames([stored.snapshot.entries[key] for key in gone], [record.entry])
-        text = messages.missing(record, found[0][0] if found else None, self._moved_from(record))
-        record = replace(record, outcome=Outcome.MISSING, failed=True, message=text)
-        return replace(record, advice=f"To create it: {self.command}")
-
-    def _moved_from(self, record: Record) -> str:
-        """Return the snapshot file of a module that is gone and had this very check, or ""."""
-        assert record.entry is not None
-        orphans = []
-        for path in orphans_in(self.item.path.parent):
-            try:
-                entries = self.context.stored(path).snapshot.entries.values()
-            except SnapshotError:
-                continue
-            orphans += [(self._relative(path), entry) for entry in entries]
-        found = moves(orphans, [("", record.entry)], certain=False)
-        return next(iter(found))[0] if found else ""
-
-    def _compared(self, before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
-        comparison = compare(before, now, levels)
-        changed = self.item.ihook.pytest_torchmem_compare(
-            item=self.item, before=before, now=now, comparison=comparison
-        )
-        return comparison if changed is None else changed
-
-    def _against_budget(
-        self, record: Record, profile: MemoryProfile, gpu: str | None, real: RealRun | None
-    ) -> Record:
-        record = replace(record, limits=limits_of(self.budget, gpu))
-        over = overruns(self.budget, profile.figures(), gpu)
-        text = messages.over_budget(record, over, peak_contents(profile)) if over else ""
-        if not over and real is not None and real.measurement.gpu == gpu:
-            # A limit is for the bytes of one GPU; another one's say nothing about it.
-            figures = real.measurement.figures
-            over = overruns(self.budget, figures, gpu) if figures else []
-            text = messages.over_budget(record, over, {}, f"measured on {gpu}, ") if over else ""
-        if not over:
-            return record
-        message = "\n\n".join(part for part in (record.message, text) if part)
-        ran = any(overrun.value is not None for overrun in over)
-        return replace(
-            record,
-            outcome=Outcome.OVER_BUDGET if ran else Outcome.NOT_CHECKED,
-            failed=True,
-            accepted=False,
-            message=message,
-        )
-
-    def _accepts(self, mode: str) -> bool:
-        """Whether an update takes what this test does now. Of a test that is expected to fail the
-        failure is what is wanted, so it fails in an update as it does without one.
-        """
-        return mode in self.context.settings.update and not _expected_to_fail(self.item)
-
-    def _accepts_measurement(self, before: Entry, now: Entry) -> bool:
-        """Whether an update writes ``now`` in the place of ``before``."""
-        if before.same_measurement(now):
-            return False
-        another_gpu = before.same_trace(now) and not set(before.measured) & set(now.measured)
-        return self._accepts("changed") or (another_gpu and self._accepts("new"))
 
     def _record(self, key: Key, outcome: Outcome, **details: Any) -> Record:
         return Record(self.item.nodeid, "", key, outcome, location=self._location(), **details)
@@ -499,10 +323,7 @@ class Checker:
     def first_line(self) -> str:
         """Where the test begins, as a traceback would end."""
         line = (self.item.location[1] or 0) + 1
-        return f"{self._relative(self.item.path)}:{line}: MemoryCheckFailed"
-
-    def _relative(self, path: Path) -> str:
-        return Path(os.path.relpath(path, self.item.config.rootpath)).as_posix()
+        return f"{relative(self.item, self.item.path)}:{line}: MemoryCheckFailed"
 
     def _location(self) -> tuple[str, int]:
         """Return the innermost line of the test's own file that is running, else its first."""
@@ -510,27 +331,13 @@ class Checker:
         while frame is not None and frame.f_code.co_filename != own:
             frame = frame.f_back  # type: ignore[assignment]
         if frame is not None and not self.in_body:
-            return self._relative(self.item.path), frame.f_lineno
-        return self._relative(self.item.path), (self.item.location[1] or 0) + 1
-
-
-def update_command(item: pytest.Item) -> str:
-    """Return the command, for where pytest was started, that accepts what ``item`` does now."""
-    import shlex
-
-    config = item.config
-    path = os.path.relpath(item.path, config.invocation_params.dir)
-    return f"pytest --torchmem-update {shlex.quote(f'{Path(path).as_posix()}::{test_id(item)}')}"
+            return relative(self.item, self.item.path), frame.f_lineno
+        return relative(self.item, self.item.path), (self.item.location[1] or 0) + 1
 
 
 def public_version(version: str) -> str:
     """Return a torch version without its build: the same for cpu and cuda wheels."""
     return version.partition("+")[0]
-
-
-def series(version: str) -> str:
-    """Return the minor series of a version: "2.13" of "2.13.1"."""
-    return ".".join(version.split(".")[:2])
 
 
 def _out_of_memory(error: BaseException) -> OutOfMemoryError | None:
@@ -541,12 +348,3 @@ def _out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     if module is not None and isinstance(error, module.OutOfMemoryError):
         found = error
     return found
-
-
-def _expected_to_fail(item: pytest.Item) -> bool:
-    if item.get_closest_marker("xfail") is None:
-        return False
-    # pytest evaluates conditions here and nowhere public.
-    from _pytest.skipping import evaluate_xfail_marks
-
-    return evaluate_xfail_marks(item) is not None

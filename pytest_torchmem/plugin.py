@@ -14,9 +14,10 @@ import pytest
 from pytest_torchmem.options import add_options, something_is_set
 
 if TYPE_CHECKING:
-    from pytest_torchmem.check import Checker, Context
+    from pytest_torchmem.check import Checker
     from pytest_torchmem.collection import Collection
     from pytest_torchmem.fixture import Torchmem
+    from pytest_torchmem.judging import Context
     from pytest_torchmem.registration import Registrations
     from pytest_torchmem.run import Run
     from pytest_torchmem.settings import Settings
@@ -120,7 +121,8 @@ class _RunHooks:
         """Return what runs the checks of the present attempt at ``item``."""
         if _CHECKER not in item.stash:
             from pytest_torchmem.calibrating import Calibrations
-            from pytest_torchmem.check import Checker, Context
+            from pytest_torchmem.check import Checker
+            from pytest_torchmem.judging import Context
 
             if self._context is None:
                 calibrations = Calibrations(self.settings())
