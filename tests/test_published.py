@@ -235,6 +235,22 @@ def test_expandable_segments_are_replayed() -> None:
     assert outcome.reserved_peak == (40 * MIB, 40 * MIB)
 
 
+def test_expandable_segments_may_be_there_before_the_recording_begins() -> None:
+    """A block that can grow is taken after one that cannot, though it fits better."""
+    snapshot = expandable()
+    base = snapshot["segments"][0]["address"]
+    request = {"action": "alloc", "addr": base, "size": 8 * MIB, "stream": 0}
+    snapshot["device_traces"][0] = [*snapshot["device_traces"][0][4:], request]
+    snapshot["segments"][0]["blocks"] = [
+        {"size": 8 * MIB, "requested_size": 8 * MIB, "state": "active_allocated"},
+        {"size": 8 * MIB, "state": "inactive"},
+        *snapshot["segments"][0]["blocks"][1:],
+    ]
+    outcome = replay(histories_of(snapshot)[0])
+    assert outcome.is_exact, outcome
+    assert (outcome.requests, outcome.reserved_peak) == (1, (40 * MIB, 40 * MIB))
+
+
 def test_a_snapshot_is_read_from_a_file_and_runs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(recorded(2)[0].snapshot()))

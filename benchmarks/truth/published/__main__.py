@@ -1,6 +1,6 @@
 """Hold the allocator's replay and traces against recordings of real GPUs that others published.
 
-python -m benchmarks.truth.published DIR --download       fetch what is not in DIR (85 MB), compare
+python -m benchmarks.truth.published DIR --download       fetch what is not in DIR (110 MB), compare
 python -m benchmarks.truth.published DIR                  compare what is there
 python -m benchmarks.truth.published DIR --replay         the allocator's replay alone
 python -m benchmarks.truth.published DIR --only Wedson    sources whose name matches
@@ -29,7 +29,7 @@ from benchmarks.truth.published.kineto import compare_step, read_step, resnet50_
 from benchmarks.truth.published.replaying import Outcome, replay
 from benchmarks.truth.published.snapshots import SnapshotError, histories
 from benchmarks.truth.published.sources import Source, SourceError, sources
-from benchmarks.truth.published.traced import PROGRAMS, compare
+from benchmarks.truth.published.traced import PARTS, PROGRAMS, compare
 
 Replayed = tuple[Source, Outcome, Outcome]
 
@@ -108,9 +108,7 @@ def traced_table(available: Sequence[tuple[Source, Path]]) -> str:
                 f"{found.requests[0] - found.same}",
                 f"{found.peak[1]:,}",
                 f"{found.peak[0] - found.peak[1]:+,}",
-                f"{found.reserved[1]:,}",
-                f"{found.reserved[0] - found.reserved[1]:+,}",
-                _relative(found.reserved),
+                *_reserved(source, found.reserved),
             )
         )
     headers = (
@@ -126,6 +124,12 @@ def traced_table(available: Sequence[tuple[Source, Path]]) -> str:
         "",
     )
     return tabulate(rows, headers=headers, disable_numparse=True)
+
+
+def _reserved(source: Source, pair: tuple[int, int]) -> tuple[str, str, str]:
+    if source.name in PARTS:
+        return ("-", "-", "")
+    return (f"{pair[1]:,}", f"{pair[0] - pair[1]:+,}", _relative(pair))
 
 
 def kineto_table(available: Sequence[tuple[Source, Path]]) -> str:

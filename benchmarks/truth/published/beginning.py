@@ -15,8 +15,11 @@ from itertools import pairwise
 
 from benchmarks.truth.published.snapshots import History, Segment, SnapshotError
 from pytest_torchmem.profiler.allocator import CachingAllocator
-from pytest_torchmem.profiler.allocator.blocks import Block, Pool
+from pytest_torchmem.profiler.allocator.blocks import Block, Expandable, Pool
 from pytest_torchmem.profiler.allocator.caching import SMALL, SMALL_SEGMENT
+
+_ADDRESSES = 1 << 40
+"""Room behind a mapped range, more than any recording asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,24 @@ def _fill(
             statistics.active_bytes.increase(size)
             statistics.requested_bytes.increase(block.requested)
         position = address + size
-    _free(pool, segment, position, segment.address + segment.size, last)
+    last = _free(pool, segment, position, segment.address + segment.size, last)
+    if allocator.options.expandable_segments and last is not None:
+        _expand(allocator, segment, last)
+
+
+def _expand(allocator: CachingAllocator, segment: Segment, last: Block) -> None:
+    """Let a mapped range be the beginning of an expandable segment, with addresses behind it."""
+    page = SMALL_SEGMENT if segment.is_small else allocator.options.large_segment_size
+    end = segment.address + segment.size
+    rest = Block(end, _ADDRESSES, segment.stream, last.pool)
+    rest.mapped = False
+    rest.splice(last, None)
+    last.pool.insert_unmapped(rest)
+    whole = Expandable(segment.address, segment.size + _ADDRESSES, page)
+    block: Block | None = rest
+    while block is not None:
+        block.expandable = whole
+        block = block.before
 
 
 def _free(pool: Pool, segment: Segment, begin: int, end: int, last: Block | None) -> Block | None:
@@ -136,12 +156,12 @@ def _size(
     """Return a block's size: known, or what its request needs, and what was not split off it.
 
     In the large pool up to 1 MiB is not (``should_split``), and no free block is as small as that;
-    from ``max_split_size`` on, nothing is split.
+    from ``max_split_size`` on, nothing is split; in expandable segments everything is.
     """
     if used.size is not None:
         return used.size
     size = allocator.rounded(used.requested)
-    if not pool.is_small:
+    if not pool.is_small and not allocator.options.expandable_segments:
         limit = allocator.options.max_split_size
         if room - size <= SMALL or (limit is not None and size >= limit):
             return room

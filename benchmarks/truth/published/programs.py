@@ -60,6 +60,11 @@ def medium(length: int, batch: int = 4) -> Sizes:
     return Sizes(1024, 4096, 24, 16, length, batch)
 
 
+def extra_large(length: int, batch: int = 4) -> Sizes:
+    """Return the sizes that the course calls xl."""
+    return Sizes(2560, 10240, 32, 32, length, batch)
+
+
 class Product(nn.Module):
     """A linear layer without bias; float32[..., inner] to float32[..., outer]."""
 
@@ -338,6 +343,30 @@ def evaluations(sizes: Sizes, times: int = 5) -> Program:
     return program
 
 
+def forwards(
+    sizes: Sizes, autocast: bool = False, gradients: bool = True, before: int = 5
+) -> Program:
+    """Return a program: ``before`` forwards, and one that was recorded."""
+
+    def program() -> None:
+        model = LanguageModel(sizes).to("cuda")
+        batch = torch.zeros(sizes.batch, sizes.length, dtype=torch.long).to("cuda")
+        targets = torch.zeros(sizes.batch, sizes.length, dtype=torch.long).to("cuda")
+
+        def step() -> None:
+            with torch.set_grad_enabled(gradients), _autocast(autocast):
+                logits = model(batch)
+            del logits
+
+        for _ in range(before):
+            step()
+        with recording():
+            step()
+        del targets
+
+    return program
+
+
 def linear(with_gradients: bool) -> Program:
     """Return a program: one wide linear layer, built and run three times, all of it recorded."""
 
@@ -350,5 +379,35 @@ def linear(with_gradients: bool) -> Program:
                     inputs = torch.randn(5_000, 10_000, device="cuda")
                     outputs = layer(inputs)
         del outputs
+
+    return program
+
+
+def cell(width: int = 16, inner: int = 64, side: int = 320) -> Program:
+    """Return a program: one step of a cellular automaton of convolutions, without gradients.
+
+    Of the octree automata of ``HugePandaCoder/octree-nca-groupeq``: a depthwise convolution with
+    reflected padding, two of 1 by 1, and an update where a random mask says so.
+    """
+
+    def program() -> None:
+        with torch.no_grad():
+            near = nn.Conv2d(width, width, 3, padding=1, padding_mode="reflect", groups=width)
+            near = near.cuda()
+            first = nn.Conv2d(2 * width, inner, 1).cuda()
+            second = nn.Conv2d(inner, width - 3, 1, bias=False).cuda()
+            image = torch.randn(1, 3, side, side)
+            with recording():
+                state = torch.zeros(1, width, side, side, device="cuda")
+                image = image.to("cuda")
+                x = near(state)
+                x = torch.cat((state, x), dim=1)
+                x = first(x)
+                x = torch.relu(x)
+                x = second(x)
+                mask = torch.rand(1, 1, side, side, device="cuda")
+                x = x * mask
+                update = state[:, 3:] + x
+                state = torch.cat((image, update), dim=1)
 
     return program

@@ -23,12 +23,29 @@ PROGRAMS: Mapping[str, tuple[Program, str]] = {
         )
         for length, autocast in settings.items()
     },
+    **{
+        "bolongcheng/assignment2-systems benchmarks/memory_snapshot_xl_fwd_"
+        f"cl{length}_dtypetorch.{dtype}.pickle": (
+            programs.forwards(programs.extra_large(length), dtype == "bfloat16", gradients),
+            "a100",
+        )
+        for length, dtype, gradients in (
+            (128, "float32", False),
+            (2048, "float32", False),
+            (512, "float32", True),
+            (512, "bfloat16", True),
+        )
+    },
     "Charan6924/assignment2-systems cs336_systems/memory_snapshot.pickle": (
         programs.evaluations(small(512)),
         "a100",
     ),
     "MAGMA27/assignment2-systems memory_snapshot.pickle": (
         programs.accumulating(small(256, batch=32)),
+        "a100",
+    ),
+    "HugePandaCoder/octree-nca-groupeq mem_snapshots/traditional_single_step.pickle": (
+        programs.cell(),
         "a100",
     ),
     "shreyansh26/MLSys-Experiments model_memory_usage/profile_grad.pkl": (
@@ -45,6 +62,12 @@ PROGRAMS: Mapping[str, tuple[Program, str]] = {
 None of these sources names its GPU. It decides nothing in these programs but cuBLAS's buffer, and
 that is in the recordings: 8.125 MiB in all but the last two, which have the 32 MiB of sm90.
 """
+
+
+PARTS = frozenset(
+    {"HugePandaCoder/octree-nca-groupeq mem_snapshots/traditional_single_step.pickle"}
+)
+"""Recordings of which the program is the recorded part alone, and not what went before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +89,7 @@ class Comparison:
 
 def compare(program: Program, gpu: str, history: History) -> Comparison:
     """Trace a program and compare it with its recording."""
-    traced, reserved, unknown = traced_events(program, gpu)
+    traced, reserved, unknown = traced_events(program, gpu, history.options)
     recorded = recorded_events(history)
     matching = SequenceMatcher(None, _requests(traced), _requests(recorded), autojunk=False)
     return Comparison(
@@ -78,12 +101,16 @@ def compare(program: Program, gpu: str, history: History) -> Comparison:
     )
 
 
-def traced_events(program: Program, gpu: str) -> tuple[list[int], int, tuple[str, ...]]:
+def traced_events(
+    program: Program, gpu: str, allocator: str = ""
+) -> tuple[list[int], int, tuple[str, ...]]:
     """Return what a trace requests (bytes) and frees (minus bytes) between a program's marks.
 
     And the process's reserved peak, and the operators whose workspace is not known.
     """
-    profile = torchmem.trace(program, device="cuda", gpu=gpu, memory="unlimited")
+    profile = torchmem.trace(
+        program, device="cuda", gpu=gpu, memory="unlimited", allocator=allocator
+    )
     timeline = profile.timeline
     sizes = [
         timeline.allocations[abs(event) - 1].nbytes * (1 if event > 0 else -1)
