@@ -69,7 +69,7 @@ class GradientSums:
             return False
         if torch.is_grad_enabled() or python > self.alone.python:
             return False
-        if first.shape != second.shape or not _dense(first):
+        if first.shape != second.shape or not is_dense(first):
             return False
         held = References.to(first, python)
         if held.tensor > self.alone.tensor or held.storage > self.alone.storage:
@@ -81,7 +81,8 @@ class GradientSums:
         return record.index <= self._node_began or _feeds_one_input_twice(current_node())
 
 
-def _dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor's elements fill their memory, none of it twice."""
     if tensor.is_contiguous():
         return True
     order = sorted(zip(tensor.stride(), tensor.shape, strict=True))

@@ -59,6 +59,7 @@ from pytest_torchmem.profiler.shapes import (
     tensors_in,
 )
 from pytest_torchmem.profiler.sparse import has_sparse, reads_no_data, run_sparse
+from pytest_torchmem.profiler.staging import COPIES, stage, staged_pairs
 from pytest_torchmem.profiler.streams import Streams
 from pytest_torchmem.profiler.workspace import Workspace, environment_settings, joined
 from pytest_torchmem.profiler.wrapped_numbers import WrappedNumbers, type_of
@@ -323,8 +324,23 @@ class Interceptor:
             self.numbers.release(operator, numbers, wrapped, device, result if recorded else None)
         if self.machine.gpu is not None and self.target is None:
             self._placement.note_guess(call, tensors_in(result))
+        if len(self.ledger.devices) > 1 and operator.name in COPIES:
+            self._stage(call, result, device)
         self.values.know(call, plan, result)
         return result
+
+    def _stage(self, call: Call, result: Any, device: DeviceLedger) -> None:
+        """Write down the temporaries of copies between host and GPU."""
+        __tracebackhide__ = True
+        given = call.kwargs.get("non_blocking", call.args[2] if len(call.args) > 2 else False)
+        outer, self._composite = self._composite, self._composite or call.operator.name
+        try:
+            for destination, source, origin in staged_pairs(call, result, device):
+                devices = (device.device, origin.device)
+                with self.intercepting():
+                    stage(destination, source, *devices, bool(given), self.placing_on)
+        finally:
+            self._composite = outer
 
     def _run_nested(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that takes or makes nested tensors: those on their buffers come here."""

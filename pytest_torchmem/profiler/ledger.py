@@ -54,6 +54,8 @@ class DeviceLedger:
         """The stream that is current; 0 is the default one."""
         self.streams: dict[int, int] = {}
         """The streams of entries that were made on another than the default one."""
+        self.pinned: set[int] = set()
+        """Entries in pinned memory, which is the host's."""
         self.kept: dict[tuple[str, bool, int], int] = {}
         """Workspaces that stay, by library, whether it is the autograd engine's handle, and
         stream."""

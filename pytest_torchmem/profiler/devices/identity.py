@@ -115,10 +115,14 @@ def _methods(
             given = {**dict(zip(("non_blocking", "copy"), flags, strict=False)), **kwargs}
         layout = given.get("memory_format")
         copies = bool(given.get("copy", False))
+        non_blocking = bool(given.get("non_blocking", False))
         if device is None or machine.normalise(device) == device_of(tensor):
             options = {} if layout is None else {"memory_format": layout}
             return cast(Tensor, _Base.to(tensor, dtype or tensor.dtype, copy=copies, **options))
-        return move(tensor, machine.normalise(device), dtype, layout)
+        moved = move(tensor, machine.normalise(device), dtype, layout, non_blocking)
+        if non_blocking and device.type == "cpu":  # TensorConversions.cpp, _to_copy, ``pin_out``
+            _pin(guard, moved)
+        return moved
 
     def cuda(
         tensor: Tensor,
@@ -129,7 +133,12 @@ def _methods(
         if guard.off():
             return cast(Tensor, _Base.cuda(tensor, device))
         target = torch.device("cuda", device) if isinstance(device, int) else device
-        return to(tensor, torch.device(target or "cuda"), memory_format=memory_format)
+        return to(
+            tensor,
+            torch.device(target or "cuda"),
+            non_blocking=non_blocking,
+            memory_format=memory_format,
+        )
 
     def cpu(tensor: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
         if guard.off():
@@ -145,7 +154,8 @@ def _methods(
             return name.replace("torch.", "torch.cuda.", 1) if is_cuda else name
         if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
             plain = dtype.replace("torch.cuda.", "torch.", 1)
-            return to(cast(Tensor, _Base.type(tensor, plain)), torch.device("cuda"))
+            plain_type = cast(Tensor, _Base.type(tensor, plain))
+            return to(plain_type, torch.device("cuda"), non_blocking=non_blocking)
         return _Base.type(tensor, dtype)
 
     def type_as(tensor: Tensor, other: Tensor) -> Tensor:
@@ -162,9 +172,7 @@ def _methods(
         if is_pinned(tensor):
             return tensor
         made = tensor.clone(memory_format=torch.contiguous_format)
-        record = guard.record(made)
-        assert record is not None
-        pinned.add(record.index)
+        _pin(guard, made)
         return made
 
     def on_host_only(name: str) -> Callable[..., Any]:
@@ -181,13 +189,11 @@ def _methods(
 
         return method
 
-    pinned: set[int] = set()
-
     def is_pinned(tensor: Tensor, device: Any = None) -> bool:
         if guard.off():
             return cast(bool, _Base.is_pinned(tensor))
         record = guard.record(tensor)
-        return record is not None and device_of(tensor).type == "cpu" and record.index in pinned
+        return record is not None and record.index in record.ledger.pinned
 
     def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
         """Copy; a source on another device that gets a gradient is moved, so that it does too."""
@@ -262,12 +268,16 @@ def _mover(interceptor: Interceptor) -> Callable[..., Tensor]:
         device: torch.device,
         dtype: torch.dtype | None,
         layout: torch.memory_format | None,
+        non_blocking: bool,
     ) -> Tensor:
         if device.type == "meta":
             return cast(Tensor, _Base.to(tensor, device, dtype or tensor.dtype))
         with interceptor.placing_on(device):
             return torch.ops.aten._to_copy.default(  # type: ignore[no-any-return]
-                tensor, dtype=dtype or tensor.dtype, memory_format=layout or torch.preserve_format
+                tensor,
+                dtype=dtype or tensor.dtype,
+                non_blocking=non_blocking,
+                memory_format=layout or torch.preserve_format,
             )
 
     def move(
@@ -275,10 +285,12 @@ def _mover(interceptor: Interceptor) -> Callable[..., Tensor]:
         device: torch.device,
         dtype: torch.dtype | None,
         layout: torch.memory_format | None,
+        non_blocking: bool,
     ) -> Tensor:
+        options = (device, dtype, layout, non_blocking)
         if tensor.requires_grad and torch.is_grad_enabled():
-            return cast(Tensor, cast(Any, ToCopy).apply(tensor, copy, device, dtype, layout))
-        return copy(tensor, device, dtype, layout)
+            return cast(Tensor, cast(Any, ToCopy).apply(tensor, copy, *options))
+        return copy(tensor, *options)
 
     return move
 
@@ -293,7 +305,15 @@ class ToCopy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return ctx.copy(gradients[0], ctx.device, ctx.dtype, None), None, None, None, None
+        moved = ctx.copy(gradients[0], ctx.device, ctx.dtype, None, False)
+        return moved, None, None, None, None, None
+
+
+def _pin(guard: Guard, tensor: Tensor) -> None:
+    """Take note that a tensor of the host is in pinned memory."""
+    record = guard.record(tensor)
+    if record is not None:
+        record.ledger.pinned.add(record.index)
 
 
 def _constructors(
@@ -331,7 +351,10 @@ def _constructor(original: Callable[..., Any]) -> Callable[..., Any]:
             if args[0].device.type != "meta":
                 kwargs.pop("device")
         with interceptor.placing_on(target):
-            return original(*args, **kwargs)
+            made = original(*args, **kwargs)
+        if kwargs.get("pin_memory") and session.guard is not None:
+            _pin(session.guard, made)
+        return made
 
     constructor.__name__ = original.__name__
     constructor.__wrapped__ = original  # type: ignore[attr-defined]

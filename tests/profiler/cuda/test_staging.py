@@ -1,0 +1,200 @@
+"""Copies between host and GPU: temporaries where torch makes them, and pinned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_torchmem import trace
+from pytest_torchmem.profiler.profile import Timeline
+
+ROWS, COLUMNS = 64, 128
+N = ROWS * COLUMNS
+
+
+def host(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(ROWS, COLUMNS, dtype=dtype)
+
+
+def gpu(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(ROWS, COLUMNS, dtype=dtype, device="cuda")
+
+
+def made(body: Callable[[], Any]) -> list[int]:
+    """Return the bytes of everything that a program makes on the GPU, in order."""
+    timeline: Timeline = trace(body, device="cuda").timeline
+    return [timeline.allocations[event - 1].nbytes for event in timeline.events if event > 0]
+
+
+@pytest.mark.parametrize("again", ["first", "remembered"])
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        # From host to GPU. Contiguous and of one type: straight into the result.
+        (lambda: host().cuda(), [4 * N]),
+        (lambda: host().t().cuda(), [4 * N]),  # both ends lie in the same order
+        (lambda: host()[:, ::2].cuda(), [2 * N]),  # gathered on the host
+        (lambda: host().to("cuda", torch.bfloat16), [2 * N]),  # converted on the host
+        (lambda: host().to("cuda", torch.bfloat16, non_blocking=True), [2 * N, 4 * N]),
+        (lambda: host().to("cuda", torch.float64, non_blocking=True), [8 * N, 4 * N]),
+        (lambda: host()[:, ::2].cuda(non_blocking=True), [2 * N]),
+        (lambda: host().to("cuda", memory_format=torch.contiguous_format), [4 * N]),
+        (lambda: host().t().to("cuda", memory_format=torch.contiguous_format), [4 * N]),
+        # From GPU to host.
+        (lambda: gpu().cpu(), [4 * N]),
+        (lambda: gpu().t().cpu(), [4 * N]),
+        (lambda: gpu()[:, ::2].cpu(), [4 * N, 2 * N]),  # gathered on the GPU
+        (lambda: gpu().to("cpu", torch.bfloat16), [4 * N]),  # converted on the host
+        (lambda: gpu().to("cpu", torch.bfloat16, non_blocking=True), [4 * N, 2 * N]),
+        (lambda: gpu()[0].expand(ROWS, COLUMNS).cpu(), [4 * N, 4 * N]),
+        # Into what is there.
+        (lambda: gpu().copy_(host()), [4 * N]),
+        (lambda: gpu().copy_(host(torch.float64)), [4 * N]),
+        (lambda: gpu().copy_(host(torch.float64), non_blocking=True), [4 * N, 8 * N]),
+        (lambda: gpu().copy_(host()[0]), [4 * N]),  # repeated on the host
+        (lambda: gpu().t().copy_(host().view(COLUMNS, ROWS)), [4 * N, 4 * N]),
+        (lambda: gpu()[:, ::2].copy_(host()[:, ::2]), [4 * N, 2 * N]),
+        (lambda: host().copy_(gpu()[0]), [4 * N, 4 * N]),
+        (lambda: host().copy_(gpu(torch.bfloat16)), [2 * N]),
+        (lambda: host().t().copy_(gpu().t()), [4 * N]),
+        # On one device there are none.
+        (lambda: gpu().copy_(gpu(torch.float64)[0]), [4 * N, 8 * N]),
+    ],
+)
+def test_what_the_gpu_holds_beside(
+    body: Callable[[], Any], expected: list[int], again: str
+) -> None:
+    """native/cuda/Copy.cu, ``copy_kernel_cuda``."""
+    if again == "remembered":
+        made(body)
+    assert made(body) == expected
+
+
+def test_lists_are_copied_one_by_one() -> None:
+    """native/cuda/ForeachBinaryOpList.cu, ``foreach_tensor_copy_list_kernel_cuda_``."""
+
+    def body() -> None:
+        onto, of = [gpu(), gpu()], [host(), host(torch.float64)]
+        torch._foreach_copy_(onto, of, non_blocking=True)
+
+    assert made(body) == [4 * N, 4 * N, 8 * N]
+
+
+def test_temporaries_are_gone_after_the_copy() -> None:
+    def body() -> list[int]:
+        x = gpu()
+        before = torch.cuda.memory_allocated()
+        held = [x[:, ::2].cpu(), x.to("cpu", torch.float64, non_blocking=True)]
+        return [torch.cuda.memory_allocated() - before, len(held)]
+
+    found: list[list[int]] = []
+    trace(lambda: found.append(body()), device="cuda")
+    assert found == [[0, 2]]
+
+
+def test_values_survive_a_copy_through_temporaries() -> None:
+    def body() -> list[Any]:
+        x = torch.arange(12).view(3, 4)
+        there = x.t()[::2].to("cuda", torch.int32)
+        back = there.t().to("cpu", torch.int64, non_blocking=True)
+        into = torch.zeros(4, 3, dtype=torch.int16, device="cuda").t()
+        into.copy_(x)
+        return [there.tolist(), back.tolist(), into.cpu().tolist()]
+
+    x = torch.arange(12).view(3, 4)
+    found: list[Any] = []
+    trace(lambda: found.append(body()), device="cuda")
+    assert found == [[x.t()[::2].tolist(), x.t()[::2].t().tolist(), x.tolist()]]
+
+
+def test_gradients_cross_as_well() -> None:
+    def body() -> None:
+        x = gpu().requires_grad_()
+        y = x.to("cpu", torch.float64)
+        y.backward(host(torch.float64))
+
+    # The gradient is converted on the host, and is the leaf's own.
+    assert made(body) == [4 * N, 4 * N]
+
+
+def test_pinned_memory_is_the_hosts() -> None:
+    def body() -> list[bool]:
+        made = [
+            torch.empty(N, pin_memory=True),
+            torch.zeros(N).pin_memory(),
+            gpu().to("cpu", non_blocking=True),
+        ]
+        assert torch.cuda.memory_allocated() == 0
+        moved = made[0].to("cuda", non_blocking=True)
+        assert torch.cuda.memory_allocated() == moved.nbytes
+        return [*[tensor.is_pinned() for tensor in made], moved.is_pinned(), host().is_pinned()]
+
+    found: list[list[bool]] = []
+    trace(lambda: found.append(body()), device="cuda")
+    assert found == [[True, True, True, False, False]]
+
+
+def test_saved_tensors_on_the_host() -> None:
+    """``save_on_cpu(pin_memory=True)`` holds nothing on the GPU between forward and backward."""
+
+    def body() -> list[int]:
+        x = gpu().requires_grad_()
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            y = x.exp()
+        z = y.sum()
+        del y
+        live = torch.cuda.memory_allocated()
+        z.backward()
+        return [live, torch.cuda.memory_allocated()]
+
+    found: list[list[int]] = []
+    trace(lambda: found.append(body()), device="cuda")
+    assert found == [[4 * N + 512, 8 * N + 512]]
+
+
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    order=st.randoms(use_true_random=False),
+    step=st.integers(1, 2),
+    dtypes=st.tuples(DTYPES, DTYPES),
+    to_gpu=st.booleans(),
+    non_blocking=st.booleans(),
+)
+def test_any_copy(
+    shape: list[int], order: Any, step: int, dtypes: Any, to_gpu: bool, non_blocking: bool
+) -> None:
+    """A copy needs at most one temporary at a time beside a conversion, and keeps nothing."""
+    axes = list(range(len(shape)))
+    order.shuffle(axes)
+
+    def body() -> None:
+        places = ("cpu", "cuda") if to_gpu else ("cuda", "cpu")
+        larger = [size * step for size in shape]
+        cut = tuple(slice(None, None, step) for _ in shape)
+        source = torch.empty(larger, dtype=dtypes[0], device=places[0])[cut].permute(axes)
+        onto = torch.empty(source.shape, dtype=dtypes[1], device=places[1])
+        before = torch.cuda.memory_allocated()
+        onto.copy_(source, non_blocking)
+        assert torch.cuda.memory_allocated() == before
+        straight = source.is_contiguous() and dtypes[0] is dtypes[1]
+        counted.append((source.numel(), straight))
+
+    counted: list[tuple[int, bool]] = []
+    sizes = made(body)
+    ((elements, straight),) = counted
+    temporaries = sizes[1:]
+    if straight:
+        assert temporaries == []
+    assert len(temporaries) <= 2
+    assert all(size // elements in {dtype.itemsize for dtype in dtypes} for size in temporaries)
+    if to_gpu and not non_blocking:
+        assert temporaries == []  # what lies in order is written into as it is
