@@ -39,7 +39,7 @@ from pytest_torchmem.profiler.registrations import interception
 from pytest_torchmem.profiler.self_test import check_torch
 from pytest_torchmem.profiler.step import check_step, run_target
 from pytest_torchmem.profiler.trace import trace
-from pytest_torchmem.profiler.workspace.questions import RESERVES, question_of
+from pytest_torchmem.profiler.workspace.questions import RESERVES, STATES, question_of
 
 _PEAK, _CURRENT = f"{REQUESTED}.all.peak", f"{REQUESTED}.all.current"
 
@@ -114,6 +114,9 @@ def record_figures(
         _check_that_it_counts(device)
         copies = copy_to(device.torch_device, target, args, kwargs, moved=True)
         device.synchronise()
+        # A GPU whose generator has a new seed makes cuDNN's state of dropout anew
+        # (cudnn/RNN.cpp, get_dropout_state), though earlier layers have made one.
+        torch.manual_seed(0)
         with interception(recorder):
             run_target(copies.target, copies.args, copies.kwargs, *step)
         return recorder.figures
@@ -199,6 +202,8 @@ def _run(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def _reserve_of(operator: Operator, result: Any) -> int | None:
     """Return the bytes of the output whose size a library alone decides."""
+    if operator.name in STATES:
+        return int(result.numel() * result.element_size())
     position = RESERVES.get(operator.name)
     if position is None or not isinstance(result[position], Tensor):
         return None

@@ -61,7 +61,12 @@ from pytest_torchmem.profiler.shapes import (
 from pytest_torchmem.profiler.sparse import has_sparse, reads_no_data, run_sparse
 from pytest_torchmem.profiler.staging import COPIES, stage, staged_pairs
 from pytest_torchmem.profiler.streams import Streams
-from pytest_torchmem.profiler.workspace import Workspace, environment_settings, joined
+from pytest_torchmem.profiler.workspace import (
+    Buffer,
+    Workspace,
+    environment_settings,
+    joined,
+)
 from pytest_torchmem.profiler.wrapped_numbers import WrappedNumbers, type_of
 
 _TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
@@ -229,6 +234,14 @@ class Interceptor:
         """Book a real tensor that C++ made just now on ``device`` without an operator."""
         with self.working():
             self.border.meet(tensor, device, sys._getframe(1))
+
+    def keep(self, buffer: Buffer, overload: OpOverload) -> None:
+        """Book a library's workspace that stays and that ``overload`` makes on its first use."""
+        device = self.ledger.on(self.machine.device)
+        self.phases.find()
+        operator = operator_of(overload)
+        origin = self.attribution.origin(self.ledger.phase, operator.name, sys._getframe(1))
+        self._take(self.machine.kept(buffer, operator), device, origin)
 
     # -- one operator ------------------------------------------------------------------------------
 
@@ -481,7 +494,7 @@ class Interceptor:
         if workspace.kept:
             in_engine = in_engine_thread()
             for buffer in workspace.kept:
-                self.ledger.keep(buffer.name, buffer.nbytes, in_engine, device, origin)
+                self.ledger.keep(buffer, in_engine, device, origin)
         if workspace.questions:
             device.questions.update(workspace.questions)
             device.calibrated_workspaces.update(workspace.calibrated)

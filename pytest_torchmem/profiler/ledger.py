@@ -25,6 +25,7 @@ from pytest_torchmem.profiler.profile import (
     Phase,
     Timeline,
 )
+from pytest_torchmem.profiler.workspace import Buffer
 
 
 class Entry(NamedTuple):
@@ -59,7 +60,7 @@ class DeviceLedger:
         self.kept: dict[tuple[str, bool, int], int] = {}
         """Workspaces that stay, by library, whether it is the autograd engine's handle, and
         stream."""
-        self.asked: list[tuple[int, str, int]] | None = None
+        self.asked: list[tuple[int, Buffer]] | None = None
         """While an operator's body runs: the workspaces that stay that it asked for, with how many
         events there were before, there already or not."""
         self.unknown_workspaces: set[str] = set()
@@ -254,17 +255,16 @@ class Ledger:
             for index in reversed(indices):  # C++ destroys what was made last first
                 ledger.remove(index)
 
-    def keep(
-        self, name: str, nbytes: int, in_engine: bool, ledger: DeviceLedger, origin: Origin
-    ) -> None:
+    def keep(self, buffer: Buffer, in_engine: bool, ledger: DeviceLedger, origin: Origin) -> None:
         """Write down a library's workspace that stays, where its handle has none yet for the stream
         that is current.
         """
         if ledger.asked is not None:
-            ledger.asked.append((len(ledger.events), name, nbytes))
-        key = (name, in_engine, ledger.stream)
+            ledger.asked.append((len(ledger.events), buffer))
+        name, nbytes, confidence = buffer.name, buffer.nbytes, buffer.confidence
+        key = (name, False, 0) if buffer.process else (name, in_engine, ledger.stream)
         if key not in ledger.kept:
-            entry = Entry(nbytes, Kind.WORKSPACE, origin, (), None, name)
+            entry = Entry(nbytes, Kind.WORKSPACE, origin, (), None, name, confidence)
             ledger.kept[key] = ledger.add(entry)
 
     def close(self) -> set[int]:

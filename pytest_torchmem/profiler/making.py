@@ -96,7 +96,7 @@ def _follow(
                 sure = plan.confidences.get(step.slot, Confidence.EXACT)
                 made.append((step, make_hollow(ledger, step, nbytes, device, origin, sure)))
             else:
-                ledger.keep(step.name, step.nbytes, in_engine_thread(), device, origin)
+                ledger.keep(step, in_engine_thread(), device, origin)
     finally:  # the device may have no memory for one of them
         for index in temporaries.values():
             device.remove(index)

@@ -18,7 +18,7 @@ from pytest_torchmem.profiler.workspace import Buffer
 def steps_of(
     device: DeviceLedger,
     position: int,
-    asked: Sequence[tuple[int, str, int]],
+    asked: Sequence[tuple[int, Buffer]],
     outputs: Mapping[int, Output],
 ) -> tuple[Step, ...]:
     """Return what was made and given back on ``device`` since ``position`` events.
@@ -36,7 +36,7 @@ def steps_of(
     """The temporaries so far, from 1 on, by their indices."""
     for place, event in enumerate(device.events[position:], start=position):
         while buffers and buffers[0][0] <= place:
-            steps.append(Buffer(*buffers.popleft()[1:]))
+            steps.append(buffers.popleft()[1])
         index = abs(event)
         if event < 0:
             if index in numbers:
@@ -50,7 +50,7 @@ def steps_of(
             numbers[index] = made
             nbytes, _, _, shape, dtype, label, confidence = entry
             steps.append(Temporary(made, nbytes, shape, dtype, label, confidence))
-    steps += [Buffer(name, nbytes) for _, name, nbytes in buffers]
+    steps += [buffer for _, buffer in buffers]
     steps += [-number for number in numbers.values()]
     in_order = [step.slot for step in steps if type(step) is Output]
     if len(in_order) == len(steps) and in_order == sorted(in_order):

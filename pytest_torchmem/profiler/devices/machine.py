@@ -21,6 +21,7 @@ from pytest_torchmem.profiler.profile import Confidence
 from pytest_torchmem.profiler.shapes_missing import CPU_META_FUNCTIONS, META_FUNCTIONS
 from pytest_torchmem.profiler.taught import taught
 from pytest_torchmem.profiler.workspace import (
+    Buffer,
     Workspace,
     as_workspace,
     find_workspace,
@@ -170,6 +171,25 @@ class Machine:
             return None
         figure = self._measured(question_of(operator, args, kwargs))
         return position, figure.reserve if figure is not None else None
+
+    def kept(self, buffer: Buffer, operator: Operator) -> Workspace:
+        """Return a workspace that stays and that ``operator`` makes, in the size measured if any.
+
+        That is the operator's own output, whose size a library decides.
+        """
+        question = question_of(operator, (), {})
+        figure = self._measured(question)
+        if figure is None or figure.reserve is None:
+            found = as_workspace(Workspace((), buffer.confidence, (buffer,)), operator.name)
+            return replace(found, questions=(question,))
+        measured = replace(buffer, nbytes=figure.reserve, confidence=Confidence.CALIBRATED)
+        return Workspace(
+            (),
+            Confidence.CALIBRATED,
+            (measured,),
+            calibrated=(operator.name,),
+            questions=(question,),
+        )
 
     def _measured(self, question: Question) -> Figure | None:
         if self.calibration is None or self.gpu is None:

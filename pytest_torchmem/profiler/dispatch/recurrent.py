@@ -20,13 +20,17 @@ from pytest_torchmem.profiler.dispatch.recurrent_native import lstm_cell as nati
 from pytest_torchmem.profiler.dispatch.recurrent_native import run_layers, simple_cell
 from pytest_torchmem.profiler.dispatch.registry import Composite, cuda_kernel
 from pytest_torchmem.profiler.internals import storage_address, tensor_on
-from pytest_torchmem.profiler.profile import Phase
+from pytest_torchmem.profiler.profile import Confidence, Phase
+from pytest_torchmem.profiler.workspace import Buffer
 
 if TYPE_CHECKING:
     from pytest_torchmem.profiler.dispatch.autocast import Casts
 
 RELU, TANH, LSTM, GRU = range(4)
 """``cudnnRNNMode_t``."""
+DROPOUT_STATE = Buffer("cuDNN dropout", 2 * 1024**2, process=True, confidence=Confidence.UNKNOWN)
+"""The state of random numbers that a process keeps; cudnn/RNN.cpp, ``get_dropout_state``: «slightly
+over 2MB». How much exactly, ``cudnnDropoutGetStatesSize`` alone knows."""
 GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 _aten: Any = torch.ops.aten
 
@@ -97,6 +101,9 @@ def _run(
         hidden_size, projection = cx.size(2), hx.size(2)
     stride = (4 if has_biases else 2) + (projection != 0)
     elements = weight_elements(params, stride, mode, hidden_size)
+    if train and dropout > 0:
+        maker = _aten._cudnn_init_dropout_state.default
+        composite.guard.interceptor.keep(DROPOUT_STATE, maker)
     return _aten._cudnn_rnn.default(
         input,
         params,

@@ -35,11 +35,14 @@ class Buffer:
     """A workspace that stays: a library's own, taken at its first use and kept from then on.
 
     It is taken once for each thread that uses the library's handle, and so once by the program and
-    once by the autograd engine, and by each of them for every stream.
+    once by the autograd engine, and by each of them for every stream. One of the whole ``process``
+    is taken once.
     """
 
     name: str
     nbytes: int
+    process: bool = False
+    confidence: Confidence = Confidence.EXACT
 
 
 @dataclass(frozen=True, slots=True)

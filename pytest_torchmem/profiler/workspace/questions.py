@@ -30,7 +30,12 @@ RESERVES = {
 """The output whose size cuDNN alone decides, by operator: its position. What the backward needs of
 the forward; native/cudnn/RNN.cpp and native/cudnn/BatchNorm.cpp."""
 
+STATES = frozenset({"aten::_cudnn_init_dropout_state"})
+"""Operators that make what a library keeps, as their one output, and whose size it alone decides;
+native/cudnn/RNN.cpp, ``get_dropout_state``."""
+
 _LEFT_OUT = {
+    "aten::_cudnn_init_dropout_state": ("dropout", "train", "dropout_seed", "dtype", "layout"),
     "aten::_cudnn_rnn": ("dropout_state",),
     "aten::_cudnn_rnn_backward": ("dropout_state", "reserve"),
     "aten::_scaled_dot_product_cudnn_attention_backward": ("philox_seed", "philox_offset"),
