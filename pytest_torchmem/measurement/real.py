@@ -15,6 +15,7 @@ from pytest_torchmem.measurement.copies import copy_to_cpu
 from pytest_torchmem.measurement.events import Recorder
 from pytest_torchmem.measurement.labels import labels_after
 from pytest_torchmem.measurement.timeline import build_timeline
+from pytest_torchmem.profiler.imports import imports_apart
 from pytest_torchmem.profiler.profile import MemoryProfile, summarise
 from pytest_torchmem.profiler.step import check_step, run_target
 
@@ -52,12 +53,13 @@ def measure(
     if device == "cuda":
         from pytest_torchmem.measurement.cuda import measure_cuda
 
-        with random_states_kept(), no_garbage_collection():
+        with random_states_kept(), no_garbage_collection(), imports_apart():
             step = (loss_fn, backward, optimizer, steps)
             return measure_cuda(target, args, kwargs, step)
     with ExitStack() as stack:
         stack.enter_context(random_states_kept())
         stack.enter_context(no_garbage_collection())
+        stack.enter_context(imports_apart())
         recorder = stack.enter_context(Recorder())
         copies = copy_to_cpu(target, args, kwargs)
         with recorder.step():

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pytest_torchmem.profiler.imports import imports_apart
 from pytest_torchmem.profiler.internals import global_device_context
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -18,8 +19,11 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 @contextmanager
 def process_kept() -> Iterator[None]:
-    """Put back the random generators, the garbage collector and the compiler's stance."""
-    with _generators_kept(), _no_collection(), eager():
+    """Put back the random generators, the garbage collector and the compiler's stance.
+
+    What of torch is imported meanwhile keeps nothing of the program.
+    """
+    with _generators_kept(), _no_collection(), imports_apart(), eager():
         yield
 
 

@@ -19,7 +19,13 @@ from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.profiler.calibration import Calibration
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.host import Host
-from pytest_torchmem.profiler.internals import is_structured, lacks_geometry, run_structured
+from pytest_torchmem.profiler.internals import (
+    is_structured,
+    lacks_geometry,
+    makes_one_like_another,
+    run_like_another,
+    run_structured,
+)
 from pytest_torchmem.profiler.profile import Confidence
 from pytest_torchmem.profiler.workspace import Buffer, Workspace
 
@@ -298,6 +304,8 @@ def plan_on_meta(
             made_for_it = isinstance(out, Tensor) and out.numel() == 0
             if function is operator and is_structured(operator):
                 result = run_structured(operator, *meta_args, **meta_kwargs)
+            elif function is operator and makes_one_like_another(operator):
+                result = run_like_another(operator, *meta_args, **meta_kwargs)
             else:
                 result = function(*meta_args, **meta_kwargs)
             if made_for_it and out.numel() > 1:

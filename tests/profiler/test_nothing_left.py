@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import subprocess
 import sys
 import threading
@@ -35,6 +36,7 @@ def places() -> dict[str, dict[str, Any]]:
         "UntypedStorage": torch.UntypedStorage,
         "HigherOrderOperator": torch._ops.HigherOrderOperator,
         "DeviceContext": torch.utils._device.DeviceContext,
+        "builtins": builtins,
         "torch": torch,
         "_C": torch._C,
         "_nn": torch._C._nn,

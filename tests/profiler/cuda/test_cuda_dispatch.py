@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -328,6 +329,9 @@ def test_optimizers_work_on_lists_of_tensors(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad"])
 def test_fused_optimizers(name: str) -> None:
+    if name == "Adagrad" and "cuda_unsupported" in inspect.getsource(torch.optim.Adagrad):
+        pytest.skip("this torch has a fused Adagrad for the CPU alone")
+
     def body() -> None:
         layer = nn.Linear(8, 8).cuda()
         layer(cuda(2, 8)).sum().backward()

@@ -1,0 +1,56 @@
+"""Parts of torch imported on a thread of their own, where they cannot keep what a program runs on.
+
+Python's decompositions and optimizers import the compiler when they are first used. An exception
+that a module caught as it was imported, and keeps, has the frames that were running then with all
+their variables: the tensors of the step would outlive it in that process's first step alone.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import resolve_name
+from typing import Any
+
+from pytest_torchmem.profiler.patches import replaced
+
+
+@contextmanager
+def imports_apart() -> Iterator[None]:
+    """Import what is not yet imported of torch on another thread, for which this one waits."""
+    original: Callable[..., Any] = builtins.__import__
+    thread = threading.get_ident()
+
+    def apart(
+        name: str,
+        scope: Mapping[str, Any] | None = None,
+        local: Any = None,
+        names: Any = (),
+        level: int = 0,
+    ) -> Any:
+        if threading.get_ident() == thread:
+            package = (scope or {}).get("__package__") or ""
+            absolute = resolve_name("." * level + name, package) if level and package else name
+            if absolute.startswith("torch.") and absolute not in sys.modules:
+                _on_another_thread(original, absolute)
+        return original(name, scope, local, names, level)
+
+    with replaced(builtins, __import__=apart):
+        yield
+
+
+def _on_another_thread(import_: Callable[..., Any], name: str) -> None:
+    """Import a module; what goes wrong is raised again by who imports it afterwards."""
+
+    def run() -> None:
+        try:
+            import_(name)
+        except Exception:
+            return
+
+    worker = threading.Thread(target=run, name=f"import of {name}")
+    worker.start()
+    worker.join()
