@@ -134,10 +134,9 @@ SEGMENTATION = (
 #: By name, the frames of a film and their width.
 FILMS = {
     "mc3_18": (8, 64),
-    "mvit_v2_s": (16, 224),
     "r2plus1d_18": (8, 64),
     "r3d_18": (8, 64),
-    "s3d": (16, 64),
+    "s3d": (16, 224),
     "swin3d_t": (8, 64),
 }
 
