@@ -17,6 +17,7 @@ from pytest_torchmem.snapshot.format import (
     Entry,
     Explanation,
     Key,
+    Measured,
     Snapshot,
     SnapshotError,
     dump,
@@ -88,6 +89,7 @@ def test_round_trip_keeps_everything():
     entries = [
         _entry("test[a/b::c \"'\\ é \U0001f525 \n]", extra={"note": {"deep": [1, {"x": None}]}}),
         _entry("test", peak=0, reason="", tolerance=0),
+        _entry("real", measured={"h100": Measured("2.14.1", {"peak": 3}), "a": Measured("2", {})}),
     ]
     snapshot = Snapshot({entry.key: entry for entry in entries}, {"$comment": ["ours"]})
     text = dump(snapshot)
@@ -100,6 +102,10 @@ def test_sizes_may_be_written_by_hand():
     assert load(_file(_entry()).replace('[1536, "1.50 KiB"]', "99")).entries[
         _entry().key
     ].figures == {"peak": 99}
+
+
+MEASURED = {"h100": Measured("2.14.1", {"reserved_peak": 777})}
+MEASURED_HAS = 'measured, h100: expected an object with "torch" and forward_peak, '
 
 
 @pytest.mark.parametrize(
@@ -127,6 +133,9 @@ def test_sizes_may_be_written_by_hand():
         (_file(_entry()).replace('"modules"', '"modul"'), 'an object with "modules" and'),
         (_file(_entry(tolerance="x")), "the tolerance in the entry of test_it: 'x' is not a"),
         (_file(_entry()).replace('"peak": [', '"top": ['), 'has no "peak"'),
+        (_file(_entry(measured=MEASURED)).replace('"torch": "2.14', '"t": "2.14'), MEASURED_HAS),
+        (_file(_entry(measured=MEASURED)).replace('"reserved_peak"', '"end"'), MEASURED_HAS),
+        (_file(_entry(measured=MEASURED)).replace("777", "-7"), 'h100: "reserved_peak" must be'),
         (
             _file(_entry("test_a"), _entry("test_b")).replace("test_b", "test_a"),
             "holds two entries for test_a · cuda (h100). Remove one",

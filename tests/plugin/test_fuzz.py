@@ -15,6 +15,7 @@ from pytest_torchmem.snapshot.format import (
     Entry,
     Explanation,
     Key,
+    Measured,
     Snapshot,
     SnapshotError,
     dump,
@@ -45,6 +46,7 @@ def _original() -> str:
             tolerance={"cuda forward": "2%+64KiB"},
             reason="why",
             extra={"ticket": 7},
+            measured={"h100": Measured("2.13.0", {"forward_peak": 61, "peak": 61})},
         ),
     ]
     return dump(Snapshot({entry.key: entry for entry in entries}, {"$comment": "ours"}))
