@@ -19,12 +19,11 @@ from pytest_torchmem.calibration.store import (
     plan_calibration,
     read_calibration_file,
 )
-from pytest_torchmem.errors import UsageError
+from pytest_torchmem.errors import DeviceMemoryError, SnapshotError, UsageError
 from pytest_torchmem.measuring import Target, does_not_fit, traced_on
 from pytest_torchmem.profiler.calibration import Calibration, Figure, Figures, Question, Setup
 from pytest_torchmem.record import Calibrated
 from pytest_torchmem.settings import Settings
-from pytest_torchmem.snapshot.format import SnapshotError
 from pytest_torchmem.snapshot.location import calibration_path
 from pytest_torchmem.snapshot.store import locked
 
@@ -101,7 +100,6 @@ class Calibrations:
     ) -> Calibrated:
         """Return the figures that an update writes of ``questions``, measured now where need be."""
         __tracebackhide__ = True
-        from pytest_torchmem.errors import DeviceMemoryError
         from pytest_torchmem.measurement.calibrate import setup_of
 
         setup, asked = setup_of(device, gpu), {gpu.name: tuple(questions)}

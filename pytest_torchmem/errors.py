@@ -11,6 +11,10 @@ class UsageError(TorchmemError, ValueError):
     """An argument, marker, option or file the user wrote cannot be understood."""
 
 
+class SnapshotError(UsageError):
+    """A snapshot or calibration file that cannot be used; it is left as it is."""
+
+
 class UnknownValueError(TorchmemError, RuntimeError):
     """The program asked for a value that a trace does not know, such as ``mask.any()``."""
 

@@ -15,14 +15,14 @@ from pytest_torchmem import measuring
 from pytest_torchmem.budget import Budget, limits_of, overruns
 from pytest_torchmem.calibrating import Calibrations
 from pytest_torchmem.collection import Collection, test_id
-from pytest_torchmem.errors import UsageError
+from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.measuring import RealRun
 from pytest_torchmem.record import Outcome, Record
 from pytest_torchmem.report import messages
 from pytest_torchmem.settings import Settings
 from pytest_torchmem.snapshot.compare import Comparison, beyond, compare, with_entry
 from pytest_torchmem.snapshot.explain import explain, peak_contents, what_grew
-from pytest_torchmem.snapshot.format import Entry, SnapshotError
+from pytest_torchmem.snapshot.format import Entry
 from pytest_torchmem.snapshot.location import orphans_in, snapshot_path
 from pytest_torchmem.snapshot.plan import moves, renames
 from pytest_torchmem.snapshot.store import Stored, read

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem.collection import is_gone
+from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.settings import Settings
-from pytest_torchmem.snapshot.format import Key, SnapshotError
+from pytest_torchmem.snapshot.format import Key
 from pytest_torchmem.snapshot.store import Stored, read
 
 

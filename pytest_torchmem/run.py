@@ -15,10 +15,11 @@ import pytest
 
 from pytest_torchmem.calibrating import update_calibrations
 from pytest_torchmem.calibration.store import CalibrationPlan
+from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.obsolete import Gone, find_gone
 from pytest_torchmem.record import Outcome, Record, record_from_plain
 from pytest_torchmem.settings import Settings
-from pytest_torchmem.snapshot.format import Entry, Key, SnapshotError
+from pytest_torchmem.snapshot.format import Entry, Key
 from pytest_torchmem.snapshot.plan import FilePlan, plan_file
 from pytest_torchmem.snapshot.store import read, write
 from pytest_torchmem.update import Update, Updated

@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.obsolete import Gone
 from pytest_torchmem.settings import Settings
-from pytest_torchmem.snapshot.format import Entry, Key, SnapshotError
+from pytest_torchmem.snapshot.format import Entry, Key
 from pytest_torchmem.snapshot.location import orphans_in
 from pytest_torchmem.snapshot.plan import FilePlan, Place, moves, plan_file, plan_orphan
 from pytest_torchmem.snapshot.store import Stored, locked, read, remove, write

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.profiler.calibration import Figure, Figures, Question, Setup
-from pytest_torchmem.snapshot.format import SnapshotError
 from pytest_torchmem.snapshot.plain import block, kind_of, parse, size, sized, text_of
 
 SCHEMA = 1

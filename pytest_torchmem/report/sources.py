@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pytest_torchmem.errors import UsageError
+from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.record import Outcome
 from pytest_torchmem.report.json_report import KIND, SCHEMA
-from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, SnapshotError, load
+from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, load
 from pytest_torchmem.snapshot.location import DIRECTORY, is_calibration, is_snapshot
 from pytest_torchmem.snapshot.store import read
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pytest_torchmem.snapshot.format import SnapshotError
+from pytest_torchmem.errors import SnapshotError
 
 _MARKER = re.compile(r"^(<{7}|\|{7}|={7}|>{7})(?: .*)?\r?$", re.MULTILINE)
 

@@ -11,9 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_torchmem.errors import UsageError
-from pytest_torchmem.snapshot.plain import SnapshotError as SnapshotError
-from pytest_torchmem.snapshot.plain import block, kind_of, parse, size, sized, text_of
+from pytest_torchmem.errors import SnapshotError, UsageError
+from pytest_torchmem.snapshot.plain import (
+    block,
+    kind_of,
+    parse,
+    size,
+    sized,
+    text_of,
+)
 from pytest_torchmem.tolerance import parse_rules
 
 SCHEMA = 1

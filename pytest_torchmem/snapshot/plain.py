@@ -6,12 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_torchmem.errors import UsageError
+from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.sizes import format_size
-
-
-class SnapshotError(UsageError):
-    """A snapshot or calibration file that cannot be used; it is left as it is."""
 
 
 def parse(text: str) -> Any:

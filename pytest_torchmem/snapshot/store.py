@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.snapshot.conflict import has_conflict, sides
-from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, SnapshotError, load
+from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, load
 
 if TYPE_CHECKING:
     from filelock import FileLock

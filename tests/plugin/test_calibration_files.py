@@ -22,9 +22,8 @@ from pytest_torchmem.calibration.store import (
     write_calibration,
 )
 from pytest_torchmem.cli import main
-from pytest_torchmem.errors import UsageError
+from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.profiler.calibration import Calibration, Figure, Question, Setup
-from pytest_torchmem.snapshot.format import SnapshotError
 from pytest_torchmem.snapshot.location import (
     CALIBRATION,
     calibration_path,

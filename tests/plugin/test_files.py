@@ -13,16 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.snapshot.format import (
-    Entry,
-    Explanation,
-    Key,
-    Measured,
-    Snapshot,
-    SnapshotError,
-    dump,
-    load,
-)
+from pytest_torchmem.errors import SnapshotError
+from pytest_torchmem.snapshot.format import Entry, Explanation, Key, Measured, Snapshot, dump, load
 from pytest_torchmem.snapshot.store import locked, read, write
 
 

@@ -11,16 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_torchmem.snapshot.format import (
-    Entry,
-    Explanation,
-    Key,
-    Measured,
-    Snapshot,
-    SnapshotError,
-    dump,
-    load,
-)
+from pytest_torchmem.errors import SnapshotError
+from pytest_torchmem.snapshot.format import Entry, Explanation, Key, Measured, Snapshot, dump, load
 from pytest_torchmem.snapshot.plan import plan_file
 from pytest_torchmem.snapshot.store import read
 
