@@ -109,14 +109,18 @@ def beyond(comparison: Comparison, most: Tolerance) -> tuple[Change, ...]:
 
 
 def headline(changes: Mapping[str, tuple[int | None, int | None]]) -> str:
-    """Return the name of the figure that stands for an entry: what changed most, else the peak."""
+    """Return the name of the figure that stands for an entry: what changed most, else the peak.
+
+    The reserved peak follows the others by whole segments, so it stands for them only alone.
+    """
 
     def step(name: str) -> int:
         before, now = changes[name]
         return abs(now - before) if before is not None and now is not None else -1
 
     changed = [name for name in changes if name in JUDGED and step(name) > 0]
-    return max(changed, key=step, default="peak")
+    requested = [name for name in changed if name != "reserved_peak"]
+    return max(requested or changed, key=step, default="peak")
 
 
 def _highest_phase(figures: Mapping[str, int]) -> str:

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from pytest_torchmem.cli import main
+from pytest_torchmem.snapshot.compare import headline
 from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, dump, load
 from pytest_torchmem.snapshot.store import write
 
@@ -215,3 +216,16 @@ def test_nothing_to_compare_is_not_green(tmp_path, monkeypatch, capsys):
     (tmp_path / "b").mkdir()
     assert main(["compare", "a", "b"]) == 2
     assert "there is nothing to compare" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"peak": (5, 5), "forward_peak": (4, 4)}, "peak"),
+        ({"peak": (5, 6), "reserved_peak": (100, 120)}, "peak"),
+        ({"peak": (5, 5), "reserved_peak": (100, 120)}, "reserved_peak"),
+        ({"forward_peak": (5, 9), "peak": (9, 10), "end": (1, 100)}, "forward_peak"),
+    ],
+)
+def test_the_figure_that_stands_for_an_entry(changes, expected):
+    assert headline(changes) == expected
