@@ -110,6 +110,9 @@ class _Copier:
     def _copy_tensor(self, tensor: torch.Tensor) -> None:
         if id(tensor) in self._memo:
             return
+        if tensor.layout is torch.jagged:
+            self._copy_jagged(tensor)
+            return
         if tensor.layout is not torch.strided and type(tensor) is torch.Tensor:
             # Sparse tensors have no storage of their own to copy, and some no deep copy.
             twin = tensor.detach().to(self._device or tensor.device, copy=True)
@@ -133,6 +136,16 @@ class _Copier:
         if tensor.is_leaf and tensor.grad is not None:
             self._copy_tensor(tensor.grad)
             twin.grad = self._memo.get(id(tensor.grad))
+
+    def _copy_jagged(self, tensor: Any) -> None:
+        """Copy values and offsets; a deep copy would go with no other of the same offsets."""
+        names, context = tensor.__tensor_flatten__()
+        for name in names:
+            self._copy_tensor(getattr(tensor, name))
+        inner = {name: self._memo[id(getattr(tensor, name))] for name in names}
+        self._memo[id(tensor)] = type(tensor).__tensor_unflatten__(
+            inner, context, tensor.shape, tensor.stride()
+        )
 
     def _moved_copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return what ``Tensor.to`` makes: its own elements, in their order where it is dense."""

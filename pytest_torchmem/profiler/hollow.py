@@ -37,7 +37,7 @@ from pytest_torchmem.profiler.internals import (
     set_excluded,
     storage_address,
 )
-from pytest_torchmem.profiler.known import KnownValues
+from pytest_torchmem.profiler.known import LIMIT_NESTED, KnownValues
 from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger, Record
 from pytest_torchmem.profiler.making import grow, make_hollow, make_outputs
 from pytest_torchmem.profiler.nested import NestedTensors, has_nested
@@ -360,11 +360,15 @@ class Interceptor:
         __tracebackhide__ = True
         self.phases.find()
         was_in_nested, self._in_nested = self._in_nested, True
+        placement = self._placement
+        where, placement.nested = placement.nested, self.nested.device_of(args, kwargs)
+        limit, self.values.limit = self.values.limit, LIMIT_NESTED
         try:
             with self.intercepting():
                 return self.nested.run(operator, args, kwargs)
         finally:
-            self._in_nested = was_in_nested
+            self._in_nested, self.values.limit = was_in_nested, limit
+            placement.nested = where
 
     def _follow_settings(self) -> None:
         """Let plans be those of the settings by which the GPU's kernels are chosen now."""

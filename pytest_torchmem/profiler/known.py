@@ -28,6 +28,10 @@ LIMIT_INTEGER = 1 << 18
 LIMIT_FLOATING = 1 << 10
 LIMIT_RANDOM = 1 << 7
 
+#: The same for the masks that kernels of nested tensors make of their sizes: a boolean for every
+#: element, by which they select.
+LIMIT_NESTED = 1 << 26
+
 #: Arguments that are written to and keep their value: the gradients of a trace count as finite, so
 #: ``GradScaler`` steps.
 _KEPT = {"aten::_amp_foreach_non_finite_check_and_unscale_": 1}
@@ -39,14 +43,17 @@ _INITIALISERS = torch.nn.init.__file__
 _CPU = torch.device("cpu")
 
 
-def worth_knowing(dtype: torch.dtype, elements: int, largest: int = 0) -> bool:
+def worth_knowing(
+    dtype: torch.dtype, elements: int, largest: int = 0, limit: int = LIMIT_INTEGER
+) -> bool:
     """Return whether the values of a tensor of that size are kept.
 
     ``largest``: the elements of the largest known tensor that it is computed from. A mask made
-    floating (``-inf`` where nothing is attended to) is as large as the boolean one.
+    floating (``-inf`` where nothing is attended to) is as large as the boolean one. ``limit`` is
+    that of integers and booleans.
     """
     floating = dtype.is_floating_point or dtype.is_complex
-    return elements <= (max(LIMIT_FLOATING, largest) if floating else LIMIT_INTEGER)
+    return elements <= (max(LIMIT_FLOATING, largest) if floating else limit)
 
 
 def memory_for(dtype: torch.dtype, nbytes: int, operator: str = "") -> Tensor | None:
@@ -88,6 +95,8 @@ class KnownValues:
 
     def __init__(self, ledger: Ledger, attribution: Attribution) -> None:
         self.warnings: list[str] = []
+        self.limit = LIMIT_INTEGER
+        """Elements up to which values of integers and booleans are kept."""
         self._ledger = ledger
         self._attribution = attribution
 
@@ -105,6 +114,8 @@ class KnownValues:
                     call, plan, result
                 ):
                     return
+            if operator.fills and self._compute(call, plan, result):
+                return
             if operator.name in OPERATORS and isinstance(result, Tensor):
                 self._ledger.records[storage_address(result)].assumed = assume(call)
         elif operator.makes_values and self._compute(call, plan, result):
@@ -172,7 +183,7 @@ class KnownValues:
             record = self._ledger.records.get(storage_address(tensor))
             if record is None or record.known is not None or tensor.shape != value.shape:
                 continue
-            if worth_knowing(tensor.dtype, tensor.numel(), largest):
+            if worth_knowing(tensor.dtype, tensor.numel(), largest, self.limit):
                 remember(record, laid_out_as(tensor, value))
 
     def _compute(self, call: Call, plan: Plan, result: Any) -> bool:
@@ -181,13 +192,21 @@ class KnownValues:
         if not made and not operator.mutated and not operator.mutated_names:
             return False
         largest = max((tensor.numel() for tensor in call.tensors), default=0)
-        if not all(worth_knowing(output.dtype, _elements(output), largest) for output in made):
+        if not all(
+            worth_knowing(output.dtype, _elements(output), largest, self.limit) for output in made
+        ):
             return False
         floating = operator.random and made and made[0].dtype.is_floating_point
         if floating and (len(made[0].shape) > 1 or _elements(made[0]) > LIMIT_RANDOM):
             return False
+        if any(record.known is None for record in call.records) and any(
+            output.dtype.is_floating_point or output.dtype.is_complex for output in made
+        ):
+            return False  # of what is like an unknown tensor, integers alone decide anything
         values = [
-            value_of(record, tensor)
+            torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+            if record.known is None
+            else value_of(record, tensor)
             for tensor, record in zip(call.tensors, call.records, strict=True)
         ]
         try:
@@ -213,7 +232,7 @@ class KnownValues:
                 if (
                     operator.overwrites
                     and tensor.numel() * tensor.element_size() == nbytes
-                    and worth_knowing(tensor.dtype, tensor.numel())
+                    and worth_knowing(tensor.dtype, tensor.numel(), limit=self.limit)
                 ):
                     self._overwrite(call, tensor, record, nbytes)
 

@@ -28,7 +28,7 @@ class Treatment(Enum):
     SCALAR = "it hands a value to Python"
     LIFT = "it brings a tensor made of Python numbers into the trace"
     RESIZE = "it changes the size of a storage"
-    NESTED = "it makes a nested tensor of others"
+    NESTED = "it makes a nested tensor of others, or what one is made of"
     PASS = "it checks data and decides nothing"
 
 
@@ -40,6 +40,7 @@ _BY_NAME = {
     "aten::_nested_tensor_from_mask": Treatment.NESTED,
     "aten::_nested_tensor_from_mask_left_aligned": Treatment.NESTED,
     "aten::_nested_tensor_from_tensor_list": Treatment.NESTED,
+    "aten::_padded_dense_to_jagged_forward": Treatment.NESTED,
     # Answers that depend on geometry and settings alone, asked by C++ composites.
     "aten::_fused_sdp_choice": Treatment.NATIVE,
     "aten::is_same_size": Treatment.NATIVE,
@@ -151,6 +152,10 @@ _KNOWN_FACTORIES = frozenset(
 )
 
 
+#: Factories whose values do not depend on those of the tensor that they take type and shape of.
+_FILLING = frozenset({"full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"})
+
+
 @dataclass(slots=True, eq=False)
 class Operator:
     """What a trace has to know of one operator."""
@@ -179,6 +184,8 @@ class Operator:
     """Whether it has a ``device`` argument."""
     makes_values: bool
     """Whether it is a factory whose values are worth knowing."""
+    fills: bool
+    """Whether it makes values that do not depend on those of its tensors."""
 
     @classmethod
     def read(cls, overload: OpOverload) -> Operator:
@@ -220,6 +227,7 @@ class Operator:
             overwrites=base in ("zero_", "fill_", "copy_"),
             takes_device=any(argument.name == "device" for argument in arguments),
             makes_values=base in _KNOWN_FACTORIES,
+            fills=base in _FILLING,
         )
 
     def numbers(self, args: Sequence[Any]) -> tuple[int, ...]:

@@ -60,6 +60,8 @@ class Placement:
         self._machine = machine
         self._ledger = ledger
         self._last: DeviceLedger | None = None
+        self.nested: DeviceLedger | None = None
+        """Where values of a nested tensor are while its kernel runs; its sizes are the host's."""
         self._guessed: dict[int, int] = {}
         """Storages that C++ asked for without saying beside which tensor: a device guessed."""
 
@@ -83,6 +85,9 @@ class Placement:
         if not call.records:
             if asked is None:
                 return self._ledger.on(_CPU)
+            dtype = call.kwargs.get("dtype")
+            if self.nested is not None and dtype is not None:
+                return self.nested if dtype.is_floating_point else self._ledger.on(_CPU)
             return self._last or self._ledger.on(self._machine.device)
         device = call.records[0].ledger
         if len(self._ledger.devices) > 1:

@@ -126,6 +126,8 @@ class Twins:
                 f"a trace cannot hold a tensor of layout {tensor.layout}: it knows strided tensors "
                 "and, of sparse ones, torch.sparse_coo (tensor.to_sparse_coo())"
             )
+        if tensor.layout is torch.jagged:
+            return self._jagged_twin(tensor)
         if tensor.layout is not torch.strided or tensor.is_quantized:
             return tensor
         twin = self._plain_twin(tensor)
@@ -143,6 +145,17 @@ class Twins:
             twin.__dict__[name] = copy.deepcopy(value, self._memo)
         if tensor.is_leaf and tensor.grad is not None:
             twin.grad = self.of_tensor(tensor.grad)
+        return twin
+
+    def _jagged_twin(self, tensor: Any) -> Tensor:
+        """Return a jagged tensor of the twins of its values and offsets."""
+        names, context = tensor.__tensor_flatten__()
+        inner = {name: self.of_tensor(getattr(tensor, name)) for name in names}
+        twin: Tensor = type(tensor).__tensor_unflatten__(
+            inner, context, tensor.shape, tensor.stride()
+        )
+        self._tensors[id(tensor)] = twin
+        self._originals.append(tensor)
         return twin
 
     def _plain_twin(self, tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from pytest_torchmem.profiler.devices.outside_tensors import cuda_outside_tensor
 from pytest_torchmem.profiler.devices.stand_ins import SESSION
 from pytest_torchmem.profiler.devices.tensors import Guard
 from pytest_torchmem.profiler.devices.triton import triton_refused
+from pytest_torchmem.profiler.devices.wrappers import Wrappers
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import (
     default_device,
@@ -86,11 +87,13 @@ def _methods(
 ) -> dict[str, Any]:
     """Return the attributes of ``torch.Tensor`` that know of fake devices."""
     machine = interceptor.machine
+    wrappers = Wrappers(guard)
 
     def device_of(tensor: Tensor) -> torch.device:
         record = guard.record(tensor)
         if record is None:
-            return cast(torch.device, _Base.device.__get__(tensor))
+            wrapped = wrappers.device_of(tensor)
+            return wrapped or cast(torch.device, _Base.device.__get__(tensor))
         return record.ledger.device
 
     def get_device(tensor: Tensor) -> int:
@@ -243,6 +246,7 @@ def _methods(
         "is_pinned": is_pinned,
         "record_stream": record_stream,
         "copy_": copy_,
+        "_make_wrapper_subclass": wrappers.making(),
         "numpy": on_host_only("numpy"),
         "__array__": on_host_only("__array__"),
         **{

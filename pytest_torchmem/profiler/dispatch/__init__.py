@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch._ops import OpOverload
 
 from pytest_torchmem.profiler.devices.machine import Machine
@@ -29,6 +30,7 @@ from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import (
     find_operator,
 )
+from pytest_torchmem.profiler.patches import replaced
 from pytest_torchmem.profiler.registrations import composite_kernels
 from pytest_torchmem.profiler.shapes import tensors_in
 
@@ -56,8 +58,34 @@ def cuda_dispatch(machine: Machine, interceptor: Interceptor) -> Iterator[None]:
     machine.kernels.update({name: kernel for name, kernel in names if name not in LEAVES})
     machine.leaves = frozenset(LEAVES)
     machine.meta_functions = CUDA_META
-    with composite_kernels(kernels), cuda_autocast(guard):
+    with (
+        composite_kernels(kernels),
+        cuda_autocast(guard),
+        replaced(torch._C, **_attention_answers(machine, guard)),
+    ):
         yield
+
+
+def _attention_answers(machine: Machine, guard: Guard) -> dict[str, Callable[..., bool]]:
+    """Return what ``torch.backends.cuda.can_use_flash_attention`` and its like ask."""
+    attention = import_module(f"{__name__}.attention")
+
+    def answer(name: str, backend: int) -> Callable[..., bool]:
+        original: Callable[..., bool] = getattr(torch._C, name)
+
+        def may_use(params: Any, debug: bool = False) -> bool:
+            if guard.off():
+                return original(params, debug)
+            return cast(bool, attention.may_use(machine.gpu, backend, params))
+
+        return may_use
+
+    names = {
+        "_can_use_flash_attention": attention.FLASH,
+        "_can_use_mem_efficient_attention": attention.EFFICIENT,
+        "_can_use_cudnn_attention": attention.CUDNN,
+    }
+    return {name: answer(name, backend) for name, backend in names.items()}
 
 
 @cache

@@ -47,6 +47,14 @@ class Attention:
     enable_gqa: bool
 
     @property
+    def is_jagged(self) -> bool:
+        """Whether the inputs are jagged, of which neither what is asked of dense tensors nor what
+        is asked of strided nested ones is checked here but in torch/nested/_internal/sdpa.py;
+        ``has_only_dense_inputs``, ``has_for_nested_inputs``.
+        """
+        return self.query.is_nested or self.key.is_nested or self.value.is_nested
+
+    @property
     def trains(self) -> bool:
         """Whether a backward will follow; ``input_requires_grad``."""
         inputs = (self.query, self.key, self.value)
@@ -117,6 +125,23 @@ def fused_sdp_choice(
 ) -> int:
     """Return the choice alone; ``_fused_sdp_choice_cuda``."""
     return choose(Attention(gpu, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+
+
+def may_use(gpu: Gpu, backend: int, params: Any) -> bool:
+    """Return whether an implementation takes a call; ``torch.backends.cuda.can_use_…``."""
+    takes = {FLASH: _flash_takes, EFFICIENT: _efficient_takes, CUDNN: _cudnn_takes}[backend]
+    return takes(
+        Attention(
+            gpu,
+            params.query,
+            params.key,
+            params.value,
+            params.attn_mask,
+            params.dropout,
+            params.is_causal,
+            params.enable_gqa,
+        )
+    )
 
 
 def choose(call: Attention) -> int:
@@ -190,6 +215,8 @@ def _shapes_fit(call: Attention, grouped: bool, same_heads: bool = True) -> bool
     query, key, value = call.query, call.key, call.value
     if not query.dim() == key.dim() == value.dim() == 4:
         return False
+    if call.is_jagged:
+        return True
     if not query.size(0) == key.size(0) == value.size(0):
         return False
     if 0 in (query.size(2), key.size(2)):
@@ -207,6 +234,8 @@ def _shapes_fit(call: Attention, grouped: bool, same_heads: bool = True) -> bool
 def _last_dimension_dense(call: Attention, ignores_single: bool) -> bool:
     """``check_last_dim_stride_equals_1_dense``."""
     tensors = (call.query, call.key, call.value)
+    if call.is_jagged:
+        return True
     dense = all(tensor.stride(-1) == 1 for tensor in tensors)
     if ignores_single:
         dense = dense or call.query.size(-1) == 1
@@ -257,7 +286,7 @@ def _efficient_takes(call: Attention) -> bool:
 
 
 def _cudnn_takes(call: Attention) -> bool:
-    if not torch.backends.cuda.cudnn_sdp_enabled():
+    if not torch.backends.cuda.cudnn_sdp_enabled() or call.is_jagged:
         return False
     if torch.are_deterministic_algorithms_enabled() and not (
         torch.is_deterministic_algorithms_warn_only_enabled()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.profiler.dispatch.attention import FLASH, MATH, choose_nested
+from pytest_torchmem.profiler.internals import run_nested_kernel
 from pytest_torchmem.profiler.nested import NestedTensors, nested_kernel
 from pytest_torchmem.profiler.nested.kernels import (
     elements,
@@ -180,12 +181,17 @@ def _fused(backend: int, projected: Tensor, heads: int, lengths: list[int]) -> T
     return merged
 
 
-@nested_kernel("aten::scaled_dot_product_attention", "aten::_safe_softmax", device="cuda")
-def scaled_dot_product_attention(nested: NestedTensors, *arguments: Any, **options: Any) -> Any:
-    """C++ chooses between implementations without asking the dispatcher, and for the CPU: it comes
-    to a softmax where a GPU has a fused kernel.
+@nested_kernel("aten::_safe_softmax", device="cuda")
+def softmax_of_attention(nested: NestedTensors, self: Tensor, dim: int, dtype: Any = None) -> Any:
+    """The attention of two nested tensors, multiplied out.
+
+    C++ chooses the implementation without asking the dispatcher, and for the CPU: where a GPU has
+    a fused kernel (for anything but float64) it comes to this as well.
     """
-    raise UnsupportedOperatorError(
-        "attention on nested tensors of the strided layout is not modelled on cuda outside of "
-        "torch.nn.TransformerEncoder; torch.nested with layout=torch.jagged is"
+    if self.dtype is torch.float64:
+        return run_nested_kernel(_aten._safe_softmax.default, self, dim, dtype)
+    raise RuntimeError(
+        "attention on nested tensors of the strided layout that a GPU may have a fused kernel for "
+        "is not modelled on cuda outside of torch.nn.TransformerEncoder. Make them with "
+        "layout=torch.jagged, with heads of a size that fused kernels take (a multiple of 8)"
     )

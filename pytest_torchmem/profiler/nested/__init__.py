@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.internals import (
     outside_interception,
@@ -30,7 +31,7 @@ from pytest_torchmem.profiler.internals import (
     storage_address,
 )
 from pytest_torchmem.profiler.known import value_of
-from pytest_torchmem.profiler.ledger import Ledger
+from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger
 from pytest_torchmem.profiler.operators import Operator
 from pytest_torchmem.profiler.patches import is_another
 from pytest_torchmem.profiler.shapes import tensors_in
@@ -74,6 +75,11 @@ class NestedTensors:
         self._ledger = ledger
 
     @property
+    def host(self) -> Host:
+        """The host that kernels for the CPU run on."""
+        return self._machine.host
+
+    @property
     def gpu(self) -> Gpu:
         """The GPU that kernels for cuda run on."""
         assert self._machine.gpu is not None
@@ -82,7 +88,8 @@ class NestedTensors:
     def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that takes or makes nested tensors."""
         import_module(f"{__name__}.kernels")
-        kernel = _KERNELS.get((operator.name, self._device(args, kwargs)))
+        device = self.device_of(args, kwargs).device.type
+        kernel = _KERNELS.get((operator.name, device))
         if kernel is not None:
             return kernel(self, *args, **kwargs)
         try:
@@ -96,12 +103,13 @@ class NestedTensors:
                 "made of ordinary ones"
             ) from error
 
-    def _device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
+        """Return where the first tensor among the arguments of an operator is."""
         for tensor in tensors_in((args, kwargs)):
             record = self._ledger.records.get(storage_address(tensor))
             if record is not None:
-                return record.ledger.device.type
-        return "cpu"
+                return record.ledger
+        return self._ledger.on(self._machine.device)
 
     def wrap(self, buffer: Tensor, sizes: Tensor) -> Tensor:
         """Return the nested tensor of the parts that lie one behind the other in ``buffer``.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pytest_torchmem.profiler.internals import run_nested_kernel
 from pytest_torchmem.profiler.nested import NestedTensors, nested_kernel
+from pytest_torchmem.profiler.workspace.cpu.indexing import selects_serially
 
 _aten: Any = torch.ops.aten
 
@@ -28,6 +29,17 @@ def from_tensors(nested: NestedTensors, parts: Sequence[Tensor], *options: Any) 
         return made
     buffer = parts[0].new_empty((sum(part.numel() for part in parts),))
     return nested.wrap(buffer, nested.table([list(part.shape) for part in parts]))
+
+
+@nested_kernel("aten::_padded_dense_to_jagged_forward")
+def padded_to_jagged(
+    nested: NestedTensors, dense: Tensor, offsets: list[Tensor], total_L: int | None = None
+) -> Tensor:
+    """The values of a jagged tensor; native/nested/NestedTensorTransformerFunctions.cpp,
+    _padded_dense_to_jagged_forward_cpu; native/nested/cuda/NestedTensorTransformerFunctions.cu.
+    """
+    total = offsets[0].tolist()[-1] if total_L is None else total_L
+    return dense.new_empty((total, *dense.shape[2:]))
 
 
 @nested_kernel("aten::native_layer_norm")
@@ -99,11 +111,10 @@ def from_padded_by_mask(
     rows: list[list[int]] = sizes.tolist()
     masks = _padding_masks(padded, rows)
     mask = torch.stack(masks)
-    count = mask.new_empty((), dtype=torch.int64)
-    counted = mask.to(torch.int64)
-    del counted, count
+    count = mask.sum()
+    del count
     buffer = padded.new_empty((sum(elements(row) for row in rows),))
-    if not padded.is_contiguous() and buffer.numel():
+    if buffer.numel() and not selects_serially(nested.host, padded):
         selected = torch.empty(mask.shape, dtype=torch.int64)
         positions = torch.empty(mask.shape, dtype=torch.int64)
         del selected, positions

@@ -13,6 +13,7 @@ from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.workspace import workspace
 from pytest_torchmem.profiler.workspace.cpu.copies import dense_copy
 from pytest_torchmem.profiler.workspace.cpu.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.profiler.workspace.cpu.reduction import GRAIN, sum_workspace
 
 _INDEX = 8
 _SCALAR = 8
@@ -193,15 +194,27 @@ def scatter_reduce(
 
 @workspace("aten::masked_select", device="cpu")
 def masked_select(machine: Host, outputs: Tensor, input: Tensor, mask: Tensor) -> int:
-    """The mask as int64, to be counted; where either side is not dense also to be added up;
+    """The mask as int64, to be counted, and where several threads select also to be added up;
     native/TensorAdvancedIndexing.cpp, masked_select_out_impl_cpu.
     """
     shape = torch.broadcast_shapes(input.shape, mask.shape)
-    whole = int(math.prod(shape)) * _INDEX
-    dense = all(side.shape == shape and side.is_contiguous() for side in (input, mask))
-    dense = dense or outputs.numel() == 0
-    counted = _INDEX + whole - dense_bytes(outputs)
-    return max(counted, 0 if dense else 2 * whole, 0)
+    elements = int(math.prod(shape))
+    whole = elements * _INDEX
+    serial = outputs.numel() == 0 or (
+        selects_serially(machine, input) and all(_dense(side, shape) for side in (input, mask))
+    )
+    added_up = sum_workspace(machine, mask.expand(shape), torch.int64, 1)
+    counted = _INDEX + added_up - dense_bytes(outputs)
+    return max(counted, 0 if serial else 2 * whole, 0)
+
+
+def selects_serially(machine: Host, input: Tensor) -> bool:
+    """Return whether one thread selects elements of a dense tensor by a mask."""
+    return input.is_contiguous() and (input.numel() < GRAIN or machine.threads == 1)
+
+
+def _dense(tensor: Tensor, shape: Sequence[int]) -> bool:
+    return tensor.shape == shape and tensor.is_contiguous()
 
 
 @workspace("aten::roll", device="cpu")

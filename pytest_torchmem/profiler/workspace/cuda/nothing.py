@@ -37,7 +37,7 @@ _COPIES = """
     tril triu unfold_backward embedding view_copy select_copy slice_copy narrow_copy expand_copy
     permute_copy as_strided_scatter diagonal_scatter select_scatter slice_scatter select_backward
     slice_backward diagonal_backward diag_embed lift lift_fresh repeat alias_copy _conj_physical
-    _cudnn_init_dropout_state _transform_bias_rescale_qkv
+    _cudnn_init_dropout_state _transform_bias_rescale_qkv _jagged_to_padded_dense_forward
 """
 _KERNELS = """
     upsample_bicubic2d upsample_bicubic2d_backward _upsample_bicubic2d_aa
