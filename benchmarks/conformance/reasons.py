@@ -20,7 +20,6 @@ REASONS: dict[str, str] = {
         "that are not modelled"
     ),
     # Not held by a trace.
-    r"sparse\.mm\.reduce|sparse\.sampled_addmm": "a trace holds no compressed sparse tensors",
     "sgn": "a zero tensor without memory (_efficientzerotensor) is booked as if it had some",
 }
 """By a regular expression for the whole name of an operator or module."""

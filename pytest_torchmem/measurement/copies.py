@@ -84,6 +84,9 @@ def copy_where_they_are(
     return tuple(map(copied, args)), {name: copied(value) for name, value in kwargs.items()}
 
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
 class _Copier:
     """Deep copies that keep storages shared across all the values copied by one copier.
 
@@ -94,6 +97,8 @@ class _Copier:
         self._device = device
         self._moved = moved
         self._memo: dict[int, Any] = {}
+        self._parts: list[torch.Tensor] = []
+        """Tensors that are copied and held by nobody else, so that their ids stay theirs."""
         self._storages: dict[int, tuple[Any, torch.UntypedStorage]] = {}
 
     def copy(self, value: Any) -> Any:
@@ -112,6 +117,9 @@ class _Copier:
             return
         if tensor.layout is torch.jagged:
             self._copy_jagged(tensor)
+            return
+        if tensor.layout in _COMPRESSED:
+            self._copy_compressed(tensor)
             return
         if tensor.layout is not torch.strided and type(tensor) is torch.Tensor:
             # Sparse tensors have no storage of their own to copy, and some no deep copy.
@@ -136,6 +144,26 @@ class _Copier:
         if tensor.is_leaf and tensor.grad is not None:
             self._copy_tensor(tensor.grad)
             twin.grad = self._memo.get(id(tensor.grad))
+
+    def _copy_compressed(self, tensor: torch.Tensor) -> None:
+        """Copy indices and values with their storages, which may be larger than they are."""
+        by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+        plain = tensor.detach()
+        parts = (
+            plain.crow_indices() if by_rows else plain.ccol_indices(),
+            plain.col_indices() if by_rows else plain.row_indices(),
+            plain.values(),
+        )
+        for part in parts:
+            self._copy_tensor(part)
+            self._parts.append(part)
+        compressed, plain_indices, values = (self._memo[id(part)] for part in parts)
+        twin = torch.sparse_compressed_tensor(
+            compressed, plain_indices, values, list(tensor.shape), layout=tensor.layout
+        )
+        if isinstance(tensor, torch.nn.Parameter):
+            twin = torch.nn.Parameter(twin, tensor.requires_grad)
+        self._memo[id(tensor)] = twin.requires_grad_(tensor.requires_grad)
 
     def _copy_jagged(self, tensor: Any) -> None:
         """Copy values and offsets; a deep copy would go with no other of the same offsets."""

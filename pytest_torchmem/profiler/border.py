@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pytest_torchmem.profiler import known
 from pytest_torchmem.profiler.attribution import Attribution
+from pytest_torchmem.profiler.compressed import LAYOUTS, storage_holder, without_entries
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.internals import hollow_storage, storage_address, tensor_on
 from pytest_torchmem.profiler.ledger import Ledger, Record
@@ -167,20 +168,24 @@ def give_survivors_data(ledger: Ledger) -> None:
             if not issubclass(type(value), Tensor):
                 continue
             try:
-                if storage_address(value) not in survivors:
+                if storage_address(storage_holder(value)) not in survivors:
                     _without_hollow_gradient(value, survivors)
                     continue
             except (RuntimeError, NotImplementedError):
                 continue
-            number = float("nan") if value.dtype.is_floating_point or value.is_complex() else 0
-            data = torch.full((), number, dtype=value.dtype)
-            if (
-                value.is_nested
-            ):  # keeps its sizes; what lies beyond a storage raises when it is read
-                with torch.inference_mode(value.is_inference()):
-                    value.data = torch.nested.nested_tensor([data])
-            else:
-                value.data = data.expand(value.shape)
+            with torch.inference_mode(value.is_inference()):
+                value.data = _readable(value)
+
+
+def _readable(tensor: Tensor) -> Tensor:
+    """Return what stands for ``tensor`` after its trace."""
+    if tensor.layout in LAYOUTS:
+        return without_entries(tensor)
+    number = float("nan") if tensor.dtype.is_floating_point or tensor.is_complex() else 0
+    data = torch.full((), number, dtype=tensor.dtype)
+    if tensor.is_nested:  # it keeps its sizes: to read a part of it raises that it is out of bounds
+        return torch.nested.nested_tensor([data])
+    return data.expand(tensor.shape)
 
 
 def _without_hollow_gradient(leaf: Tensor, survivors: set[int]) -> None:

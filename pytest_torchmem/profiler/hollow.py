@@ -20,6 +20,13 @@ from torch._ops import OpOverload
 from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.border import Border
 from pytest_torchmem.profiler.call import Call
+from pytest_torchmem.profiler.compressed import (
+    LAYOUTS,
+    asks_library,
+    has_compressed,
+    run_compressed,
+    storage_holder,
+)
 from pytest_torchmem.profiler.data_shapes import (
     equal_without_values,
     plan_from_values,
@@ -178,6 +185,8 @@ class Interceptor:
         treatment = operator.treatment
         if treatment is Treatment.NESTED or has_nested(args, kwargs):
             return self._run_nested(operator, args, kwargs)
+        if treatment is Treatment.COMPRESSED or has_compressed(args, kwargs):
+            return self._run_compressed(operator, args, kwargs)
         if treatment is Treatment.IMPLICIT:
             kernel = self.machine.kernels.get(operator.name)
             with self.intercepting():
@@ -251,10 +260,14 @@ class Interceptor:
         try:
             key: Any = _geometry(args, tensors)
             if kwargs:
+                if kwargs.get("layout") in LAYOUTS:
+                    return self._run_compressed(operator, args, kwargs)
                 key = (key, _geometry(tuple(kwargs.items()), tensors))
         except RuntimeError:
             if has_nested(args, kwargs):
                 return self._run_nested(operator, args, kwargs)
+            if has_compressed(args, kwargs):
+                return self._run_compressed(operator, args, kwargs)
             raise
         records = self._records(tensors)
         if records is None:
@@ -369,6 +382,28 @@ class Interceptor:
         finally:
             self._in_nested, self.values.limit = was_in_nested, limit
             placement.nested = where
+
+    def _run_compressed(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operator that takes or makes compressed sparse tensors."""
+        __tracebackhide__ = True
+        self.phases.find()
+        with self.intercepting():
+            device = self._device_beside(args, kwargs)
+            on_gpu = device.device.type == "cuda"
+            result = run_compressed(self.machine.host, on_gpu, operator, args, kwargs)
+        if on_gpu and asks_library(operator):
+            device.unknown_workspaces.add(operator.name)
+        return result
+
+    def _device_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
+        """Return where the first tensor among the arguments is, which may be compressed."""
+        for tensor in tensors_in((args, kwargs)):
+            record = self.ledger.records.get(storage_address(storage_holder(tensor)))
+            if record is not None:
+                return record.ledger
+        return self.ledger.on(self.machine.device)
 
     def _follow_settings(self) -> None:
         """Let plans be those of the settings by which the GPU's kernels are chosen now."""

@@ -314,6 +314,32 @@ def _nested_key(operator: OpOverload) -> Any:
     return next((key for key in possible if has(operator.name(), key)), keys.NestedTensorCPU)
 
 
+def run_compressed_kernel(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run the kernel of an operator that takes or makes compressed sparse tensors.
+
+    Raises ``NotImplementedError``, as torch does, where it has none.
+    """
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    dense = bool(tensors) and all(tensor.layout is torch.strided for tensor in tensors)
+    return operator._op_dk(_compressed_key(operator, dense), *args, **kwargs)
+
+
+@cache
+def has_compressed_kernel(operator: OpOverload) -> bool:
+    """Return whether ``operator`` has a kernel of its own for compressed sparse tensors."""
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(operator.name(), "SparseCsrCPU"))
+
+
+@cache
+def _compressed_key(operator: OpOverload, dense: bool) -> Any:
+    """Return the key of the kernel for compressed tensors, or for what makes one of ``dense``."""
+    keys = _C.DispatchKey
+    has = _C._dispatch_has_kernel_for_dispatch_key
+    first = keys.CPU if dense else keys.SparseCsrCPU
+    possible = (first, _COMPOSITE_EXPLICIT, _COMPOSITE_NON_FUNCTIONAL, _COMPOSITE_IMPLICIT)
+    return next((key for key in possible if has(operator.name(), key)), keys.SparseCsrCPU)
+
+
 @contextmanager
 def outside_interception() -> Iterator[None]:
     """Let operators reach their kernels while those around them are intercepted."""

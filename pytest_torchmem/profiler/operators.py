@@ -28,6 +28,7 @@ class Treatment(Enum):
     SCALAR = "it hands a value to Python"
     LIFT = "it brings a tensor made of Python numbers into the trace"
     RESIZE = "it changes the size of a storage"
+    COMPRESSED = "it makes a compressed sparse tensor of others"
     NESTED = "it makes a nested tensor of others, or what one is made of"
     PASS = "it checks data and decides nothing"
 
@@ -36,6 +37,14 @@ _BY_NAME = {
     "aten::_local_scalar_dense": Treatment.SCALAR,
     "aten::lift_fresh": Treatment.LIFT,
     "aten::resize_": Treatment.RESIZE,
+    "aten::_sparse_compressed_tensor_unsafe": Treatment.COMPRESSED,
+    "aten::_sparse_compressed_tensor_with_dims": Treatment.COMPRESSED,
+    "aten::_to_sparse_bsc": Treatment.COMPRESSED,
+    "aten::_to_sparse_bsr": Treatment.COMPRESSED,
+    "aten::_to_sparse_csc": Treatment.COMPRESSED,
+    "aten::_to_sparse_csr": Treatment.COMPRESSED,
+    "aten::sparse_compressed_tensor.comp_plain_value": Treatment.COMPRESSED,
+    "aten::sparse_compressed_tensor.comp_plain_value_size": Treatment.COMPRESSED,
     "aten::_nested_from_padded": Treatment.NESTED,
     "aten::_nested_tensor_from_mask": Treatment.NESTED,
     "aten::_nested_tensor_from_mask_left_aligned": Treatment.NESTED,

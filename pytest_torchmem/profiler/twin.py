@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.profiler.compressed import LAYOUTS
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import storage_address, tensor_on
 from pytest_torchmem.profiler.profile import Kind
 from pytest_torchmem.profiler.workload import owner_of
-
-_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 class Twins:
@@ -121,11 +119,8 @@ class Twins:
             self._tensors[id(tensor)] = lazy
             self._originals.append(tensor)
             return lazy
-        if tensor.layout in _COMPRESSED:
-            raise UnsupportedOperatorError(
-                f"a trace cannot hold a tensor of layout {tensor.layout}: it knows strided tensors "
-                "and, of sparse ones, torch.sparse_coo (tensor.to_sparse_coo())"
-            )
+        if tensor.layout in LAYOUTS:
+            return self._compressed_twin(tensor)
         if tensor.layout is torch.jagged:
             return self._jagged_twin(tensor)
         if tensor.layout is not torch.strided or tensor.is_quantized:
@@ -145,6 +140,33 @@ class Twins:
             twin.__dict__[name] = copy.deepcopy(value, self._memo)
         if tensor.is_leaf and tensor.grad is not None:
             twin.grad = self.of_tensor(tensor.grad)
+        return twin
+
+    def _compressed_twin(self, tensor: Tensor) -> Tensor:
+        """Return a compressed sparse tensor of the twins of its indices and values."""
+        by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+        plain = tensor.detach()
+        indices = (
+            (plain.crow_indices(), plain.col_indices())
+            if by_rows
+            else (plain.ccol_indices(), plain.row_indices())
+        )
+        label = self._labels.get(id(tensor))
+        parts = []
+        for part in (*indices, plain.values()):
+            if label is not None:
+                self._labels[id(part)] = label
+            parts.append(self.of_tensor(part))
+        with self._interceptor.working():
+            twin: Tensor = torch.ops.aten._sparse_compressed_tensor_unsafe.default(
+                *parts, list(tensor.shape), dtype=tensor.dtype, layout=tensor.layout
+            )
+        if isinstance(tensor, nn.Parameter):
+            twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+        else:
+            twin.requires_grad_(tensor.requires_grad)
+        self._tensors[id(tensor)] = twin
+        self._originals.append(tensor)
         return twin
 
     def _jagged_twin(self, tensor: Any) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
 from pytest_torchmem.profiler import known
+from pytest_torchmem.profiler.compressed import LAYOUTS
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import below_interception, storage_address, unwrapped
 from pytest_torchmem.profiler.ledger import Record
@@ -43,7 +44,7 @@ class Guard:
         try:
             return self.interceptor.ledger.records.get(storage_address(tensor))
         except (RuntimeError, NotImplementedError):  # a tensor without storage
-            inner = unwrapped(tensor)
+            inner = tensor.values() if tensor.layout in LAYOUTS else unwrapped(tensor)
             return None if inner is None else self.record(inner)
 
 

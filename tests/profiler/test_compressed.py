@@ -1,0 +1,144 @@
+"""Compressed sparse tensors: indices that are known and values that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pytest_torchmem as torchmem
+from pytest_torchmem.errors import UnknownValueError
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+
+ROWS, COLUMNS = [0, 2, 3, 6], [0, 3, 2, 1, 4, 5]
+
+
+def csr(requires_grad: bool = False) -> Tensor:
+    """Return a matrix of three rows and six columns with six entries."""
+    matrix = torch.sparse_csr_tensor(
+        torch.tensor(ROWS), torch.tensor(COLUMNS), torch.randn(6), size=(3, 6)
+    )
+    return matrix.requires_grad_(requires_grad)
+
+
+def csc() -> Tensor:
+    """Return the transposed matrix, by columns."""
+    return torch.sparse_csc_tensor(
+        torch.tensor(ROWS), torch.tensor(COLUMNS), torch.randn(6), size=(6, 3)
+    )
+
+
+class Neighbours(nn.Module):
+    """A layer of a graph network: a fixed sparse matrix by what a linear layer makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.register_buffer("adjacency", csr())
+
+    def forward(self, x: Tensor) -> Tensor:
+        product: Tensor = self.adjacency @ self.linear(x)
+        return product
+
+
+class Product(nn.Module):
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return left @ right
+
+
+class Reduced(nn.Module):
+    def __init__(self, reduce: str) -> None:
+        super().__init__()
+        self.reduce = reduce
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.sparse.mm(left, right, self.reduce)
+
+
+class Sampled(nn.Module):
+    def forward(self, pattern: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        return torch.sparse.sampled_addmm(pattern, left, right).sum()
+
+
+def dense(*shape: int, requires_grad: bool = True) -> Tensor:
+    return torch.randn(*shape, requires_grad=requires_grad)
+
+
+CASES: dict[str, tuple[nn.Module, Callable[[], tuple[Any, ...]]]] = {
+    "a buffer": (Neighbours(), lambda: (dense(6, 8, requires_grad=False),)),
+    "a product": (Product(), lambda: (csr(), dense(6, 8))),
+    "a product, with gradients of the entries": (Product(), lambda: (csr(True), dense(6, 8))),
+    "by columns": (Product(), lambda: (csc(), dense(3, 8))),
+    "from the left": (Product(), lambda: (dense(8, 3), csr())),
+    "a matrix laid out otherwise": (Product(), lambda: (csr(), dense(8, 6).t())),
+    "sums": (Reduced("sum"), lambda: (csr(True), dense(6, 8))),
+    "means": (Reduced("mean"), lambda: (csr(True), dense(6, 8))),
+    "largest": (Reduced("amax"), lambda: (csr(True), dense(6, 8))),
+    "sampled": (Sampled(), lambda: (csr(), dense(3, 7), dense(7, 6))),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_as_the_real_allocator(case: str) -> None:
+    model, arguments = CASES[case]
+    inputs = arguments()
+    measured = torchmem.measure(model, *inputs)
+    traced = torchmem.trace(model, *inputs, host="here")
+    for figure in ("baseline", "forward_peak", "backward_peak", "retained", "end"):
+        assert getattr(traced, figure) == getattr(measured, figure), figure
+
+
+def test_made_in_the_step() -> None:
+    def program(values: Tensor, x: Tensor) -> None:
+        matrix = torch.sparse_csr_tensor(torch.tensor(ROWS), torch.tensor(COLUMNS), values, (3, 6))
+        (matrix @ x).sum().backward()
+        torch.tensor([[1.0, 0.0, 2.0]]).to_sparse_csr()
+
+    inputs = (torch.randn(6, requires_grad=True), torch.randn(6, 8, requires_grad=True))
+    assert (
+        torchmem.trace(program, *inputs, host="here").peak
+        == torchmem.measure(program, *inputs).peak
+    )
+
+
+def test_how_many_entries_a_matrix_of_unknown_values_has_is_an_error() -> None:
+    with pytest.raises(UnknownValueError, match=r"test_compressed\.py:\d+: aten::nonzero"):
+        torchmem.trace(lambda x: (x * 2).to_sparse_csr(), torch.randn(40, 50))
+
+
+def test_on_cuda_the_library_knows_its_workspace() -> None:
+    profile = torchmem.trace(Neighbours(), torch.randn(6, 8), device="cuda")
+    assert "aten::addmm" in profile.unknown_workspaces
+
+
+def test_on_cuda_a_matrix_says_where_it_is() -> None:
+    def program() -> None:
+        matrix = csr().cuda()
+        assert matrix.device == matrix.values().device == torch.device("cuda", 0)
+        product = matrix @ torch.ones(6, 2, device="cuda")
+        assert product.is_cuda
+
+    torchmem.trace(program, device="cuda")
+
+
+def test_on_cuda_reducing_products_do_not_exist() -> None:
+    with pytest.raises(NotImplementedError, match="SparseCsrCUDA"):
+        torchmem.trace(Reduced("sum"), csr(), dense(6, 8), device="cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_matrices_that_outlive_their_trace_can_be_printed(device: str) -> None:
+    kept: list[Tensor] = []
+
+    class Failing(nn.Module):
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            kept.extend((left, left * 2.0, left.transpose(0, 1), left @ right))
+            raise KeyError("outlived")
+
+    with pytest.raises(KeyError, match="outlived"):
+        torchmem.trace(Failing(), csr(True), dense(6, 8), device=device)
+    assert all("nan" in repr(tensor) for tensor in kept)
