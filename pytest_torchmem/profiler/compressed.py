@@ -244,11 +244,11 @@ def _mm_reduce_backward(
     columns; _sparse_mm_reduce_impl_backward_sparse_csr_cpu.
     """
     crow, columns, values = self.crow_indices(), self.col_indices(), self.values()
-    rows = torch._convert_indices_from_csr_to_coo(crow, columns).select(0, 0)
+    rows = _aten._convert_indices_from_csr_to_coo.default(crow, columns).select(0, 0)
     order = (columns * self.size(0)).add_(rows)
     by_column = order.argsort()
     in_order = columns.index_select(0, by_column)
-    ends = torch._convert_indices_from_coo_to_csr(in_order, self.size(1))
+    ends = _aten._convert_indices_from_coo_to_csr.default(in_order, self.size(1))
     del order, in_order
     of_values = of_weight = None
     if output_mask[0]:

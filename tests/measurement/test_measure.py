@@ -90,9 +90,10 @@ def test_gradients_from_earlier_steps_are_there_and_are_added_to() -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 @pytest.mark.parametrize(
-    ("layout", "indices"), [(torch.sparse_coo, 2 * 8), (torch.sparse_csr, 9 + 8)]
+    ("layout", "indices"), [(torch.sparse_coo, 2 * 8), (torch.sparse_csr, 9 + 2 * 8)]
 )
 def test_sparse_inputs_are_copied(layout: torch.layout, indices: int) -> None:
+    # The columns of the second are a row of the indices that a matrix by coordinates has.
     matrix = torch.eye(8).to_sparse(layout=layout)
 
     class Product(nn.Linear):

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch._ops import OpOverload
 
+from pytest_torchmem.profiler.devices.attention_answers import attention_answers
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.devices.tensors import Guard
+from pytest_torchmem.profiler.dispatch.attention import BACKENDS, may_use
 from pytest_torchmem.profiler.dispatch.autocast import cuda_autocast
 from pytest_torchmem.profiler.dispatch.registry import LEAVES, Composite, registered_kernels
 from pytest_torchmem.profiler.dispatch.shapes import CUDA_META
@@ -30,7 +31,6 @@ from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import (
     find_operator,
 )
-from pytest_torchmem.profiler.patches import replaced
 from pytest_torchmem.profiler.registrations import composite_kernels
 from pytest_torchmem.profiler.shapes import tensors_in
 
@@ -51,6 +51,7 @@ _FAMILIES = (
 def cuda_dispatch(machine: Machine, interceptor: Interceptor) -> Iterator[None]:
     """Let composite operators on fake cuda tensors of this thread take the GPU's path."""
     guard = Guard(interceptor)
+    assert machine.gpu is not None
     kernels = {
         name: _bind(function, operator, machine, guard) for name, operator, function in _kernels()
     }
@@ -61,31 +62,9 @@ def cuda_dispatch(machine: Machine, interceptor: Interceptor) -> Iterator[None]:
     with (
         composite_kernels(kernels),
         cuda_autocast(guard),
-        replaced(torch._C, **_attention_answers(machine, guard)),
+        attention_answers(guard, BACKENDS, partial(may_use, machine.gpu)),
     ):
         yield
-
-
-def _attention_answers(machine: Machine, guard: Guard) -> dict[str, Callable[..., bool]]:
-    """Return what ``torch.backends.cuda.can_use_flash_attention`` and its like ask."""
-    attention = import_module(f"{__name__}.attention")
-
-    def answer(name: str, backend: int) -> Callable[..., bool]:
-        original: Callable[..., bool] = getattr(torch._C, name)
-
-        def may_use(params: Any, debug: bool = False) -> bool:
-            if guard.off():
-                return original(params, debug)
-            return cast(bool, attention.may_use(machine.gpu, backend, params))
-
-        return may_use
-
-    names = {
-        "_can_use_flash_attention": attention.FLASH,
-        "_can_use_mem_efficient_attention": attention.EFFICIENT,
-        "_can_use_cudnn_attention": attention.CUDNN,
-    }
-    return {name: answer(name, backend) for name, backend in names.items()}
 
 
 @cache

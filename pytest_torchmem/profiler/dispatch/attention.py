@@ -23,6 +23,8 @@ from pytest_torchmem.profiler.internals import TORCH_VERSION, attention_priority
 
 MATH, FLASH, EFFICIENT, CUDNN = range(4)
 """``at::SDPBackend``."""
+BACKENDS = {"flash": FLASH, "mem_efficient": EFFICIENT, "cudnn": CUDNN}
+"""By the names that ``torch.backends.cuda`` asks for them."""
 _CUDNN_FIRST = (CUDNN, FLASH, EFFICIENT, MATH)
 _DEFAULT_ORDER = (FLASH, EFFICIENT, MATH, CUDNN)
 _HALF = (torch.float16, torch.bfloat16)
