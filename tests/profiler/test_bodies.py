@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem import measure, trace
-from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.profiler.bodies import body, find_body
 
 
@@ -54,9 +53,3 @@ def test_a_mask_takes_more_than_its_positions_do() -> None:
 def test_an_empty_tensor_is_known() -> None:
     traced, measured = figures(torch.argwhere, torch.empty(5, 0, dtype=torch.bfloat16))
     assert traced == measured
-
-
-def test_compressed_sparse_tensors_are_refused_by_name() -> None:
-    matrix = torch.eye(3).to_sparse_csr()
-    with pytest.raises(UnsupportedOperatorError, match=r"torch.sparse_csr.*to_sparse_coo"):
-        trace(Program(torch.mv), matrix, torch.randn(3), backward=False)
