@@ -33,12 +33,14 @@ PERCEPTRON = "perceptron of three layers"
 
 
 def steps(pattern: str) -> dict[str, Sample]:
-    """Return the steps to time, with AdamW, by name."""
+    """Return the steps to time, with AdamW, by name; of the perceptron a pure forward too."""
     found = {model.name: next(samples(model)) for model in models(pattern)}
     if re.search(pattern, PERCEPTRON):
         layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
         options = {"optimizer": torch.optim.AdamW}
         found[PERCEPTRON] = Sample(0, layers, (torch.randn(4, 8),), options=options)
+        forward = {"backward": False}
+        found[f"{PERCEPTRON}, forward"] = Sample(0, layers, (torch.randn(4, 8),), options=forward)
     return found
 
 

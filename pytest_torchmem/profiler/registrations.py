@@ -53,8 +53,9 @@ def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload]
     """Route every operator of this thread that would reach a kernel to ``fallback(op, *args)``.
 
     The usual view operators pass by and stay in C++. What this yields lets another one pass from
-    its next call on. To have the dispatcher write the table of every operator anew, twice, is most
-    of a millisecond (Dispatcher.cpp, ``registerFallback``), and every view operator let pass 4 µs.
+    its next call on. The dispatcher writes the table of every operator anew, twice (Dispatcher.cpp,
+    ``registerFallback``): a millisecond, or more where the tables are not in the processor's caches
+    (benchmarks/registration_time.py); every view operator let pass is another 4 µs.
     """
     if _C._dispatch_has_backend_fallback(FAKE):
         raise UnsupportedTorchError(
