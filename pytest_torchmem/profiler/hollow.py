@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.border import Border
 from pytest_torchmem.profiler.call import Call
+from pytest_torchmem.profiler.composites import Composites
 from pytest_torchmem.profiler.compressed import (
     LAYOUTS,
     asks_library,
@@ -51,17 +52,13 @@ from pytest_torchmem.profiler.nested import NestedTensors, has_nested
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
 from pytest_torchmem.profiler.phases import Phases
 from pytest_torchmem.profiler.placement import Placement, host_slots
-from pytest_torchmem.profiler.profile import Confidence, Origin, Phase
+from pytest_torchmem.profiler.planning import find_plan, geometry_of, with_types
+from pytest_torchmem.profiler.profile import Origin, Phase
 from pytest_torchmem.profiler.registrations import interception
-from pytest_torchmem.profiler.sequence import steps_of
 from pytest_torchmem.profiler.shapes import (
     Output,
     Plan,
     Same,
-    outputs_in,
-    plan_of_result,
-    plan_on_meta,
-    plan_pointwise,
     remembered_plans,
     tensors_in,
 )
@@ -72,9 +69,8 @@ from pytest_torchmem.profiler.workspace import (
     Buffer,
     Workspace,
     environment_settings,
-    joined,
 )
-from pytest_torchmem.profiler.wrapped_numbers import WrappedNumbers, type_of
+from pytest_torchmem.profiler.wrapped_numbers import WrappedNumbers
 
 _TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
 _CPU = torch.device("cpu")
@@ -126,11 +122,7 @@ class Interceptor:
         self._placement = Placement(machine, ledger)
         self._in_nested = False
         """Whether torch's kernel for a nested tensor is running."""
-        self._composite = ""
-        """The composite operator whose body is running: what it makes is attributed to it."""
-        self._asked: list[Workspace] = []
-        """What kernels of the body that is running take and no formula gives."""
-
+        self._composites = Composites(self, ledger, self.numbers)
         self._let_pass: Callable[[OpOverload], None]
 
     # -- entry -------------------------------------------------------------------------------------
@@ -258,11 +250,11 @@ class Interceptor:
         __tracebackhide__ = True
         tensors: list[Tensor] = []
         try:
-            key: Any = _geometry(args, tensors)
+            key: Any = geometry_of(args, tensors)
             if kwargs:
                 if kwargs.get("layout") in LAYOUTS:
                     return self._run_compressed(operator, args, kwargs)
-                key = (key, _geometry(tuple(kwargs.items()), tensors))
+                key = (key, geometry_of(tuple(kwargs.items()), tensors))
         except RuntimeError:
             if has_nested(args, kwargs):
                 return self._run_nested(operator, args, kwargs)
@@ -298,10 +290,10 @@ class Interceptor:
                     return tensors[0]
                 if self.streams.several and self.sums.is_sum(records[0]):
                     self.streams.enter_sum(tensors[0].shape)
-        if operator.dynamic and self._own_meta(operator, device) is None:
+        if operator.dynamic and self._own_meta(operator, device.device) is None:
             body = self.machine.body(operator, device.device.type)
             if body is not None:
-                return self._run_body(body, call, device)[0]
+                return self._composites.run(body, call, device)[0]
             return self._run_dynamic(call, device, self._origin(operator, frame))
         planned = (args, kwargs)
         if operator.masks:
@@ -310,7 +302,7 @@ class Interceptor:
                 self.values.know(call, Plan((), Same(0)), args)
                 return args[0]
             planned = (plain, kwargs)
-            key = (key, _geometry(plain, []))
+            key = (key, geometry_of(plain, []))
         key = (operator.overload, device.device, key)
         if self.machine.gpu is not None:
             self._follow_settings()
@@ -322,11 +314,12 @@ class Interceptor:
         if plan is None:
             body = self.machine.body(operator, device.device.type) if tensors else None
             if body is not None:
-                result, plan = self._run_body(body, call, device)
+                result, plan = self._composites.run(body, call, device)
                 self._plans[key] = plan
                 self.values.know(call, plan, result)
                 return result
-            plan = self._plan(operator, planned[0], planned[1], tensors, device)
+            own = self._own_meta(operator, device.device)
+            plan = find_plan(operator, *planned, tensors, own)
             plan.on_host = host_slots(operator.name, plan)
             reserve = self.machine.reserve(operator, args, kwargs)
             if reserve is not None:
@@ -335,7 +328,7 @@ class Interceptor:
             origin = self._origin(operator, frame)
             result = make_outputs(self.ledger, plan, tensors, device, origin)
             plan.workspace = self.machine.workspace(
-                device.device, operator, result, _with_types(args, numbers), kwargs
+                device.device, operator, result, with_types(args, numbers), kwargs
             )
         else:
             origin = self._origin(operator, frame)
@@ -359,14 +352,11 @@ class Interceptor:
         """Write down the temporaries of copies between host and GPU."""
         __tracebackhide__ = True
         given = call.kwargs.get("non_blocking", call.args[2] if len(call.args) > 2 else False)
-        outer, self._composite = self._composite, self._composite or call.operator.name
-        try:
+        with self._composites.within(call.operator.name):
             for destination, source, origin in staged_pairs(call, result, device):
                 devices = (device.device, origin.device)
                 with self.intercepting():
                     stage(destination, source, *devices, bool(given), self.placing_on)
-        finally:
-            self._composite = outer
 
     def _run_nested(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that takes or makes nested tensors: those on their buffers come here."""
@@ -416,7 +406,12 @@ class Interceptor:
             )
 
     def _origin(self, operator: Operator, frame: Any) -> Origin:
-        return self.attribution.origin(self.ledger.phase, self._composite or operator.name, frame)
+        return self.attribution.origin(
+            self.ledger.phase, self._composites.running or operator.name, frame
+        )
+
+    def _own_meta(self, operator: Operator, device: torch.device) -> Callable[..., Any] | None:
+        return self.machine.meta_function(operator, device.type)
 
     def _from_geometry(
         self,
@@ -427,7 +422,7 @@ class Interceptor:
     ) -> Any:
         """Make a tensor like one on ``meta`` on another device (``Module.to_empty``)."""
         self.phases.find()
-        plan = self._plan(operator, args, kwargs, [], self.ledger.on(device))
+        plan = find_plan(operator, args, kwargs, [], self._own_meta(operator, device))
         origin = self.attribution.origin(self.ledger.phase, operator.name, sys._getframe(3))
         return make_outputs(self.ledger, plan, [], self.ledger.on(device), origin)
 
@@ -450,84 +445,6 @@ class Interceptor:
             found.append(record)
         return found
 
-    # -- plans -------------------------------------------------------------------------------------
-
-    def _plan(
-        self,
-        operator: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[Tensor],
-        device: DeviceLedger,
-    ) -> Plan:
-        __tracebackhide__ = True
-        if tensors and not kwargs:  # a clone may be laid out in another way
-            plan = plan_pointwise(
-                operator.overload, tensors, bool(operator.mutated or operator.mutated_names)
-            )
-            if plan is not None:
-                return plan
-        function: Callable[..., Any] = operator.overload
-        if operator.takes_device:
-            kwargs = {**kwargs, "device": "meta"}
-            kwargs.pop("pin_memory", None)
-        own = self._own_meta(operator, device)
-        if own is None:
-            args = operator.with_numbers_as_tensors(args, "meta")
-        return plan_on_meta(operator.overload, own or function, args, kwargs)
-
-    def _own_meta(self, operator: Operator, device: DeviceLedger) -> Callable[..., Any] | None:
-        return self.machine.meta_function(operator, device.device.type)
-
-    def _run_body(
-        self,
-        body: Callable[..., Any],
-        call: Call,
-        device: DeviceLedger,
-    ) -> tuple[Any, Plan]:
-        """Run the operators that one is made of once; its plan repeats what they asked for."""
-        __tracebackhide__ = True
-        operator, kwargs = call.operator, call.kwargs
-        if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": _CPU}
-        args = operator.with_numbers_as_tensors(call.args, "cpu")
-        outermost = device.asked is None
-        if device.asked is None:
-            device.asked = []
-        asked, position, earlier = device.asked, len(device.events), len(device.asked)
-        outer, self._composite = self._composite, self._composite or operator.name
-        outer_asked, self._asked = self._asked, []
-        try:
-            with self.placing_on(device.device), self.intercepting():
-                result = body(*args, **kwargs)
-            self.numbers.settle()
-        finally:
-            self._composite = outer
-            inner, self._asked = joined(self._asked), outer_asked
-            if outermost:
-                device.asked = None
-        plan = plan_of_result(result, call.tensors, storage_address)
-        outputs = self._made(plan, result, device)
-        plan.steps = steps_of(device, position, asked[earlier:], outputs)
-        for index, output in outputs.items():
-            sure = device.entries[index - 1].confidence
-            if sure is not Confidence.EXACT:
-                plan.confidences[output.slot] = sure
-        if not inner.is_nothing:
-            plan.workspace = inner
-            self._asked.append(inner)
-        return result, plan
-
-    def _made(self, plan: Plan, result: Any, device: DeviceLedger) -> dict[int, Output]:
-        """Return the first outputs on each new storage by the storage's index on ``device``."""
-        found: dict[int, Output] = {}
-        for tensor, output in zip(tensors_in(result), outputs_in(plan.outputs), strict=True):
-            if type(output) is Output and plan.slots[output.slot] >= 0:
-                record = self.ledger.records.get(storage_address(tensor))
-                if record is not None and record.ledger is device:
-                    found.setdefault(record.index, output)
-        return found
-
     def _take(self, workspace: Workspace, device: DeviceLedger, origin: Origin) -> None:
         """Write down what a kernel takes."""
         if workspace.kept:
@@ -541,8 +458,7 @@ class Interceptor:
             device.unknown_workspaces.update(workspace.unknown)
         if workspace.requests:
             self.ledger.workspace(workspace.requests, device, origin, workspace.confidence)
-        if self._composite and (workspace.unknown or workspace.questions):
-            self._asked.append(workspace)
+        self._composites.note(workspace)
 
     def _item(self, tensor: Tensor) -> Any:
         __tracebackhide__ = True
@@ -598,28 +514,3 @@ class Interceptor:
         output = Output(0, tensor.dtype, shape, twin.stride(), int(tensor.storage_offset()))
         grow(self.ledger, tensor, output, records[0].ledger, origin)
         return tensor
-
-
-def _geometry(value: Any, tensors: list[Tensor]) -> Any:
-    """Return what of an argument decides the outputs' geometry; tensors are appended in order."""
-    kind = type(value)
-    if kind in _TENSOR_TYPES or isinstance(value, Tensor):
-        tensors.append(value)
-        return (value.shape, value.stride(), value.dtype)
-    if kind is tuple or kind is list:
-        return tuple([_geometry(item, tensors) for item in value])
-    if kind is float or kind is bool:
-        return (kind, value)
-    if issubclass(kind, _Generator):
-        return None
-    return value
-
-
-def _with_types(args: tuple[Any, ...], numbers: tuple[int, ...]) -> tuple[Any, ...]:
-    """Return arguments where tensors without data stand for ``numbers`` wrapped in them."""
-    if not numbers:
-        return args
-    converted = list(args)
-    for position in numbers:
-        converted[position] = torch.empty((), dtype=type_of(args[position]), device="meta")
-    return tuple(converted)
