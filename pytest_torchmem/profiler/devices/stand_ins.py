@@ -31,7 +31,7 @@ class Session:
 
     @property
     def interceptor(self) -> Interceptor:
-        """The interceptor of the trace that is running, where the session is not off."""
+        """The interceptor of the trace that is running, while replaced functions are on."""
         assert self.guard is not None
         return self.guard.interceptor
 
