@@ -13,9 +13,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import resolve_name
+from types import FrameType
 from typing import Any
 
 from pytest_torchmem.profiler.patches import replaced
+
+_IMPORTING = "<frozen importlib._bootstrap>"
+"""Where Python says that its own import runs."""
 
 
 @contextmanager
@@ -34,12 +38,23 @@ def imports_apart() -> Iterator[None]:
         if threading.get_ident() == thread:
             package = (scope or {}).get("__package__") or ""
             absolute = resolve_name("." * level + name, package) if level and package else name
-            if absolute.startswith("torch.") and absolute not in sys.modules:
+            new = absolute.startswith("torch.") and absolute not in sys.modules
+            if new and not _is_importing(sys._getframe(1)):
                 _on_another_thread(original, absolute)
         return original(name, scope, local, names, level)
 
     with replaced(builtins, __import__=apart):
         yield
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether this thread is importing already, and so holds the lock of a module.
+
+    The other thread would wait for that lock as soon as it imports the same, and for ever.
+    """
+    while frame is not None and frame.f_code.co_filename != _IMPORTING:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _on_another_thread(import_: Callable[..., Any], name: str) -> None:

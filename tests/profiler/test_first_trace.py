@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,4 +53,31 @@ def test_first_trace_of_a_process(program: str, device: str) -> None:
         text=True,
         check=False,
     )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+_BACK_AND_FORTH = """
+import sys
+import torch
+import pytest_torchmem as torchmem
+
+directory = sys.argv[1]
+sys.path.append(directory)
+torch.__path__.append(directory)  # a part of torch that imports the module that imports it
+
+def program():
+    import torchmem_back_and_forth
+    return torch.ones(10)
+
+assert torchmem.trace(program).peak == 40
+assert "torch.torchmem_probe" in sys.modules
+"""
+
+
+def test_a_module_that_torch_imports_in_turn(tmp_path: Path) -> None:
+    """It is being imported on the trace's thread, and another would wait for it for ever."""
+    (tmp_path / "torchmem_back_and_forth.py").write_text("import torch.torchmem_probe\n")
+    (tmp_path / "torchmem_probe.py").write_text("import torchmem_back_and_forth\n")
+    command = [sys.executable, "-W", "ignore", "-c", _BACK_AND_FORTH, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
