@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -29,13 +30,20 @@ def process_kept() -> Iterator[None]:
 
 @contextmanager
 def thread_kept() -> Iterator[None]:
-    """Put back the thread's default device, autocast and gradient mode."""
-    with (
-        _default_device_kept(),
-        _autocast_kept(),
-        torch.set_grad_enabled(torch.is_grad_enabled()),
-    ):
-        yield
+    """Put back the thread's default device, autocast and gradient mode.
+
+    In a process that another thread forked there is no such thread any more.
+    """
+    thread = threading.get_ident()
+    with ExitStack() as stack:
+        stack.enter_context(_default_device_kept())
+        stack.enter_context(_autocast_kept())
+        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
+        try:
+            yield
+        finally:
+            if threading.get_ident() != thread:
+                stack.pop_all()
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
 
 from pytest_torchmem.errors import UnsupportedTorchError, UsageError
 from pytest_torchmem.profiler.allocator import AllocatorOptions, parse_options
+from pytest_torchmem.profiler.alone import alone
 from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.border import give_survivors_data
 from pytest_torchmem.profiler.calibration import Calibration
@@ -39,7 +40,6 @@ from pytest_torchmem.sizes import parse_size
 
 DEVICES = ("cpu", "cuda")
 _HOSTS: dict[str, Callable[[], Host]] = {"reference": lambda: REFERENCE, "here": this_machine}
-_TRACING = threading.Lock()
 
 
 def trace(
@@ -86,16 +86,9 @@ def trace(
     limit = _Memory(parse_options(allocator), *_limit(memory, gpu))
     check_step(target, loss_fn, backward, optimizer, steps)
     check_torch()
-    if not _TRACING.acquire(blocking=False):
-        raise UsageError(
-            "a trace is already running in this process: a traced program cannot trace, and two "
-            "threads cannot trace at once"
-        )
-    try:
+    with alone() as layers:
         step = (loss_fn, backward, optimizer, steps)
-        return _trace(machine, limit, target, args, kwargs, step)
-    finally:
-        _TRACING.release()
+        return _trace(layers, machine, limit, target, args, kwargs, step)
 
 
 class _Memory(NamedTuple):
@@ -126,6 +119,7 @@ def _limit(memory: int | str | None, gpu: str | None) -> tuple[bool, int | None]
 
 
 def _trace(
+    layers: ExitStack,
     machine: Machine,
     limit: _Memory,
     target: Any,
@@ -139,15 +133,14 @@ def _trace(
     memory = limit.of(on_device, machine.gpu) if machine.gpu is not None else None
     attribution = Attribution()
     interceptor = Interceptor(machine, ledger, attribution, _gradient_held_by_engine_alone())
-    with ExitStack() as stack:
-        stack.enter_context(process_kept())
-        stack.callback(give_survivors_data, ledger)
-        stack.callback(interceptor.border.return_borrowed)
-        stack.enter_context(thread_kept())
-        stack.enter_context(_layers(interceptor, memory))
-        # In a function of its own: when it returns, nothing of the step is alive but what the
-        # program keeps for itself.
-        return _profile(interceptor, memory, target, args, kwargs, step)
+    layers.enter_context(process_kept())
+    layers.callback(give_survivors_data, ledger)
+    layers.callback(interceptor.border.return_borrowed)
+    layers.enter_context(thread_kept())
+    layers.enter_context(_layers(interceptor, memory))
+    # In a function of its own: when it returns, nothing of the step is alive but what the program
+    # keeps for itself.
+    return _profile(interceptor, memory, target, args, kwargs, step)
 
 
 def _profile(

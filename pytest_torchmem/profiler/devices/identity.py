@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pytest_torchmem.profiler.devices.cuda_answers import cuda_answers
 from pytest_torchmem.profiler.devices.cuda_memory import DeviceMemory
+from pytest_torchmem.profiler.devices.data_loading import loaders_pin_here
 from pytest_torchmem.profiler.devices.outside_tensors import cuda_outside_tensors
 from pytest_torchmem.profiler.devices.stand_ins import SESSION
 from pytest_torchmem.profiler.devices.tensors import Guard
@@ -54,6 +55,7 @@ def cuda_identity(interceptor: Interceptor, memory: DeviceMemory) -> Iterator[No
     with ExitStack() as stack:
         stack.enter_context(cuda_answers(interceptor, guard, memory))
         stack.enter_context(cuda_outside_tensors(guard))
+        stack.enter_context(loaders_pin_here(guard))
         stack.enter_context(triton_refused(guard))
         stack.enter_context(
             replaced_all(

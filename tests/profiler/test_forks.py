@@ -1,0 +1,101 @@
+"""A process that is forked in the course of a trace is a program of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from pytest_torchmem import trace
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+
+
+class Samples(Dataset[tuple[Tensor, Tensor]]):
+    """Ten samples, which a worker computes."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(8.0).view(2, 4) * index
+        assert rows.sum().item() == 28 * index  # a hollow tensor has no such number
+        return rows.sum(0), torch.tensor(index)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_workers_load_what_a_traced_program_trains_on(device: str) -> None:
+    labels: list[int] = []
+
+    def program() -> None:
+        model = nn.Linear(4, 10).to(device)
+        pins = device == "cuda"
+        for data, label in DataLoader(Samples(), batch_size=5, num_workers=1, pin_memory=pins):
+            assert data.is_pinned() is label.is_pinned() is pins
+            labels.extend(label.tolist())
+            data, label = data.to(device, non_blocking=True), label.to(device, non_blocking=True)
+            nn.functional.cross_entropy(model(data), label).backward()
+        assert threading.active_count() == threads
+
+    threads = threading.active_count()
+    trace(program, device=device)
+    assert labels == list(range(10))
+
+
+def in_forked_process(body: Callable[[], object]) -> str:
+    """Return the text of what ``body`` returned, or raised, in a forked process."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            text = repr(body())
+        except BaseException as error:
+            text = repr(error)
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(process, 0)
+    with os.fdopen(reading) as pipe:
+        return pipe.read()
+
+
+@pytest.mark.parametrize("on_another_thread", [False, True])
+def test_a_forked_process_finds_torch_as_it_is(on_another_thread: bool) -> None:
+    texts: list[str] = []
+
+    def program() -> None:
+        weight = torch.ones(1 << 40, device="cuda")
+
+        def body() -> list[object]:
+            traced = trace(lambda: kept.append(torch.ones(5)), device="cpu").peak
+            return [
+                torch.ones(3).sum().item(),
+                weight[0].isnan().item(),
+                weight.device.type,
+                hasattr(torch.cuda.is_available, "__wrapped__"),
+                torch.is_grad_enabled(),
+                traced,
+            ]
+
+        kept: list[Tensor] = []
+        with torch.set_grad_enabled(on_another_thread):
+
+            def fork() -> None:
+                texts.append(in_forked_process(body))
+
+            if on_another_thread:
+                thread = threading.Thread(target=fork)
+                thread.start()
+                thread.join()
+            else:
+                fork()
+        assert torch.ones(2, device="cuda").is_cuda
+
+    with torch.set_grad_enabled(not on_another_thread):
+        trace(program, device="cuda")
+    assert texts == [repr([3.0, True, "cpu", False, True, 20])]
