@@ -12,9 +12,10 @@ from pytest_torchmem import measuring
 from pytest_torchmem.budget import MARKER, Budget, headroom, read_budget
 from pytest_torchmem.collection import test_id
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.failure import MemoryCheckFailed
 from pytest_torchmem.judging import Context, Judge, relative, update_command
-from pytest_torchmem.measuring import RealRun, Target
-from pytest_torchmem.record import Calibrated, Outcome, Record
+from pytest_torchmem.measuring import Target
+from pytest_torchmem.record import Calibrated, Outcome, RealRun, Record
 from pytest_torchmem.report import messages
 from pytest_torchmem.settings import parse_devices, parse_measure
 from pytest_torchmem.snapshot.compare import with_entry
@@ -25,25 +26,6 @@ from pytest_torchmem.tolerance import Level, parse_rules
 if TYPE_CHECKING:
     from pytest_torchmem.profiler.devices.out_of_memory import OutOfMemoryError
     from pytest_torchmem.profiler.profile import MemoryProfile
-
-
-class MemoryCheckFailed(AssertionError, pytest.fail.Exception):  # type: ignore[name-defined,misc]
-    """A test needs more memory than its budget or snapshot allows, or could not be checked.
-
-    Where a whole body was traced no line of the test is running any more, so that a traceback
-    would be empty: pytest then shows the message and ``last_line`` instead.
-    """
-
-    # As pytest does for its own outcomes: reports show "MemoryCheckFailed: …" without the module.
-    __module__ = "builtins"
-
-    def __init__(self, message: str, last_line: str = "", headline: str = "") -> None:
-        self.headline = headline or message.partition("\n")[0]
-        """The failure in one line, for pytest's short summary."""
-        self.msg = f"{message}\n\n{last_line}" if last_line else message
-        self.pytrace = not last_line
-        super().__init__(self.msg, self.pytrace)
-        self.args = (self.msg,)
 
 
 @dataclass(frozen=True, slots=True)

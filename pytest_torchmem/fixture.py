@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchmem.budget import MARKER
-from pytest_torchmem.check import Checker, MemoryCheckFailed
+from pytest_torchmem.check import Checker
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.failure import MemoryCheckFailed
 from pytest_torchmem.measuring import Target
 
 if TYPE_CHECKING:

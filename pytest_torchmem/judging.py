@@ -16,8 +16,7 @@ from pytest_torchmem.budget import Budget, limits_of, overruns
 from pytest_torchmem.calibrating import Calibrations
 from pytest_torchmem.collection import Collection, test_id
 from pytest_torchmem.errors import SnapshotError, UsageError
-from pytest_torchmem.measuring import RealRun
-from pytest_torchmem.record import Outcome, Record
+from pytest_torchmem.record import Outcome, RealRun, Record
 from pytest_torchmem.report import messages
 from pytest_torchmem.settings import Settings
 from pytest_torchmem.snapshot.compare import Comparison, beyond, compare, with_entry

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.record import Measurement, Outcome, Record
+from pytest_torchmem.record import Measurement, Outcome, RealRun, Record
 from pytest_torchmem.report import measured as messages
 from pytest_torchmem.sizes import format_size
 from pytest_torchmem.snapshot.compare import Change, Comparison, beyond, compare
 from pytest_torchmem.snapshot.explain import peak_contents
-from pytest_torchmem.snapshot.format import MEASURED, PEAKS, Entry, Measured
+from pytest_torchmem.snapshot.format import MEASURED, PEAKS, Entry
 
 if TYPE_CHECKING:
     from pytest_torchmem.measurement.cuda import MeasuredProfile
@@ -38,28 +38,6 @@ class Target:
     """Runs on the real GPU of this machine."""
     record: Callable[[Device, Gpu, Collection[Question]], dict[Question, Figure]] | None = None
     """Runs there for what kernels take; ``None`` where the test has a calibration of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class RealRun:
-    """What came of running a check on the real GPU."""
-
-    measurement: Measurement
-    only_measured: tuple[tuple[int, int], ...] = ()
-    """Sizes in bytes, and how many of each are alive at the GPU's peak and not at the trace's."""
-    only_traced: tuple[Allocation, ...] = ()
-    """What is alive at the trace's peak and has no counterpart of its size at the GPU's."""
-    unknown_workspaces: tuple[str, ...] = ()
-    """Operators whose workspace the estimate leaves out."""
-
-    @property
-    def entry(self) -> dict[str, Measured]:
-        """What a snapshot's entry holds of it: nothing where nothing was measured."""
-        found = self.measurement
-        if not found.figures:
-            return {}
-        figures = {name: found.figures[name] for name in MEASURED if name in found.figures}
-        return {found.gpu: Measured(found.torch, figures)}
 
 
 def run_for_real(

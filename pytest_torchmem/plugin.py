@@ -248,7 +248,7 @@ class _RunHooks:
         if self.run is not None:
             from pytest_torchmem.report.terminal import show
 
-            show(terminalreporter, self.run)
+            show(terminalreporter, self.run.summary)
 
     def _find(self) -> dict[str, list[Any]]:
         """Return what this process collected that has to do with snapshots, of builtin types."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.calibration.format import dump, load
 from pytest_torchmem.profiler.calibration import Figures, Question
 from pytest_torchmem.snapshot.compare import Change, Comparison, Verdict
-from pytest_torchmem.snapshot.format import Entry, Key, entry_from_plain
+from pytest_torchmem.snapshot.format import MEASURED, Entry, Key, Measured, entry_from_plain
+
+if TYPE_CHECKING:
+    from pytest_torchmem.profiler.profile import Allocation
 
 _TUPLES = ("warnings", "unknown_workspaces", "calibrated_workspaces", "grew")
 
@@ -53,6 +56,28 @@ class Measurement:
         """Return this measurement of builtin types."""
         plain = asdict(replace(self, changes=()))
         return {**plain, "changes": _plain_changes(self.changes)}
+
+
+@dataclass(frozen=True, slots=True)
+class RealRun:
+    """What came of running a check on the real GPU."""
+
+    measurement: Measurement
+    only_measured: tuple[tuple[int, int], ...] = ()
+    """Sizes in bytes, and how many of each are alive at the GPU's peak and not at the trace's."""
+    only_traced: tuple[Allocation, ...] = ()
+    """What is alive at the trace's peak and has no counterpart of its size at the GPU's."""
+    unknown_workspaces: tuple[str, ...] = ()
+    """Operators whose workspace the estimate leaves out."""
+
+    @property
+    def entry(self) -> dict[str, Measured]:
+        """What a snapshot's entry holds of it: nothing where nothing was measured."""
+        found = self.measurement
+        if not found.figures:
+            return {}
+        figures = {name: found.figures[name] for name in MEASURED if name in found.figures}
+        return {found.gpu: Measured(found.torch, figures)}
 
 
 @dataclass(frozen=True, slots=True)

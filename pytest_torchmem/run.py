@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +17,12 @@ from pytest_torchmem.calibration.store import CalibrationPlan
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.obsolete import Gone, find_gone
 from pytest_torchmem.record import Outcome, Record, record_from_plain
+from pytest_torchmem.report.files import write_reports
 from pytest_torchmem.settings import Settings
 from pytest_torchmem.snapshot.format import Entry, Key
-from pytest_torchmem.snapshot.plan import FilePlan, plan_file
+from pytest_torchmem.snapshot.plan import plan_file
 from pytest_torchmem.snapshot.store import read, write
+from pytest_torchmem.summary import Check, Summary
 from pytest_torchmem.update import Update, Updated
 
 _ACCEPTABLE = (Outcome.GREW, Outcome.MISSING, Outcome.SHRANK, Outcome.MEASURED_GREW)
@@ -38,46 +39,13 @@ class Attempt:
     finished: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A record, and what became of its test."""
-
-    record: Record
-    passed: bool
-    failed_by_check: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What a run came to; everything that reports show."""
-
-    checks: tuple[Check, ...] = ()
-    plans: tuple[FilePlan, ...] = ()
-    obsolete: tuple[tuple[str, Key], ...] = ()
-    """Entries whose test or name is gone, with their file, where they were not removed."""
-    problems: tuple[str, ...] = ()
-    proposal: tuple[str, ...] = ()
-    """The files written for people to take over from CI."""
-    orphans: frozenset[str] = frozenset()
-    """The files whose test module is gone."""
-    hints: tuple[str, ...] = ()
-    """What looks renamed and could not be decided."""
-    calibrations: tuple[CalibrationPlan, ...] = ()
-    """Calibration files as an update made them, or in a dry run would make them."""
-
-    @property
-    def records(self) -> list[Record]:
-        """The records of all checks."""
-        return [check.record for check in self.checks]
-
-
 class Run:
     """Gathers what the tests report, and concludes when they are done."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config = config
         self.settings = settings
-        self.summary = Summary()
+        self.summary = Summary(settings, config.rootpath)
         self._attempts: dict[tuple[str, str], Attempt] = {}
         self._modules: dict[str, dict[str, Any]] = {}
         self._orphans: set[str] | None = None
@@ -133,21 +101,22 @@ class Run:
             updated = self._update(checks, gone, clean)
             calibrations, problems = self._update_calibrations(checks)
         removed = {
-            (plan_path(self.config, plan), key)
+            (self.summary.file_of(plan), key)
             for plan in updated.plans
             if not plan.problem
             for key in (*plan.removed, *(old for old, _ in (*plan.renamed, *plan.moved)))
         }
         proposal, more = self._propose(checks)
-        self.summary = Summary(
-            checks,
-            tuple(updated.plans),
-            tuple(p for p in gone.listed() if p not in removed or self.settings.dry_run),
-            tuple(dict.fromkeys((*gone.problems, *updated.problems, *problems, *more))),
-            tuple(proposal),
-            frozenset(gone.orphans),
-            tuple(updated.hints),
-            tuple(calibrations),
+        self.summary = replace(
+            self.summary,
+            checks=checks,
+            plans=tuple(updated.plans),
+            obsolete=tuple(p for p in gone.listed() if p not in removed or self.settings.dry_run),
+            problems=tuple(dict.fromkeys((*gone.problems, *updated.problems, *problems, *more))),
+            proposal=tuple(proposal),
+            orphans=frozenset(gone.orphans),
+            hints=tuple(updated.hints),
+            calibrations=tuple(calibrations),
         )
         self._report()
         self._set_exit_status(session)
@@ -269,17 +238,8 @@ class Run:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _report(self) -> None:
-        from pytest_torchmem.report.files import write_reports
-
         try:
-            write_reports(self)
+            write_reports(self.config, self.summary)
         except OSError as error:
             problem = f"a report cannot be written: {error}"
             self.summary = replace(self.summary, problems=(*self.summary.problems, problem))
-
-
-def plan_path(config: pytest.Config, plan: FilePlan | CalibrationPlan) -> str:
-    """Return the file of a plan, relative to the root."""
-    import os
-
-    return Path(os.path.relpath(plan.stored.path, config.rootpath)).as_posix()

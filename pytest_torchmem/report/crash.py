@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchmem.check import MemoryCheckFailed
+from pytest_torchmem.failure import MemoryCheckFailed
 
 if TYPE_CHECKING:
     import pytest

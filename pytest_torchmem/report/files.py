@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.record import Outcome, Record
 from pytest_torchmem.report.difference import Difference, Group, in_order
 from pytest_torchmem.report.github import apply_command
 from pytest_torchmem.report.json_report import build
 from pytest_torchmem.report.markdown import render
-from pytest_torchmem.run import Check, Run
 from pytest_torchmem.snapshot.compare import Verdict
 from pytest_torchmem.snapshot.store import write
+from pytest_torchmem.summary import Check, Summary
+
+if TYPE_CHECKING:
+    import pytest
 
 _GROUPS = {
     Outcome.GREW: Group.GREW,
@@ -31,14 +34,14 @@ _BY_HEADLINE = (Outcome.OVER_BUDGET, Outcome.ESTIMATE_OFF, Outcome.MEASURED_GREW
 """Failures of which no change of a traced figure tells."""
 
 
-def write_reports(run: Run) -> None:
+def write_reports(config: pytest.Config, summary: Summary) -> None:
     """Write the reports that the settings ask for; what cannot be written is a problem to show."""
-    config, settings = run.config, run.settings
-    report = build(run)
+    settings = summary.settings
+    report = build(summary)
     config.hook.pytest_torchmem_report(config=config, report=report)
     if settings.json_path is not None:
         write(settings.json_path, json.dumps(report, indent=2) + "\n")
-    markdown = run_markdown(run)
+    markdown = run_markdown(summary)
     if settings.markdown_path is not None:
         write(settings.markdown_path, markdown)
     summary_file = os.environ.get("GITHUB_STEP_SUMMARY")
@@ -47,17 +50,16 @@ def write_reports(run: Run) -> None:
             file.write(markdown + "\n")
 
 
-def run_markdown(run: Run) -> str:
+def run_markdown(summary: Summary) -> str:
     """Return a run's results as Markdown, the snapshot as base."""
-    checks = run.summary.checks
-    found = in_order(_difference(check) for check in checks if not _is_idle(check))
+    found = in_order(_difference(check) for check in summary.checks if not _is_idle(check))
     footer: list[str] = []
-    if run.summary.obsolete:
-        footer.append(f"{len(run.summary.obsolete)} obsolete entries.")
-    footer += _libraries(run.summary.records)
-    footer += [f"Error: {problem}" for problem in run.summary.problems]
-    if run.summary.proposal and run.settings.proposal_path is not None:
-        command = apply_command(run.config, run.settings.proposal_path)
+    if summary.obsolete:
+        footer.append(f"{len(summary.obsolete)} obsolete entries.")
+    footer += _libraries(summary.records)
+    footer += [f"Error: {problem}" for problem in summary.problems]
+    if summary.proposal and summary.settings.proposal_path is not None:
+        command = apply_command(summary.root, summary.settings.proposal_path)
         footer.append(f"To accept these changes:\n\n```\n{command}\n```")
     return render(found, footer=footer)
 

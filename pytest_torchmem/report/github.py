@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import pytest
-
     from pytest_torchmem.record import Record
 
 ARTIFACT = "torchmem-proposal"
@@ -31,25 +29,25 @@ def annotation(record: Record, root: Path) -> str:
     return f"::error {properties}::{_data(record.message + advice)}"
 
 
-def apply_command(config: pytest.Config, proposal: Path) -> str:
-    """Return the one command that puts the proposed snapshot files into a checkout."""
+def apply_command(root: Path, proposal: Path) -> str:
+    """Return the one command that puts the proposed snapshot files into a checkout at ``root``."""
     environment = os.environ
-    root = _below_checkout(config.rootpath)
+    below = _below_checkout(root)
     if environment.get("GITHUB_ACTIONS") == "true":
         run = environment.get("GITHUB_RUN_ID", "RUN_ID")
         repository = environment.get("GITHUB_REPOSITORY")
         where = f" --repo {repository}" if repository else ""
-        return f"gh run download {run}{where} --name {ARTIFACT} --dir {shlex.quote(root)}"
+        return f"gh run download {run}{where} --name {ARTIFACT} --dir {shlex.quote(below)}"
     if environment.get("GITLAB_CI"):
         job = f"{environment.get('CI_API_V4_URL')}/projects/{environment.get('CI_PROJECT_ID')}/jobs"
         url = f"{job}/{environment.get('CI_JOB_ID')}/artifacts"
-        inside = shlex.quote(Path(os.path.relpath(proposal, config.rootpath)).as_posix())
+        inside = shlex.quote(Path(os.path.relpath(proposal, root)).as_posix())
         return (
             'curl --fail --location --header "PRIVATE-TOKEN: $GITLAB_TOKEN" '
             f"--output artifacts.zip {url} && unzip -o artifacts.zip "
-            f"&& cp -R {inside}/. {shlex.quote(root)}"
+            f"&& cp -R {inside}/. {shlex.quote(below)}"
         )
-    return f"cp -R {shlex.quote(str(proposal))}/. {shlex.quote(str(config.rootpath))}"
+    return f"cp -R {shlex.quote(str(proposal))}/. {shlex.quote(str(root))}"
 
 
 def _below_checkout(root: Path) -> str:

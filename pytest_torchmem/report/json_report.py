@@ -8,15 +8,14 @@ from pytest_torchmem import __version__
 from pytest_torchmem.record import Record
 
 if TYPE_CHECKING:
-    from pytest_torchmem.run import Check, Run
+    from pytest_torchmem.summary import Check, Summary
 
 KIND = "pytest-torchmem report"
 SCHEMA = 1
 
 
-def build(run: Run) -> dict[str, Any]:
+def build(summary: Summary) -> dict[str, Any]:
     """Return the report of a run, of builtin types."""
-    summary = run.summary
     outcomes: dict[str, int] = {}
     for record in summary.records:
         outcomes[record.outcome.value] = outcomes.get(record.outcome.value, 0) + 1
@@ -24,7 +23,7 @@ def build(run: Run) -> dict[str, Any]:
         "kind": KIND,
         "schema": SCHEMA,
         "version": __version__,
-        "mode": run.settings.mode,
+        "mode": summary.settings.mode,
         "failed": sum(record.failed for record in summary.records),
         "outcomes": dict(sorted(outcomes.items())),
         "checks": [_check(check) for check in summary.checks],

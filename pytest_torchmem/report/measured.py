@@ -21,8 +21,7 @@ from pytest_torchmem.snapshot.compare import Comparison, Verdict
 from pytest_torchmem.snapshot.format import MEASURED
 
 if TYPE_CHECKING:
-    from pytest_torchmem.measuring import RealRun
-    from pytest_torchmem.record import Measurement, Record
+    from pytest_torchmem.record import Measurement, RealRun, Record
 
 _MOST_SIZES = 5
 

@@ -10,10 +10,10 @@ from pytest_torchmem.record import Measurement, Outcome, Record
 from pytest_torchmem.report.github import annotation, apply_command
 from pytest_torchmem.report.measured import difference
 from pytest_torchmem.report.messages import change_text
-from pytest_torchmem.run import Check, Run, Summary, plan_path
 from pytest_torchmem.sizes import format_size
 from pytest_torchmem.snapshot.compare import Change, Verdict, headline
 from pytest_torchmem.snapshot.format import PEAKS
+from pytest_torchmem.summary import Check, Summary
 
 if TYPE_CHECKING:
     import pytest
@@ -25,9 +25,9 @@ _HEADERS = ("test", "device", "forward", "backward", "change", "result")
 _QUIET = (Outcome.PASSED,)
 
 
-def show(terminal: pytest.TerminalReporter, run: Run) -> None:
+def show(terminal: pytest.TerminalReporter, summary: Summary) -> None:
     """Write the summary section."""
-    summary, settings = run.summary, run.settings
+    settings = summary.settings
     if not (summary.checks or summary.obsolete or summary.problems or summary.plans):
         return
     terminal.section("memory (torchmem)", sep="=", bold=True)
@@ -36,8 +36,8 @@ def show(terminal: pytest.TerminalReporter, run: Run) -> None:
     if settings.on_github:
         for record in summary.records:
             if record.failed:
-                terminal.write_line(annotation(record, run.config.rootpath))
-    for line in _written(run):
+                terminal.write_line(annotation(record, summary.root))
+    for line in _written(summary, details=terminal.verbosity > 0):
         terminal.write_line(line)
     for line in _improved(summary.records):
         terminal.write_line(line)
@@ -61,21 +61,20 @@ def show(terminal: pytest.TerminalReporter, run: Run) -> None:
         where = " (on your machine: CI never writes any)" if settings.in_ci else ""
         terminal.write_line(f"To create missing snapshots{where}: pytest --torchmem-update=new")
     if summary.proposal:
-        _proposal(terminal, run)
+        _proposal(terminal, summary)
     failed = any(record.failed for record in summary.records)
-    terminal.write_line(counts(run), bold=True, red=failed, green=not failed)
+    terminal.write_line(counts(summary), bold=True, red=failed, green=not failed)
 
 
-def counts(run: Run) -> str:
+def counts(summary: Summary) -> str:
     """Return how many checks came to what, in one line."""
-    summary = run.summary
     tally = Counter(_result(check) for check in summary.checks)
     obsolete = len(summary.obsolete)
     removed = sum(len(plan.removed) for plan in summary.plans if not plan.problem)
     renamed = sum(len(plan.renamed + plan.moved) for plan in summary.plans if not plan.problem)
     parts = [f"{number} {name}" for name, number in tally.items()]
     parts += [f"{obsolete} obsolete"] if obsolete else []
-    if run.settings.writes:
+    if summary.settings.writes:
         parts += [f"{removed} removed"] if removed else []
         parts += [f"{renamed} renamed"] if renamed else []
     total = len(summary.checks)
@@ -234,17 +233,17 @@ def _tests(nodeids: Mapping[str, None], does: str) -> str:
     return f"1 test {does}" if number == 1 else f"{number} tests {verb.removesuffix('s')} {rest}"
 
 
-def _written(run: Run) -> Iterable[str]:
-    dry = run.settings.dry_run
-    for plan in run.summary.plans:
+def _written(summary: Summary, *, details: bool) -> Iterable[str]:
+    dry = summary.settings.dry_run
+    for plan in summary.plans:
         if not plan.changes_file:
             continue
-        file = plan_path(run.config, plan)
+        file = summary.file_of(plan)
         if dry:
             yield f"would write {file}"
         else:
             yield f"removed {file}" if plan.text is None else f"wrote {file}"
-        if dry or run.config.get_verbosity() > 0:
+        if dry or details:
             names = (
                 ("new", plan.added),
                 ("changed", plan.changed),
@@ -254,20 +253,20 @@ def _written(run: Run) -> Iterable[str]:
                 yield from (f"  {what}: {key}" for key in keys)
         yield from (f"  renamed: {old} -> {new}" for old, new in plan.renamed)
         yield from (f"  moved: {old} -> {file}: {new}" for old, (file, new) in plan.moved)
-    yield from _calibrations(run)
+    yield from _calibrations(summary, details=details)
 
 
-def _calibrations(run: Run) -> Iterable[str]:
-    dry = run.settings.dry_run
-    for plan in run.summary.calibrations:
+def _calibrations(summary: Summary, *, details: bool) -> Iterable[str]:
+    dry = summary.settings.dry_run
+    for plan in summary.calibrations:
         if not plan.changes_file:
             continue
-        file = plan_path(run.config, plan)
+        file = summary.file_of(plan)
         names = (("new", plan.added), ("changed", plan.changed), ("obsolete", plan.removed))
         told = ", ".join(f"{len(found)} {what}" for what, found in names if found)
         did = "would write" if dry else "removed" if plan.text is None else "wrote"
         yield f"{did} {file}: {told}" if told else f"{did} {file}"
-        if dry or run.config.get_verbosity() > 0:
+        if dry or details:
             for what, found in names:
                 for setup, question in found:
                     yield f"  {what}: {setup}: {question.operator}({question.geometry})"
@@ -327,11 +326,11 @@ def _obsolete(summary: Summary) -> Iterable[str]:
             yield f"obsolete: {file}: {key}"
 
 
-def _proposal(terminal: pytest.TerminalReporter, run: Run) -> None:
-    settings = run.settings
-    assert settings.proposal_path is not None
+def _proposal(terminal: pytest.TerminalReporter, summary: Summary) -> None:
+    proposal = summary.settings.proposal_path
+    assert proposal is not None
     terminal.write_line(
-        f"The snapshots as they would be after an update are in {settings.proposal_path}. "
+        f"The snapshots as they would be after an update are in {proposal}. "
         "To accept them, run on your machine:"
     )
-    terminal.write_line(f"  {apply_command(run.config, settings.proposal_path)}")
+    terminal.write_line(f"  {apply_command(summary.root, proposal)}")

@@ -1,0 +1,24 @@
+"""The failure of a test whose memory is not as its snapshot or budget says."""
+
+from __future__ import annotations
+
+import pytest
+
+
+class MemoryCheckFailed(AssertionError, pytest.fail.Exception):  # type: ignore[name-defined,misc]
+    """A test needs more memory than its budget or snapshot allows, or could not be checked.
+
+    Where a whole body was traced no line of the test is running any more, so that a traceback
+    would be empty: pytest then shows the message and ``last_line`` instead.
+    """
+
+    # As pytest does for its own outcomes: reports show "MemoryCheckFailed: …" without the module.
+    __module__ = "builtins"
+
+    def __init__(self, message: str, last_line: str = "", headline: str = "") -> None:
+        self.headline = headline or message.partition("\n")[0]
+        """The failure in one line, for pytest's short summary."""
+        self.msg = f"{message}\n\n{last_line}" if last_line else message
+        self.pytrace = not last_line
+        super().__init__(self.msg, self.pytrace)
+        self.args = (self.msg,)
