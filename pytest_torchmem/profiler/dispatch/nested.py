@@ -6,6 +6,7 @@ Sizes, strides and offsets stay on the host; a kernel is given those it needs as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,11 +18,8 @@ from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.profiler.dispatch.attention import FLASH, MATH, choose_nested
 from pytest_torchmem.profiler.internals import run_nested_kernel
 from pytest_torchmem.profiler.nested import NestedTensors, nested_kernel
-from pytest_torchmem.profiler.nested.kernels import (
-    elements,
-    from_padded_by_mask,
-    to_padded_by_parts,
-)
+from pytest_torchmem.profiler.nested.kernels import from_padded_by_mask, to_padded_by_parts
+from pytest_torchmem.profiler.signatures import AttentionLayer
 
 _aten: Any = torch.ops.aten
 _TENSOR_CORES = 8
@@ -50,7 +48,7 @@ def nested_from_padded(
     if padded.dim() != dimensions or padded.dtype not in (torch.float32, torch.float16):
         return from_padded_by_mask(nested, padded, sizes, fuse_transform_0213)
     rows: list[list[int]] = sizes.tolist()
-    buffer = padded.new_empty((sum(map(elements, rows)),))
+    buffer = padded.new_empty((sum(map(math.prod, rows)),))
     metadata = _on_gpu(padded, sizes.numel() + padded.dim() + len(rows) + 1)
     del metadata
     return nested.wrap(buffer, sizes)
@@ -105,58 +103,57 @@ def softmax_with_shape(nested: NestedTensors, self: Tensor, query: Tensor) -> Te
 
 @nested_kernel("aten::_native_multi_head_attention", device="cuda")
 def native_multi_head_attention(
-    nested: NestedTensors,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    embed_dim: int,
-    num_head: int,
-    qkv_weight: Tensor,
-    qkv_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    mask: Tensor | None = None,
-    need_weights: bool = True,
-    average_attn_weights: bool = True,
-    mask_type: int | None = None,
+    nested: NestedTensors, *arguments: Any, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """native/transformers/cuda/attention.cu, native_multi_head_attention_cuda."""
-    if mask is not None:
+    layer = AttentionLayer(*arguments, **options)
+    if layer.mask is not None:
         raise RuntimeError("NestedTensor with mask is not supported yet")
-    if not query is key is value:
+    if not layer.query is layer.key is layer.value:
         raise UnsupportedOperatorError(
             "attention between two nested tensors of the strided layout is not modelled on cuda; "
             "torch.nested with layout=torch.jagged is"
         )
-    sizes = query._nested_tensor_size()
-    head = embed_dim // num_head
-    rows = query.values().view(-1, embed_dim)
-    if head % 8 == 0 and not need_weights:
+    sizes = layer.query._nested_tensor_size()
+    head = layer.embed_dim // layer.num_head
+    rows = layer.query.values().view(-1, layer.embed_dim)
+    if head % 8 == 0 and not layer.need_weights:
         lengths = [row[0] for row in sizes.tolist()]
         backend = choose_nested(nested.gpu, rows.dtype, head, lengths)
         if backend != MATH and 1 not in lengths:
-            x = functional.linear(rows, qkv_weight, qkv_bias)
-            attended = _fused(backend, x, num_head, lengths)
-            output = functional.linear(attended, proj_weight, proj_bias)
+            x = functional.linear(rows, layer.qkv_weight, layer.qkv_bias)
+            attended = _fused(backend, x, layer.num_head, lengths)
+            output = functional.linear(attended, layer.proj_weight, layer.proj_bias)
             return nested.wrap(output.view(-1), sizes), None
-    projected = torch.mm(rows, qkv_weight.t())
-    qkv = nested.wrap(projected.view(-1), nested.with_last_size(sizes, 3 * embed_dim))
+    return _unfused(nested, layer, rows, sizes)
+
+
+def _unfused(
+    nested: NestedTensors, layer: AttentionLayer, rows: Tensor, sizes: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Project, multiply, softmax, multiply, project: padded in between."""
+    heads = layer.num_head
+    projected = torch.mm(rows, layer.qkv_weight.t())
+    qkv = nested.wrap(projected.view(-1), nested.with_last_size(sizes, 3 * layer.embed_dim))
     del projected
-    q, k, v = _aten._transform_bias_rescale_qkv.default(qkv, qkv_bias, num_head)
+    q, k, v = _aten._transform_bias_rescale_qkv.default(qkv, layer.qkv_bias, heads)
     del qkv
     scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
-    scores = scores.view(q.size(0), num_head, q.size(2), q.size(2))
-    weights = _aten._nested_tensor_softmax_with_shape.default(scores, query)
+    scores = scores.view(q.size(0), heads, q.size(2), q.size(2))
+    weights = _aten._nested_tensor_softmax_with_shape.default(scores, layer.query)
     del scores
     torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=q.flatten(0, 1))
-    kept = weights if need_weights else None
+    kept = weights if layer.need_weights else None
     del weights
     merged = _aten._nested_from_padded.default(q, sizes, True)
-    output = torch.addmm(proj_bias, merged.values().view(-1, embed_dim), proj_weight.t())
-    result = nested.wrap(output.view(-1), nested.with_last_size(sizes, proj_weight.size(0)))
-    if kept is not None and average_attn_weights:
+    output = torch.addmm(
+        layer.proj_bias, merged.values().view(-1, layer.embed_dim), layer.proj_weight.t()
+    )
+    width = layer.proj_weight.size(0)
+    result = nested.wrap(output.view(-1), nested.with_last_size(sizes, width))
+    if kept is not None and layer.average_attn_weights:
         kept = kept.sum(1)
-        kept /= num_head
+        kept /= heads
     return result, kept
 
 

@@ -14,6 +14,7 @@ operators are intercepted. Those that reach into the buffer's memory themselves 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
@@ -124,7 +125,7 @@ class NestedTensors:
         for row in rows:
             positions.append(position)
             steps.append(_contiguous_strides(row))
-            position += _product(row)
+            position += math.prod(row)
         self._write(offsets, positions)
         self._write(strides, steps)
         made: Tensor = torch.ops.aten._nested_view_from_buffer.default(
@@ -150,12 +151,5 @@ class NestedTensors:
             value_of(record, tensor).copy_(torch.tensor(values, dtype=torch.int64))
 
 
-def _product(row: Sequence[int]) -> int:
-    product = 1
-    for size in row:
-        product *= size
-    return product
-
-
 def _contiguous_strides(row: Sequence[int]) -> list[int]:
-    return [_product(row[position + 1 :]) for position in range(len(row))]
+    return [math.prod(row[position + 1 :]) for position in range(len(row))]

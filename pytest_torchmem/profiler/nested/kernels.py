@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from pytest_torchmem.profiler.encoder_layer import first_product, run_encoder_layer
 from pytest_torchmem.profiler.internals import run_nested_kernel
 from pytest_torchmem.profiler.nested import NestedTensors, nested_kernel
+from pytest_torchmem.profiler.signatures import EncoderLayer
 from pytest_torchmem.profiler.workspace.cpu.indexing import selects_serially
 
 _aten: Any = torch.ops.aten
@@ -53,7 +56,7 @@ def layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """native/nested/NestedTensorMath.cpp, nested_layer_norm; the statistics are float on CUDA."""
     buffer = input.values()
-    count = buffer.numel() // elements(normalized_shape)
+    count = buffer.numel() // math.prod(normalized_shape)
     output = torch.empty_like(buffer)
     half = buffer.dtype in (torch.float16, torch.bfloat16)
     dtype = torch.float32 if half and buffer.device.type == "cuda" else buffer.dtype
@@ -113,7 +116,7 @@ def from_padded_by_mask(
     mask = torch.stack(masks)
     count = mask.sum()
     del count
-    buffer = padded.new_empty((sum(elements(row) for row in rows),))
+    buffer = padded.new_empty((sum(map(math.prod, rows)),))
     if buffer.numel() and not selects_serially(nested.host, padded):
         selected = torch.empty(mask.shape, dtype=torch.int64)
         positions = torch.empty(mask.shape, dtype=torch.int64)
@@ -123,14 +126,6 @@ def from_padded_by_mask(
     return made
 
 
-def elements(row: Sequence[int]) -> int:
-    """Return how many elements a part of these sizes has."""
-    product = 1
-    for size in row:
-        product *= size
-    return product
-
-
 def to_padded_by_parts(self: Tensor, padding: float, output_size: list[int] | None) -> Tensor:
     """native/nested/NestedTensorMath.cpp, NestedTensor_to_padded_tensor_generic."""
     padded: Tensor = run_nested_kernel(_aten.to_padded_tensor.default, self, padding, output_size)
@@ -138,55 +133,20 @@ def to_padded_by_parts(self: Tensor, padding: float, output_size: list[int] | No
 
 
 @nested_kernel("aten::_transformer_encoder_layer_fwd")
-def transformer_encoder_layer(
-    nested: NestedTensors,
-    src: Tensor,
-    embed_dim: int,
-    num_heads: int,
-    qkv_weight: Tensor,
-    qkv_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    norm_weight_1: Tensor,
-    norm_bias_1: Tensor,
-    norm_weight_2: Tensor,
-    norm_bias_2: Tensor,
-    ffn_weight_1: Tensor,
-    ffn_bias_1: Tensor,
-    ffn_weight_2: Tensor,
-    ffn_bias_2: Tensor,
-    mask: Tensor | None = None,
-    mask_type: int | None = None,
-) -> Tensor:
-    """native/transformers/transformer.cpp, transformer_encoder_layer_forward."""
-    first, second = (norm_weight_1, norm_bias_1), (norm_weight_2, norm_bias_2)
+def transformer_encoder_layer(nested: NestedTensors, *arguments: Any, **options: Any) -> Tensor:
+    """native/transformers/transformer.cpp, ``ffn``: on the buffer, with sizes of their own."""
+    layer = EncoderLayer(*arguments, **options)
 
-    def norm(x: Tensor, parameters: tuple[Tensor, Tensor]) -> Tensor:
-        normed: Tensor = _aten.native_layer_norm.default(x, (embed_dim,), *parameters, eps)[0]
-        return normed
+    def feed_forward(x: Tensor) -> Tensor:
+        sizes = x._nested_tensor_size()
+        hidden = first_product(layer, x.values().view(-1, layer.embed_dim))
+        width = layer.ffn_weight_1.size(0)
+        x = nested.wrap(hidden.view(-1), nested.with_last_size(sizes, width))
+        del hidden
+        rows = x.values().view(-1, width)
+        output = torch.addmm(layer.ffn_bias_2, rows, layer.ffn_weight_2.t())
+        return nested.wrap(
+            output.view(-1), nested.with_last_size(sizes, layer.ffn_weight_2.size(0))
+        )
 
-    x = norm(src, first) if norm_first else src
-    x = _aten._native_multi_head_attention.default(
-        x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False,
-        True, mask_type,
-    )[0]  # fmt: skip
-    x.add_(src)
-    if not norm_first:
-        x = norm(x, first)
-    attended = x
-    if norm_first:
-        x = norm(x, second)
-    sizes = x._nested_tensor_size()
-    hidden = _aten._addmm_activation.default(
-        ffn_bias_1, x.values().view(-1, embed_dim), ffn_weight_1.t(), use_gelu=use_gelu
-    )
-    x = nested.wrap(hidden.view(-1), nested.with_last_size(sizes, ffn_weight_1.size(0)))
-    del hidden
-    output = torch.addmm(ffn_bias_2, x.values().view(-1, ffn_weight_1.size(0)), ffn_weight_2.t())
-    x = nested.wrap(output.view(-1), nested.with_last_size(sizes, ffn_weight_2.size(0)))
-    del output
-    x.add_(attended)
-    return x if norm_first else norm(x, second)
+    return run_encoder_layer(layer, feed_forward)

@@ -1,0 +1,53 @@
+"""Arguments that stand together in the schemas of several operators, in the schema's order.
+
+A function that is registered for such an operator takes them as ``*arguments`` and names them here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class AttentionLayer(NamedTuple):
+    """Those of ``aten::_native_multi_head_attention``."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    embed_dim: int
+    num_head: int
+    qkv_weight: Tensor
+    qkv_bias: Tensor
+    proj_weight: Tensor
+    proj_bias: Tensor
+    mask: Tensor | None = None
+    need_weights: bool = True
+    average_attn_weights: bool = True
+    mask_type: int | None = None
+
+
+class EncoderLayer(NamedTuple):
+    """Those of ``aten::_transformer_encoder_layer_fwd``."""
+
+    src: Tensor
+    embed_dim: int
+    num_heads: int
+    qkv_weight: Tensor
+    qkv_bias: Tensor
+    proj_weight: Tensor
+    proj_bias: Tensor
+    use_gelu: bool
+    norm_first: bool
+    eps: float
+    norm_weight_1: Tensor
+    norm_bias_1: Tensor
+    norm_weight_2: Tensor
+    norm_bias_2: Tensor
+    ffn_weight_1: Tensor
+    ffn_bias_1: Tensor
+    ffn_weight_2: Tensor
+    ffn_bias_2: Tensor
+    mask: Tensor | None = None
+    mask_type: int | None = None
