@@ -484,21 +484,20 @@ class Interceptor:
                 for position, output in enumerate(plan.outputs)
             )
         result = make_outputs(self.ledger, plan, call.tensors, device, origin)
-        workspace = self.machine.workspace(device.device, operator, result, call.args, call.kwargs)
-        if workspace is not None:
-            self._take(workspace, device, origin)
-        if all(record.known is not None for record in call.records):
-            self.values.take(result, real)
-        if not on_host:
-            return result
-        outputs = list(result)
+        outputs = list(result) if on_host else []
         for position, output in host_outputs.items():
             nbytes = plan.slots[output.slot]
             outputs[position] = make_hollow(
                 self.ledger, output, nbytes, self.ledger.on(_CPU), origin
             )
             self.values.take(outputs[position], real[position])
-        return tuple(outputs)
+        # Where the outputs' values decide what a kernel takes, they are known here.
+        workspace = self.machine.workspace(device.device, operator, real, call.args, call.kwargs)
+        if workspace is not None:
+            self._take(workspace, device, origin)
+        if all(record.known is not None for record in call.records):
+            self.values.take(result, real)
+        return tuple(outputs) if on_host else result
 
     def _resize(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         tensor: Tensor = args[0]

@@ -219,6 +219,14 @@ def packed_sequences() -> None:
     output.sum().backward()
 
 
+def packed_sequences_alone() -> None:
+    """What packing copies is all that is alive with its result."""
+    lengths = torch.tensor([40, 31, 31, 7, 1])
+    for batch_first in (True, False):
+        x = torch.randn(5, 40, 64) if batch_first else torch.randn(40, 5, 64)
+        nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first)
+
+
 def several_optimizer_steps() -> None:
     model = nn.Linear(64, 64)
     optimizer = torch.optim.Adam(model.parameters(), foreach=True)
@@ -235,6 +243,7 @@ PROGRAMS = (
     sparse_gradients,
     sparse_gradients_add_up,
     packed_sequences,
+    packed_sequences_alone,
     several_optimizer_steps,
     used_three_times,
     multiplied_by_itself,

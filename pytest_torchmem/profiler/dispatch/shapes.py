@@ -10,6 +10,8 @@ from torch import Tensor
 
 from pytest_torchmem.profiler.dispatch.recurrent import GATES, LSTM, weight_elements
 from pytest_torchmem.profiler.patches import is_another
+from pytest_torchmem.profiler.shapes_missing.registry import laid_out, like
+from pytest_torchmem.profiler.workspace.cpu.geometry import is_channels_last, suggested_format
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -249,3 +251,45 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     *batch, channels, height, width = input.shape
     shape = (channels * downscale_factor**2, height // downscale_factor, width // downscale_factor)
     return input.new_empty((*batch, *shape))
+
+
+@cuda_meta("aten::native_batch_norm")
+def native_batch_norm(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The input's layout; statistics of every channel, in evaluation too.
+
+    native/cuda/Normalization.cu, ``batch_norm_cuda``.
+    """
+    dtype = torch.float32 if input.dtype.itemsize == 2 else input.dtype
+    statistics = [input.new_empty((input.shape[1],), dtype=dtype) for _ in range(2)]
+    return torch.empty_like(input), statistics[0], statistics[1]
+
+
+cuda_meta("aten::_native_batch_norm_legit")(native_batch_norm)
+cuda_meta("aten::_native_batch_norm_legit.no_stats")(native_batch_norm)
+
+
+@cuda_meta("aten::native_batch_norm_backward")
+def native_batch_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Channels last as the input in training, whatever the gradient is; contiguous in evaluation.
+
+    native/cuda/Normalization.cu, ``batch_norm_backward_cuda``.
+    """
+    last = train and is_channels_last(input)
+    layout = suggested_format(input) if last else torch.contiguous_format
+    parameter = input.new_empty((input.shape[1],)) if weight is None else weight
+    return (
+        laid_out(input, layout) if output_mask[0] else None,
+        like(parameter) if output_mask[1] else None,
+        like(parameter) if output_mask[2] else None,
+    )

@@ -12,7 +12,11 @@ from torch import Tensor
 
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.workspace import workspace
-from pytest_torchmem.profiler.workspace.cpu.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.profiler.workspace.cpu.geometry import (
+    contiguous_copy,
+    dense_bytes,
+    packed_copies,
+)
 from pytest_torchmem.profiler.workspace.cpu.onednn.problem import booked, round_up, share
 
 _PAGE = 4096
@@ -225,3 +229,16 @@ def lstm_layer_backward(
     if size != _FLOAT:
         scratchpad += _brgemm_backward(machine.threads, batch, inputs, hidden, size)
     return copies + bias + weights + gradients + scratchpad
+
+
+@workspace("aten::_pack_padded_sequence", device="cpu")
+def pack_padded_sequence(
+    machine: Host,
+    outputs: tuple[Tensor, Tensor],
+    input: Tensor,
+    lengths: Tensor,
+    batch_first: bool,
+) -> tuple[int, ...]:
+    """Dense copies of the parts, and of the lengths; native/PackedSequence.cpp."""
+    parts = packed_copies(input, outputs[1].tolist(), batch_first)
+    return (contiguous_copy(lengths), *parts)

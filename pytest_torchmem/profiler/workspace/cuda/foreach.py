@@ -20,7 +20,7 @@ _CHUNK = 65_536
 _NORMS = (1.0, 2.0, float("inf"))
 
 
-@workspace("aten::_foreach_norm", device="cuda")
+@workspace("aten::_foreach_norm", "aten::_foreach_powsum", device="cuda")
 def foreach_norm(
     gpu: Gpu,
     outputs: Sequence[Tensor],
@@ -28,7 +28,8 @@ def foreach_norm(
     order: float = 2,
     dtype: torch.dtype | None = None,
 ) -> tuple[int, ...]:
-    """A partial result of every chunk; ``foreach_tensor_norm_cuda``.
+    """A partial result of every chunk; ``foreach_tensor_norm_cuda``, of which sums of powers are
+    norms without the root.
 
     What its kernel does not take goes one tensor after the other through ``linalg_vector_norm``.
     """

@@ -55,7 +55,8 @@ def index_put(
 ) -> Workspace | tuple[int, ...]:
     """Sums go through a sort of the indices; ``index_put_with_sort_kernel``.
 
-    At its peak: the linear index, sorted indices, where they stood, their range, and the sort.
+    At its peak: the linear index, sorted indices, where they stood, their range, and the sort. Of
+    indices with others between them, the input is copied with their dimensions in front.
     """
     given = [found for found in indices if found is not None]
     masks = [found for found in given if found.dtype in _MASKS]
@@ -66,12 +67,19 @@ def index_put(
     if not (accumulate or _deterministic()):
         requests = (*positions, *_dense_indices(plain))
         return bounded(*requests) if masks else requests
-    copies = (contiguous_copy(input), _values(values, number * kept))
+    moved = dense_bytes(input) if _are_apart(indices) else 0
+    copies = (contiguous_copy(input), moved, _values(values, number * kept))
     each = number * _LONG
     rows = input.numel() // kept if kept else 0
     bits = max(1, (rows - 1).bit_length())  # cub.cuh, get_num_bits of the largest index
     sort = cub.radix_sort_pairs(gpu, number, _LONG, _LONG, bits)
     return bounded(*positions, *copies, each, each, each, each, sort)
+
+
+def _are_apart(indices: Sequence[Tensor | None]) -> bool:
+    """``hasContiguousSubspace``, TensorAdvancedIndexingUtils.h: not all indices stand together."""
+    given = [position for position, found in enumerate(indices) if found is not None]
+    return bool(given) and given[-1] - given[0] >= len(given)
 
 
 def _values(values: Tensor, elements: int) -> int:
@@ -184,13 +192,7 @@ def index_add(
 
 @workspace(
     "aten::gather",
-    "aten::scatter",
-    "aten::scatter_",
-    "aten::scatter_reduce",
-    "aten::scatter_reduce_",
     "aten::index_select",
-    "aten::index_copy",
-    "aten::index_copy_",
     "aten::index_fill",
     "aten::index_fill_",
     "aten::take",
@@ -201,15 +203,128 @@ def by_index(gpu: Gpu, outputs: Tensor, *arguments: object, **options: object) -
     return 0
 
 
+@workspace("aten::index_copy", "aten::index_copy_", device="cuda")
+def index_copy(
+    gpu: Gpu, outputs: Tensor, input: Tensor, dim: int, index: Tensor, source: Tensor
+) -> Workspace | int:
+    """Exactly nothing; deterministic through an ``index_put``. native/TensorAdvancedIndexing.cpp,
+    ``index_copy_out``.
+    """
+    if not _deterministic() or not index.numel():
+        return 0
+    each = index.numel() * _LONG
+    sort = cub.radix_sort_pairs(gpu, index.numel(), _LONG, _LONG)
+    return bounded(contiguous_copy(source), each, each, each, each, sort)
+
+
+@workspace("aten::where", device="cuda")
+def where(gpu: Gpu, outputs: Tensor, condition: Tensor, *choices: Tensor) -> tuple[int, ...]:
+    """Copies of what has another type than the result; exact, native/TensorCompare.cpp,
+    ``where_self_out``.
+    """
+    copies = (
+        dense_bytes(found, outputs.dtype) if found.dtype != outputs.dtype else 0
+        for found in choices
+    )
+    return (*copies, 0 if condition.dtype is torch.bool else condition.numel())
+
+
+@workspace("aten::scatter", "aten::scatter_", device="cuda")
+def scatter(
+    gpu: Gpu,
+    outputs: Tensor,
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    source: object,
+    *,
+    reduce: str | None = None,
+) -> Workspace | int:
+    """Exactly nothing; deterministic through an ``index_put``. native/TensorAdvancedIndexing.cpp,
+    ``scatter_impl``.
+    """
+    if not isinstance(source, Tensor) or reduce not in (None, "add"):
+        return 0
+    return _scattered(gpu, input, index, source, accumulate=reduce is not None)
+
+
 @workspace("aten::scatter_add", "aten::scatter_add_", device="cuda")
 def scatter_add(
     gpu: Gpu, outputs: Tensor, input: Tensor, dim: int, index: Tensor, source: Tensor
 ) -> Workspace | int:
-    """Atomic additions, exactly nothing; deterministic and of one dimension through a sort.
+    """Atomic additions, exactly nothing; deterministic through a sort.
 
     native/TensorAdvancedIndexing.cpp, ``scatter_add``.
     """
-    if not _deterministic() or input.dim() != 1:
+    return _scattered(gpu, input, index, source, accumulate=True)
+
+
+@workspace("aten::scatter_reduce", "aten::scatter_reduce_", device="cuda")
+def scatter_reduce(
+    gpu: Gpu,
+    outputs: Tensor,
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Workspace | tuple[int, ...]:
+    """Exactly nothing; a mean counts what it adds up. native/TensorAdvancedIndexing.cpp,
+    ``scatter_reduce_two``.
+    """
+    sums = reduce in ("sum", "mean")
+    found = _scattered(gpu, input, index, source, accumulate=True) if sums else 0
+    counts = _counted(input, source) if reduce == "mean" else ()
+    if isinstance(found, Workspace):  # the counts are added up in the same way, in place of a mask
+        return bounded(*counts[:2], *found.requests)
+    return counts
+
+
+@workspace("aten::index_reduce", "aten::index_reduce_", device="cuda")
+def index_reduce(
+    gpu: Gpu,
+    outputs: Tensor,
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> tuple[int, ...]:
+    """A mean counts what it adds up, of which the ones are gone before the mask is made; exact,
+    Indexing.cu, ``index_reduce_cuda_out``.
+    """
+    if reduce != "mean":
+        return ()
+    counts, ones, mask = _counted(input, source)
+    return (counts, max(ones, mask))
+
+
+def _counted(input: Tensor, source: Tensor) -> tuple[int, int, int]:
+    """Counts as large as the result, ones as large as the source, and where a count is zero."""
+    return (dense_bytes(input), dense_bytes(source), input.numel())
+
+
+def _scattered(
+    gpu: Gpu, input: Tensor, index: Tensor, source: Tensor, accumulate: bool
+) -> Workspace | int:
+    """What deterministic algorithms take; ``_scatter_via_index_put``.
+
+    Coordinates of every element, their product with the strides, and the sum of it: its result
+    indexes the flattened input.
+    """
+    number = index.numel()
+    if not _deterministic() or not number:
         return 0
-    each = index.numel() * _LONG
-    return bounded(each, each, each, each, cub.radix_sort_pairs(gpu, index.numel(), _LONG, _LONG))
+    each = number * _LONG
+    sort = cub.radix_sort_pairs(gpu, number, _LONG, _LONG)
+    sorting = (each, each, each, each, sort)
+    if input.dim() <= 1:
+        return bounded(contiguous_copy(source), *sorting)
+    dense = contiguous_copy(source.as_strided(index.shape, source.stride()))
+    coordinates = each * input.dim()
+    flattened = (coordinates, each, dense)
+    return bounded(*max((*flattened, *sorting), (coordinates, coordinates, each), key=sum))

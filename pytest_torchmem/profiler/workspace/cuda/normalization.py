@@ -208,13 +208,30 @@ def batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[int, ...]:
-    """Channels last: sums of blocks, and of channels. Exact, Normalization.cu,
-    ``batch_norm_backward_cuda``.
+    """Channels last: sums of channels and of blocks, and the statistics that cuDNN does not save in
+    evaluation; else what does not lie as (batch, channels, pixels) is copied. Exact,
+    Normalization.cu, ``batch_norm_backward_cuda``.
     """
-    if not (train and _by_channel_last(input)) or not _by_channel_last(grad_out):
-        return ()
-    sums = input.shape[1] * accumulation_type(input.dtype).itemsize
-    return (sums, sums, *_staging(input, 2))
+    reduces = train or output_mask[1] or output_mask[2]
+    last = _by_channel_last(input)
+    if reduces and output_mask[0] and not last:
+        return (_pixels_copy(input), _pixels_copy(grad_out))
+    each = input.shape[1] * accumulation_type(input.dtype).itemsize
+    statistics = each if save_invstd is not None and not save_invstd.numel() else 0
+    if not reduces:
+        return (statistics,)
+    staging = _staging(input, 2) if last and _by_channel_last(grad_out) else ()
+    return (statistics, each, each, *staging)
+
+
+def _pixels_copy(tensor: Tensor) -> int:
+    """Bytes that ``reshape((batch, channels, -1))`` copies: 0 where a view will do."""
+    merged = zip(tensor.shape[2:-1], tensor.stride()[2:-1], strict=True)
+    inner = zip(tensor.shape[3:], tensor.stride()[3:], strict=True)
+    for (size, stride), (next_size, next_stride) in zip(merged, inner, strict=True):
+        if size != 1 and next_size != 1 and stride != next_size * next_stride:
+            return dense_bytes(tensor)
+    return 0
 
 
 @workspace("aten::batch_norm_backward", device="cuda")

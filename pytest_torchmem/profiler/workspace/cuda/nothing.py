@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch._ops import OpOverload
 
-_PREFIXES = ("_foreach_", "_fused_", "_amp_", "_philox_", "new_")
+_PREFIXES = ("_foreach_", "_fused_ada", "_fused_sgd", "_amp_", "_philox_", "new_")
 _POINTWISE_WITHOUT_TAG = """
     elu_backward gelu gelu_backward glu glu_backward glu_jvp glu_backward_jvp hardshrink_backward
     hardsigmoid_backward hardswish hardswish_backward hardtanh_backward leaky_relu_backward
@@ -20,7 +20,7 @@ _POINTWISE_WITHOUT_TAG = """
     softplus_backward softshrink_backward tanh_backward threshold_backward rrelu_with_noise
     logit_backward binary_cross_entropy_backward mse_loss_backward smooth_l1_loss_backward
     huber_loss_backward _prelu_kernel _prelu_kernel_backward _masked_scale masked_fill floor_divide
-    rsub heaviside lerp addcmul addcdiv where linalg_cross complex polar
+    rsub heaviside lerp addcmul addcdiv linalg_cross complex polar
     fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask
     _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
 """
@@ -33,17 +33,17 @@ _RANDOM = """
 _COPIES = """
     empty_like zeros_like ones_like full_like arange linspace logspace range eye
     cat stack _chunk_cat clone copy _to_copy fill zero set_ _unsafe_view resize
-    _pack_padded_sequence _pack_padded_sequence_backward _pad_packed_sequence constant_pad_nd flip
+    _pack_padded_sequence_backward _pad_packed_sequence constant_pad_nd flip
     tril triu unfold_backward embedding view_copy select_copy slice_copy narrow_copy expand_copy
     permute_copy as_strided_scatter diagonal_scatter select_scatter slice_scatter select_backward
     slice_backward diagonal_backward diag_embed lift lift_fresh repeat alias_copy _conj_physical
     _cudnn_init_dropout_state _transform_bias_rescale_qkv _jagged_to_padded_dense_forward
 """
 _KERNELS = """
-    upsample_bicubic2d upsample_bicubic2d_backward _upsample_bicubic2d_aa
-    _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
-    _weight_norm_interface _weight_norm_interface_backward value_selecting_reduction_backward
-    index_reduce put channel_shuffle pixel_shuffle pixel_unshuffle
+    upsample_bicubic2d _weight_norm_interface _weight_norm_interface_backward
+    value_selecting_reduction_backward put channel_shuffle pixel_shuffle pixel_unshuffle
+    replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward
+    replication_pad3d replication_pad3d_backward _fused_dropout
     _embedding_bag_per_sample_weights_backward
 """
 _NAMES = frozenset(f"{_POINTWISE_WITHOUT_TAG} {_RANDOM} {_COPIES} {_KERNELS}".split())

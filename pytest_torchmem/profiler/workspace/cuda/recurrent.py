@@ -18,6 +18,7 @@ from pytest_torchmem.profiler.workspace.cpu.geometry import (
     Outputs,
     contiguous_copy,
     dense_bytes,
+    packed_copies,
 )
 
 
@@ -106,3 +107,15 @@ def _by_step(tensor: Tensor, batch_first: bool, batch_sizes: Sequence[int]) -> i
 def fused_cell(gpu: Gpu, outputs: Outputs, *arguments: object) -> int:
     """Nothing: the gates are an output, kept for the backward."""
     return 0
+
+
+@workspace("aten::_pack_padded_sequence", device="cuda")
+def pack_padded_sequence(
+    gpu: Gpu,
+    outputs: tuple[Tensor, Tensor],
+    input: Tensor,
+    lengths: Tensor,
+    batch_first: bool,
+) -> tuple[int, ...]:
+    """Dense copies of the parts; the lengths are the host's. Exact, native/PackedSequence.cpp."""
+    return packed_copies(input, outputs[1].tolist(), batch_first)

@@ -259,6 +259,16 @@ def count_nonzero(gpu: Gpu, outputs: Tensor, input: Tensor, dims: Dims = None) -
     return (mask, dense_bytes(input, torch.int64), *buffers)
 
 
+@workspace("aten::equal", device="cuda")
+def equal(gpu: Gpu, outputs: bool, first: Tensor, second: Tensor) -> tuple[int, ...]:
+    """Where the elements are equal, whether all are, and the reduction; cuda/Equal.cpp."""
+    if first.shape != second.shape or not first.numel():
+        return ()
+    shape = (first.numel(),)
+    buffers = reduced(gpu, shape, dense_strides(shape), None, torch.bool, 1, 1, 4)
+    return (first.numel(), 1, *buffers)
+
+
 @workspace("aten::trace", device="cuda")
 def trace(gpu: Gpu, outputs: Tensor, input: Tensor) -> tuple[int, ...]:
     """The sum of the diagonal; native/cuda/TriangularOps.cu, ``trace_cuda``."""

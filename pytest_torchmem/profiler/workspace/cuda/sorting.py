@@ -121,13 +121,13 @@ def topk(
 def selection(
     gpu: Gpu, outputs: Outputs, input: Tensor, *arguments: int, **options: object
 ) -> Workspace | tuple[int, ...]:
-    """Selected in place along a dimension; of all elements sorted. Sorting.cpp."""
+    """Selected from a dense copy along a dimension; of all elements sorted. Sorting.cpp."""
     if isinstance(outputs, Tensor) and input.numel():  # median of all elements
         flat = input.reshape(-1) if input.is_contiguous() else input.contiguous().view(-1)
         positions = input.numel() * _LONG
         sort = sort_bytes(gpu, flat, 0)
         return bounded(contiguous_copy(input), dense_bytes(input), positions, *sort)
-    return ()
+    return (contiguous_copy(input),)
 
 
 @workspace("aten::mode", device="cuda")

@@ -1,0 +1,279 @@
+"""Copies and counts that CUDA kernels make beside their outputs, worked out from ATen's sources."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from pytest_torchmem import trace
+from pytest_torchmem.profiler.devices.catalogue import find_gpu
+from pytest_torchmem.profiler.profile import Confidence
+from pytest_torchmem.profiler.workspace import Workspace, as_workspace, find_workspace
+from pytest_torchmem.profiler.workspace.cuda import nothing
+
+A100 = find_gpu("a100")
+LAST, LAST_3D = torch.channels_last, torch.channels_last_3d
+BFLOAT, LONG = torch.bfloat16, torch.int64
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32, layout: Any = None) -> Tensor:
+    """Return a tensor without data."""
+    tensor = torch.empty(shape, dtype=dtype, device="meta")
+    return tensor if layout is None else tensor.contiguous(memory_format=layout)
+
+
+def found(operator: str, outputs: Any, *args: Any, **kwargs: Any) -> Workspace:
+    """Return what an operator takes."""
+    function = find_workspace(f"aten::{operator}", "cuda")
+    assert function is not None
+    return as_workspace(function(A100, outputs, *args, **kwargs), operator)
+
+
+def taken(operator: str, outputs: Any, *args: Any, **kwargs: Any) -> tuple[int, ...]:
+    """Return the requests of an operator of which they are exact."""
+    workspace = found(operator, outputs, *args, **kwargs)
+    assert workspace.confidence is Confidence.EXACT
+    return workspace.requests
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """Deterministic algorithms, for the length of a test."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+# -- sequences -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch_first", "elements"),
+    # Three steps of 4 sequences, one of 2, two of 1. Where the batch is first, no part lies densely
+    # but that of one sequence; else those of all sequences and of a single step do.
+    [(True, 12 + 2), (False, 2)],
+)
+def test_packing_copies_the_parts_of_a_padded_sequence(batch_first: bool, elements: int) -> None:
+    def pack() -> None:
+        shape = (4, 6, 64) if batch_first else (6, 4, 64)
+        x = torch.ones(shape, device="cuda")
+        nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 4, 3, 3]), batch_first)
+
+    packed = 4 * 64 * (6 + 4 + 3 + 3)
+    profile = trace(pack, device="cuda", gpu="a100")
+    assert profile.peak == 4 * 4 * 6 * 64 + packed + 4 * 64 * elements
+
+
+# -- indices ---------------------------------------------------------------------------------------
+
+
+def test_a_choice_between_types_copies_what_has_another() -> None:
+    mask, half, single = meta(64, dtype=torch.bool), meta(64, dtype=BFLOAT), meta(64)
+    assert taken("where", single, mask, half, single) == (256,)
+    assert taken("where", single, mask, single, single) == ()
+    assert taken("where", single, meta(64, dtype=torch.uint8), single, single) == (64,)
+
+
+def test_a_mean_of_scattered_values_counts_them() -> None:
+    """Counts like the result, ones like the source, and where a count is zero."""
+    into, source = meta(10, 4), meta(50, 4)
+    index, rows = meta(50, 4, dtype=LONG), meta(50, dtype=LONG)
+    assert taken("scatter_reduce", into, into, 0, index, source, "mean") == (160, 800, 40)
+    assert taken("scatter_reduce", into, into, 0, index, source, "amax") == ()
+    assert taken("index_reduce", into, into, 0, rows, source, "mean") == (160, 800)
+    assert taken("index_reduce", into, into, 0, rows, source, "amax") == ()
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_deterministic_scattering_writes_out_all_coordinates() -> None:
+    into, index, source = meta(100, 8), meta(5000, 8, dtype=LONG), meta(5000, 8)
+    each = 8 * 5000 * 8
+    for operator in ("scatter", "scatter_add"):
+        workspace = found(operator, into, into, 0, index, source)
+        assert workspace.confidence is Confidence.BOUNDED
+        assert workspace.requests[:2] == (2 * each, each)
+        assert workspace.requests[2:6] == (each,) * 4
+    one = found("scatter_add", meta(100), meta(100), 0, meta(5000, dtype=LONG), meta(5000))
+    assert one.requests[:4] == (8 * 5000,) * 4
+    mean = found("scatter_reduce", into, into, 0, index, source, "mean")
+    assert mean.requests[:4] == (4 * 800, 4 * 40_000, 2 * each, each)
+    assert found("scatter_reduce", into, into, 0, index, source, "amax").is_nothing
+    assert found("scatter", into, into, 0, index, 1.0).is_nothing
+    assert found("index_copy", into, into, 0, meta(5, dtype=LONG), meta(5, 8)).requests
+
+
+def test_scattering_takes_nothing_where_nothing_has_to_be_deterministic() -> None:
+    into, index, source = meta(100, 8), meta(5000, 8, dtype=LONG), meta(5000, 8)
+    assert taken("scatter", into, into, 0, index, source) == ()
+    assert taken("scatter_add", into, into, 0, index, source) == ()
+    assert taken("index_copy", into, into, 0, meta(5, dtype=LONG), meta(5, 8)) == ()
+
+
+def test_indices_with_another_dimension_between_them_move_the_input() -> None:
+    """``index_put`` with ``accumulate``: ``transposeToFrontAndInvPerm``."""
+    into, index = meta(8, 16, 8), meta(100, dtype=LONG)
+    beside = found("index_put", into, into, [index, index], meta(100, 8), True)
+    apart = found("index_put", into, into, [index, None, index], meta(100, 16), True)
+    assert 4 * 8 * 16 * 8 in apart.requests
+    assert 4 * 8 * 16 * 8 not in beside.requests
+
+
+def test_whether_all_are_equal_is_a_mask_and_its_reduction() -> None:
+    assert taken("equal", True, meta(10, 10), meta(10, 10))[:2] == (100, 1)
+    assert taken("equal", False, meta(10, 10), meta(10)) == ()
+
+
+def test_a_selection_along_a_dimension_is_made_from_a_dense_copy() -> None:
+    x = meta(8, 16)
+    outputs = (meta(8), meta(8, dtype=LONG))
+    for operator, *arguments in (("kthvalue", 2, 1), ("median", 1), ("nanmedian", 1)):
+        assert taken(operator, outputs, x, *arguments) == ()
+        assert taken(operator, outputs, meta(16, 8).t(), *arguments) == (512,)
+
+
+def test_sums_of_powers_are_added_up_as_norms_are() -> None:
+    tensors = [meta(200_000), meta(10)]
+    outputs = [meta(), meta()]
+    assert taken("_foreach_powsum", outputs, tensors, 2) == (2 * 4 * 4,)
+    assert taken("_foreach_norm", outputs, tensors, 2) == (2 * 4 * 4,)
+
+
+def test_the_helper_of_moving_averages_is_not_among_the_fused_optimizers() -> None:
+    aten = torch.ops.aten
+    assert nothing.takes_nothing(aten._fused_adamw_.default)
+    assert not nothing.takes_nothing(aten._fused_moving_avg_obs_fq_helper.default)
+
+
+# -- images ----------------------------------------------------------------------------------------
+
+
+def test_interpolation_copies_what_it_cannot_read() -> None:
+    """UpSample*.cu: the kernels for channels last ask for 4 or 16 channels."""
+    few, some, many = (meta(2, channels, 8, 8, layout=LAST) for channels in (3, 4, 16))
+    for x, copies in ((few, (4 * 2 * 3 * 256, 4 * 2 * 3 * 64)), (some, ()), (many, ())):
+        out = meta(2, x.shape[1], 16, 16, layout=LAST)
+        assert taken("upsample_nearest2d", out, x, [16, 16]) == copies
+        assert taken("upsample_bilinear2d", out, x, [16, 16], False) == ()
+        grad = (x, out, [16, 16], list(x.shape))
+        back = tuple(reversed(copies))
+        assert taken("upsample_nearest2d_backward", *grad) == back
+        assert taken("upsample_bilinear2d_backward", *grad, False) == back
+        dense = (4 * out.numel(),)
+        assert taken("upsample_bicubic2d_backward", *grad, False) == dense
+        assert taken("_upsample_bilinear2d_aa_backward", *grad, False) == dense
+        assert taken("_upsample_bilinear2d_aa", out, x, [16, 16], False) == (4 * x.numel(),)
+
+
+def test_pooling_copies_what_it_cannot_read() -> None:
+    x, out = meta(2, 8, 16, 16, layout=LAST), meta(2, 8, 4, 4, layout=LAST)
+    indices = meta(2, 8, 4, 4, dtype=LONG, layout=LAST)
+    small, large = 4 * out.numel(), 4 * x.numel()
+    assert taken("adaptive_max_pool2d", (out, indices), x, [4, 4]) == (large, small, 2 * small)
+    backward = taken("adaptive_max_pool2d_backward", x, out, x, indices)
+    assert backward == (small, 2 * small, large)
+    assert taken("_adaptive_avg_pool2d_backward", x, out.contiguous(), x) == ()
+    volume = meta(2, 8, 4, 4, 4, layout=LAST_3D)
+    assert taken("max_pool3d_with_indices", (volume, volume), volume, [2]) == ()
+    rest = ([2], [2], [0], [1], False, volume)
+    assert taken("max_pool3d_with_indices_backward", volume, volume, volume, *rest) == ()
+    dense = volume.contiguous()
+    backward = taken("max_pool3d_with_indices_backward", volume, dense, volume, *rest)
+    assert backward == (4 * dense.numel(),)
+
+
+# -- batch norm ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("incoming", [torch.contiguous_format, LAST])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, LAST])
+@pytest.mark.parametrize(
+    ("dtype", "training"), [(BFLOAT, True), (BFLOAT, False), (torch.float32, False)]
+)
+def test_the_gradient_of_batch_norm_lies_as_its_input(
+    dtype: torch.dtype, training: bool, layout: Any, incoming: Any
+) -> None:
+    """In training; in evaluation, cuDNN's too, it is contiguous. cuda/Normalization.cu."""
+    dense = []
+
+    def run() -> None:
+        x = torch.ones(2, 8, 4, 4, dtype=dtype, device="cuda").contiguous(memory_format=layout)
+        x.requires_grad_()
+        y = nn.BatchNorm2d(8, device="cuda", dtype=dtype).train(training)(x)
+        (gradient,) = torch.autograd.grad(y, x, y.detach().contiguous(memory_format=incoming))
+        dense.append(gradient.is_contiguous())
+
+    trace(run, device="cuda", gpu="a100")
+    assert dense == [not training or layout is not LAST]
+
+
+def test_batch_norm_saves_statistics_in_evaluation_too() -> None:
+    def run() -> None:
+        layer = nn.BatchNorm1d(64, device="cuda").eval()
+        layer(torch.ones(4, 64, device="cuda", requires_grad=True))
+
+    profile = trace(run, device="cuda", gpu="a100")
+    kept = [
+        one.nbytes
+        for one in profile.timeline.allocations
+        if one.origin.operator == "aten::native_batch_norm"
+    ]
+    assert kept == [4 * 4 * 64, 4 * 64, 4 * 64]
+
+
+def test_the_backward_of_batch_norm_adds_up_channels() -> None:
+    """Channels last and in evaluation; else one kernel for what is (batch, channels, pixels)."""
+    weight, none = meta(8), meta(0)
+    saved = (meta(8), meta(8))
+
+    def backward(x: Tensor, grad: Tensor, train: bool, mask: tuple[bool, ...], *own: Any) -> Any:
+        statistics = (weight, weight, *(own or saved))
+        return taken(
+            "native_batch_norm_backward",
+            (x, None, None),
+            grad,
+            x,
+            weight,
+            *statistics,
+            train,
+            0,
+            mask,
+        )
+
+    every, alone = (True, True, True), (True, False, False)
+    image, last = meta(2, 8, 4, 4), meta(2, 8, 4, 4, layout=LAST)
+    assert backward(image, image, True, every) == ()
+    assert backward(last, last, True, every) == (32, 32)
+    assert backward(last, image, False, every) == (32, 32)
+    assert backward(last, image, False, alone) == ()
+    assert backward(last, image, False, every, none, none) == (32, 32, 32)
+    cut = meta(2, 8, 4, 6)[..., :4]
+    assert backward(image, cut, True, every) == (4 * math.prod(cut.shape),)
+    assert backward(image, meta(2, 8, 1, 1).expand(2, 8, 4, 4), True, every) == ()
+
+
+def test_a_frozen_batch_norm_makes_convolutions_copy_gradients() -> None:
+    """The gradient is contiguous, and cuDNN wants it as the image is."""
+    profile = {}
+    for training in (True, False):
+
+        def run(training: bool = training) -> None:
+            conv = nn.Conv2d(8, 8, 3, padding=1, device="cuda", dtype=BFLOAT)
+            norm = nn.BatchNorm2d(8, device="cuda", dtype=BFLOAT).train(training)
+            conv.to(memory_format=LAST)
+            x = torch.ones(2, 8, 32, 32, dtype=BFLOAT, device="cuda").to(memory_format=LAST)
+            functional.relu(norm(conv(x))).sum().backward()
+
+        allocations = trace(run, device="cuda", gpu="a100").timeline.allocations
+        profile[training] = [
+            one.nbytes
+            for one in allocations
+            if one.origin.operator == "aten::convolution_backward" and one.label == ""
+        ]
+    copy = 2 * 2 * 8 * 32 * 32
+    assert profile[False].count(copy) == profile[True].count(copy) + 1
