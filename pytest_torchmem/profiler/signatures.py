@@ -5,6 +5,7 @@ A function that is registered for such an operator takes them as ``*arguments`` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -51,3 +52,39 @@ class EncoderLayer(NamedTuple):
     ffn_bias_2: Tensor
     mask: Tensor | None = None
     mask_type: int | None = None
+
+
+class ConvolutionSettings(NamedTuple):
+    """Those of ``aten::convolution`` and its backward that are no tensors; ``ConvParams``."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool = False
+    output_padding: Sequence[int] = (0,)
+    groups: int = 1
+
+
+class RecurrentSettings(NamedTuple):
+    """Those of ``aten::_cudnn_rnn`` and its backward behind the tensors of the forward."""
+
+    mode: int
+    hidden_size: int
+    proj_size: int
+    num_layers: int
+    batch_first: bool
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_sizes: Sequence[int]
+    dropout_state: Tensor | None
+
+    @property
+    def directions(self) -> int:
+        """How many directions a sequence is read in."""
+        return 2 if self.bidirectional else 1
+
+    @property
+    def transposes(self) -> bool:
+        """Whether tensors have the batch before the steps; those of packed sequences never have."""
+        return self.batch_first and not self.batch_sizes

@@ -12,6 +12,7 @@ from pytest_torchmem.profiler.dispatch.recurrent import GATES, LSTM, weight_elem
 from pytest_torchmem.profiler.patches import is_another
 from pytest_torchmem.profiler.shapes_missing.registry import laid_out, like
 from pytest_torchmem.profiler.workspace.cpu.geometry import is_channels_last, suggested_format
+from pytest_torchmem.profiler.signatures import RecurrentSettings
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -43,67 +44,46 @@ def cudnn_rnn(
     weight_buf: Tensor | None,
     hx: Tensor,
     cx: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    proj_size: int,
-    num_layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: Sequence[int],
-    dropout_state: Tensor | None,
+    *arguments: Any,
 ) -> tuple[Tensor, ...]:
     """Output, hidden and cell state, what is kept for the backward, the weight buffer.
 
     native/cudnn/RNN.cpp, ``_cudnn_rnn``. With ``batch_first`` the output is a transposed tensor.
     """
-    directions = 2 if bidirectional else 1
-    out = proj_size or hidden_size
-    if batch_sizes:
-        steps, batch = len(batch_sizes), batch_sizes[0]
-        rows = input.size(0)
-        output = input.new_empty((rows, out * directions))
+    settings = RecurrentSettings(*arguments)
+    hidden, layers = settings.hidden_size, settings.num_layers * settings.directions
+    out = settings.proj_size or hidden
+    if settings.batch_sizes:
+        batch, rows = settings.batch_sizes[0], input.size(0)
+        output = input.new_empty((rows, out * settings.directions))
     else:
-        steps, batch = (input.size(1), input.size(0)) if batch_first else input.shape[:2]
+        steps, batch = (input.transpose(0, 1) if settings.batch_first else input).shape[:2]
         rows = steps * batch
-        output = input.new_empty((steps, batch, out * directions))
-        if batch_first:
+        output = input.new_empty((steps, batch, out * settings.directions))
+        if settings.batch_first:
             output.transpose_(0, 1)
-    hy = hx.new_empty((num_layers * directions, batch, out))
-    cy = hx.new_empty((0,) if cx is None else (num_layers * directions, batch, hidden_size))
-    nbytes = 0
-    if train:
-        nbytes = reserve_bytes(
-            rows, num_layers, directions, mode, hidden_size, out, dropout, input.element_size()
-        )
+    hy = hx.new_empty((layers, batch, out))
+    cy = hx.new_empty((0,) if cx is None else (layers, batch, hidden))
+    nbytes = reserve_bytes(rows, settings, input.element_size()) if settings.train else 0
     reserve = input.new_empty((nbytes,), dtype=torch.uint8)
     if weight_buf is None:
-        elements = weight_elements(weight, weight_stride0, mode, hidden_size)
+        elements = weight_elements(weight, weight_stride0, settings.mode, hidden)
         weight_buf = input.new_empty((elements,))
     return output, hy, cy, reserve, weight_buf
 
 
-def reserve_bytes(
-    rows: int,
-    layers: int,
-    directions: int,
-    mode: int,
-    hidden_size: int,
-    out: int,
-    dropout: float,
-    element_size: int,
-) -> int:
-    """Return what the backward needs of the forward: a lower bound of cuDNN's reserve.
+def reserve_bytes(rows: int, settings: RecurrentSettings, element_size: int) -> int:
+    """Return what the backward needs of the forward: a lower bound of cuDNN's reserve, in bytes.
 
     Per row (a step of a sequence), layer and direction: every gate's activation, for an LSTM the
     cell state, for a GRU the hidden half of the candidate; the outputs of all layers but the last,
     and their dropout masks. ``cudnnGetRNNTempSpaceSizes`` itself cannot be asked without cuDNN.
     """
-    per_direction = GATES[mode] * hidden_size + (hidden_size if GATES[mode] > 1 else 0)
-    elements = rows * layers * directions * per_direction
-    elements += rows * (layers - 1) * directions * out * (2 if dropout else 1)
-    return elements * element_size
+    hidden, gates = settings.hidden_size, GATES[settings.mode]
+    layers, out = settings.num_layers, settings.proj_size or hidden
+    elements = layers * (gates * hidden + (hidden if gates > 1 else 0))
+    elements += (layers - 1) * out * (2 if settings.dropout else 1)
+    return rows * settings.directions * elements * element_size
 
 
 @cuda_meta("aten::_cudnn_rnn_backward")
@@ -118,25 +98,16 @@ def cudnn_rnn_backward(
     grad_output: Tensor | None,
     grad_hy: Tensor | None,
     grad_cy: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    proj_size: int,
-    num_layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: Sequence[int],
-    dropout_state: Tensor | None,
-    reserve: Tensor,
-    output_mask: Sequence[bool],
+    *arguments: Any,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor]]:
     """Gradients of input and states, and those of the weights, which share one flat buffer.
 
     native/cudnn/RNN.cpp, ``_cudnn_rnn_backward_input`` and ``_cudnn_rnn_backward_weight``. Without
     biases the weights' gradients are copied out of the buffer.
     """
-    if not batch_sizes and batch_first:
+    *rest, _reserve, output_mask = arguments
+    settings = RecurrentSettings(*rest)
+    if settings.transposes:
         grad_input = torch.empty_like(
             input.transpose(0, 1), memory_format=torch.contiguous_format
         ).transpose_(0, 1)
@@ -144,11 +115,11 @@ def cudnn_rnn_backward(
         grad_input = torch.empty_like(input, memory_format=torch.contiguous_format)
     grad_hx = torch.empty_like(hx, memory_format=torch.contiguous_format)
     grad_cx = None
-    if cx is not None and mode == LSTM:
+    if cx is not None and settings.mode == LSTM:
         grad_cx = torch.empty_like(cx, memory_format=torch.contiguous_format)
     grads: list[Tensor] = []
     if output_mask[3]:
-        elements = weight_elements(weight, weight_stride0, mode, hidden_size)
+        elements = weight_elements(weight, weight_stride0, settings.mode, settings.hidden_size)
         if elements == sum(one.numel() for one in weight):
             buffer, offset = input.new_empty((elements,)), 0
             for one in weight:

@@ -3,89 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.profiler.devices.host import REFERENCE
 from pytest_torchmem.profiler.shapes_missing.registry import laid_out, like, meta
+from pytest_torchmem.profiler.signatures import ConvolutionSettings
 from pytest_torchmem.profiler.workspace.cpu.convolution import uses_onednn
 from pytest_torchmem.profiler.workspace.cpu.geometry import suggested_format
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def _convolution_shape(
-    input: Tensor,
-    weight: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool = False,
-    output_padding: Sequence[int] = (0,),
-    groups: int = 1,
-) -> Tensor:
+def _convolution_shape(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
     dims = weight.dim() - 2
     result: Tensor = torch.ops.aten.convolution(
         input,
         weight,
         None,
-        list(stride),
-        list(padding),
-        list(dilation),
-        transposed,
-        [0] * dims if not transposed else list(output_padding),
-        groups,
+        list(settings.stride),
+        list(settings.padding),
+        list(settings.dilation),
+        settings.transposed,
+        list(settings.output_padding) if settings.transposed else [0] * dims,
+        settings.groups,
     )
     return result
 
 
 @meta("aten::convolution")
-def convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Tensor:
+def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
     """Channels last where either operand is; native/ConvUtils.h,
     cudnn_conv_suggest_memory_format. ``meta`` does not know that it stands for a device.
     """
-    result = _convolution_shape(
-        input, weight, stride, padding, dilation, transposed, output_padding, groups
-    )
+    result = _convolution_shape(input, weight, ConvolutionSettings(*settings))
     return _as_operands(result, input, weight)
 
 
 @meta("aten::convolution", device="cpu")
 def convolution_on_cpu(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
+    input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any
 ) -> Tensor:
     """Channels last where either operand is; native/ConvUtils.h, mkldnn_conv_use_channels_last.
 
     ATen's own kernels of three dimensions know no channels last.
     """
-    result = _convolution_shape(
-        input, weight, stride, padding, dilation, transposed, output_padding, groups
-    )
-    native = input.dim() == 5 and not uses_onednn(
-        REFERENCE, input, weight, stride, dilation, transposed, output_padding, groups
-    )
+    settings = ConvolutionSettings(*arguments)
+    result = _convolution_shape(input, weight, settings)
+    native = input.dim() == 5 and not uses_onednn(REFERENCE, input, weight, settings)
     if not native or result.numel() == 0:
         return _as_operands(result, input, weight)
-    if transposed and groups == 1 and input.numel() > result.numel():
+    if settings.transposed and settings.groups == 1 and input.numel() > result.numel():
         return _in_storage_of(input, result)
     return laid_out(result, torch.contiguous_format)
 
@@ -115,31 +85,14 @@ def convolution_backward_on_cpu(
     input: Tensor,
     weight: Tensor,
     bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
+    *arguments: Any,
 ) -> tuple[Tensor | None, ...]:
     """ATen's own kernels of three dimensions know no channels last."""
     results = torch.ops.aten.convolution_backward(
-        grad_output,
-        input,
-        weight,
-        bias_sizes,
-        stride,
-        padding,
-        dilation,
-        transposed,
-        output_padding,
-        groups,
-        output_mask,
+        grad_output, input, weight, bias_sizes, *arguments
     )
-    if input.dim() != 5 or uses_onednn(
-        REFERENCE, input, weight, stride, dilation, transposed, output_padding, groups
-    ):
+    settings = ConvolutionSettings(*arguments[:6])
+    if input.dim() != 5 or uses_onednn(REFERENCE, input, weight, settings):
         return tuple(results)
     return tuple(result if result is None else like(result) for result in results)
 
@@ -213,7 +166,8 @@ def slow_convolution(
     padding: Sequence[int],
 ) -> Tensor:
     """native/ConvolutionMM2d.cpp, ConvolutionMM3d.cpp."""
-    return _convolution_shape(input, weight, stride, padding, [1] * len(kernel_size))
+    settings = ConvolutionSettings(stride, padding, [1] * len(kernel_size))
+    return _convolution_shape(input, weight, settings)
 
 
 @meta("aten::slow_conv_dilated2d", "aten::slow_conv_dilated3d")
@@ -229,7 +183,8 @@ def dilated_convolution(
 ) -> Tensor:
     """native/NaiveDilatedConvolution.cpp, cuda/DepthwiseConv2d.cu: shapes tell the groups."""
     groups = input.shape[1] // weight.shape[1]
-    return _convolution_shape(input, weight, stride, padding, dilation, groups=groups)
+    settings = ConvolutionSettings(stride, padding, dilation, groups=groups)
+    return _convolution_shape(input, weight, settings)
 
 
 @meta("aten::slow_conv_transpose3d")
@@ -244,7 +199,8 @@ def slow_convolution_transpose(
     dilation: Sequence[int] = (1, 1, 1),
 ) -> Tensor:
     """native/NaiveConvolutionTranspose3d.cpp."""
-    return _convolution_shape(input, weight, stride, padding, dilation, True, output_padding)
+    settings = ConvolutionSettings(stride, padding, dilation, True, output_padding)
+    return _convolution_shape(input, weight, settings)
 
 
 @meta("aten::_slow_conv2d_backward.output_mask")

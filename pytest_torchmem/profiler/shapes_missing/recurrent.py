@@ -33,18 +33,11 @@ def lstm_layer(
     bias_hidden: Tensor,
     hx: Tensor,
     cx: Tensor,
-    reverse: bool,
-    batch_sizes: Sequence[int],
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    has_biases: bool,
-    bidirectional: bool,
-    batch_first: bool,
-    train: bool,
+    *settings: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The last output is what oneDNN keeps for a backward, always; native/mkldnn/RNN.cpp."""
     steps, batch, inputs = input.shape
+    hidden_size = hx.shape[-1]
     nbytes = lstm_workspace(steps, batch, inputs, hidden_size, input.element_size())
     return (
         input.new_empty((steps, batch, hidden_size)),

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.profiler.devices.host import Host
+from pytest_torchmem.profiler.signatures import ConvolutionSettings
 from pytest_torchmem.profiler.workspace import workspace
 from pytest_torchmem.profiler.workspace.cpu.convolution_native import native, native_backward
 from pytest_torchmem.profiler.workspace.cpu.geometry import (
@@ -42,8 +44,6 @@ class Convolution:
     transposed: bool
     output_padding: tuple[int, ...]
     groups: int
-    copies: int = 0
-    """Bytes of a line that is made contiguous before it is seen as an image."""
 
     @property
     def dims(self) -> int:
@@ -123,16 +123,7 @@ def _deep(sizes: tuple[int, ...], filling: int) -> Sizes:
 
 
 def _convolution(
-    machine: Host,
-    input: Tensor,
-    weight: Tensor,
-    bias: bool,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
+    machine: Host, input: Tensor, weight: Tensor, bias: bool, settings: ConvolutionSettings
 ) -> Convolution:
     dims = input.dim() - 2
 
@@ -147,40 +138,20 @@ def _convolution(
         input,
         weight,
         bias,
-        expanded(stride, 1),
-        expanded(padding, 0),
-        expanded(dilation, 1),
-        transposed,
-        expanded(output_padding, 0),
-        groups,
+        expanded(settings.stride, 1),
+        expanded(settings.padding, 0),
+        expanded(settings.dilation, 1),
+        settings.transposed,
+        expanded(settings.output_padding, 0),
+        settings.groups,
     )
 
 
 def uses_onednn(
-    machine: Host,
-    input: Tensor,
-    weight: Tensor,
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
+    machine: Host, input: Tensor, weight: Tensor, settings: ConvolutionSettings
 ) -> bool:
     """Return whether ATen gives a convolution to oneDNN; ``ConvParams::use_mkldnn``."""
-    padding = [0]
-    call = _convolution(
-        machine,
-        input,
-        weight,
-        False,
-        stride,
-        padding,
-        dilation,
-        transposed,
-        output_padding,
-        groups,
-    )
-    return call.uses_onednn()
+    return _convolution(machine, input, weight, False, settings).uses_onednn()
 
 
 @workspace("aten::convolution", "aten::_convolution", device="cpu")
@@ -190,13 +161,7 @@ def convolution(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    *flags: bool,
+    *arguments: Any,
 ) -> int:
     """Operands in the kernel's layouts, its scratchpad and its result, then the output beside
     that.
@@ -204,23 +169,13 @@ def convolution(
     if input.numel() == 0 or outputs.numel() == 0:
         return 0
     input, line = _contiguous_line(input)
-    call = _convolution(
-        machine,
-        input,
-        weight,
-        bias is not None,
-        stride,
-        padding,
-        dilation,
-        transposed,
-        output_padding,
-        groups,
-    )
+    settings = ConvolutionSettings(*arguments[:6])
+    call = _convolution(machine, input, weight, bias is not None, settings)
     result = outputs.unsqueeze(2) if outputs.dim() == 3 else outputs
     if not call.uses_onednn():
         return line + native(call, result)
     problem = call.problem(result)
-    if transposed:
+    if call.transposed:
         primitive = choice.transposed_forward(problem)
         requests = _as_transposed(problem, primitive)
     else:
@@ -238,30 +193,14 @@ def convolution_backward(
     input: Tensor,
     weight: Tensor,
     bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
+    *arguments: Any,
 ) -> int:
     """The input's gradient, then the weight's and the bias's, each from its own copies."""
+    settings, output_mask = ConvolutionSettings(*arguments[:6]), arguments[6]
     if input.numel() == 0 or grad_output.numel() == 0:
         return 0
     input, line = _contiguous_line(input)
-    call = _convolution(
-        machine,
-        input,
-        weight,
-        bool(output_mask[2]),
-        stride,
-        padding,
-        dilation,
-        transposed,
-        output_padding,
-        groups,
-    )
+    call = _convolution(machine, input, weight, bool(output_mask[2]), settings)
     gradient = grad_output.unsqueeze(2) if grad_output.dim() == 3 else grad_output
     returned = _returned(outputs, output_mask)
     if not call.uses_onednn():
@@ -269,13 +208,13 @@ def convolution_backward(
     problem = call.problem(gradient)
     requests = [_format_copies(call, gradient, call.input, call.weight)]
     if output_mask[0]:
-        if transposed:
+        if call.transposed:
             requests += _as_forward(problem, choice.transposed_backward_data(problem))
         else:
             requests += _as_transposed(problem, choice.backward_data(problem))
     if output_mask[1] or output_mask[2]:
-        chosen = choice.transposed_backward_weights if transposed else choice.backward_weights
-        filters = problem.channels if transposed else problem.filters
+        chosen = choice.transposed_backward_weights if call.transposed else choice.backward_weights
+        filters = problem.channels if call.transposed else problem.filters
         requests += _of_weight(problem, chosen(problem), filters if output_mask[2] else 0)
     return line + beyond(returned, requests)
 

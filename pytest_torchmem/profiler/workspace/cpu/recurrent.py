@@ -163,27 +163,19 @@ def lstm_layer(
     bias_hidden: Tensor,
     hx: Tensor,
     cx: Tensor,
-    reverse: bool,
-    batch_sizes: Sequence[int],
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    has_biases: bool,
-    bidirectional: bool,
-    batch_first: bool,
-    train: bool,
+    *settings: object,
 ) -> int:
     """The sum of both biases, both weights reordered, and the scratchpad."""
     steps, batch, inputs = input.shape
+    hidden = hx.shape[-1]
     size = input.element_size()
     copies = sum(contiguous_copy(tensor) for tensor in (input, hx, cx))
-    weights = _forward_weight(inputs, hidden_size, size)
-    weights += _forward_weight(hidden_size, hidden_size, size)
-    bias = 4 * hidden_size * size
-    scratchpad = _scratchpad(steps, batch, hidden_size, size, backward=False)
+    weights = _forward_weight(inputs, hidden, size) + _forward_weight(hidden, hidden, size)
+    bias = 4 * hidden * size
+    scratchpad = _scratchpad(steps, batch, hidden, size, backward=False)
     if size != _FLOAT:
         merged = _merges(steps, batch, size)
-        scratchpad += _brgemm_forward(machine.threads, inputs, hidden_size, merged)
+        scratchpad += _brgemm_forward(machine.threads, inputs, hidden, merged)
     return copies + bias + weights + scratchpad
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.signatures import ConvolutionSettings
 from pytest_torchmem.profiler.workspace import Workspace, bounded, unknown, workspace
 from pytest_torchmem.profiler.workspace.cpu.geometry import (
     Outputs,
@@ -44,7 +46,7 @@ def uses_cudnn(input: Tensor) -> bool:
 
 
 def is_native_depthwise(
-    input: Tensor, weight: Tensor, groups: int, transposed: bool, dilation: Sequence[int]
+    input: Tensor, weight: Tensor, settings: ConvolutionSettings
 ) -> bool | None:
     """Whether ATen's own kernel takes a depthwise convolution; None where cuDNN may.
 
@@ -53,14 +55,13 @@ def is_native_depthwise(
     one of two.
     """
     channels = input.shape[1]
-    depthwise = not transposed and groups == channels > 1 and weight.shape[0] % channels == 0
-    if not depthwise:
+    if settings.transposed or not settings.groups == channels > 1 or weight.shape[0] % channels:
         return False
     if not uses_cudnn(input):
         return True
     if memory_format(input, weight) != torch.contiguous_format:
         return False
-    flat = input.dim() < 5 and set(dilation) == {1}
+    flat = input.dim() < 5 and set(settings.dilation) == {1}
     return None if input.dtype == torch.float16 and flat and channels >= 32 else True
 
 
@@ -71,13 +72,7 @@ def convolution(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    *rest: bool,
+    *arguments: Any,
 ) -> Workspace | tuple[int, ...]:
     """Copies and cuDNN's workspace; of a depthwise one with ATen's kernel copies alone, exactly.
 
@@ -85,11 +80,12 @@ def convolution(
     """
     if not input.numel() or not outputs.numel():
         return ()
-    native = is_native_depthwise(input, weight, groups, transposed, dilation)
+    settings = ConvolutionSettings(*arguments[:6])
+    native = is_native_depthwise(input, weight, settings)
     if native:
         return (contiguous_copy(input), contiguous_copy(weight))
     if not uses_cudnn(input):
-        return _columns(gpu, input, weight, outputs, transposed, groups)
+        return _columns(gpu, input, weight, outputs, settings)
     wanted = memory_format(input, weight)
     return unknown(contiguous_copy(input, wanted), contiguous_copy(weight, wanted))
 
@@ -102,13 +98,7 @@ def convolution_backward(
     input: Tensor,
     weight: Tensor,
     bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
+    *arguments: Any,
 ) -> Workspace | tuple[int, ...]:
     """Copies and cuDNN's workspace, then the sum of the bias's gradient.
 
@@ -117,16 +107,17 @@ def convolution_backward(
     """
     if not input.numel() or not grad_output.numel():
         return ()
+    settings, output_mask = ConvolutionSettings(*arguments[:6]), arguments[6]
     bias: tuple[int, ...] = ()
     if output_mask[2]:
         dims = (0, *range(2, grad_output.dim()))
         bias = sum_buffers(gpu, grad_output.shape, dims, grad_output.dtype, grad_output.stride())
-    native = is_native_depthwise(input, weight, groups, transposed, dilation)
+    native = is_native_depthwise(input, weight, settings)
     if native:
         copies = tuple(map(contiguous_copy, (grad_output, input, weight)))
         return max(copies, bias, key=sum)
     if not uses_cudnn(input):
-        columns = _columns(gpu, input, weight, grad_output, transposed, groups)
+        columns = _columns(gpu, input, weight, grad_output, settings)
         return Workspace(max(columns.requests, bias, key=sum), columns.confidence, columns.kept)
     wanted = memory_format(input, weight)
     copies = tuple(contiguous_copy(found, wanted) for found in (grad_output, input, weight))
@@ -134,13 +125,14 @@ def convolution_backward(
 
 
 def _columns(
-    gpu: Gpu, input: Tensor, weight: Tensor, output: Tensor, transposed: bool, groups: int
+    gpu: Gpu, input: Tensor, weight: Tensor, output: Tensor, settings: ConvolutionSettings
 ) -> Workspace:
     """The columns of one image, and a product; ConvolutionMM2d.cu, ``slow_conv2d_forward``.
 
     A limit: kernels of one pixel need none, and groups are convolved one after the other, each with
     its own part of the input, made dense.
     """
+    groups, transposed = settings.groups, settings.transposed
     taps = math.prod(weight.shape[2:])
     wide = (weight.shape[1] if transposed else input.shape[1] // groups) * taps
     pixels = math.prod((input if transposed else output).shape[2:])

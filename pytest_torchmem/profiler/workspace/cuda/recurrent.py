@@ -9,10 +9,12 @@ fused kernels, native/cuda/RNN.cu, are exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.signatures import RecurrentSettings
 from pytest_torchmem.profiler.workspace import Workspace, unknown, workspace
 from pytest_torchmem.profiler.workspace.cpu.geometry import (
     Outputs,
@@ -32,19 +34,10 @@ def cudnn_rnn(
     buffer: Tensor | None,
     hx: Tensor,
     cx: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    proj_size: int,
-    num_layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: Sequence[int],
-    dropout_state: Tensor | None,
+    *settings: Any,
 ) -> Workspace:
     """A dense copy of the input, and cuDNN's workspace; states are dense already."""
-    return unknown(_by_step(input, batch_first, batch_sizes))
+    return unknown(_by_step(input, RecurrentSettings(*settings)))
 
 
 @workspace("aten::_cudnn_rnn_backward", device="cuda")
@@ -61,28 +54,16 @@ def cudnn_rnn_backward(
     grad_output: Tensor | None,
     grad_hy: Tensor | None,
     grad_cy: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    proj_size: int,
-    num_layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: Sequence[int],
-    dropout_state: Tensor | None,
-    reserve: Tensor,
-    output_mask: Sequence[bool],
+    *arguments: Any,
 ) -> Workspace:
     """Dense copies, states' gradients where none came, and cuDNN's; then the weights' gradients.
 
     The buffer of these is made when the copies for the input's gradient are gone.
     """
-    source = _by_step(input, batch_first, batch_sizes)
-    if grad_output is None:
-        gradient = dense_bytes(output)
-    else:
-        gradient = _by_step(grad_output, batch_first, batch_sizes)
+    *settings, _reserve, output_mask = arguments
+    recurrent = RecurrentSettings(*settings)
+    source = _by_step(input, recurrent)
+    gradient = dense_bytes(output) if grad_output is None else _by_step(grad_output, recurrent)
     states = dense_bytes(hx) if grad_hy is None else contiguous_copy(grad_hy)
     if cx is not None:
         states += dense_bytes(cx) if grad_cy is None else contiguous_copy(grad_cy)
@@ -90,11 +71,9 @@ def cudnn_rnn_backward(
     return unknown(max(source + gradient + states - later, source))
 
 
-def _by_step(tensor: Tensor, batch_first: bool, batch_sizes: Sequence[int]) -> int:
+def _by_step(tensor: Tensor, settings: RecurrentSettings) -> int:
     """Bytes of the copy that lies step by step; a packed sequence always does."""
-    if batch_first and not batch_sizes:
-        tensor = tensor.transpose(0, 1)
-    return contiguous_copy(tensor)
+    return contiguous_copy(tensor.transpose(0, 1) if settings.transposes else tensor)
 
 
 @workspace(
