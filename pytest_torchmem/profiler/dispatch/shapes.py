@@ -11,8 +11,8 @@ from torch import Tensor
 from pytest_torchmem.profiler.dispatch.recurrent import GATES, LSTM, weight_elements
 from pytest_torchmem.profiler.patches import is_another
 from pytest_torchmem.profiler.shapes_missing.registry import laid_out, like
-from pytest_torchmem.profiler.workspace.cpu.geometry import is_channels_last, suggested_format
 from pytest_torchmem.profiler.signatures import RecurrentSettings
+from pytest_torchmem.profiler.workspace.cpu.geometry import is_channels_last, suggested_format
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

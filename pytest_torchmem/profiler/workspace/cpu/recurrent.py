@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pytest_torchmem.profiler.devices.host import Host
+from pytest_torchmem.profiler.rounding import round_up
 from pytest_torchmem.profiler.workspace import workspace
 from pytest_torchmem.profiler.workspace.cpu.geometry import (
     contiguous_copy,
     dense_bytes,
     packed_copies,
 )
-from pytest_torchmem.profiler.workspace.cpu.onednn.problem import booked, round_up, share
+from pytest_torchmem.profiler.workspace.cpu.onednn.problem import booked, share
 
 _PAGE = 4096
 _BOOKS = 4632
@@ -29,7 +30,7 @@ _FLOAT = 4
 def leading_dimension(size: int, element_size: int) -> int:
     """``get_good_ld``: rows of whole cache lines, and never a multiple of 256 elements."""
     line = 64 // element_size
-    rows = -(-size // line) * line
+    rows = round_up(size, line)
     return rows + line if rows % 256 == 0 else rows
 
 
@@ -37,7 +38,7 @@ def in_pages(*sizes: int) -> int:
     """``set_offsets``: every buffer begins on a page."""
     offset = 0
     for size in sizes:
-        offset = -(-offset // _PAGE) * _PAGE + size
+        offset = round_up(offset, _PAGE) + size
     return offset
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.rounding import divide_up, round_up
 from pytest_torchmem.profiler.workspace import Workspace, bounded, unknown, workspace
 from pytest_torchmem.profiler.workspace.cpu.geometry import (
     Outputs,
@@ -29,20 +30,12 @@ _ANY = 65536
 _MUCH_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))
 
 
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
-def _ceil(number: int, divisor: int) -> int:
-    return -(-number // divisor)
-
-
 # -- flash -----------------------------------------------------------------------------------------
 
 
 def _rounded_size(size: int) -> int:
     """``head_size_rounded``: a multiple of 32, and 256 from 224 on."""
-    rounded = _up(size, 32)
+    rounded = round_up(size, 32)
     return rounded if rounded < 224 else 256
 
 
@@ -56,15 +49,15 @@ def flash_splits(
     if splits >= 1:
         return splits
     block = 256 if size <= 64 else 128 if size <= 128 else 64
-    key_blocks = _ceil(keys, block)
-    work, slots = batch * heads * _ceil(queries, 64), 2 * gpu.multiprocessors
+    key_blocks = divide_up(keys, block)
+    work, slots = batch * heads * divide_up(queries, 64), 2 * gpu.multiprocessors
     if work >= 0.8 * slots:
         return 1
     most = min(128, slots, key_blocks)
     efficiency = {
         number: work * number / slots / math.ceil(work * number / slots)
         for number in range(1, most + 1)
-        if number == 1 or _ceil(key_blocks, number) != _ceil(key_blocks, number - 1)
+        if number == 1 or divide_up(key_blocks, number) != divide_up(key_blocks, number - 1)
     }
     best = max(efficiency.values(), default=0.0)
     return next((number for number, found in efficiency.items() if found >= 0.85 * best), 1)
@@ -88,14 +81,18 @@ def _flash_forward(
 
 
 def _flash_backward(
-    gpu: Gpu, grad: Tensor, query: Tensor, key: Tensor, out: Tensor
+    gpu: Gpu, grad: Tensor, query: Tensor, key: Tensor, out: Tensor, batch: int, padded: int
 ) -> tuple[int, ...]:
-    """Dense copies, sums of rows, the query's gradient in float, and those of repeated heads."""
-    batch, queries, heads, size = query.shape
-    keys, key_heads = key.shape[1], key.shape[2]
-    rows = batch * heads * _up(queries, _BLOCK)
-    splits = _ceil(gpu.multiprocessors, batch * heads) if _deterministic() else 1
-    repeated = batch * keys * heads * size * query.element_size() if heads != key_heads else 0
+    """Dense copies, sums of rows, the query's gradient in float, and those of repeated heads.
+
+    Query and key are (..., heads, size); ``padded`` is how many queries there are in whole blocks.
+    """
+    heads, size = query.shape[-2:]
+    rows = padded * heads
+    splits = divide_up(gpu.multiprocessors, batch * heads) if _deterministic() else 1
+    repeated = 0
+    if heads != key.shape[-2]:
+        repeated = math.prod(key.shape[:-2]) * heads * size * query.element_size()
     return (
         contiguous_copy(grad),
         contiguous_copy(out),
@@ -104,6 +101,14 @@ def _flash_backward(
         repeated,
         repeated,
     )
+
+
+def _flash_backward_of_batch(
+    gpu: Gpu, grad: Tensor, query: Tensor, key: Tensor, out: Tensor
+) -> tuple[int, ...]:
+    """``mha_bwd``; query and key are (batch, length, heads, size)."""
+    batch, queries = query.shape[:2]
+    return _flash_backward(gpu, grad, query, key, out, batch, batch * round_up(queries, _BLOCK))
 
 
 def _deterministic() -> bool:
@@ -141,7 +146,7 @@ def sdpa_flash_backward(
 ) -> tuple[int, ...]:
     """As ``mha_bwd``, with heads and length exchanged."""
     grad, queries, keys, result = (tensor.transpose(1, 2) for tensor in (grad_out, query, key, out))
-    return _flash_backward(gpu, grad, queries, keys, result)
+    return _flash_backward_of_batch(gpu, grad, queries, keys, result)
 
 
 @workspace("aten::_flash_attention_forward", device="cuda")
@@ -185,21 +190,10 @@ def flash_backward(
 ) -> tuple[int, ...]:
     """``mha_bwd``; of sequences of several lengths ``mha_varlen_bwd``, with 128 rows more each."""
     if lengths_query is None:
-        return _flash_backward(gpu, grad_out, query, key, out)
-    total, heads, size = query.shape
-    keys, key_heads = key.shape[0], key.shape[1]
+        return _flash_backward_of_batch(gpu, grad_out, query, key, out)
     batch = lengths_query.numel() - 1
-    rows = (total + _BLOCK * batch) * heads
-    splits = _ceil(gpu.multiprocessors, batch * heads) if _deterministic() else 1
-    repeated = keys * heads * size * query.element_size() if heads != key_heads else 0
-    return (
-        contiguous_copy(grad_out),
-        contiguous_copy(out),
-        _FLOAT * rows,
-        splits * _FLOAT * rows * _rounded_size(size),
-        repeated,
-        repeated,
-    )
+    padded = query.shape[0] + _BLOCK * batch
+    return _flash_backward(gpu, grad_out, query, key, out, batch, padded)
 
 
 # -- memory-efficient ------------------------------------------------------------------------------
@@ -238,7 +232,7 @@ def _tile_bytes(
 ) -> int:
     """``Params::workspace_size``: gradients of query, key and value added up in float."""
     batch, heads, queries, keys = shape
-    splits = _ceil(keys, tile.keys)
+    splits = divide_up(keys, tile.keys)
     if batch * heads >= 256 and keys <= 2 * tile.keys:
         splits = 1
     keys_in_memory = half and tile.largest > tile.queries
@@ -248,10 +242,12 @@ def _tile_bytes(
     if _deterministic():
         splits = 1
     if keys_in_memory:
-        floats = splits * tile.keys * (_up(size, tile.queries) + _up(value_size, tile.queries))
-    blocks = _ceil(queries, tile.queries) * _ceil(size, tile.keys)
+        floats = (
+            splits * tile.keys * (round_up(size, tile.queries) + round_up(value_size, tile.queries))
+        )
+    blocks = divide_up(queries, tile.queries) * divide_up(size, tile.keys)
     floats += blocks * (4 + tile.queries * tile.keys)
-    return batch * heads * _up(floats, 4) * _FLOAT
+    return batch * heads * round_up(floats, 4) * _FLOAT
 
 
 def efficient_backward_bytes(
@@ -338,12 +334,6 @@ def efficient_backward(
     )
 
 
-def _efficient_forward(value_size: int, out: Tensor) -> int:
-    """``kNeedsOutputAccumulatorBuffer``: heads too large to be added up in registers."""
-    half = out.dtype != torch.float32
-    return dense_bytes(out, torch.float32) if half and value_size > 128 else 0
-
-
 @workspace(
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_efficient_attention_forward",
@@ -358,8 +348,13 @@ def efficient_forward(
     *arguments: object,
     **options: object,
 ) -> int:
-    """The output in float where the head is large; attention.cu, kernel_forward.h."""
-    return _efficient_forward(value.shape[-1], outputs[0])
+    """The output in float where heads are too large to be added up in registers.
+
+    attention.cu; kernel_forward.h, ``kNeedsOutputAccumulatorBuffer``.
+    """
+    out = outputs[0]
+    half = out.dtype != torch.float32
+    return dense_bytes(out, torch.float32) if half and value.shape[-1] > 128 else 0
 
 
 # -- cuDNN -----------------------------------------------------------------------------------------

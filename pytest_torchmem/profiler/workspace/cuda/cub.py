@@ -9,6 +9,7 @@ for 4,096 and 8,192 pairs of 8 and 8 bytes sorted by 14 bits: the same, in tiles
 from __future__ import annotations
 
 from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.rounding import divide_up, round_up
 
 _TILE = 1792
 """tuning_radix_sort.cuh: keys of 8 and values of 2 bytes on sm100."""
@@ -24,7 +25,7 @@ _SCAN_TILE = 512 * 23
 
 def temporaries(*sizes: int) -> int:
     """Return what several arrays take in one buffer; util_device.cuh, ``AliasTemporaries``."""
-    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes) + _ALIGNMENT - 1
+    return sum(round_up(size, _ALIGNMENT) for size in sizes) + _ALIGNMENT - 1
 
 
 def radix_sort_pairs(
@@ -46,8 +47,8 @@ def radix_sort_pairs(
         resident = gpu.multiprocessors * (gpu.threads_per_multiprocessor // threads)
         spine = resident * _SUBSCRIPTION * digits + _SCAN_TILE
         return temporaries(spine * _OFFSET, *buffers)
-    passes = -(-(bits or 8 * key_size) // 8) * -(-number // _PORTION)
-    tiles = -(-number // _TILE)
+    passes = divide_up(bits or 8 * key_size, 8) * divide_up(number, _PORTION)
+    tiles = divide_up(number, _TILE)
     return temporaries(passes * _DIGITS * _OFFSET, tiles * _DIGITS * 4, *buffers, passes * 4)
 
 
@@ -61,7 +62,7 @@ def segmented_sort_pairs(number: int, key_size: int, value_size: int) -> int:
 
 def scan(number: int) -> int:
     """Return at most what a prefix sum takes: the state of every tile; dispatch_scan.cuh."""
-    return temporaries((-(-number // 512) + 32) * _STATE) if number else 0
+    return temporaries((divide_up(number, 512) + 32) * _STATE) if number else 0
 
 
 def select(number: int) -> int:

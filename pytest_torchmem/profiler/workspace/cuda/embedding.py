@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.rounding import divide_up, round_up
 from pytest_torchmem.profiler.workspace import Workspace, bounded, workspace
 from pytest_torchmem.profiler.workspace.cpu.geometry import (
     accumulation_type,
@@ -115,8 +116,8 @@ def _may_add_atomically(gpu: Gpu, number: int, weights: int, width: int) -> bool
     ``embedding_backward_cuda_kernel``, ``use_fused_kernel``; not in every version of torch.
     """
     segments = min(number, weights)
-    warped = -(-width // 32) * 32
-    grid = -(-segments * warped // min(warped, _BLOCK))
+    warped = round_up(width, 32)
+    grid = divide_up(segments * warped, min(warped, _BLOCK))
     parts = number // _ROWS_PER_THREAD + segments
     return grid < gpu.multiprocessors * _ATOMIC_BLOCKS and parts > 4 * grid
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_torchmem.profiler.devices.catalogue import Gpu
+from pytest_torchmem.profiler.rounding import divide_up
 
 _WARP = 32
 _LEAST_VALUES, _MOST_VALUES = 16, 256
@@ -163,15 +164,16 @@ def _global_buffers(gpu: Gpu, reduction: Reduction) -> tuple[int, ...]:
     threads = block_width * block_height
     step_input = block_width if on_fastest else 1
     step_output = 1 if on_fastest else block_width
-    if _ceil(inputs, step_input) < min(block_height * 16, _MOST_VALUES):
+    if divide_up(inputs, step_input) < min(block_height * 16, _MOST_VALUES):
         return ()
-    values = _ceil(inputs, step_input * block_height)
-    grid = _ceil(outputs // vector, step_output)
+    values = divide_up(inputs, step_input * block_height)
+    grid = divide_up(outputs // vector, step_output)
     target = gpu.multiprocessors * (gpu.threads_per_multiprocessor // threads)
     if values < _MOST_VALUES or grid > target:
         return ()
     blocks = max(
-        min(_ceil(target, grid), _ceil(values, _LEAST_VALUES)), _ceil(values, _MOST_VALUES)
+        min(divide_up(target, grid), divide_up(values, _LEAST_VALUES)),
+        divide_up(values, _MOST_VALUES),
     )
     if blocks <= 1:
         return ()
@@ -201,7 +203,3 @@ def _output_vector(reduced: Sequence[Dim], kept: Sequence[Dim]) -> int:
 
 def _last_power(number: int) -> int:
     return 1 << (number.bit_length() - 1) if number > 0 else 1
-
-
-def _ceil(number: int, divisor: int) -> int:
-    return -(-number // divisor)

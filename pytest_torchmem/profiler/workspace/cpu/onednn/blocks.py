@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_torchmem.profiler.workspace.cpu.onednn.problem import VECTOR, Problem, round_up
+from pytest_torchmem.profiler.rounding import round_up
+from pytest_torchmem.profiler.workspace.cpu.onednn.problem import VECTOR, Problem
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from pytest_torchmem.profiler.rounding import round_up
 from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
     PAGE,
     VECTOR,
@@ -15,7 +16,6 @@ from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
     Problem,
     Sizes,
     booked,
-    round_up,
     share,
 )
 

@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
+from pytest_torchmem.profiler.rounding import round_up
 from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
     VECTOR,
     Primitive,
     Problem,
     booked,
-    round_up,
     share,
 )
 

@@ -6,6 +6,7 @@ They want blocks of 16 channels, or take channels last as they are.
 
 from __future__ import annotations
 
+from pytest_torchmem.profiler.rounding import round_up
 from pytest_torchmem.profiler.workspace.cpu.onednn.blocks import Blocks, blocks_of, is_first
 from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
     L1,
@@ -13,7 +14,6 @@ from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
     Primitive,
     Problem,
     booked,
-    round_up,
     share,
 )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pytest_torchmem.profiler.rounding import round_up
 from pytest_torchmem.profiler.workspace.cpu.onednn.blocks import Blocks, blocks_of, is_first
 from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
     BARRIER,
@@ -18,7 +19,6 @@ from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
     Primitive,
     Problem,
     booked,
-    round_up,
     share,
 )
 

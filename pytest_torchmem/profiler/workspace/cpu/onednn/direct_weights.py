@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 
+from pytest_torchmem.profiler.rounding import round_up
 from pytest_torchmem.profiler.workspace.cpu.onednn.blocks import Blocks, is_first
 from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
     BARRIER,
@@ -13,7 +14,6 @@ from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
     Primitive,
     Problem,
     booked,
-    round_up,
     share,
 )
 from pytest_torchmem.profiler.workspace.cpu.onednn.sharing import (

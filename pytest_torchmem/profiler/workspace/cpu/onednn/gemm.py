@@ -4,17 +4,12 @@ src/cpu/gemm_convolution_utils.cpp and src/cpu/x64/gemm_bf16_convolution.cpp.
 
 from __future__ import annotations
 
+from pytest_torchmem.profiler.rounding import round_up
 from pytest_torchmem.profiler.workspace.cpu.onednn.gemm_blocks import (
     columns_channels_first,
     columns_channels_last,
 )
-from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
-    Primitive,
-    Problem,
-    booked,
-    round_up,
-    share,
-)
+from pytest_torchmem.profiler.workspace.cpu.onednn.problem import Primitive, Problem, booked, share
 
 _NAME = "gemm:jit"
 _FLOAT = 4

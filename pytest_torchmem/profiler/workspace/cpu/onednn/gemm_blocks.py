@@ -6,12 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
-    L2,
-    Problem,
-    round_up,
-    share,
-)
+from pytest_torchmem.profiler.rounding import round_up
+from pytest_torchmem.profiler.workspace.cpu.onednn.problem import L2, Problem, share
 
 _FLOAT = 4
 _SMALL = 64 * 1024

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_torchmem.profiler.workspace.cpu.onednn.problem import booked, round_up, share
+from pytest_torchmem.profiler.rounding import round_up
+from pytest_torchmem.profiler.workspace.cpu.onednn.problem import booked, share
 
 _FLOAT = 4
 _SIZE = 2

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import math
 
+from pytest_torchmem.profiler.rounding import round_up
 from pytest_torchmem.profiler.workspace.cpu.onednn.direct_bfloat16 import input_pixels
-from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
-    Primitive,
-    Problem,
-    booked,
-    round_up,
-    share,
-)
+from pytest_torchmem.profiler.workspace.cpu.onednn.problem import Primitive, Problem, booked, share
 from pytest_torchmem.profiler.workspace.cpu.onednn.sharing import reduction
 
 _NAME = "jit:avx2"

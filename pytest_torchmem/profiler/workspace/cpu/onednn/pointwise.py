@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import math
 
+from pytest_torchmem.profiler.rounding import round_up
 from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
     BARRIER,
     VECTOR,
     Primitive,
     Problem,
     booked,
-    round_up,
     share,
 )
 from pytest_torchmem.profiler.workspace.cpu.onednn.sharing import (

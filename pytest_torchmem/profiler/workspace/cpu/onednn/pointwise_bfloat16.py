@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pytest_torchmem.profiler.rounding import round_up
 from pytest_torchmem.profiler.workspace.cpu.onednn.pointwise import (
     best_divider,
     takes,
@@ -21,7 +22,6 @@ from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
     Primitive,
     Problem,
     booked,
-    round_up,
     share,
 )
 from pytest_torchmem.profiler.workspace.cpu.onednn.sharing import Work, least_memory

@@ -20,11 +20,6 @@ L2 = 1024 * 1024
 """Bytes of a core's own caches, on which oneDNN decides how large its blocks are."""
 
 
-def round_up(amount: int, multiple: int) -> int:
-    """Return ``amount`` in whole multiples."""
-    return -(-amount // multiple) * multiple
-
-
 def share(amount: int, parts: int) -> int:
     """Return the largest of ``parts`` parts: ``div_up``."""
     return -(-amount // parts)

@@ -1,0 +1,13 @@
+"""Whole numbers of blocks."""
+
+from __future__ import annotations
+
+
+def divide_up(amount: int, parts: int) -> int:
+    """Return ``amount`` divided by ``parts``, rounded up."""
+    return -(-amount // parts)
+
+
+def round_up(amount: int, multiple: int) -> int:
+    """Return ``amount`` in whole multiples."""
+    return divide_up(amount, multiple) * multiple
