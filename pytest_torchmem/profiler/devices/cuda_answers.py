@@ -34,6 +34,7 @@ from pytest_torchmem.profiler.devices.streams import (
 from pytest_torchmem.profiler.devices.tensors import Guard
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.patches import replaced
+from pytest_torchmem.profiler.workspace.cuda.blas import cublas_workspace, cublaslt_workspace
 
 CUDNN_VERSION = 91900
 """The cuDNN that comes with torch 2.13's CUDA wheels is 9.19 or newer."""
@@ -60,6 +61,7 @@ def cuda_answers(
         ],
         *[(module, accelerator) for module in (torch.accelerator, torch.accelerator.memory)],
         (torch.backends.cudnn, _cudnn()),
+        (torch.backends.cuda, _blas(gpu)),
         (torch.backends.cudnn.rnn, {"get_cudnn_mode": _RNN_MODES.__getitem__}),
         (torch.cuda.nvtx, _nvtx()),
     ]
@@ -126,12 +128,23 @@ def _device(gpu: Gpu) -> dict[str, Callable[..., Any]]:
         "is_tf32_supported": lambda: gpu.capability >= (8, 0),
         "is_current_stream_capturing": lambda: False,
         "current_blas_handle": lambda: 0,
+        "current_solver_handle": lambda: 0,
+        "get_sync_debug_mode": lambda: 0,
+        "set_sync_debug_mode": lambda debug_mode: None,
         "ipc_collect": lambda: None,
-        "utilization": lambda device=None: 0,
+        **dict.fromkeys(_DRIVER_FIGURES, _at_rest),
         "_exchange_device": lambda device: 0,
         "_maybe_exchange_device": lambda device: 0,
         "_sleep": lambda cycles: None,
     }
+
+
+#: What the driver measures, of a GPU that does nothing.
+_DRIVER_FIGURES = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
+
+
+def _at_rest(device: Any = None) -> int:
+    return 0
 
 
 def _set_device(device: Any) -> None:
@@ -199,6 +212,24 @@ def _cudnn() -> dict[str, Callable[..., Any]]:
         "is_available": lambda: True,
         "version": lambda: CUDNN_VERSION,
         "is_acceptable": is_acceptable,
+    }
+
+
+def _blas(gpu: Gpu) -> dict[str, Callable[..., Any]]:
+    def size_of(name: str, bytes_of: Callable[[Gpu], int]) -> Callable[..., int]:
+        def size(size: int | None = None) -> int:
+            if size is not None:
+                raise UsageError(
+                    f"torch.backends.cuda.{name}({size}): a trace takes the size from the "
+                    "environment (CUBLAS_WORKSPACE_CONFIG, CUBLASLT_WORKSPACE_SIZE); set it there"
+                )
+            return bytes_of(gpu)
+
+        return size
+
+    return {
+        "cublas_workspace_size": size_of("cublas_workspace_size", cublas_workspace),
+        "cublaslt_workspace_size": size_of("cublaslt_workspace_size", cublaslt_workspace),
     }
 
 

@@ -8,12 +8,22 @@ from typing import Any
 
 import torch
 
+from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profiler.allocator import CachingAllocator, parse_options
 from pytest_torchmem.profiler.allocator.blocks import Block
 from pytest_torchmem.profiler.devices.cuda_memory import DeviceMemory
 
 #: torch's own function goes through its own ``memory_stats``, which answers here.
 _SUMMARY: Callable[..., str] = torch.cuda.memory_summary
+
+
+#: Functions that hand out addresses, or memory that is not the caching allocator's.
+_UNDER_THE_ALLOCATOR = (
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
+    "caching_allocator_enable",
+    "change_current_allocator",
+)
 
 
 def memory_answers(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
@@ -61,7 +71,12 @@ def memory_answers(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
             parse_options(env, memory.allocator.options)
         ),
         "get_allocator_backend": lambda: "native",
+        "device_memory_used": lambda device=None: memory.gpu.memory - mem_get_info()[0],
         "host_memory_stats": dict,
+        "host_memory_stats_as_nested_dict": dict,
+        "reset_accumulated_host_memory_stats": lambda: None,
+        "reset_peak_host_memory_stats": lambda: None,
+        **{name: _refused(name) for name in _UNDER_THE_ALLOCATOR},
         "_record_memory_history": lambda *args, **kwargs: None,
     }
 
@@ -110,6 +125,16 @@ def segments(allocator: CachingAllocator) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise UsageError(
+            f"torch.cuda.{name}: a trace knows the memory of tensors, and no address on the GPU. "
+            "Make a tensor of that size, or leave the call out of what is traced"
+        )
+
+    return refuse
 
 
 def _nested(statistics: dict[str, Any]) -> dict[str, Any]:

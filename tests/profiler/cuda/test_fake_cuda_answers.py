@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import trace
+from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profiler.devices.catalogue import find_gpu
 
 
@@ -140,6 +141,36 @@ def test_streams_and_events_order_nothing() -> None:
         return [x.is_cuda, start.elapsed_time(end), isinstance(stream, torch.cuda.Stream)]
 
     assert on_fake_cuda(body) == [True, 0.0, True]
+
+
+def test_what_the_driver_and_the_libraries_are_asked() -> None:
+    def body() -> list[Any]:
+        x = torch.ones(300_000, device="cuda")
+        torch.cuda.reset_peak_host_memory_stats()
+        free, total = torch.cuda.mem_get_info()
+        return [
+            torch.cuda.device_memory_used() == total - free > x.nbytes,
+            torch.cuda.host_memory_stats_as_nested_dict() == {},
+            torch.cuda.temperature() == torch.cuda.memory_usage() == 0,
+            torch.cuda.get_sync_debug_mode() == 0,
+            torch.backends.cuda.cublas_workspace_size() == 32 * 1024**2,
+            torch.backends.cuda.cublaslt_workspace_size() == 32 * 1024**2,
+        ]
+
+    assert on_fake_cuda(body, gpu="h100") == [True] * 6
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: torch.cuda.caching_allocator_alloc(512), "no address on the GPU"),
+        (lambda: torch.backends.cuda.cublas_workspace_size(0), "CUBLAS_WORKSPACE_CONFIG"),
+    ],
+    ids=["address", "size"],
+)
+def test_what_a_trace_cannot_do_is_refused(call: Callable[[], Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        on_fake_cuda(call)
 
 
 def test_generator_functions() -> None:

@@ -150,6 +150,29 @@ def test_the_helper_of_moving_averages_is_not_among_the_fused_optimizers() -> No
     assert not nothing.takes_nothing(aten._fused_moving_avg_obs_fq_helper.default)
 
 
+# -- distances and sets ----------------------------------------------------------------------------
+
+
+def test_the_gradients_of_distances_are_made_for_every_pair() -> None:
+    first, second, grad = meta(500, 3), meta(4, 600, 3), meta(4, 500, 600)
+    assert taken("_cdist_forward", grad, first, second, 1.0, None) == (4 * 4 * 500 * 3,)
+    backward = taken("_cdist_backward", meta(4, 500, 3), grad, first, second, 1.0, grad)
+    assert backward[:2] == (4 * 4 * 500 * 3, 4 * 4 * 600 * 500 * 3)
+    points = meta(100, 3)
+    assert taken("_pdist_forward", meta(4950), points, 2.0) == ()
+    assert taken("_pdist_backward", points, meta(4950), points, 2.0, meta(4950))[0] == 99 * 1200
+
+
+def test_few_elements_are_compared_and_many_are_sorted() -> None:
+    """10 * 4096 ** 0.145 is 33.4: up to that many are compared."""
+    elements, mask = meta(4096, dtype=LONG), meta(4096, dtype=torch.bool)
+    assert taken("isin", mask, elements, meta(32, dtype=LONG)) == (32 * 4096, 4096)
+    assert taken("isin", mask, elements, 3) == ()
+    sorted_ = found("isin", mask, elements, meta(33, dtype=LONG))
+    assert sorted_.confidence is Confidence.BOUNDED
+    assert sum(sorted_.requests) > 8 * (4096 + 33) * 4
+
+
 # -- images ----------------------------------------------------------------------------------------
 
 

@@ -49,6 +49,12 @@ def _lt_workspace() -> int | None:
     return int(size) * _KIB if size.isdigit() else _LT_ALONE
 
 
+def cublaslt_workspace(gpu: Gpu) -> int:
+    """Return the bytes of the buffer that cuBLASLt uses: its own, or the one it shares."""
+    alone = _lt_workspace()
+    return cublas_workspace(gpu) if alone is None else alone
+
+
 def product(gpu: Gpu, *copies: int, lt: bool = False) -> Workspace:
     """Return what a product takes: the buffer that stays, and copies of operands."""
     alone = _lt_workspace() if lt else None

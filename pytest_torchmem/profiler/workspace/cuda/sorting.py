@@ -17,7 +17,7 @@ from pytest_torchmem.profiler.workspace.cpu.geometry import (
     dense_bytes,
 )
 from pytest_torchmem.profiler.workspace.cuda import cub
-from pytest_torchmem.profiler.workspace.cuda.reduction import reduced
+from pytest_torchmem.profiler.workspace.cuda.reduction import dense_strides, reduced
 
 _LONG = 8
 _SMALL_SORT = 4096
@@ -193,6 +193,34 @@ def unique(
     positions = number * _LONG
     values = number * element
     return bounded(contiguous_copy(input), values, positions, positions, positions, sort)
+
+
+@workspace("aten::isin", device="cuda")
+def isin(
+    gpu: Gpu,
+    outputs: Tensor,
+    elements: Tensor | float,
+    tested: Tensor | float,
+    *,
+    assume_unique: bool = False,
+    invert: bool = False,
+) -> Workspace | tuple[int, ...]:
+    """Few are compared with every element, exactly; many are sorted together with them.
+
+    native/TensorCompare.cpp, ``isin_Tensor_Tensor_out``; cuda/TensorCompare.cpp.
+    """
+    if not isinstance(elements, Tensor) or not isinstance(tested, Tensor) or not outputs.numel():
+        return ()
+    number, others = elements.numel(), tested.numel()
+    if others < int(10 * number**0.145):
+        shape = (number, others)
+        strides = dense_strides(shape)
+        return (number * others, number, *reduced(gpu, shape, strides, 1, torch.bool, 1, 1, 4))
+    both, size = number + others, elements.element_size()
+    order = 0 if assume_unique else number * _LONG
+    sort = cub.radix_sort_pairs(gpu, both, size, _LONG)
+    copies = (both * size, both * size, both * _LONG)
+    return bounded(order, number * size, others * size, *copies, both * _LONG, sort)
 
 
 @workspace("aten::unique_dim", device="cuda")
