@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,13 +23,11 @@ SAMPLES = 2
 
 
 @pytest.fixture(scope="module", autouse=True)
-def samples_are_not_garbage() -> Iterator[None]:
+def samples_are_not_garbage() -> None:
     """Keep torch's sample makers out of the collections before each measurement."""
     samples.units()
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def compare(unit: Any) -> list[Comparison]:

@@ -43,7 +43,7 @@ def written(light: Any) -> Any:
     """A project with snapshots, written without any other plugin's doing."""
     light.write(test_net=TESTS)
     (light.path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    light.run_apart("--torchmem-update", "-p", "no:randomly").assert_outcomes(
+    light.run("--torchmem-update", "-p", "no:randomly").assert_outcomes(
         passed=6, skipped=1, xfailed=1
     )
     assert len(light.entries()) == 8
@@ -65,9 +65,10 @@ def written(light: Any) -> Any:
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:3]),
 )
 def test_the_same_file_in_any_order_and_process(
-    written: Any, module: str, options: list[str]
+    request: pytest.FixtureRequest, module: str, options: list[str]
 ) -> None:
     pytest.importorskip(module)
+    written = request.getfixturevalue("written")
     if module == "pytest_forked":
         written.write(test_plain=PLAIN)
         if written.run_apart("--forked", "-p", "no:torchmem", "test_plain.py").ret:
@@ -80,8 +81,11 @@ def test_the_same_file_in_any_order_and_process(
     assert written.file().read_bytes() == before
 
 
-def test_split_parts_prove_nothing_and_write_what_they_ran(written: Any) -> None:
+def test_split_parts_prove_nothing_and_write_what_they_ran(
+    request: pytest.FixtureRequest,
+) -> None:
     pytest.importorskip("pytest_split")
+    written = request.getfixturevalue("written")
     before = written.file().read_bytes()
     for part in ("1", "2"):
         result = written.run_apart("--splits", "2", "--group", part, "--torchmem-update")

@@ -171,14 +171,13 @@ def test_any_order_gives_the_same_bytes(cases):
     assert cases.file().read_bytes() == forward
 
 
-@pytest.mark.parametrize("dist", ["load", "loadfile", "loadscope", "worksteal", "each"])
+@pytest.mark.parametrize("dist", ["load", "loadscope", "each"])
 def test_workers_write_the_same_bytes_as_a_serial_run(cases, dist):
     cases.before = cases.file().read_text()
     cases.run("--torchmem-update")
     serial = cases.file().read_bytes()
     cases.file().write_text(cases.before)
-    workers = ["--tx", "2*popen"] if dist == "each" else ["-n", "4"]
-    result = cases.run_apart("--torchmem-update", *workers, f"--dist={dist}")
+    result = cases.run_apart("--torchmem-update", "--tx=2*popen", f"--dist={dist}")
     assert written(cases) == PASSING
     assert cases.file().read_bytes() == serial
     result.stdout.fnmatch_lines(["wrote __torchmem__/test_net.json", "* memory checks: *"])
@@ -252,7 +251,7 @@ def test_a_worker_killed_half_way_costs_no_entry_but_its_own(light, monkeypatch,
     assert len(before) == 200
     monkeypatch.setenv("STATE", "after")
     started = time.monotonic()
-    result = light.run_apart("--torchmem-update", "-n", "4", "-q")
+    result = light.run_apart("--torchmem-update", "-n", "3", "-q")
     assert time.monotonic() - started < 120
     outcomes = result.parseoutcomes()
     # Now and then xdist itself does not survive writing to a worker that is just dying, and ends
