@@ -21,13 +21,7 @@ from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.border import Border
 from pytest_torchmem.profiler.call import Call
 from pytest_torchmem.profiler.composites import Composites
-from pytest_torchmem.profiler.compressed import (
-    LAYOUTS,
-    asks_library,
-    has_compressed,
-    run_compressed,
-    storage_holder,
-)
+from pytest_torchmem.profiler.compressed import LAYOUTS
 from pytest_torchmem.profiler.data_shapes import (
     equal_without_values,
     plan_from_values,
@@ -45,10 +39,10 @@ from pytest_torchmem.profiler.internals import (
     set_excluded,
     storage_address,
 )
-from pytest_torchmem.profiler.known import LIMIT_NESTED, KnownValues
+from pytest_torchmem.profiler.known import KnownValues
+from pytest_torchmem.profiler.layouts import Layouts
 from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger, Record
 from pytest_torchmem.profiler.making import grow, make_hollow, make_outputs
-from pytest_torchmem.profiler.nested import NestedTensors, has_nested
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
 from pytest_torchmem.profiler.phases import Phases
 from pytest_torchmem.profiler.placement import Placement, host_slots
@@ -72,9 +66,7 @@ from pytest_torchmem.profiler.workspace import (
 )
 from pytest_torchmem.profiler.wrapped_numbers import WrappedNumbers
 
-_TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
 _CPU = torch.device("cpu")
-_Generator = torch.Generator
 
 #: Operators that need nothing of a tensor but its geometry, which ``meta`` has too.
 _GEOMETRY_ALONE = (
@@ -118,10 +110,8 @@ class Interceptor:
         self._plans = remembered_plans(machine.host, machine.gpu, machine.calibration)
         self.sums = GradientSums(alone)
         self.numbers = WrappedNumbers(ledger)
-        self.nested = NestedTensors(machine, ledger)
         self._placement = Placement(machine, ledger)
-        self._in_nested = False
-        """Whether torch's kernel for a nested tensor is running."""
+        self._layouts = Layouts(self, machine, ledger, self.values, self._placement)
         self._composites = Composites(self, ledger, self.numbers)
         self._let_pass: Callable[[OpOverload], None]
 
@@ -175,10 +165,10 @@ class Interceptor:
     def _run_specially(self, operator: Operator, args: tuple[Any, ...], kwargs: Any) -> Any:
         __tracebackhide__ = True
         treatment = operator.treatment
-        if treatment is Treatment.NESTED or has_nested(args, kwargs):
-            return self._run_nested(operator, args, kwargs)
-        if treatment is Treatment.COMPRESSED or has_compressed(args, kwargs):
-            return self._run_compressed(operator, args, kwargs)
+        run = self._layouts.find(operator, args, kwargs)
+        if run is not None:
+            self.phases.find()
+            return run(operator, args, kwargs)
         if treatment is Treatment.IMPLICIT:
             kernel = self.machine.kernels.get(operator.name)
             with self.intercepting():
@@ -248,48 +238,31 @@ class Interceptor:
 
     def _run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
+        if kwargs and kwargs.get("layout") in LAYOUTS:
+            self.phases.find()
+            return self._layouts.run_compressed(operator, args, kwargs)
         tensors: list[Tensor] = []
         try:
             key: Any = geometry_of(args, tensors)
             if kwargs:
-                if kwargs.get("layout") in LAYOUTS:
-                    return self._run_compressed(operator, args, kwargs)
                 key = (key, geometry_of(tuple(kwargs.items()), tensors))
-        except RuntimeError:
-            if has_nested(args, kwargs):
-                return self._run_nested(operator, args, kwargs)
-            if has_compressed(args, kwargs):
-                return self._run_compressed(operator, args, kwargs)
-            raise
+        except RuntimeError:  # of a tensor that has no strides
+            run = self._layouts.find(operator, args, kwargs)
+            if run is None:
+                raise
+            self.phases.find()
+            return run(operator, args, kwargs)
         records = self._records(tensors)
         if records is None:
-            asked = self.target or kwargs.get("device")
-            if operator.name.startswith(_GEOMETRY_ALONE) and asked and asked.type != "meta":
-                return self._from_geometry(operator, args, kwargs, self.machine.normalise(asked))
-            if has_sparse(args, kwargs) and not reads_no_data(operator):
-                self.phases.find()
-                with self.intercepting():
-                    return run_sparse(operator, args, kwargs)
-            return operator.overload(*args, **kwargs)
+            return self._run_unrecorded(operator, args, kwargs)
         call = Call(operator, args, kwargs, tensors, records)
         device = self._placement.device_of(call, self.target)
         if device is None:
             return operator.overload(*args, **kwargs)
         frame = sys._getframe(2)
         self.phases.find()
-        if self.ledger.phase is Phase.BACKWARD:
-            self.sums.operator_in_backward(len(device.entries))
-            if (
-                operator.name == "aten::add.Tensor"
-                and frame.f_code is ENGINE_CODE
-                and len(tensors) == 2
-            ):
-                if self.sums.in_place(
-                    tensors[0], tensors[1], records[0], sys.getrefcount(tensors[0])
-                ):
-                    return tensors[0]
-                if self.streams.several and self.sums.is_sum(records[0]):
-                    self.streams.enter_sum(tensors[0].shape)
+        if self.ledger.phase is Phase.BACKWARD and self._sums_in_place(call, device, frame):
+            return tensors[0]
         if operator.dynamic and self._own_meta(operator, device.device) is None:
             body = self.machine.body(operator, device.device.type)
             if body is not None:
@@ -306,11 +279,11 @@ class Interceptor:
         key = (operator.overload, device.device, key)
         if self.machine.gpu is not None:
             self._follow_settings()
-        plan = self._plans.get(key)
         numbers: tuple[int, ...] = ()
         if len(tensors) < len(operator.tensors) and device.device == _CPU:
             numbers = operator.numbers(args)
-        result: Any
+        plan = self._plans.get(key)
+        is_new = plan is None
         if plan is None:
             body = self.machine.body(operator, device.device.type) if tensors else None
             if body is not None:
@@ -318,21 +291,12 @@ class Interceptor:
                 self._plans[key] = plan
                 self.values.know(call, plan, result)
                 return result
-            own = self._own_meta(operator, device.device)
-            plan = find_plan(operator, *planned, tensors, own)
-            plan.on_host = host_slots(operator.name, plan)
-            reserve = self.machine.reserve(operator, args, kwargs)
-            if reserve is not None:
-                plan.resize(*reserve)
-            self._plans[key] = plan
-            origin = self._origin(operator, frame)
-            result = make_outputs(self.ledger, plan, tensors, device, origin)
-            plan.workspace = self.machine.workspace(
-                device.device, operator, result, with_types(args, numbers), kwargs
-            )
-        else:
-            origin = self._origin(operator, frame)
-            result = make_outputs(self.ledger, plan, tensors, device, origin)
+            plan = self._plans[key] = self._new_plan(call, planned, device.device)
+        origin = self._origin(operator, frame)
+        result = make_outputs(self.ledger, plan, tensors, device, origin)
+        if is_new:
+            given = with_types(args, numbers)
+            plan.workspace = self.machine.workspace(device.device, operator, result, given, kwargs)
         wrapped: tuple[int, ...] = ()
         if numbers and frame.f_code is not ENGINE_CODE:  # what the engine issues, a node has saved
             wrapped = self.numbers.book(args, numbers, device, origin)
@@ -348,6 +312,49 @@ class Interceptor:
         self.values.know(call, plan, result)
         return result
 
+    def _run_unrecorded(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operator among whose tensors one has no storage of the ledger: meta or sparse."""
+        __tracebackhide__ = True
+        asked = self.target or kwargs.get("device")
+        if operator.name.startswith(_GEOMETRY_ALONE) and asked and asked.type != "meta":
+            return self._from_geometry(operator, args, kwargs, self.machine.normalise(asked))
+        if has_sparse(args, kwargs) and not reads_no_data(operator):
+            self.phases.find()
+            with self.intercepting():
+                return run_sparse(operator, args, kwargs)
+        return operator.overload(*args, **kwargs)
+
+    def _sums_in_place(self, call: Call, device: DeviceLedger, frame: Any) -> bool:
+        """Whether this is a sum of two gradients that the engine would make in the first."""
+        self.sums.operator_in_backward(len(device.entries))
+        tensors, records = call.tensors, call.records
+        by_engine = call.operator.name == "aten::add.Tensor" and frame.f_code is ENGINE_CODE
+        if not by_engine or len(tensors) != 2:
+            return False
+        if self.sums.in_place(tensors[0], tensors[1], records[0], sys.getrefcount(tensors[0])):
+            return True
+        if self.streams.several and self.sums.is_sum(records[0]):
+            self.streams.enter_sum(tensors[0].shape)
+        return False
+
+    def _new_plan(
+        self, call: Call, given: tuple[tuple[Any, ...], dict[str, Any]], device: torch.device
+    ) -> Plan:
+        """Return the plan of a call that is seen for the first time, asked with what is ``given``.
+
+        Its workspace is found when the outputs are there.
+        """
+        __tracebackhide__ = True
+        operator = call.operator
+        plan = find_plan(operator, *given, call.tensors, self._own_meta(operator, device))
+        plan.on_host = host_slots(operator.name, plan)
+        reserve = self.machine.reserve(operator, call.args, call.kwargs)
+        if reserve is not None:
+            plan.resize(*reserve)
+        return plan
+
     def _stage(self, call: Call, result: Any, device: DeviceLedger) -> None:
         """Write down the temporaries of copies between host and GPU."""
         __tracebackhide__ = True
@@ -357,43 +364,6 @@ class Interceptor:
                 devices = (device.device, origin.device)
                 with self.intercepting():
                     stage(destination, source, *devices, bool(given), self.placing_on)
-
-    def _run_nested(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator that takes or makes nested tensors: those on their buffers come here."""
-        __tracebackhide__ = True
-        self.phases.find()
-        was_in_nested, self._in_nested = self._in_nested, True
-        placement = self._placement
-        where, placement.nested = placement.nested, self.nested.device_of(args, kwargs)
-        limit, self.values.limit = self.values.limit, LIMIT_NESTED
-        try:
-            with self.intercepting():
-                return self.nested.run(operator, args, kwargs)
-        finally:
-            self._in_nested, self.values.limit = was_in_nested, limit
-            placement.nested = where
-
-    def _run_compressed(
-        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run an operator that takes or makes compressed sparse tensors."""
-        __tracebackhide__ = True
-        self.phases.find()
-        with self.intercepting():
-            device = self._device_beside(args, kwargs)
-            on_gpu = device.device.type == "cuda"
-            result = run_compressed(self.machine.host, on_gpu, operator, args, kwargs)
-        if on_gpu and asks_library(operator):
-            device.unknown_workspaces.add(operator.name)
-        return result
-
-    def _device_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
-        """Return where the first tensor among the arguments is, which may be compressed."""
-        for tensor in tensors_in((args, kwargs)):
-            record = self.ledger.records.get(storage_address(storage_holder(tensor)))
-            if record is not None:
-                return record.ledger
-        return self.ledger.on(self.machine.device)
 
     def _follow_settings(self) -> None:
         """Let plans be those of the settings by which the GPU's kernels are chosen now."""
@@ -423,7 +393,7 @@ class Interceptor:
         """Make a tensor like one on ``meta`` on another device (``Module.to_empty``)."""
         self.phases.find()
         plan = find_plan(operator, args, kwargs, [], self._own_meta(operator, device))
-        origin = self.attribution.origin(self.ledger.phase, operator.name, sys._getframe(3))
+        origin = self.attribution.origin(self.ledger.phase, operator.name, sys._getframe(4))
         return make_outputs(self.ledger, plan, [], self.ledger.on(device), origin)
 
     def _records(self, tensors: list[Tensor]) -> list[Record] | None:
@@ -438,7 +408,9 @@ class Interceptor:
             if record is None:
                 if tensor.device.type == "meta":
                     return None
-                if self._in_nested and tensor.dim() == 0:  # of a number, made by C++ just now
+                if (
+                    self._placement.nested is not None and tensor.dim() == 0
+                ):  # of a number, made by C++ just now
                     record = self.border.meet(tensor, _CPU, sys._getframe(2))
                 else:
                     record = self.border.borrow(tensor)
