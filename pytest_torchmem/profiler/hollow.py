@@ -32,6 +32,9 @@ from pytest_torchmem.profiler.gradients import GradientSums, References
 from pytest_torchmem.profiler.internals import (
     ENGINE_CODE,
     FAKE,
+    NoFunctionModes,
+    function_modes,
+    host_settings,
     in_engine_thread,
     is_view,
     kernel_settings,
@@ -45,7 +48,7 @@ from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger, Record
 from pytest_torchmem.profiler.making import grow, make_hollow, make_outputs
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
 from pytest_torchmem.profiler.phases import Phases
-from pytest_torchmem.profiler.placement import Placement, host_slots
+from pytest_torchmem.profiler.placement import Placement, check_generator, host_slots
 from pytest_torchmem.profiler.planning import find_plan, geometry_of, with_types
 from pytest_torchmem.profiler.profile import Origin, Phase
 from pytest_torchmem.profiler.registrations import interception
@@ -105,7 +108,8 @@ class Interceptor:
         self.inside = False
         """Whether the profiler itself is at work, and tensors answer as torch made them."""
         self._operators: dict[OpOverload, Operator] = {}
-        self._settings: tuple[bool | str, ...] = ()
+        self._settings: tuple[Any, ...] = ()
+        self._find_settings = host_settings if machine.gpu is None else kernel_settings
         self._environment = environment_settings()
         self._plans = remembered_plans(machine.host, machine.gpu, machine.calibration)
         self.sums = GradientSums(alone)
@@ -126,6 +130,10 @@ class Interceptor:
     def __call__(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Run one operator that would have reached a kernel."""
         __tracebackhide__ = True
+        if function_modes():
+            # Below the dispatcher torch has none: a default device is not for what is made here.
+            with NoFunctionModes():
+                return self(overload, *args, **kwargs)
         set_excluded(FAKE, True)
         was_inside, self.inside = self.inside, True
         try:
@@ -211,7 +219,8 @@ class Interceptor:
         was_inside, self.inside = self.inside, True
         set_excluded(FAKE, True)
         try:
-            yield
+            with NoFunctionModes():
+                yield
         finally:
             self.inside = was_inside
             set_excluded(FAKE, was_inside)
@@ -259,6 +268,8 @@ class Interceptor:
         device = self._placement.device_of(call, self.target)
         if device is None:
             return operator.overload(*args, **kwargs)
+        if kwargs and kwargs.get("generator") is not None:
+            check_generator(kwargs["generator"], device.device)
         frame = sys._getframe(2)
         self.phases.find()
         if self.ledger.phase is Phase.BACKWARD and self._sums_in_place(call, device, frame):
@@ -277,8 +288,7 @@ class Interceptor:
             planned = (plain, kwargs)
             key = (key, geometry_of(plain, []))
         key = (operator.overload, device.device, key)
-        if self.machine.gpu is not None:
-            self._follow_settings()
+        self._follow_settings()
         numbers: tuple[int, ...] = ()
         if len(tensors) < len(operator.tensors) and device.device == _CPU:
             numbers = operator.numbers(args)
@@ -366,8 +376,8 @@ class Interceptor:
                     stage(destination, source, *devices, bool(given), self.placing_on)
 
     def _follow_settings(self) -> None:
-        """Let plans be those of the settings by which the GPU's kernels are chosen now."""
-        settings = kernel_settings()
+        """Let plans be those of the settings by which dtypes and kernels are chosen now."""
+        settings = self._find_settings()
         if settings != self._settings:
             self._settings = settings
             machine = self.machine

@@ -30,18 +30,18 @@ def imports_apart() -> Iterator[None]:
 
     def apart(
         name: str,
-        scope: Mapping[str, Any] | None = None,
-        local: Any = None,
-        names: Any = (),
+        globals: Mapping[str, Any] | None = None,
+        locals: Any = None,
+        fromlist: Any = (),
         level: int = 0,
     ) -> Any:
         if threading.get_ident() == thread:
-            package = (scope or {}).get("__package__") or ""
+            package = (globals or {}).get("__package__") or ""
             absolute = resolve_name("." * level + name, package) if level and package else name
             new = absolute.startswith("torch.") and absolute not in sys.modules
             if new and not _is_importing(sys._getframe(1)):
                 _on_another_thread(original, absolute)
-        return original(name, scope, local, names, level)
+        return original(name, globals, locals, fromlist, level)
 
     with replaced(builtins, __import__=apart):
         yield

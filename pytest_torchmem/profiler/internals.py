@@ -36,10 +36,16 @@ set_excluded: Callable[[Any, bool], None] = _C._dispatch_tls_set_dispatch_key_ex
 #: The address of a tensor's ``StorageImpl``: its identity for as long as the storage lives.
 storage_address: Callable[[Tensor], int] = _C._storage_address
 
+#: Whether the program's function modes (``torch.set_default_device`` leaves one) see calls now, and
+#: a context in which they do not.
+function_modes: Callable[[], bool] = _C._is_torch_function_mode_enabled
+NoFunctionModes: Callable[[], Any] = _C.DisableTorchFunction
+
 #: -1 outside of a backward, else the number of the running graph task of this thread.
 current_graph_task: Callable[[], int] = _C._current_graph_task_id
 current_node: Callable[[], Any] = _C._current_autograd_node
 _engine_has_threads: Callable[[], bool] = _C._is_multithreading_enabled
+_default_dtype: Callable[[], torch.dtype] = torch.get_default_dtype
 _uses_cudnn: Callable[[], bool] = _C._get_cudnn_enabled
 _is_deterministic: Callable[[], bool] = _C._get_deterministic_algorithms
 _only_warns: Callable[[], bool] = _C._get_deterministic_algorithms_warn_only
@@ -55,13 +61,19 @@ storage_use_count: Callable[[int], int] = _C._storage_Use_Count
 _construct_storage = _C._construct_storage_from_data_pointer
 
 
-def kernel_settings() -> tuple[bool | str, ...]:
-    """Return the settings by which kernels are chosen.
+def host_settings() -> tuple[Any, ...]:
+    """Return the settings on which operators of the CPU depend: default dtype, deterministic."""
+    return _default_dtype(), _is_deterministic()
 
-    cuDNN used, deterministic, warns only; and of cuDNN: all kernels tried, deterministic, precision
-    of float32.
+
+def kernel_settings() -> tuple[Any, ...]:
+    """Return the settings by which dtypes, and kernels of a GPU, are chosen.
+
+    The default dtype; cuDNN used, deterministic, warns only; and of cuDNN: all kernels tried,
+    deterministic, precision of float32.
     """
     return (
+        _default_dtype(),
         _uses_cudnn(),
         _is_deterministic(),
         _only_warns(),
@@ -69,6 +81,29 @@ def kernel_settings() -> tuple[bool | str, ...]:
         _is_cudnn_deterministic(),
         _precision("cuda", "conv"),
     )
+
+
+#: Settings of a process on which memory depends: what asks for one, and what sets it to that.
+PROCESS_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (_default_dtype, torch.set_default_dtype),
+    (
+        lambda: (_is_deterministic(), _only_warns()),
+        lambda both: _C._set_deterministic_algorithms(both[0], warn_only=both[1]),
+    ),
+    (_uses_cudnn, _C._set_cudnn_enabled),
+    (_tries_all, _C._set_cudnn_benchmark),
+    (_is_cudnn_deterministic, _C._set_cudnn_deterministic),
+    (
+        lambda: _precision("cuda", "conv"),
+        lambda precision: _C._set_fp32_precision_setter("cuda", "conv", precision),
+    ),
+    (_C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
+    (_C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
+    (_C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
+    (_C._get_math_sdp_enabled, _C._set_sdp_use_math),
+    (_C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
+    (_C._get_sdp_priority_order, _C._set_sdp_priority_order),
+)
 
 
 def library_settings() -> tuple[str, ...]:

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 
 from pytest_torchmem.profiler.imports import imports_apart
-from pytest_torchmem.profiler.internals import global_device_context
+from pytest_torchmem.profiler.internals import PROCESS_SETTINGS, global_device_context
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 @contextmanager
 def process_kept() -> Iterator[None]:
-    """Put back the random generators, the garbage collector and the compiler's stance.
+    """Put back random generators, torch's settings, the garbage collector, the compiler's stance.
 
     What of torch is imported meanwhile keeps nothing of the program.
     """
-    with _generators_kept(), _no_collection(), imports_apart(), eager():
+    with _generators_kept(), _settings_kept(), _no_collection(), imports_apart(), eager():
         yield
 
 
@@ -63,6 +63,18 @@ def _generators_kept() -> Iterator[None]:
         random.setstate(python_state)
         if numpy:
             numpy.random.set_state(numpy_state)
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Undo what a program sets for the process: its trace on the next device begins as this one."""
+    before = [(ask, set_to, ask()) for ask, set_to in PROCESS_SETTINGS]
+    try:
+        yield
+    finally:
+        for ask, set_to, setting in before:
+            if ask() != setting:
+                set_to(setting)
 
 
 @contextmanager

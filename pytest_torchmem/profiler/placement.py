@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -47,6 +49,10 @@ _INDEXING = frozenset(name for name in _ACROSS_DEVICES if "index" in name)
 _INDEXED_WRITES = frozenset(name for name in _INDEXING if "put" in name)
 
 
+#: Generators of fake cuda by the addresses of those in C++, which are the CPU's.
+GPU_GENERATORS: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
 def host_slots(operator: str, plan: Plan) -> frozenset[int]:
     """Return the slots of a plan that an operator's kernel makes on the host."""
     positions = _HOST_OUTPUTS.get(operator, ())
@@ -88,12 +94,17 @@ class Placement:
             dtype = call.kwargs.get("dtype")
             if self.nested is not None and dtype is not None:
                 return self.nested if dtype.is_floating_point else self._ledger.on(_CPU)
-            return self._last or self._ledger.on(self._machine.device)
+            return self._last or self._where_tensors_are()
         device = call.records[0].ledger
         if len(self._ledger.devices) > 1:
             device = self._shared(call, device)
         self._last = device
         return device
+
+    def _where_tensors_are(self) -> DeviceLedger:
+        """Return the machine's device if it holds anything, else the host."""
+        device = self._ledger.on(self._machine.device)
+        return device if device.entries else self._ledger.on(_CPU)
 
     def _shared(self, call: Call, device: DeviceLedger) -> DeviceLedger:
         """Return the device that all tensors of a call are on, or go with."""
@@ -129,6 +140,15 @@ class Placement:
 
     def _is_guess(self, record: Record) -> bool:
         return self._guessed.get(record.address) == record.index
+
+
+def check_generator(generator: torch.Generator, device: torch.device) -> None:
+    """Raise what torch raises for random numbers of another device (core/Generator.h)."""
+    found = "cuda" if cast(Any, generator)._cdata in GPU_GENERATORS else generator.device.type
+    if found != device.type:
+        raise RuntimeError(
+            f"Expected a '{device.type}' device type for generator but found '{found}'"
+        )
 
 
 def _all_scalars(call: Call, device: DeviceLedger) -> bool:

@@ -202,3 +202,49 @@ def test_the_number_of_threads_is_never_set(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(torch, "set_num_threads", refuse)
     trace(nn.Linear(4, 4), torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_default_dtype_is_that_of_the_moment(device: str) -> None:
+    found: list[torch.dtype] = []
+
+    def program() -> None:
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            count = torch.arange(3, device=device)
+            made = (torch.zeros(5, device=device), torch.tensor([1.0], device=device), count / 2)
+            found.extend(tensor.dtype for tensor in (*made, count.sin()))
+
+    trace(program, device=device)
+    assert found == 4 * [torch.float32] + 4 * [torch.float64]
+
+
+def test_settings_of_the_process_are_put_back() -> None:
+    def settings() -> list[object]:
+        return [
+            torch.get_default_dtype(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.backends.cudnn.enabled,
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.conv.fp32_precision,
+            torch.backends.mkldnn.enabled,
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+        ]
+
+    def program() -> None:
+        torch.set_default_dtype(torch.bfloat16)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.enabled = torch.backends.mkldnn.enabled = False
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_math_sdp(False)
+        inside.extend(settings())
+
+    inside: list[object] = []
+    before = settings()
+    trace(program, device="cuda")
+    assert settings() == before
+    assert not any(one == other for one, other in zip(inside, before, strict=True))

@@ -15,11 +15,19 @@ import torch
 import torch.accelerator
 import torch.backends.cudnn.rnn
 import torch.cuda.nvtx
+import torch.cuda.profiler
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.cuda_memory import DeviceMemory
+from pytest_torchmem.profiler.devices.data_parallel import communication_answers, scattering
+from pytest_torchmem.profiler.devices.generators import (
+    default_generator,
+    generators,
+    random_answers,
+)
 from pytest_torchmem.profiler.devices.memory_answers import memory_answers
+from pytest_torchmem.profiler.devices.profilers import profilers_of_nothing, runtime_answers
 from pytest_torchmem.profiler.devices.stand_ins import standing_in
 from pytest_torchmem.profiler.devices.streams import (
     CUDAGraph,
@@ -28,6 +36,7 @@ from pytest_torchmem.profiler.devices.streams import (
     MemPool,
     Stream,
     StreamContext,
+    no_graphs,
     stream_answers,
     streams_of,
 )
@@ -38,6 +47,11 @@ from pytest_torchmem.profiler.workspace.cuda.blas import cublas_workspace, cubla
 
 CUDNN_VERSION = 91900
 """The cuDNN that comes with torch 2.13's CUDA wheels is 9.19 or newer."""
+
+_CUDA_VERSION = "13.0"
+"""What torch 2.13's CUDA wheels on PyPI are built with; a build with CUDA has its own."""
+
+_HAS_CUDA = torch.backends.cuda.is_built()
 
 #: ``cudnnRNNMode_t``, which a build without cuDNN does not have.
 _RNN_MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
@@ -52,18 +66,28 @@ def cuda_answers(
     assert gpu is not None
     memory = memory_answers(device_memory)
     streams = stream_answers()
-    device = {**_device(gpu), **streams, **_random(interceptor), **memory}
+    generator = default_generator()
+    device = {
+        **_device(gpu),
+        **_sync_debug_mode(),
+        **runtime_answers(device_memory),
+        **streams,
+        **random_answers(generator),
+        **memory,
+    }
     accelerator = {**streams, **_accelerator(gpu, memory)}
-    functions = [
+    functions: list[tuple[Any, dict[str, Callable[..., Any]]]] = [
         *[
             (module, device)
             for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
         ],
         *[(module, accelerator) for module in (torch.accelerator, torch.accelerator.memory)],
         (torch.backends.cudnn, _cudnn()),
-        (torch.backends.cuda, _blas(gpu)),
         (torch.backends.cudnn.rnn, {"get_cudnn_mode": _RNN_MODES.__getitem__}),
         (torch.cuda.nvtx, _nvtx()),
+        (torch.cuda.profiler, {"start": lambda: None, "stop": lambda: None}),
+        (torch.backends.cuda, {**_BUILT, **_blas(gpu)}),
+        communication_answers(),
     ]
     classes: list[tuple[ModuleType, str, type]] = [
         (module, name, stand_in)
@@ -77,11 +101,16 @@ def cuda_answers(
             for module in (torch.cuda, torch.cuda.streams)
         ],
         *[(module, "CUDAGraph", CUDAGraph) for module in (torch.cuda, torch.cuda.graphs)],
+        (torch.accelerator, "Graph", CUDAGraph),
         *[(module, "MemPool", MemPool) for module in (torch.cuda, torch.cuda.memory)],
     ]
     with (
         streams_of(interceptor.streams),
         standing_in(guard, functions, classes),
+        generators(generator),
+        profilers_of_nothing(guard),
+        scattering(guard),
+        replaced(torch.version, cuda=torch.version.cuda or _CUDA_VERSION),
         replaced(torch.cuda, _lazy_init=_lazy_init(guard)),
     ):
         yield
@@ -98,7 +127,7 @@ def _lazy_init(guard: Guard) -> Callable[[], None]:
     def lazy_init() -> None:
         if guard.off():
             original()
-        elif torch.backends.cuda.is_built():
+        elif _HAS_CUDA:
             raise UsageError(
                 f"{guard.interceptor.attribution.user_line() or 'the traced program'}: a trace on "
                 'fake cuda does not know this way of making a tensor on "cuda"; make it with '
@@ -115,7 +144,7 @@ def _device(gpu: Gpu) -> dict[str, Callable[..., Any]]:
         "init": lambda: None,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "set_device": _set_device,
+        "set_device": lambda device: None,
         "synchronize": lambda device=None: None,
         "get_device_name": lambda device=None: gpu.product,
         "get_device_capability": lambda device=None: gpu.capability,
@@ -129,10 +158,9 @@ def _device(gpu: Gpu) -> dict[str, Callable[..., Any]]:
         "is_current_stream_capturing": lambda: False,
         "current_blas_handle": lambda: 0,
         "current_solver_handle": lambda: 0,
-        "get_sync_debug_mode": lambda: 0,
-        "set_sync_debug_mode": lambda debug_mode: None,
         "ipc_collect": lambda: None,
         **dict.fromkeys(_DRIVER_FIGURES, _at_rest),
+        "graph_pool_handle": _graph_pool,
         "_exchange_device": lambda device: 0,
         "_maybe_exchange_device": lambda device: 0,
         "_sleep": lambda cycles: None,
@@ -147,35 +175,25 @@ def _at_rest(device: Any = None) -> int:
     return 0
 
 
-def _set_device(device: Any) -> None:
-    number = device if isinstance(device, int) else torch.device(device).index
-    if number not in (None, 0, -1):
-        raise UsageError(
-            f"torch.cuda.set_device({device!r}): a trace stands for one GPU, which is cuda:0"
+def _graph_pool() -> Any:
+    raise no_graphs("torch.cuda.graph_pool_handle")
+
+
+def _sync_debug_mode() -> dict[str, Callable[..., Any]]:
+    """``torch.cuda.set_sync_debug_mode``: nothing synchronizes, so that nothing is told."""
+    mode = 0
+
+    def set_mode(debug_mode: int | str) -> None:
+        nonlocal mode
+        if debug_mode not in (*_SYNC_DEBUG_MODES, 0, 1, 2):
+            raise RuntimeError(
+                "invalid value of debug_mode, expected one of `default`, `warn`, `error`"
+            )
+        mode = (
+            _SYNC_DEBUG_MODES.index(debug_mode) if isinstance(debug_mode, str) else int(debug_mode)
         )
 
-
-def _random(interceptor: Interceptor) -> dict[str, Callable[..., Any]]:
-    """The GPU's generator: a trace has no random numbers whose values mattered."""
-
-    def state() -> torch.Tensor:
-        """Return a seed and an offset, on the CPU; CUDAGeneratorImpl.cpp, ``get_state``."""
-        with interceptor.working():
-            made = torch.zeros(16, dtype=torch.uint8)
-        interceptor.meet(made)
-        return made
-
-    return {
-        "manual_seed": lambda seed: None,
-        "manual_seed_all": lambda seed: None,
-        "seed": lambda: None,
-        "seed_all": lambda: None,
-        "initial_seed": lambda: 0,
-        "get_rng_state": lambda device="cuda": state(),
-        "get_rng_state_all": lambda: [state()],
-        "set_rng_state": lambda new_state, device="cuda": None,
-        "set_rng_state_all": lambda new_states: None,
-    }
+    return {"set_sync_debug_mode": set_mode, "get_sync_debug_mode": lambda: mode}
 
 
 def _accelerator(gpu: Gpu, memory: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
@@ -188,8 +206,8 @@ def _accelerator(gpu: Gpu, memory: dict[str, Callable[..., Any]]) -> dict[str, C
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_device_index": lambda: 0,
         "current_device_idx": lambda: 0,
-        "set_device_index": _set_device,
-        "set_device_idx": _set_device,
+        "set_device_index": lambda device: None,
+        "set_device_idx": lambda device: None,
         "get_device_capability": lambda device=None: {"supported_dtypes": set(_DTYPES)},
         "synchronize": lambda device=None: None,
         "empty_host_cache": lambda: None,
@@ -197,7 +215,16 @@ def _accelerator(gpu: Gpu, memory: dict[str, Callable[..., Any]]) -> dict[str, C
     }
 
 
+_SYNC_DEBUG_MODES = ("default", "warn", "error")
+
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool)
+
+
+#: What every build with CUDA has.
+_BUILT: dict[str, Callable[..., Any]] = {
+    "is_built": lambda: True,
+    "is_flash_attention_available": lambda: True,
+}
 
 
 def _cudnn() -> dict[str, Callable[..., Any]]:
@@ -205,7 +232,7 @@ def _cudnn() -> dict[str, Callable[..., Any]]:
         return (
             torch.backends.cudnn.enabled
             and tensor.device.type == "cuda"
-            and tensor.dtype in (torch.float16, torch.float32, torch.float64, torch.bfloat16)
+            and tensor.dtype in (torch.float16, torch.float32, torch.float64)
         )
 
     return {
@@ -243,6 +270,20 @@ def _nvtx() -> dict[str, Callable[..., Any]]:
     }
 
 
+#: Shared memory in KiB by compute capability: of a multiprocessor, and the most of it for a block
+#: (CUDA C++ Programming Guide, technical specifications per compute capability).
+_SHARED_MEMORY = {
+    (7, 0): (96, 96),
+    (7, 5): (64, 64),
+    (8, 0): (164, 163),
+    (8, 6): (100, 99),
+    (8, 9): (100, 99),
+    (9, 0): (228, 227),
+    (10, 0): (228, 227),
+    (12, 0): (100, 99),
+}
+
+
 class DeviceProperties:
     """What ``torch.cuda.get_device_properties`` returns."""
 
@@ -256,6 +297,12 @@ class DeviceProperties:
         self.regs_per_multiprocessor = 65536
         self.is_integrated = self.is_multi_gpu_board = 0
         self.gcnArchName = gpu.product
+        self.max_threads_per_block = 1024
+        self.shared_memory_per_block = 48 * 1024
+        if gpu.capability in _SHARED_MEMORY:
+            multiprocessor, block = _SHARED_MEMORY[gpu.capability]
+            self.shared_memory_per_multiprocessor = multiprocessor * 1024
+            self.shared_memory_per_block_optin = block * 1024
 
     def __repr__(self) -> str:
         return (

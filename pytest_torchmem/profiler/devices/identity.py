@@ -14,6 +14,7 @@ from torch import Tensor
 from pytest_torchmem.profiler.devices.cuda_answers import cuda_answers
 from pytest_torchmem.profiler.devices.cuda_memory import DeviceMemory
 from pytest_torchmem.profiler.devices.data_loading import loaders_pin_here
+from pytest_torchmem.profiler.devices.legacy_types import find_legacy_type, legacy_types
 from pytest_torchmem.profiler.devices.outside_tensors import cuda_outside_tensors
 from pytest_torchmem.profiler.devices.stand_ins import SESSION
 from pytest_torchmem.profiler.devices.tensors import Guard
@@ -55,6 +56,7 @@ def cuda_identity(interceptor: Interceptor, memory: DeviceMemory) -> Iterator[No
     with ExitStack() as stack:
         stack.enter_context(cuda_answers(interceptor, guard, memory))
         stack.enter_context(cuda_outside_tensors(guard))
+        stack.enter_context(legacy_types(guard))
         stack.enter_context(loaders_pin_here(guard))
         stack.enter_context(triton_refused(guard))
         stack.enter_context(
@@ -155,12 +157,12 @@ def _methods(
             return _Base.type(tensor) if dtype is None else _Base.type(tensor, dtype)
         if dtype is None:
             name = cast(str, _Base.type(tensor))
-            is_cuda = device_of(tensor).type == "cuda"
-            return name.replace("torch.", "torch.cuda.", 1) if is_cuda else name
-        if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
-            plain = dtype.replace("torch.cuda.", "torch.", 1)
-            plain_type = cast(Tensor, _Base.type(tensor, plain))
-            return to(plain_type, torch.device("cuda"), non_blocking=non_blocking)
+            if device_of(tensor).type != "cuda" or name.startswith("torch.cuda."):
+                return name  # a function mode hands the call back to here
+            return name.replace("torch.", "torch.cuda.", 1)
+        legacy = find_legacy_type(dtype)
+        if legacy is not None:
+            return to(tensor, legacy.device, legacy.dtype, non_blocking=non_blocking)
         return _Base.type(tensor, dtype)
 
     def type_as(tensor: Tensor, other: Tensor) -> Tensor:
@@ -390,7 +392,10 @@ _parse_to: Callable[..., Any] = torch._C._nn._parse_to
 
 
 def parse_to(*args: Any, **kwargs: Any) -> Any:
-    """``torch._C._nn._parse_to``, which knows of no GPU that a number could mean."""
+    """``torch._C._nn._parse_to``, which knows of no GPU that a number means, or a tensor is on."""
+    other = kwargs.pop("tensor") if "tensor" in kwargs else args[0] if args else None
+    if isinstance(other, Tensor):
+        args = (other.device, other.dtype, *args[1:])
     args = tuple(_device(arg) if type(arg) is int else arg for arg in args)
     if type(kwargs.get("device")) is int:
         kwargs["device"] = _device(kwargs["device"])

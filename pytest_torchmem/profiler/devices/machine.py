@@ -15,6 +15,7 @@ from pytest_torchmem.profiler.bodies import find_body
 from pytest_torchmem.profiler.calibration import Calibration, Figure, Question
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.host import Host
+from pytest_torchmem.profiler.devices.ordinals import invalid_ordinal
 from pytest_torchmem.profiler.internals import TORCH_SERIES, run_composite_explicit
 from pytest_torchmem.profiler.operators import Operator
 from pytest_torchmem.profiler.profile import Confidence
@@ -80,10 +81,7 @@ class Machine:
         """Return ``device`` with the index it has when none is given."""
         if device.type == "cuda":
             if device.index:
-                raise RuntimeError(
-                    f"CUDA error: invalid device ordinal: {device} in a trace, which stands for "
-                    "one GPU, cuda:0"
-                )
+                raise invalid_ordinal(device)
             return device if device.index is not None else torch.device("cuda", 0)
         return torch.device(device.type)
 

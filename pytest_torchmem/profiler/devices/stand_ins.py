@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
+from pytest_torchmem.profiler.devices.ordinals import check_ordinal
 from pytest_torchmem.profiler.devices.tensors import Guard
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.patches import replaced_all
@@ -97,16 +99,31 @@ def _known(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
 @cache
 def _function(original: Any, module: str, name: str) -> Callable[..., Any]:
     session = SESSION
+    place, keyword = _device_argument(original)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if session.off():
             return original(*args, **kwargs)
+        if place is not None:
+            check_ordinal(args[place] if len(args) > place else kwargs.get(keyword))
         return session.answers[module][name](*args, **kwargs)
 
     function.__name__ = original.__name__
     function.__doc__ = original.__doc__
     function.__wrapped__ = original  # type: ignore[attr-defined]
     return function
+
+
+def _device_argument(function: Any) -> tuple[int | None, str]:
+    """Return position and name of the argument that says which device, if there is one."""
+    try:
+        names = list(signature(function).parameters)
+    except (TypeError, ValueError):
+        return None, ""
+    for name in ("device", "device_index"):
+        if name in names:
+            return names.index(name), name
+    return None, ""
 
 
 @cache

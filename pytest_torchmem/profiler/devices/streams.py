@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profiler.devices.ordinals import check_ordinal
 from pytest_torchmem.profiler.streams import Streams
 
 _CUDA = torch.device("cuda", 0)
@@ -40,6 +41,7 @@ class Stream:
     def __init__(
         self, device: Any = None, priority: int = 0, stream_id: int | None = None, **_: Any
     ) -> None:
+        check_ordinal(device)
         if stream_id is None:
             stream_id = _Session.streams.new(priority) if _Session.streams is not None else 0
         self.device = _CUDA
@@ -116,8 +118,12 @@ class Event:
         """Wait for nothing."""
 
     def elapsed_time(self, end: Any) -> float:
-        """Return 0: nothing runs, so nothing takes time."""
-        return 0.0
+        """Return half a microsecond, in milliseconds: nothing runs, so nothing takes time.
+
+        It is what CUDA can tell apart (CUDA Runtime API, cudaEventElapsedTime). Programs divide by
+        it.
+        """
+        return 0.0005
 
 
 class StreamContext:
@@ -158,14 +164,19 @@ def stream_answers() -> dict[str, Callable[..., Any]]:
 
 
 class CUDAGraph:
-    """``torch.cuda.CUDAGraph``, which cannot be had."""
+    """``torch.cuda.CUDAGraph`` and ``torch.accelerator.Graph``, which cannot be had."""
 
     def __new__(cls, *_: Any, **__: Any) -> CUDAGraph:
         """Refuse: what a graph holds stays in a pool of its own as long as the graph lives."""
-        raise UsageError(
-            "torch.cuda.CUDAGraph: a trace does not model CUDA graphs, whose memory stays in a "
-            "pool of their own. Trace the function that is captured, without capturing it"
-        )
+        raise no_graphs("torch.cuda.CUDAGraph")
+
+
+def no_graphs(name: str) -> UsageError:
+    """Return the error for what makes CUDA graphs, by its name."""
+    return UsageError(
+        f"{name}: a trace does not model CUDA graphs, whose memory stays in a pool of their own. "
+        "Trace the function that is captured, without capturing it"
+    )
 
 
 class MemPool:

@@ -1,0 +1,32 @@
+"""Which device a program means, of the one GPU that a trace stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def invalid_ordinal(device: torch.device | str) -> RuntimeError:
+    """Return the error for a GPU that is not there (c10/cuda/CUDAException.cpp)."""
+    return torch.AcceleratorError(
+        f"CUDA error: invalid device ordinal: {device} in a trace, which stands for one GPU, cuda:0"
+    )
+
+
+def check_ordinal(device: Any) -> None:
+    """Raise what torch raises for a device that is none, or not the GPU; None and -1 are it.
+
+    As ``torch.cuda._utils._get_device_index`` reads it.
+    """
+    if device is None:
+        return
+    if isinstance(device, int):
+        index: int | None = device
+    else:
+        named = torch.device(device)
+        if named.type != "cuda":
+            raise ValueError(f"Expected a cuda device, but got: {named}")
+        index = named.index
+    if index not in (None, 0, -1):
+        raise invalid_ordinal(f"cuda:{index}")

@@ -1,0 +1,212 @@
+"""What scripts for GPUs call besides, and ways to name a device that are older than ``.to``."""
+
+from __future__ import annotations
+
+import builtins
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchmem import trace
+from pytest_torchmem.errors import UsageError
+
+
+def on_fake_cuda(body: Callable[[], Any], **options: Any) -> Any:
+    """Trace ``body`` on fake cuda and return what it returned."""
+    results = []
+
+    def program() -> None:
+        results.append(body())
+
+    trace(program, device="cuda", **options)
+    return results[0]
+
+
+def test_the_default_device_is_not_for_what_a_trace_makes_itself() -> None:
+    def body() -> list[str]:
+        torch.set_default_device("cuda")
+        return [
+            torch.from_numpy(numpy.ones(2)).device.type,
+            torch.FloatTensor(2).device.type,
+            torch.ones(2).device.type,
+            str(torch.range(0, 3).tolist()),
+        ]
+
+    assert on_fake_cuda(body) == ["cpu", "cpu", "cuda", "[0.0, 1.0, 2.0, 3.0]"]
+    with torch.device("meta"):
+        trace(lambda: torch.from_numpy(numpy.ones(2)).sum())
+
+
+def test_types_that_say_where_a_tensor_is() -> None:
+    def body() -> list[Any]:
+        x, host = torch.ones(2, device="cuda"), torch.ones(2)
+        made = [
+            torch.cuda.FloatTensor(3),
+            torch.cuda.LongTensor([1, 2]),
+            torch.cuda.HalfTensor(host),
+            host.type(torch.cuda.HalfTensor),
+            nn.Linear(2, 2).type(torch.cuda.DoubleTensor).weight,
+        ]
+        torch.set_default_tensor_type("torch.cuda.HalfTensor")
+        made.append(torch.zeros(2))
+        torch.set_default_tensor_type(torch.FloatTensor)
+        back = [torch.zeros(2), x.type(torch.FloatTensor), torch.FloatTensor([1.0])]
+        return [
+            [tensor.type() for tensor in (*made, *back)],
+            [isinstance(x, kind) for kind in (torch.cuda.FloatTensor, torch.FloatTensor)],
+            [isinstance(host, kind) for kind in (torch.cuda.FloatTensor, torch.FloatTensor)],
+        ]
+
+    kinds = ["cuda.Float", "cuda.Long", "cuda.Half", "cuda.Half", "cuda.Double", "cuda.Half"]
+    assert on_fake_cuda(body) == [
+        [f"torch.{kind}Tensor" for kind in (*kinds, "Float", "Float", "Float")],
+        [True, False],
+        [False, True],
+    ]
+
+
+def test_modules_go_where_a_tensor_is() -> None:
+    def body() -> list[str]:
+        x = torch.ones(2, device="cuda", dtype=torch.half)
+        return [nn.Linear(2, 2).to(x).weight.type(), nn.Linear(2, 2).to(tensor=x).weight.type()]
+
+    assert on_fake_cuda(body) == ["torch.cuda.HalfTensor"] * 2
+
+
+def test_parameters_without_a_device_are_on_the_host() -> None:
+    assert on_fake_cuda(lambda: nn.Parameter(torch.Tensor(3, 3)).device.type) == "cpu"
+
+
+def test_storages_move() -> None:
+    def body() -> list[str]:
+        moved = []
+        for tensor in (torch.ones(4), torch.ones(4, device="cuda")):
+            storage = tensor.untyped_storage()
+            moved += [storage.cuda(), storage.cpu(), storage.to(device="cuda"), storage.clone()]
+            moved += [tensor.storage().cuda(), tensor.storage().cpu()]
+        return [storage.device.type for storage in moved]
+
+    expected = ["cuda", "cpu", "cuda", "cpu", "cuda", "cpu"]
+    assert on_fake_cuda(body) == [*expected, "cuda", "cpu", "cuda", "cuda", "cuda", "cpu"]
+
+
+def test_files_are_loaded_where_the_map_says() -> None:
+    file = io.BytesIO()
+    torch.save({"weight": torch.arange(3)}, file)
+
+    def body() -> list[Any]:
+        places: list[Any] = []
+        for place in ({"cpu": "cuda:0"}, lambda storage, where: storage.cuda(), lambda *_: None):
+            file.seek(0)
+            places.append(torch.load(file, map_location=place)["weight"])
+        return [(tensor.device.type, tensor.tolist()) for tensor in places]
+
+    values = [0, 1, 2]
+    assert on_fake_cuda(body) == [("cuda", values), ("cuda", values), ("cpu", values)]
+
+
+def test_a_gpu_that_is_not_there() -> None:
+    asked: list[Callable[[], Any]] = [
+        lambda: torch.cuda.set_device(1),
+        lambda: torch.cuda.memory_allocated(1),
+        lambda: torch.cuda.get_device_properties("cuda:1"),
+        lambda: torch.cuda.synchronize(device=1),
+        lambda: torch.cuda.device(1).__enter__(),
+        lambda: torch.cuda.Stream(device=1),
+        lambda: torch.Generator("cuda:1"),
+        lambda: torch.accelerator.memory_allocated(1),
+    ]
+
+    def body() -> None:
+        for ask in asked:
+            with pytest.raises(torch.AcceleratorError, match="invalid device ordinal: cuda:1"):
+                ask()
+        with pytest.raises(ValueError, match="Expected a cuda device, but got: cpu"):
+            torch.cuda.memory_reserved("cpu")
+        torch.cuda.set_device(-1)
+
+    on_fake_cuda(body)
+
+
+def test_generators_are_of_a_device() -> None:
+    def body() -> list[Any]:
+        host, gpu = torch.Generator(), torch.Generator("cuda")
+        for make in (
+            lambda: torch.randn(2, generator=host, device="cuda"),
+            lambda: torch.zeros(2, device="cuda").normal_(generator=host),
+            lambda: torch.multinomial(torch.ones(2, device="cuda"), 1, generator=host),
+        ):
+            with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator"):
+                make()
+        with pytest.raises(RuntimeError, match="for generator but found 'cuda'"):
+            torch.randperm(3, generator=gpu)
+        torch.manual_seed(7)
+        state = torch.cuda.get_rng_state()
+        torch.cuda.manual_seed(9)
+        seeds = [torch.cuda.initial_seed(), torch.cuda.default_generators[0].initial_seed()]
+        torch.cuda.set_rng_state(state)
+        return [seeds, torch.cuda.initial_seed(), tuple(state.shape)]
+
+    assert on_fake_cuda(body) == [[9, 9], 7, (16,)]
+
+
+def test_profilers_see_no_gpu(capfd: pytest.CaptureFixture[str]) -> None:
+    def body() -> float:
+        kinds = torch.profiler.ProfilerActivity
+        with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]):
+            torch.ones(2, device="cuda").sum()
+        with torch.autograd.profiler.emit_nvtx():
+            torch.cuda.cudart().cudaProfilerStart()
+            torch.cuda.profiler.stop()
+        torch.cuda.set_sync_debug_mode("warn")
+        assert torch.cuda.get_sync_debug_mode() == 1
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        return 1 / start.elapsed_time(end)
+
+    assert on_fake_cuda(body) > 0
+    assert "Failed to record CUDA event" not in capfd.readouterr().err
+
+
+def test_what_is_built_for_the_gpu() -> None:
+    def body() -> list[Any]:
+        properties = torch.cuda.get_device_properties(0)
+        return [
+            torch.backends.cuda.is_built(),
+            torch.version.cuda is not None,
+            torch.backends.cuda.is_flash_attention_available(),
+            properties.shared_memory_per_multiprocessor,
+        ]
+
+    before = torch.version.cuda
+    assert on_fake_cuda(body, gpu="h100") == [True, True, True, 228 * 1024]
+    assert torch.version.cuda is before
+
+
+def test_data_parallel_has_one_gpu() -> None:
+    def body() -> list[str]:
+        model = nn.DataParallel(nn.Linear(3, 3)).cuda()
+        output = model(torch.ones(2, 3))
+        output.sum().backward()
+        gradient = model.module.weight.grad
+        assert gradient is not None
+        return [output.device.type, gradient.device.type]
+
+    assert on_fake_cuda(body) == ["cuda", "cuda"]
+
+
+def test_graphs_of_the_accelerator_are_refused() -> None:
+    for make in (lambda: torch.accelerator.Graph(), lambda: torch.cuda.graph_pool_handle()):
+        with pytest.raises(UsageError, match="does not model CUDA graphs"):
+            trace(make, device="cuda")
+
+
+def test_imports_by_name() -> None:
+    def body() -> Any:
+        return builtins.__import__("torch.nn", globals={}, locals={}, fromlist=["Linear"], level=0)
+
+    assert on_fake_cuda(body) is nn
