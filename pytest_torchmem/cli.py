@@ -14,6 +14,7 @@ from pytest_torchmem import __version__
 from pytest_torchmem.calibration.store import StoredCalibration, read_calibration_file
 from pytest_torchmem.errors import SnapshotError, TorchmemError, UsageError
 from pytest_torchmem.profiler.calibration import Figures
+from pytest_torchmem.profiler.figures import FIGURES
 from pytest_torchmem.report.difference import (
     Difference,
     Group,
@@ -26,7 +27,7 @@ from pytest_torchmem.report.markdown import render, verdict
 from pytest_torchmem.report.messages import change_text
 from pytest_torchmem.report.sources import Source, load_source
 from pytest_torchmem.sizes import format_size
-from pytest_torchmem.snapshot.format import FIGURES, Entry
+from pytest_torchmem.snapshot.format import Entry
 from pytest_torchmem.snapshot.location import is_calibration
 from pytest_torchmem.snapshot.store import read, write
 from pytest_torchmem.tolerance import parse_rules

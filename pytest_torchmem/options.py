@@ -15,24 +15,6 @@ DEFAULT_TOLERANCE = "1%"
 MEASURE_MODES = ("auto", "never", "require")
 DEFAULT_MEASURE_TOLERANCE = "5%"
 
-_OPTIONS = (
-    "update",
-    "dry_run",
-    "strict",
-    "disable",
-    "split_by_torch",
-    "update_max",
-    "devices",
-    "gpu",
-    "allocator",
-    "tolerance",
-    "measure",
-    "measure_tolerance",
-    "json",
-    "markdown",
-    "proposal",
-    "github",
-)
 _INI = (
     "strict",
     "split_by_torch",
@@ -48,6 +30,7 @@ _INI = (
     "proposal",
     "github",
 )
+_OPTIONS = ("update", "dry_run", "disable", *_INI)
 
 
 def something_is_set(config: pytest.Config) -> bool:

@@ -9,7 +9,14 @@ from pathlib import Path
 from pytest_torchmem.calibration.format import dump, load
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profiler.calibration import Calibration, Figure, Figures, Question, Setup
-from pytest_torchmem.snapshot.store import load_sides, locked, read_text, remove, write
+from pytest_torchmem.snapshot.store import (
+    load_sides,
+    locked,
+    read_text,
+    remove,
+    would_change,
+    write,
+)
 
 Change = tuple[Setup, Question]
 
@@ -51,11 +58,7 @@ class CalibrationPlan:
     @property
     def changes_file(self) -> bool:
         """Whether there is anything to write."""
-        if self.problem:
-            return False
-        if self.text is None:
-            return self.stored.exists
-        return self.text != self.stored.text.replace("\r\n", "\n")
+        return not self.problem and would_change(self.text, self.stored.exists, self.stored.text)
 
 
 def read_calibration_file(path: Path) -> StoredCalibration:

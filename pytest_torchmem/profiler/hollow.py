@@ -32,6 +32,7 @@ from pytest_torchmem.profiler.gradients import GradientSums, References
 from pytest_torchmem.profiler.internals import (
     ENGINE_CODE,
     FAKE,
+    LIKE_ANOTHER,
     NoFunctionModes,
     function_modes,
     host_settings,
@@ -70,20 +71,6 @@ from pytest_torchmem.profiler.workspace import (
 from pytest_torchmem.profiler.wrapped_numbers import WrappedNumbers
 
 _CPU = torch.device("cpu")
-
-#: Operators that need nothing of a tensor but its geometry, which ``meta`` has too.
-_GEOMETRY_ALONE = (
-    "aten::empty_like",
-    "aten::full_like",
-    "aten::new_empty",
-    "aten::new_full",
-    "aten::new_ones",
-    "aten::new_zeros",
-    "aten::ones_like",
-    "aten::rand_like",
-    "aten::randn_like",
-    "aten::zeros_like",
-)
 
 
 class Interceptor:
@@ -328,7 +315,7 @@ class Interceptor:
         """Run an operator among whose tensors one has no storage of the ledger: meta or sparse."""
         __tracebackhide__ = True
         asked = self.target or kwargs.get("device")
-        if operator.name.startswith(_GEOMETRY_ALONE) and asked and asked.type != "meta":
+        if operator.name.startswith(LIKE_ANOTHER) and asked and asked.type != "meta":
             return self._from_geometry(operator, args, kwargs, self.machine.normalise(asked))
         if has_sparse(args, kwargs) and not reads_no_data(operator):
             self.phases.find()

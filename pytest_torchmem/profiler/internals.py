@@ -281,28 +281,26 @@ def run_structured(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
         return operator._op_dk(_COMPOSITE_NON_FUNCTIONAL, *args, **kwargs)
 
 
-#: Factories of a tensor like another one, whose C++ is the same for all devices.
-_LIKE_ANOTHER = frozenset(
-    {
-        "aten::empty_like",
-        "aten::full_like",
-        "aten::new_empty",
-        "aten::new_full",
-        "aten::new_ones",
-        "aten::new_zeros",
-        "aten::ones_like",
-        "aten::rand_like",
-        "aten::randn_like",
-        "aten::zeros_like",
-    }
+LIKE_ANOTHER = (
+    "aten::empty_like",
+    "aten::full_like",
+    "aten::new_empty",
+    "aten::new_full",
+    "aten::new_ones",
+    "aten::new_zeros",
+    "aten::ones_like",
+    "aten::rand_like",
+    "aten::randn_like",
+    "aten::zeros_like",
 )
+"""Factories of a tensor like another one, of which they need the geometry alone."""
 _FILLING = frozenset({"aten::fill_.Scalar", "aten::normal_", "aten::uniform_", "aten::zero_"})
 
 
 @cache
 def makes_one_like_another(operator: OpOverload) -> bool:
     """Return whether ``operator`` makes a tensor like another one, and is composite in C++."""
-    return operator.name() in _LIKE_ANOTHER and bool(
+    return operator.name() in LIKE_ANOTHER and bool(
         _C._dispatch_has_kernel_for_dispatch_key(operator.name(), _COMPOSITE_EXPLICIT)
     )
 

@@ -113,15 +113,6 @@ class DeviceLedger:
         entries = [self.entries[index - 1] for index in alive]
         return tuple(map(_allocation, sorted(entries, key=lambda entry: -entry.nbytes)))
 
-    def highest_since(self, position: int) -> int:
-        """Return the most bytes that were live after the first ``position`` events."""
-        live = highest = self.current
-        for event in reversed(self.events[position:]):
-            nbytes = self.entries[abs(event) - 1].nbytes
-            live -= nbytes if event > 0 else -nbytes
-            highest = max(highest, live)
-        return highest
-
     def timeline(self) -> Timeline:
         """Return what happened so far; storages met late stand before everything else."""
         shift = len(self.earlier)

@@ -12,6 +12,7 @@ from tabulate import tabulate
 
 from pytest_torchmem.profiler.allocator.recorded import Peaks
 from pytest_torchmem.profiler.calibration import Question
+from pytest_torchmem.profiler.figures import FIGURES
 from pytest_torchmem.sizes import format_size
 
 
@@ -218,17 +219,7 @@ class MemoryProfile:
 
     def figures(self) -> dict[str, int]:
         """Return the figures by name (``"forward_peak"``, …), without those that are ``None``."""
-        names = (
-            "baseline",
-            "forward_peak",
-            "backward_peak",
-            "optimizer_peak",
-            "peak",
-            "retained",
-            "end",
-            "reserved_peak",
-        )
-        values = ((name, getattr(self, name)) for name in names)
+        values = ((name, getattr(self, name)) for name in FIGURES)
         return {name: value for name, value in values if value is not None}
 
     def live_at_peak(self, phase: str | None = None) -> list[Allocation]:

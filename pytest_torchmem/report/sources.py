@@ -26,7 +26,6 @@ class Source:
     entries: dict[tuple[str, Key], Entry] = field(default_factory=dict)
     unchecked: dict[tuple[str, Key], str] = field(default_factory=dict)
     """Checks of a report that came to nothing, with the reason."""
-    is_report: bool = False
 
 
 def load_source(text: str | None, directory: Path) -> Source:
@@ -85,7 +84,7 @@ def _report(name: str, data: dict[str, Any]) -> Source:
             f"{name} is a report of schema {data.get('schema')!r}, and this pytest-torchmem reads "
             f"schema {SCHEMA}"
         )
-    source = Source(name, is_report=True)
+    source = Source(name)
     try:
         for check in data["checks"]:
             key = Key(

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from pytest_torchmem.snapshot.format import FIGURES, Entry
+from pytest_torchmem.profiler.figures import FIGURES
+from pytest_torchmem.snapshot.format import Entry
 from pytest_torchmem.tolerance import Level, Rule, Tolerance, find_rule, parse_rules
 
 JUDGED = ("forward_peak", "backward_peak", "optimizer_peak", "peak", "retained", "reserved_peak")

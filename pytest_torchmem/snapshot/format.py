@@ -7,11 +7,12 @@ beside the exact bytes, and nothing that changes without a cause. People may wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_torchmem.errors import SnapshotError, UsageError
+from pytest_torchmem.profiler.figures import FIGURES
 from pytest_torchmem.snapshot.plain import (
     block,
     kind_of,
@@ -23,16 +24,6 @@ from pytest_torchmem.snapshot.plain import (
 from pytest_torchmem.tolerance import parse_rules
 
 SCHEMA = 1
-FIGURES = (
-    "baseline",
-    "forward_peak",
-    "backward_peak",
-    "optimizer_peak",
-    "peak",
-    "retained",
-    "end",
-    "reserved_peak",
-)
 PEAKS = ("forward_peak", "backward_peak", "optimizer_peak", "peak")
 """The figures that an entry explains by module and operator."""
 
@@ -293,8 +284,3 @@ def with_notes(entry: Entry, annotated: Entry) -> Entry:
     return replace(
         entry, tolerance=annotated.tolerance, reason=annotated.reason, extra=annotated.extra
     )
-
-
-def entries_by_key(entries: Iterable[Entry]) -> dict[Key, Entry]:
-    """Return ``entries`` by their keys."""
-    return {entry.key: entry for entry in entries}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, dump, merged, with_notes
-from pytest_torchmem.snapshot.store import Stored
+from pytest_torchmem.snapshot.store import Stored, would_change
 
 Place = tuple[str, Key]
 """An entry by its file, relative to the root, and its key."""
@@ -31,12 +31,7 @@ class FilePlan:
     @property
     def changes_file(self) -> bool:
         """Whether there is anything to write."""
-        if self.problem:
-            return False
-        if self.text is None:
-            return self.stored.exists
-        # A checkout may have other line endings; that alone is no reason to write.
-        return self.text != self.stored.text.replace("\r\n", "\n")
+        return not self.problem and would_change(self.text, self.stored.exists, self.stored.text)
 
 
 def plan_file(

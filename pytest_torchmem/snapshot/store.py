@@ -71,6 +71,16 @@ def read(path: Path) -> Stored:
     return Stored(path, snapshot, True, text, contested, conflicted=True)
 
 
+def would_change(text: str | None, exists: bool, before: str) -> bool:
+    """Return whether a file changes that has ``text`` from now on, or is gone where it is ``None``.
+
+    A checkout may have other line endings; that alone is no reason to write.
+    """
+    if text is None:
+        return exists
+    return text != before.replace("\r\n", "\n")
+
+
 def read_text(path: Path) -> str | None:
     """Return the text of the file at ``path``, ``None`` if there is none.
 

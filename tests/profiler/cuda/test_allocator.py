@@ -21,7 +21,7 @@ from pytest_torchmem.profiler.allocator import (
     replay,
 )
 
-KIB, MIB, GIB = 1024, 1024**2, 1024**3
+MIB, GIB = 1024**2, 1024**3
 
 
 def allocator(options: str = "", **limits: int) -> CachingAllocator:
@@ -183,10 +183,6 @@ def test_a_part_of_the_memory_is_allowed() -> None:
         here.allocate(int(total * 0.5) + 1)
     here.set_memory_fraction(1.0)
     assert here.allocate(int(total * 0.5) + 1) is not None
-
-
-def mebibytes(here: CachingAllocator, size: int) -> object:
-    return here.allocate(size * MIB)
 
 
 def switched(here: CachingAllocator, rest: str) -> Iterator[str]:
