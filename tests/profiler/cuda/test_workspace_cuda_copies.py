@@ -193,6 +193,19 @@ def test_interpolation_copies_what_it_cannot_read() -> None:
         assert taken("_upsample_bilinear2d_aa", out, x, [16, 16], False) == (4 * x.numel(),)
 
 
+def test_interpolation_of_volumes_is_dense() -> None:
+    x, out = meta(2, 8, 4, 4, 4, layout=LAST_3D), meta(2, 8, 8, 8, 8, layout=LAST_3D)
+    small, large = 4 * x.numel(), 4 * out.numel()
+    assert taken("upsample_nearest3d", out, x, [8, 8, 8]) == (large, small)
+    assert nothing.takes_nothing(torch.ops.aten.upsample_trilinear3d.default)
+    sizes = ([8, 8, 8], list(x.shape))
+    assert taken("upsample_trilinear3d_backward", x, out, *sizes, False) == (small, large)
+    assert taken("upsample_nearest3d_backward", x, out, *sizes) == (large,)
+    volume, places = x.transpose(2, 3), meta(2, 8, 4, 4, 4, dtype=LONG)
+    unpooled = (meta(2, 8, 8, 8, 8), volume, places, [8, 8, 8], [2], [0])
+    assert taken("max_unpool3d", *unpooled) == (small,)
+
+
 def test_pooling_copies_what_it_cannot_read() -> None:
     x, out = meta(2, 8, 16, 16, layout=LAST), meta(2, 8, 4, 4, layout=LAST)
     indices = meta(2, 8, 4, 4, dtype=LONG, layout=LAST)

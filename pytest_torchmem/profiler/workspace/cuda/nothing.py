@@ -40,7 +40,8 @@ _COPIES = """
     _cudnn_init_dropout_state _transform_bias_rescale_qkv _jagged_to_padded_dense_forward
 """
 _KERNELS = """
-    upsample_bicubic2d _weight_norm_interface _weight_norm_interface_backward
+    upsample_bicubic2d upsample_linear1d upsample_trilinear3d
+    _weight_norm_interface _weight_norm_interface_backward
     value_selecting_reduction_backward put channel_shuffle pixel_shuffle pixel_unshuffle
     replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward
     replication_pad3d replication_pad3d_backward _fused_dropout

@@ -23,8 +23,6 @@ _NEAREST_2D = ("aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d")
 _DENSE = (
     "upsample_nearest1d",
     "_upsample_nearest_exact1d",
-    "upsample_linear1d",
-    "upsample_trilinear3d",
     "avg_pool3d",
     "fractional_max_pool2d",
     "fractional_max_pool3d",
@@ -32,8 +30,6 @@ _DENSE = (
     "reflection_pad1d",
     "reflection_pad2d",
     "reflection_pad3d",
-    "upsample_nearest3d",
-    "_upsample_nearest_exact3d",
     "_upsample_bilinear2d_aa",
     "_upsample_bicubic2d_aa",
 )
@@ -56,13 +52,14 @@ def in_its_format(
 @workspace(
     *(f"aten::{name}" for name in _DENSE),
     *(f"aten::{name}_backward" for name in _DENSE),
+    "aten::upsample_linear1d_backward",
     "aten::upsample_bicubic2d_backward",
+    "aten::upsample_nearest3d_backward",
+    "aten::_upsample_nearest_exact3d_backward",
     "aten::_adaptive_avg_pool3d",
     "aten::im2col",
     "aten::col2im",
     "aten::roll",
-    "aten::max_unpool2d",
-    "aten::max_unpool3d",
     device="cuda",
 )
 def made_dense(
@@ -70,9 +67,34 @@ def made_dense(
 ) -> int:
     """A dense copy of what is read: the input, or the gradient.
 
-    Im2Col.cu, Col2Im.cu, MaxUnpooling.cu and TensorTransformations.cu (``roll_cuda``) too.
+    Im2Col.cu, Col2Im.cu and TensorTransformations.cu (``roll_cuda``) too.
     """
     return contiguous_copy(input)
+
+
+@workspace(
+    "aten::upsample_nearest3d",
+    "aten::_upsample_nearest_exact3d",
+    "aten::upsample_trilinear3d_backward",
+    device="cuda",
+)
+def made_dense_and_copied(
+    gpu: Gpu, outputs: Tensor, input: Tensor, *arguments: object, **options: object
+) -> tuple[int, ...]:
+    """A dense copy of what is read, and a dense result before it is copied to where it belongs.
+
+    UpSampleNearest3d.cu, ``upsample_nearest3d_out_cuda_template``; UpSampleTrilinear3d.cu,
+    ``upsample_trilinear3d_backward_out_cuda_template``.
+    """
+    return (contiguous_copy(outputs), contiguous_copy(input))
+
+
+@workspace("aten::max_unpool2d", "aten::max_unpool3d", device="cuda")
+def max_unpool(
+    gpu: Gpu, outputs: Tensor, input: Tensor, indices: Tensor, *arguments: object
+) -> tuple[int, ...]:
+    """Dense copies of values and indices; MaxUnpooling.cu."""
+    return (contiguous_copy(input), contiguous_copy(indices))
 
 
 @workspace(*_NEAREST_2D, *(f"{name}_backward" for name in _NEAREST_2D), device="cuda")
