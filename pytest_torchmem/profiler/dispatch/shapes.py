@@ -224,6 +224,44 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     return input.new_empty((*batch, *shape))
 
 
+def _contiguous(operator: Any) -> Callable[..., Tensor]:
+    def made(input: Tensor, *arguments: Any) -> Tensor:
+        return input.new_empty(operator(input, *arguments).shape)
+
+    made.__doc__ = "Contiguous, whatever the input is; native/cuda/*Pad*.cu and MaxUnpooling.cu."
+    return made
+
+
+for _name in (
+    "max_unpool2d",
+    "reflection_pad2d",
+    "reflection_pad3d",
+    "replication_pad2d",
+    "replication_pad3d",
+):
+    cuda_meta(f"aten::{_name}")(_contiguous(getattr(torch.ops.aten, _name).default))
+
+
+@cuda_meta("aten::reflection_pad2d_backward")
+def padding_backward(grad_output: Tensor, input: Tensor, padding: Sequence[int]) -> Tensor:
+    """Contiguous, whatever the input is; native/cuda/ReflectionPad.cu, ReplicationPadding.cu."""
+    return input.new_empty(input.shape)
+
+
+for _name in (
+    "reflection_pad3d_backward",
+    "replication_pad2d_backward",
+    "replication_pad3d_backward",
+):
+    cuda_meta(f"aten::{_name}")(padding_backward)
+
+
+@cuda_meta("aten::channel_shuffle")
+def channel_shuffle(input: Tensor, groups: int) -> Tensor:
+    """Contiguous, whatever the input is; native/ChanelShuffle.cpp, ``math_channel_shuffle``."""
+    return input.new_empty(input.shape)
+
+
 @cuda_meta("aten::native_batch_norm")
 def native_batch_norm(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The input's layout; statistics of every channel, in evaluation too.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -221,6 +221,36 @@ def test_pooling_copies_what_it_cannot_read() -> None:
     dense = volume.contiguous()
     backward = taken("max_pool3d_with_indices_backward", volume, dense, volume, *rest)
     assert backward == (4 * dense.numel(),)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: functional.channel_shuffle(x, 2),
+        lambda x: functional.pad(x, (1, 1, 1, 1), mode="reflect"),
+        lambda x: functional.pad(x, (1, 1, 1, 1), mode="replicate"),
+        lambda x: functional.max_unpool2d(x, torch.zeros_like(x, dtype=LONG), 2),
+    ],
+    ids=["channel_shuffle", "reflect", "replicate", "max_unpool2d"],
+)
+def test_what_is_contiguous_whatever_the_image_is(run: Callable[[Tensor], Tensor]) -> None:
+    """native/ChanelShuffle.cpp, cuda/ReflectionPad.cu, ReplicationPadding.cu, MaxUnpooling.cu."""
+    dense = []
+
+    def step() -> None:
+        x = torch.ones(2, 8, 4, 4, device="cuda").to(memory_format=LAST).requires_grad_()
+        result = run(x)
+        (gradient,) = torch.autograd.grad(result, x, torch.ones_like(result))
+        dense.append((result.is_contiguous(), gradient.is_contiguous()))
+
+    trace(step, device="cuda", gpu="a100")
+    assert dense[0][0]
+    assert dense[0][1]
+
+
+def test_windows_that_overlap_are_added_up_by_position() -> None:
+    assert taken("unfold_backward", meta(1000), meta(499, 4), [1000], 0, 4, 2) == (8000,)
+    assert taken("unfold_backward", meta(1000), meta(500, 2), [1000], 0, 2, 2) == ()
 
 
 # -- batch norm ------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ _COPIES = """
     empty_like zeros_like ones_like full_like arange linspace logspace range eye
     cat stack _chunk_cat clone copy _to_copy fill zero set_ _unsafe_view resize
     _pack_padded_sequence_backward _pad_packed_sequence constant_pad_nd flip
-    tril triu unfold_backward embedding view_copy select_copy slice_copy narrow_copy expand_copy
+    tril triu embedding view_copy select_copy slice_copy narrow_copy expand_copy
     permute_copy as_strided_scatter diagonal_scatter select_scatter slice_scatter select_backward
     slice_backward diagonal_backward diag_embed lift lift_fresh repeat alias_copy _conj_physical
     _cudnn_init_dropout_state _transform_bias_rescale_qkv _jagged_to_padded_dense_forward

@@ -246,3 +246,19 @@ def grid_sampler(gpu: Gpu, outputs: Outputs, *arguments: object) -> int:
 def cudnn_grid_sampler(gpu: Gpu, outputs: Outputs, *arguments: object) -> tuple[int, ...]:
     """Dense copies; native/cudnn/GridSampler.cpp."""
     return tuple(contiguous_copy(found) for found in arguments if isinstance(found, Tensor))
+
+
+@workspace("aten::unfold_backward", device="cuda")
+def unfold_backward(
+    gpu: Gpu,
+    outputs: Tensor,
+    grad: Tensor,
+    input_sizes: Sequence[int],
+    dim: int,
+    size: int,
+    step: int,
+) -> int:
+    """An index of every position where windows overlap; native/UnfoldBackward.h."""
+    if step >= size:
+        return 0
+    return torch.int64.itemsize * (input_sizes[dim] if input_sizes else 1)
