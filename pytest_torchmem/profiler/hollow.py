@@ -48,6 +48,7 @@ from pytest_torchmem.profiler.layouts import Layouts
 from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger, Record
 from pytest_torchmem.profiler.making import grow, make_hollow, make_outputs
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
+from pytest_torchmem.profiler.output_order import steps_in_order
 from pytest_torchmem.profiler.phases import Phases
 from pytest_torchmem.profiler.placement import Placement, check_generator, host_slots
 from pytest_torchmem.profiler.planning import find_plan, geometry_of, with_types
@@ -347,6 +348,8 @@ class Interceptor:
         operator = call.operator
         plan = find_plan(operator, *given, call.tensors, self._own_meta(operator, device))
         plan.on_host = host_slots(operator.name, plan)
+        if device.type == "cuda":
+            plan.steps = steps_in_order(operator.name, plan)
         reserve = self.machine.reserve(operator, call.args, call.kwargs)
         if reserve is not None:
             plan.resize(*reserve)
