@@ -16,6 +16,7 @@ from pytest_torchmem.profiler.devices.catalogue import find_gpu
 from pytest_torchmem.profiler.profile import Confidence
 from pytest_torchmem.profiler.workspace import Workspace, as_workspace, find_workspace
 from pytest_torchmem.profiler.workspace.cuda import nothing
+from pytest_torchmem.profiler.workspace.cuda.reduction import sum_buffers
 
 A100 = find_gpu("a100")
 LAST, LAST_3D = torch.channels_last, torch.channels_last_3d
@@ -137,6 +138,15 @@ def test_a_selection_along_a_dimension_is_made_from_a_dense_copy() -> None:
         assert taken(operator, outputs, meta(16, 8).t(), *arguments) == (512,)
 
 
+def test_more_than_4096_of_the_largest_are_sorted_beside_those_that_were_found() -> None:
+    x = meta(4, 100_000)
+    few = (meta(4, 4096), meta(4, 4096, dtype=LONG))
+    many = (meta(4, 4097), meta(4, 4097, dtype=LONG))
+    more = found("topk", many, x, 4097).requests
+    assert sum(more) > sum(found("topk", few, x, 4096).requests)
+    assert sum(more) >= 4 * 4097 * (8 + 4 + 8)
+
+
 def test_sums_of_powers_are_added_up_as_norms_are() -> None:
     tensors = [meta(200_000), meta(10)]
     outputs = [meta(), meta()]
@@ -148,6 +158,41 @@ def test_the_helper_of_moving_averages_is_not_among_the_fused_optimizers() -> No
     aten = torch.ops.aten
     assert nothing.takes_nothing(aten._fused_adamw_.default)
     assert not nothing.takes_nothing(aten._fused_moving_avg_obs_fq_helper.default)
+
+
+# -- losses and cells ------------------------------------------------------------------------------
+
+
+def test_a_loss_reads_dense_probabilities() -> None:
+    """Loss.cu, ``expect_contiguous``: of what is sliced or transposed there is a copy."""
+    target, weight = meta(8, dtype=LONG), meta(16)
+    whole, turned = meta(8, 16), meta(16, 8).t()
+    outputs = (meta(), meta())
+    assert taken("nll_loss_forward", outputs, whole, target, weight, 1, -100) == ()
+    assert taken("nll_loss_forward", outputs, turned, target, weight, 1, -100) == (4 * 8 * 16,)
+    backward = (meta(), turned, target, weight, 1, -100, meta())
+    assert taken("nll_loss_backward", whole, *backward) == (4 * 8 * 16,)
+
+
+def test_group_norm_of_vectors_has_the_sums_of_channels_too() -> None:
+    x, statistics, weight = meta(4, 32), meta(4, 8), meta(32)
+    arguments = (x, x, statistics, statistics, weight, 4, 32, 1, 8)
+    both, groups = (4 * 4 * 32,) * 2, (4 * 4 * 8,) * 2
+    outputs = (x, weight, weight)
+    taken_by = "native_group_norm_backward"
+    assert taken(taken_by, outputs, *arguments, [True, True, True]) == (*both, *groups)
+    assert taken(taken_by, outputs, *arguments, [False, True, True]) == both
+
+
+def test_a_gru_cell_adds_up_the_gradients_of_its_biases() -> None:
+    gates = meta(8192, 3 * 256)
+    outputs = (gates, gates, meta(8192, 256), meta(768), meta(768))
+    kept = meta(8192, 5 * 256)
+    expected = sum_buffers(A100, gates.shape, 0, gates.dtype)
+    assert expected
+    arguments = (meta(8192, 256), kept)
+    assert taken("_thnn_fused_gru_cell_backward", outputs, *arguments, True) == expected
+    assert taken("_thnn_fused_gru_cell_backward", outputs, *arguments, False) == ()
 
 
 # -- distances and sets ----------------------------------------------------------------------------

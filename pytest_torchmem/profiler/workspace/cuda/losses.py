@@ -59,10 +59,9 @@ def binary_cross_entropy(
 
 @workspace("aten::nll_loss_forward", "aten::nll_loss_backward", device="cuda")
 def nll_loss(gpu: Gpu, outputs: Outputs, *arguments: object) -> tuple[int, ...]:
-    """Dense copies of the weights; exact, Loss.cu, ``nll_loss_forward_out_cuda_template``."""
+    """Dense copies of all it reads; exact, Loss.cu, ``nll_loss_forward_out_cuda_template``."""
     tensors = [found for found in arguments if isinstance(found, Tensor)]
-    small = [found for found in tensors if found.dim() <= 1]
-    return tuple(map(contiguous_copy, small))
+    return tuple(map(contiguous_copy, tensors))
 
 
 @workspace("aten::nll_loss2d_forward", device="cuda")

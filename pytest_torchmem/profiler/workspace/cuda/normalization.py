@@ -163,7 +163,7 @@ def group_norm_backward(
     groups = batch * group * size
     copies = _copies(grad_out, input)
     if pixels == 1:
-        return (*copies, groups, groups) if output_mask[0] else copies
+        return (*copies, each, each, *[groups] * 2 * output_mask[0])
     coefficients = (groups, groups, each if weight is not None else 0) if output_mask[0] else ()
     return (*copies, each, each, *coefficients)
 

@@ -22,6 +22,7 @@ from pytest_torchmem.profiler.workspace.cpu.geometry import (
     dense_bytes,
     packed_copies,
 )
+from pytest_torchmem.profiler.workspace.cuda.reduction import sum_buffers
 
 
 @workspace("aten::_cudnn_rnn", device="cuda")
@@ -80,12 +81,22 @@ def _by_step(tensor: Tensor, settings: RecurrentSettings) -> int:
     "aten::_thnn_fused_lstm_cell",
     "aten::_thnn_fused_gru_cell",
     "aten::_thnn_fused_lstm_cell_backward_impl",
-    "aten::_thnn_fused_gru_cell_backward",
     device="cuda",
 )
 def fused_cell(gpu: Gpu, outputs: Outputs, *arguments: object) -> int:
     """Nothing: the gates are an output, kept for the backward."""
     return 0
+
+
+@workspace("aten::_thnn_fused_gru_cell_backward", device="cuda")
+def gru_cell_backward(
+    gpu: Gpu, outputs: Outputs, grad: Tensor, kept: Tensor, has_bias: bool
+) -> tuple[int, ...]:
+    """The sums that are the gradients of the biases, one after the other."""
+    gates = outputs[0]
+    if not has_bias or gates is None:
+        return ()
+    return sum_buffers(gpu, gates.shape, 0, gates.dtype)
 
 
 @workspace("aten::_pack_padded_sequence", device="cuda")

@@ -107,7 +107,10 @@ def topk(
         whole = (dense_bytes(input), input.numel() * _LONG)
         return bounded(*whole, *sort_bytes(gpu, input, dim))
     copy = contiguous_copy(input)
-    ordering = sort_bytes(gpu, outputs[0], dim) if sorted and k > _SMALL_SORT else ()
+    ordering: tuple[int, ...] = ()
+    if sorted and k > _SMALL_SORT:  # sorted values and indices beside those that were found
+        values, indices = map(dense_bytes, outputs)
+        ordering = (indices, values, max(indices, sum(sort_bytes(gpu, outputs[0], dim))))
     least = next((least for most, least in _MULTIBLOCK if slices <= most), 400)
     if size < least:
         return bounded(copy, *ordering) if ordering else (copy,)
