@@ -90,7 +90,7 @@ def test_imports_point_downwards() -> None:
     involved = {path for path in imports if imports[path]}.union(*imports.values())
     ranks = {path: rank(path, listing) for path in involved}
     upwards = [
-        f"{path} imports {other}, which docs/architecture.md lists above it"
+        f"{path} imports {other}: turn that around, or list it below in docs/architecture.md"
         for path, others in sorted(imports.items())
         for other in sorted(others)
         if ranks[other] < ranks[path]
