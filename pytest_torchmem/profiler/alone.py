@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, TypeVar
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profiler.undisturbed import undisturbed
+
+_Result = TypeVar("_Result")
 
 
 class _Running:
@@ -23,27 +27,49 @@ class _Running:
     """What it switched on, to be switched off."""
 
 
-@contextmanager
-def alone() -> Iterator[ExitStack]:
-    """Yield the stack for what one trace switches on, which is switched off at the end.
+def run_alone(switch_on: Callable[[ExitStack], None], body: Callable[[], _Result]) -> _Result:
+    """Run ``body`` with what ``switch_on`` puts onto a stack, which is switched off at the end.
 
-    A process that is forked meanwhile switches it off at once. Raises ``UsageError`` where a trace
-    is running already.
+    A process that is forked meanwhile switches it off at once. Neither way does a signal come in
+    between. Raises ``UsageError`` where a trace is running already.
     """
+    __tracebackhide__ = True
+    taken: list[Any] = []
+    layers = ExitStack()
+    try:
+        with undisturbed():
+            _take(taken)
+            _Running.layers = layers
+            switch_on(layers)
+        return body()
+    finally:
+        try:
+            _switch_off(taken, layers)
+        finally:
+            _switch_off(taken, layers)  # what a signal kept the first from beginning
+
+
+def _take(taken: list[Any]) -> None:
     lock = _Running.lock
     if not lock.acquire(blocking=False):
         raise UsageError(
             "a trace is already running in this process: a traced program cannot trace, and two "
             "threads cannot trace at once"
         )
-    try:
-        with ExitStack() as layers:
-            _Running.layers = layers
-            yield layers
-    finally:
-        if _Running.lock is lock:  # not in a forked process that goes on to here
-            _Running.layers = None
-        lock.release()
+    taken.append(lock)
+
+
+def _switch_off(taken: list[Any], layers: ExitStack) -> None:
+    with undisturbed():
+        if not taken:
+            return
+        try:
+            layers.close()
+        finally:
+            lock = taken.pop()
+            if _Running.lock is lock:  # not in a forked process that goes on to here
+                _Running.layers = None
+            lock.release()
 
 
 def _end_in_forked_process() -> None:

@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 
 from pytest_torchmem.errors import UnsupportedTorchError, UsageError
 from pytest_torchmem.profiler.allocator import AllocatorOptions, parse_options
-from pytest_torchmem.profiler.alone import alone
+from pytest_torchmem.profiler.alone import run_alone
 from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.border import give_survivors_data
 from pytest_torchmem.profiler.calibration import Calibration
@@ -86,9 +86,7 @@ def trace(
     limit = _Memory(parse_options(allocator), *_limit(memory, gpu))
     check_step(target, loss_fn, backward, optimizer, steps)
     check_torch()
-    with alone() as layers:
-        step = (loss_fn, backward, optimizer, steps)
-        return _trace(layers, machine, limit, target, args, kwargs, step)
+    return _trace(machine, limit, target, args, kwargs, (loss_fn, backward, optimizer, steps))
 
 
 class _Memory(NamedTuple):
@@ -119,7 +117,6 @@ def _limit(memory: int | str | None, gpu: str | None) -> tuple[bool, int | None]
 
 
 def _trace(
-    layers: ExitStack,
     machine: Machine,
     limit: _Memory,
     target: Any,
@@ -133,14 +130,21 @@ def _trace(
     memory = limit.of(on_device, machine.gpu) if machine.gpu is not None else None
     attribution = Attribution()
     interceptor = Interceptor(machine, ledger, attribution, _gradient_held_by_engine_alone())
-    layers.enter_context(process_kept())
-    layers.callback(give_survivors_data, ledger)
-    layers.callback(interceptor.border.return_borrowed)
-    layers.enter_context(thread_kept())
-    layers.enter_context(_layers(interceptor, memory))
-    # In a function of its own: when it returns, nothing of the step is alive but what the program
-    # keeps for itself.
-    return _profile(interceptor, memory, target, args, kwargs, step)
+
+    def switch_on(layers: ExitStack) -> None:
+        layers.enter_context(process_kept())
+        layers.callback(give_survivors_data, ledger)
+        layers.callback(interceptor.border.return_borrowed)
+        layers.enter_context(thread_kept())
+        layers.enter_context(_layers(interceptor, memory))
+
+    def run() -> MemoryProfile:
+        __tracebackhide__ = True
+        return _profile(interceptor, memory, target, args, kwargs, step)
+
+    # The step in a function of its own: when it returns, nothing of it is alive but what the
+    # program keeps for itself.
+    return run_alone(switch_on, run)
 
 
 def _profile(

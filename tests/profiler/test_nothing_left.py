@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import random
+import signal
 import subprocess
 import sys
 import threading
@@ -281,3 +283,20 @@ def test_other_threads_see_torch_as_it_is() -> None:
     available = torch.cuda.is_available()
     trace(program, device="cuda")
     assert seen == ["cpu", available, True, True]
+
+
+def test_an_interrupt_waits_until_everything_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch.set_rng_state
+
+    def interrupted(state: torch.Tensor) -> None:
+        """Put the first of the generators back, while Ctrl-C is pressed."""
+        signal.raise_signal(signal.SIGINT)
+        original(state)
+
+    random.seed(7)
+    before, handler = random.getstate(), signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(torch, "set_rng_state", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trace(lambda: random.random(), device="cuda")
+    assert random.getstate() == before
+    assert signal.getsignal(signal.SIGINT) is handler

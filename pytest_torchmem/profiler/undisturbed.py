@@ -1,0 +1,56 @@
+"""Signals held back while a trace is switched on or off.
+
+A handler of Python's runs between any two of its instructions, and raises there (``Ctrl-C``, or a
+timeout's ``SIGALRM``): halfway through, some of what a trace replaces would stay replaced.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+_Handler = Callable[[int, FrameType | None], Any]
+_SIGNALS: tuple[int, ...] = tuple(sorted(signal.valid_signals()))
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Run handlers of signals that arrive meanwhile afterwards, on the main thread.
+
+    No other thread runs any.
+    """
+    arrived: list[tuple[_Handler, int, FrameType | None]] = []
+    held: list[tuple[int, _Handler]] = []
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                _hold(number, held, arrived)
+        yield
+    finally:
+        try:
+            _give_back(held)
+        finally:
+            _give_back(held)  # what a signal kept the first from giving back
+        for handler, number, frame in arrived:
+            handler(number, frame)
+
+
+def _hold(
+    number: int,
+    held: list[tuple[int, _Handler]],
+    arrived: list[tuple[_Handler, int, FrameType | None]],
+) -> None:
+    handler = signal.getsignal(number)
+    if callable(handler):
+        held.append((number, handler))
+        signal.signal(number, lambda number, frame: arrived.append((handler, number, frame)))
+
+
+def _give_back(held: list[tuple[int, _Handler]]) -> None:
+    while held:
+        signal.signal(*held[-1])
+        held.pop()
