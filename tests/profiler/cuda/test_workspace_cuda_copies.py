@@ -17,6 +17,7 @@ from pytest_torchmem.profiler.profile import Confidence
 from pytest_torchmem.profiler.workspace import Workspace, as_workspace, find_workspace
 from pytest_torchmem.profiler.workspace.cuda import nothing
 from pytest_torchmem.profiler.workspace.cuda.reduction import sum_buffers
+from pytest_torchmem.profiler.workspace.cuda.sorting import sort_bytes
 
 A100 = find_gpu("a100")
 LAST, LAST_3D = torch.channels_last, torch.channels_last_3d
@@ -140,11 +141,11 @@ def test_a_selection_along_a_dimension_is_made_from_a_dense_copy() -> None:
 
 def test_more_than_4096_of_the_largest_are_sorted_beside_those_that_were_found() -> None:
     x = meta(16, 50_000)
-    few = (meta(16, 4096), meta(16, 4096, dtype=LONG))
-    many = (meta(16, 4097), meta(16, 4097, dtype=LONG))
-    more = found("topk", many, x, 4097).requests
-    assert sum(more) > sum(found("topk", few, x, 4096).requests)
-    assert sum(more) >= 16 * 4097 * (8 + 4 + 8)
+    outputs = (meta(16, 4097), meta(16, 4097, dtype=LONG))
+    sorting = sum(sort_bytes(A100, outputs[0], -1))
+    assert sorting > 16 * 4097 * 8
+    assert sum(found("topk", outputs, x, 4097).requests) == 16 * 4097 * (4 + 8) + sorting
+    assert sum(found("topk", outputs, x, 4097, sorted=False).requests) < sorting
 
 
 def test_sums_of_powers_are_added_up_as_norms_are() -> None:
