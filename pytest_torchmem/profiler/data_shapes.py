@@ -17,8 +17,10 @@ from pytest_torchmem.profiler.shapes import Plan, plan_of_result
 _MASKS = (torch.bool, torch.uint8)
 
 
-def plan_from_values(call: Call, machine: Machine, values: KnownValues) -> tuple[Plan, Any]:
-    """Return the plan of a call and its outputs with their values.
+def plan_from_values(
+    call: Call, machine: Machine, values: KnownValues, device: str
+) -> tuple[Plan, Any]:
+    """Return the plan of a call on ``device`` and its outputs with their values.
 
     Raises ``UnknownValueError`` where a tensor that decides the shape has no known values.
     """
@@ -33,7 +35,7 @@ def plan_from_values(call: Call, machine: Machine, values: KnownValues) -> tuple
         else torch.zeros(tensor.shape, dtype=tensor.dtype)  # only its geometry matters
         for tensor, record in zip(call.tensors, call.records, strict=True)
     ]
-    real = values.run(call, inputs)
+    real = machine.as_made(call.operator, device, values.run(call, inputs), call.args)
     return plan_of_result(real, inputs, storage_address), real
 
 

@@ -447,7 +447,7 @@ class Interceptor:
             answer = equal_without_values(call)
             if answer is not None:
                 return answer
-        plan, real = plan_from_values(call, self.machine, self.values)
+        plan, real = plan_from_values(call, self.machine, self.values, device.device.type)
         on_host = self.machine.host_outputs(operator.name)
         host_outputs = {position: plan.outputs[position] for position in on_host}
         if on_host:

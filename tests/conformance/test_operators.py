@@ -53,7 +53,7 @@ def test_stays_as_it_is(name: str) -> None:
 
 
 def test_a_kernel_that_is_not_modelled_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "find_body", lambda name: None)
+    monkeypatch.setattr(machine, "find_body", lambda name, device: None)
     remembered_plans.cache_clear()
     try:
         units = samples.units("^(histc|linalg.lstsq)$", ["op"], ["float32"], ["contiguous"])

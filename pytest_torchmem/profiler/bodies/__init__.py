@@ -26,10 +26,13 @@ Body = Callable[..., Any]
 _F = TypeVar("_F", bound=Body)
 
 _BODIES: dict[str, Body] = {}
+_ON_CUDA: set[str] = set()
 
 
-def body(*operators: str) -> Callable[[_F], _F]:
+def body(*operators: str, on_cuda: bool = False) -> Callable[[_F], _F]:
     """Register what the CPU kernel of ``operators`` does; names with their overload, if any.
+
+    ``on_cuda``: the kernel for CUDA does the same, operator by operator.
 
     Raises ``ValueError`` where an operator already has a body.
     """
@@ -39,13 +42,15 @@ def body(*operators: str) -> Callable[[_F], _F]:
             if is_another(_BODIES.get(operator), function):
                 raise ValueError(f"{operator} already has a body")
             _BODIES[operator] = function
+            if on_cuda:
+                _ON_CUDA.add(operator)
         return function
 
     return register
 
 
-def find_body(operator: str) -> Body | None:
-    """Return the body of an operator's CPU kernel (``"aten::median.dim"``), or ``None``."""
+def find_body(operator: str, device: str = "cpu") -> Body | None:
+    """Return the body of an operator's kernel (``"aten::median.dim"``), or ``None``."""
     from pytest_torchmem.profiler.bodies import (  # noqa: F401
         embedding,
         fourier,
@@ -59,4 +64,4 @@ def find_body(operator: str) -> Body | None:
         transformer,
     )
 
-    return _BODIES.get(operator)
+    return _BODIES.get(operator) if device == "cpu" or operator in _ON_CUDA else None

@@ -1,4 +1,4 @@
-"""Patches of images as columns; native/Im2Col.cpp, native/Col2Im.cpp."""
+"""Patches of images as columns; native/Im2Col.cpp, native/Col2Im.cpp, and as well cuda/*.cu."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _resized(operator: Any, input: Tensor, *arguments: Any) -> Tensor:
     return result
 
 
-@body("aten::im2col")
+@body("aten::im2col", on_cuda=True)
 def im2col(
     machine: Host,
     self: Tensor,
@@ -37,7 +37,7 @@ def im2col(
     return _resized(_aten.im2col.default, self, kernel_size, dilation, padding, stride)
 
 
-@body("aten::col2im")
+@body("aten::col2im", on_cuda=True)
 def col2im(
     machine: Host,
     self: Tensor,

@@ -69,6 +69,8 @@ class Machine:
     """Composite operators that are one kernel on the GPU."""
     meta_functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     """Geometry of outputs where it is another on the GPU than on ``meta``, by operator."""
+    storages: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    """Outputs on the storages that the GPU's kernel leaves them on, by operator."""
     calibration: Calibration | None = None
     """What was measured of the GPU's kernels."""
 
@@ -95,8 +97,8 @@ class Machine:
 
     def body(self, operator: Operator, device: str) -> Callable[..., Any] | None:
         """Return what runs an operator as the sequence of others that it is; None for a leaf."""
-        if device == "cpu" and not self.is_taught(operator.overload):
-            told = find_body(operator.name)
+        if not self.is_taught(operator.overload):
+            told = find_body(operator.name, device)
             if told is not None:
                 return partial(told, self.host)
         if operator.composite and not self.is_leaf(operator.name):
@@ -125,6 +127,11 @@ class Machine:
             if found is not None:
                 return found
         return None
+
+    def as_made(self, operator: Operator, device: str, outputs: Any, args: tuple[Any, ...]) -> Any:
+        """Return real outputs on storages as large as those that the kernel leaves them on."""
+        function = self.storages.get(operator.name) if device == "cuda" else None
+        return outputs if function is None else function(outputs, *args)
 
     def deciding_arguments(self, name: str, tensors: list[Tensor]) -> tuple[int, ...]:
         """Return the positions of the tensors whose values decide the outputs' shape."""

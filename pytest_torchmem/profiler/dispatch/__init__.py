@@ -27,6 +27,7 @@ from pytest_torchmem.profiler.dispatch.attention import BACKENDS, may_use
 from pytest_torchmem.profiler.dispatch.autocast import cuda_autocast
 from pytest_torchmem.profiler.dispatch.registry import LEAVES, Composite, registered_kernels
 from pytest_torchmem.profiler.dispatch.shapes import CUDA_META
+from pytest_torchmem.profiler.dispatch.storages import CUDA_STORAGES
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import (
     find_operator,
@@ -59,6 +60,7 @@ def cuda_dispatch(machine: Machine, interceptor: Interceptor) -> Iterator[None]:
     machine.kernels.update({name: kernel for name, kernel in names if name not in LEAVES})
     machine.leaves = frozenset(LEAVES)
     machine.meta_functions = CUDA_META
+    machine.storages = CUDA_STORAGES
     with (
         composite_kernels(kernels),
         cuda_autocast(guard),

@@ -389,3 +389,53 @@ def test_a_frozen_batch_norm_makes_convolutions_copy_gradients() -> None:
         ]
     copy = 2 * 2 * 8 * 32 * 32
     assert profile[False].count(copy) == profile[True].count(copy) + 1
+
+
+# -- storages --------------------------------------------------------------------------------------
+
+
+def storages_of(run: Callable[[], Any]) -> list[int]:
+    """Return the bytes of the storages under what ``run`` returns in a trace."""
+    sizes: list[int] = []
+
+    def step() -> None:
+        outputs = run()
+        tensors = outputs if isinstance(outputs, tuple) else (outputs,)
+        sizes.extend(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+    trace(step, device="cuda", gpu="a100")
+    return sizes
+
+
+def test_unique_values_keep_a_storage_for_all_elements() -> None:
+    """UniqueCub.cu, ``compute_unique``: ``data_out`` and ``counts`` are resized to what is left."""
+
+    def numbers(dtype: torch.dtype = LONG) -> Tensor:
+        return torch.arange(1000, device="cuda").remainder(7).to(dtype)
+
+    assert storages_of(lambda: numbers().unique()) == [8000]
+    assert storages_of(lambda: numbers(torch.int32).unique(return_counts=True)) == [4000, 8000]
+    both = storages_of(lambda: numbers().unique(return_inverse=True, return_counts=True))
+    assert both == [8000, 8000, 8000]
+    assert storages_of(lambda: (numbers() > 3).unique()) == [2]
+    runs = storages_of(lambda: numbers().sort()[0].unique_consecutive(return_counts=True))
+    assert runs == [8000, 8000]
+    kept = []
+    trace(lambda: kept.append(numbers().unique().tolist()), device="cuda")
+    assert kept == [list(range(7))]
+
+
+def test_folded_columns_keep_the_storage_of_the_columns() -> None:
+    """Col2Im.cu: the output begins as large as the input."""
+    columns = 4 * 2 * 144 * 1024
+
+    def fold() -> Tensor:
+        return functional.fold(torch.ones(2, 144, 1024, device="cuda"), (32, 32), 3, padding=1)
+
+    def unfold() -> tuple[Tensor, Tensor]:
+        x = torch.ones(2, 16, 32, 32, device="cuda", requires_grad=True)
+        patches = functional.unfold(x, 3, padding=1)
+        return patches, *torch.autograd.grad(patches.sum(), x)
+
+    assert storages_of(fold) == [columns]
+    assert storages_of(unfold) == [columns, columns]

@@ -57,8 +57,6 @@ def in_its_format(
     "aten::upsample_nearest3d_backward",
     "aten::_upsample_nearest_exact3d_backward",
     "aten::_adaptive_avg_pool3d",
-    "aten::im2col",
-    "aten::col2im",
     "aten::roll",
     device="cuda",
 )
@@ -67,7 +65,7 @@ def made_dense(
 ) -> int:
     """A dense copy of what is read: the input, or the gradient.
 
-    Im2Col.cu, Col2Im.cu and TensorTransformations.cu (``roll_cuda``) too.
+    TensorTransformations.cu (``roll_cuda``) too.
     """
     return contiguous_copy(input)
 
