@@ -67,7 +67,7 @@ def calibrate(
     device = devices.cuda_device()
     reason = device.why_not()
     if reason:
-        raise UsageError(f"nothing can be calibrated: {reason}")
+        raise UsageError(f"nothing can be calibrated: {reason}. Run this on a machine with the GPU")
     gpu = device.gpu()
     step = (loss_fn, backward, optimizer, steps)
     questions = questions_on(gpu, target, args, kwargs, step)

@@ -86,7 +86,7 @@ class Recorder:
             except RuntimeError as error:
                 raise UsageError(
                     f"the allocations of a step cannot be recorded while another profiler runs "
-                    f"({error})"
+                    f"({error}): end that one first"
                 ) from error
             self._stack = stack.pop_all()
         return self
