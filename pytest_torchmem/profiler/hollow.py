@@ -32,7 +32,6 @@ from pytest_torchmem.profiler.gradients import GradientSums, References
 from pytest_torchmem.profiler.internals import (
     ENGINE_CODE,
     FAKE,
-    LIKE_ANOTHER,
     NoFunctionModes,
     function_modes,
     host_settings,
@@ -47,6 +46,7 @@ from pytest_torchmem.profiler.known import KnownValues
 from pytest_torchmem.profiler.layouts import Layouts
 from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger, Record
 from pytest_torchmem.profiler.making import grow, make_hollow, make_outputs
+from pytest_torchmem.profiler.meta_kernels import LIKE_ANOTHER
 from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
 from pytest_torchmem.profiler.output_order import steps_in_order
 from pytest_torchmem.profiler.phases import Phases

@@ -1,6 +1,7 @@
 """The private parts of torch that the profiler stands on, gathered in one place.
 
-What is registered with the dispatcher stands in ``registrations.py``; ``self_test.py`` tries both.
+What is registered with the dispatcher stands in ``registrations.py``, what C++ says of geometry in
+``meta_kernels.py``; ``self_test.py`` tries them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 _C: Any = torch._C
 
@@ -227,88 +227,6 @@ def lacks_geometry(operator: OpOverload) -> bool:
 def run_composite_explicit(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run the body of a composite operator, whose inner operators are dispatched as usual."""
     return operator._op_dk(_composite_key(operator), *args, **kwargs)
-
-
-@cache
-def is_structured(operator: OpOverload) -> bool:
-    """Return whether the geometry of an operator's outputs is set in C++ for all devices.
-
-    Such an operator has a kernel for the CPU, and one on top of all kernels that makes the outputs
-    and calls the ``out=`` overload (torchgen/dest/register_dispatch_key.py, StructuredRegister).
-    """
-    name, has = operator.name(), _C._dispatch_has_kernel_for_dispatch_key
-    return bool(has(name, _COMPOSITE_NON_FUNCTIONAL)) and bool(has(name, "CPU"))
-
-
-class _OnlyGeometry(TorchDispatchMode):
-    """Keeps C++ from what is Python's for ``meta`` once outputs are made: to compute them.
-
-    That is the ``out=`` overload that a structured operator ends in, and what fills a factory's
-    tensor. Python's decompositions set other strides where they convert to another type between
-    (torch/_meta_registrations.py, activate_meta), take longer than all else, and at their first
-    call import the compiler (torch/_prims_common/wrappers.py) and sympy, in seconds.
-    """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Say that the compiler need not be told, for which it would be imported."""
-        return False
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        outputs = _outputs_of(function)
-        if outputs:
-            made = tuple(kwargs[name] for name in outputs)
-            return made if len(made) > 1 else made[0]
-        if function.name() in _FILLING:
-            return args[0]
-        if makes_one_like_another(function):
-            with self:
-                return function._op_dk(_COMPOSITE_EXPLICIT, *args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
-
-
-@cache
-def _outputs_of(operator: OpOverload) -> tuple[str, ...]:
-    """Return the names of an ``out=`` overload's outputs."""
-    return tuple(argument.name for argument in operator._schema.arguments if argument.is_out)
-
-
-def run_structured(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Run a structured operator on ``meta`` tensors with the geometry that kernels have."""
-    with cast(Any, _OnlyGeometry)():
-        return operator._op_dk(_COMPOSITE_NON_FUNCTIONAL, *args, **kwargs)
-
-
-LIKE_ANOTHER = (
-    "aten::empty_like",
-    "aten::full_like",
-    "aten::new_empty",
-    "aten::new_full",
-    "aten::new_ones",
-    "aten::new_zeros",
-    "aten::ones_like",
-    "aten::rand_like",
-    "aten::randn_like",
-    "aten::zeros_like",
-)
-"""Factories of a tensor like another one, of which they need the geometry alone."""
-_FILLING = frozenset({"aten::fill_.Scalar", "aten::normal_", "aten::uniform_", "aten::zero_"})
-
-
-@cache
-def makes_one_like_another(operator: OpOverload) -> bool:
-    """Return whether ``operator`` makes a tensor like another one, and is composite in C++."""
-    return operator.name() in LIKE_ANOTHER and bool(
-        _C._dispatch_has_kernel_for_dispatch_key(operator.name(), _COMPOSITE_EXPLICIT)
-    )
-
-
-def run_like_another(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator that ``makes_one_like_another`` on ``meta`` tensors."""
-    with cast(Any, _OnlyGeometry)():
-        return operator._op_dk(_COMPOSITE_EXPLICIT, *args, **kwargs)
 
 
 def run_composite_implicit(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:

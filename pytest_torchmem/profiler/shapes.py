@@ -20,8 +20,10 @@ from pytest_torchmem.profiler.calibration import Calibration
 from pytest_torchmem.profiler.devices.catalogue import Gpu
 from pytest_torchmem.profiler.devices.host import Host
 from pytest_torchmem.profiler.internals import (
-    is_structured,
     lacks_geometry,
+)
+from pytest_torchmem.profiler.meta_kernels import (
+    is_structured,
     makes_one_like_another,
     run_like_another,
     run_structured,

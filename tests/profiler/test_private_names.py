@@ -12,6 +12,7 @@ import pytest_torchmem
 PACKAGE = Path(pytest_torchmem.__file__).parent
 PLACES = (
     "profiler/internals.py",
+    "profiler/meta_kernels.py",
     "profiler/registrations.py",
     "profiler/devices/",
     "measurement/events.py",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.profiler.internals import run_structured
+from pytest_torchmem.profiler.meta_kernels import run_structured
 from pytest_torchmem.profiler.shapes_missing.registry import MetaFunction, laid_out, like, meta
 from pytest_torchmem.profiler.workspace.cpu.geometry import suggested_format
 
