@@ -14,6 +14,7 @@ from pytest_torchmem.profiler.ledger import DeviceLedger, Ledger
 from pytest_torchmem.profiler.profile import Confidence
 from pytest_torchmem.profiler.sequence import steps_of
 from pytest_torchmem.profiler.shapes import Output, Plan, outputs_in, plan_of_result, tensors_in
+from pytest_torchmem.profiler.sparse import has_sparse
 from pytest_torchmem.profiler.workspace import Workspace, joined
 from pytest_torchmem.profiler.wrapped_numbers import WrappedNumbers
 
@@ -56,8 +57,13 @@ class Composites:
         if self.running and (workspace.unknown or workspace.questions):
             self._asked.append(workspace)
 
-    def run(self, body: Callable[..., Any], call: Call, device: DeviceLedger) -> tuple[Any, Plan]:
-        """Run the operators that one is made of once; its plan repeats what they asked for."""
+    def run(
+        self, body: Callable[..., Any], call: Call, device: DeviceLedger
+    ) -> tuple[Any, Plan | None]:
+        """Run the operators that one is made of once; its plan repeats what they asked for.
+
+        There is no plan of a sparse gradient (``EmbeddingBag(sparse=True)``): its body runs anew.
+        """
         __tracebackhide__ = True
         operator, kwargs = call.operator, call.kwargs
         if kwargs.get("device") is not None:
@@ -81,6 +87,8 @@ class Composites:
             inner, self._asked = joined(self._asked), outer_asked
             if outermost:
                 device.asked = None
+        if has_sparse((result,), {}):
+            return result, None
         plan = plan_of_result(result, call.tensors, storage_address)
         outputs = self._made(plan, result, device)
         plan.steps = steps_of(device, position, asked[earlier:], outputs)

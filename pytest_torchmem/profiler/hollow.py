@@ -286,8 +286,9 @@ class Interceptor:
             body = self.machine.body(operator, device.device.type) if tensors else None
             if body is not None:
                 result, plan = self._composites.run(body, call, device)
-                self._plans[key] = plan
-                self.values.know(call, plan, result)
+                if plan is not None:
+                    self._plans[key] = plan
+                    self.values.know(call, plan, result)
                 return result
             plan = self._plans[key] = self._new_plan(call, planned, device.device)
         origin = self._origin(operator, frame)

@@ -209,6 +209,13 @@ def sparse_gradients_add_up() -> None:
         embedding(torch.arange(20)).sum().backward()
 
 
+def sparse_gradients_of_bags() -> None:
+    for mode in ("sum", "mean"):
+        embedding = nn.EmbeddingBag(1000, 16, mode=mode, sparse=True)
+        for _ in range(2):
+            embedding(torch.arange(20), torch.tensor([0, 7, 9])).sum().backward()
+
+
 def packed_sequences() -> None:
     recurrent = nn.GRU(8, 16, batch_first=True)
     packed = nn.utils.rnn.pack_padded_sequence(
@@ -242,6 +249,7 @@ def several_optimizer_steps() -> None:
 PROGRAMS = (
     sparse_gradients,
     sparse_gradients_add_up,
+    sparse_gradients_of_bags,
     packed_sequences,
     packed_sequences_alone,
     several_optimizer_steps,

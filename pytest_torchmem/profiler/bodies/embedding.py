@@ -135,7 +135,7 @@ def _offset2bag_again(indices: Tensor, offsets: Tensor, offset2bag: Tensor) -> T
     return _bag_of_every_index(offsets, made).resize_(indices.shape[0])
 
 
-@body("aten::_embedding_bag_backward")
+@body("aten::_embedding_bag_backward", on_cuda=True)
 def embedding_bag_backward(
     machine: Host,
     grad: Tensor,

@@ -210,3 +210,18 @@ def test_imports_by_name() -> None:
         return builtins.__import__("torch.nn", globals={}, locals={}, fromlist=["Linear"], level=0)
 
     assert on_fake_cuda(body) is nn
+
+
+def test_bags_of_embeddings_have_sparse_gradients() -> None:
+    def body() -> list[Any]:
+        bag = nn.EmbeddingBag(10, 4, mode="sum", sparse=True, device="cuda")
+        optimizer = torch.optim.SparseAdam(bag.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            bag(torch.tensor([[1, 2], [2, 4]], device="cuda")).sum().backward()
+            optimizer.step()
+        gradient = bag.weight.grad
+        assert gradient is not None
+        return [gradient.layout, gradient._values().device.type, tuple(gradient._values().shape)]
+
+    assert on_fake_cuda(body) == [torch.sparse_coo, "cuda", (4, 4)]

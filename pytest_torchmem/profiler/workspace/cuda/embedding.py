@@ -72,36 +72,6 @@ def embedding_bag_dense_backward(
     return _sorted(gpu, outputs, indices, weights, grad.shape[-1], grad.dtype, by_frequency, copy)
 
 
-@workspace("aten::_embedding_bag_backward", device="cuda")
-def embedding_bag_backward(
-    gpu: Gpu,
-    outputs: Tensor,
-    grad: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    offset2bag: Tensor,
-    bag_size: Tensor,
-    maximum_indices: Tensor,
-    weights: int,
-    by_frequency: bool,
-    mode: int,
-    *rest: object,
-) -> Workspace | tuple[int, ...]:
-    """As the dense one, which it calls; native/EmbeddingBag.cpp, ``_embedding_bag_backward``."""
-    return embedding_bag_dense_backward(
-        gpu,
-        outputs,
-        grad,
-        indices,
-        offset2bag,
-        bag_size,
-        maximum_indices,
-        weights,
-        by_frequency,
-        mode,
-    )
-
-
 @workspace("aten::_embedding_bag", "aten::_embedding_bag_forward_only", device="cuda")
 def embedding_bag(
     gpu: Gpu, outputs: object, weight: Tensor, indices: Tensor, offsets: Tensor, *rest: object
