@@ -148,6 +148,15 @@ def test_more_than_4096_of_the_largest_are_sorted_beside_those_that_were_found()
     assert sum(found("topk", outputs, x, 4097, sorted=False).requests) < sorting
 
 
+def test_boundaries_of_another_type_are_converted() -> None:
+    places, single, double = meta(100, dtype=LONG), meta(100), meta(8, dtype=torch.float64)
+    assert taken("bucketize", places, single, meta(8)) == ()
+    assert taken("bucketize", places, single, double) == (800,)
+    assert taken("searchsorted", places, double, single) == (800,)
+    assert taken("searchsorted", places, double[::2], 0.5) == (32,)
+    assert taken("bucketize", places, 0.5, double) == ()
+
+
 def test_sums_of_powers_are_added_up_as_norms_are() -> None:
     tensors = [meta(200_000), meta(10)]
     outputs = [meta(), meta()]
@@ -292,6 +301,16 @@ def test_what_is_contiguous_whatever_the_image_is(run: Callable[[Tensor], Tensor
     trace(step, device="cuda", gpu="a100")
     assert dense[0][0]
     assert dense[0][1]
+
+
+def test_several_dimensions_are_rolled_one_after_the_other() -> None:
+    """As the windows of a Swin transformer are; ``roll_common``."""
+    x = meta(2, 8, 8, 16)
+    assert taken("roll", x, x, [1], [1]) == ()
+    assert taken("roll", x, x, [1]) == ()
+    assert taken("roll", x, x.transpose(1, 2), [1], [1]) == (4 * x.numel(),)
+    assert taken("roll", x, x, [-3, -3], [1, 2]) == (4 * x.numel(),)
+    assert taken("roll", x, x, [1, 1, 1], [0, 1, 2]) == (2 * 4 * x.numel(),)
 
 
 def test_windows_that_overlap_are_added_up_by_position() -> None:

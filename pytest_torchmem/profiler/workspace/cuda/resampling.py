@@ -16,6 +16,7 @@ from pytest_torchmem.profiler.workspace import workspace
 from pytest_torchmem.profiler.workspace.cpu.geometry import (
     Outputs,
     contiguous_copy,
+    dense_bytes,
     suggested_format,
 )
 
@@ -57,17 +58,24 @@ def in_its_format(
     "aten::upsample_nearest3d_backward",
     "aten::_upsample_nearest_exact3d_backward",
     "aten::_adaptive_avg_pool3d",
-    "aten::roll",
     device="cuda",
 )
 def made_dense(
     gpu: Gpu, outputs: Outputs, input: Tensor, *arguments: object, **options: object
 ) -> int:
-    """A dense copy of what is read: the input, or the gradient.
-
-    TensorTransformations.cu (``roll_cuda``) too.
-    """
+    """A dense copy of what is read: the input, or the gradient."""
     return contiguous_copy(input)
+
+
+@workspace("aten::roll", device="cuda")
+def roll(
+    gpu: Gpu, outputs: Tensor, input: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
+) -> int:
+    """A dense copy; of several dimensions one after the other, the result of each but the last.
+
+    TensorTransformations.cu, ``roll_cuda``; native/TensorTransformations.h, ``roll_common``.
+    """
+    return (len(dims) - 1) * dense_bytes(input) if len(dims) > 1 else contiguous_copy(input)
 
 
 @workspace(

@@ -274,11 +274,21 @@ def randperm(gpu: Gpu, outputs: Tensor, number: int, **options: object) -> Works
 
 @workspace("aten::searchsorted", "aten::bucketize", device="cuda")
 def searchsorted(
-    gpu: Gpu, outputs: Tensor, *arguments: object, **options: object
+    gpu: Gpu,
+    outputs: Tensor,
+    first: Tensor | float,
+    second: Tensor | float,
+    *,
+    sorter: Tensor | None = None,
+    **options: object,
 ) -> tuple[int, ...]:
-    """Dense copies; exact, native/cuda/Bucketization.cu."""
-    tensors = [found for found in arguments if isinstance(found, Tensor)]
-    return tuple(map(contiguous_copy, tensors))
+    """Dense copies, and the one of a lesser type in that of the other; exact,
+    native/BucketizationUtils.h, ``searchsorted_maybe_trim_input_tensors``.
+    """
+    given = [found for found in (first, second) if isinstance(found, Tensor)]
+    common = torch.result_type(*given) if len(given) > 1 else given[0].dtype
+    converted = [dense_bytes(found, common) for found in given if found.dtype != common]
+    return (*map(contiguous_copy, (*given, sorter)), *converted)
 
 
 @workspace("aten::repeat_interleave", device="cuda")
