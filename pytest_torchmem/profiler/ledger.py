@@ -74,6 +74,7 @@ class DeviceLedger:
         memory left."""
 
     def add(self, entry: Entry, earlier: bool = False) -> int:
+        """Book an allocation and return its index; ``earlier`` than everything else, or now."""
         if self.before_adding is not None:
             self.before_adding(entry, 0 if earlier else self.stream)
         self.entries.append(entry)
@@ -88,6 +89,7 @@ class DeviceLedger:
         return index
 
     def remove(self, index: int) -> None:
+        """Strike an allocation off."""
         self.events.append(-index)
         self.current -= self.entries[index - 1].nbytes
 

@@ -61,6 +61,7 @@ class Convolution:
 
     @property
     def channels_last(self) -> bool:
+        """Whether operands are brought into channels last."""
         return self.memory_format != torch.contiguous_format
 
     def uses_onednn(self) -> bool:

@@ -20,6 +20,7 @@ class Blocks:
 
     @property
     def channel_block(self) -> int:
+        """How many input channels lie beside each other in a block."""
         return self.channels if self.first else self.block
 
     def weight_bytes(self, problem: Problem) -> int:

@@ -68,6 +68,7 @@ class Problem:
 
     @property
     def element_size(self) -> int:
+        """Bytes of an element of the operands."""
         return self.dtype.itemsize
 
     @property
@@ -77,34 +78,42 @@ class Problem:
 
     @property
     def bfloat16(self) -> bool:
+        """Whether the operands are bfloat16."""
         return self.dtype == torch.bfloat16
 
     @property
     def grouped(self) -> bool:
+        """Whether there is more than one group."""
         return self.groups > 1
 
     @property
     def group_channels(self) -> int:
+        """Input channels of one group."""
         return self.channels // self.groups
 
     @property
     def group_filters(self) -> int:
+        """Output channels of one group."""
         return self.filters // self.groups
 
     @property
     def depthwise(self) -> bool:
+        """Whether every channel is a group of its own, with one filter."""
         return self.grouped and self.group_channels == self.group_filters == 1
 
     @property
     def taps(self) -> int:
+        """Positions of the kernel in space."""
         return math.prod(self.kernel)
 
     @property
     def input_space(self) -> int:
+        """Pixels of one channel of the input."""
         return math.prod(self.input)
 
     @property
     def output_space(self) -> int:
+        """Pixels of one channel of the output."""
         return math.prod(self.output)
 
     @property
@@ -130,10 +139,12 @@ class Problem:
 
     @property
     def strided(self) -> bool:
+        """Whether the kernel moves by more than one pixel in a direction."""
         return self.stride != (1, 1, 1)
 
     @property
     def dilated(self) -> bool:
+        """Whether the kernel has gaps."""
         return self.dilation != (1, 1, 1)
 
     @property
@@ -154,6 +165,7 @@ class Problem:
 
     @property
     def weight_bytes(self) -> int:
+        """Bytes of the weight."""
         return self.filters * self.group_channels * self.taps * self.element_size
 
 
