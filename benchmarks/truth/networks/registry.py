@@ -8,9 +8,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-Built = tuple[nn.Module, tuple[Tensor, ...]]
-"""A model, and what it is called with. The model is made on the default device."""
-
 
 @dataclass(frozen=True, slots=True)
 class Network:

@@ -43,7 +43,7 @@ def index_reduce(
     *,
     include_self: bool = True,
 ) -> Tensor:
-    """As in place, on a copy."""
+    """As in place, on a copy; native/TensorAdvancedIndexing.cpp, index_reduce_cpu_out."""
     result = torch.empty_like(self)
     return index_reduce_(machine, result, dim, index, source, reduce, include_self=include_self)
 

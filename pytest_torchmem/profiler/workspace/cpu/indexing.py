@@ -124,7 +124,10 @@ def index_put(
     values: Tensor,
     *settings: bool,
 ) -> int:
-    """Masks as positions, where there is a value for each; _index_put_impl_."""
+    """Masks as positions, where there is a value for each.
+
+    native/TensorAdvancedIndexing.cpp, _index_put_impl_.
+    """
     return _positions(input, indices, values.numel()) if values.numel() > 1 else 0
 
 
@@ -179,7 +182,10 @@ def scatter_reduce(
     reduce: object = None,
     **options: object,
 ) -> int:
-    """A mean counts what it adds up: ones like the source, counts like the result, a mask."""
+    """A mean counts what it adds up: ones like the source, counts like the result, a mask.
+
+    native/TensorAdvancedIndexing.cpp, scatter_reduce_two.
+    """
     if index.numel() == 0:
         return 0
     if isinstance(source, Tensor) and _expanded(outputs, dim, index, source, scatters=True):
