@@ -5,4 +5,8 @@
 the state of the allocator in which a recording begins, ``replaying`` sends it through the replay of
 the caching allocator, ``programs`` writes recorded programs out, ``traced`` compares their traces,
 and ``kineto`` reads traces of ``torch.profiler``.
+
+``figures.json`` has single figures that others published of whole steps, and ``peaks`` compares
+traces with them: ``gpt`` and ``vision_transformer`` are trainings, ``selection`` forwards of
+torchvision's networks, of ``t5`` and of ``mistral``.
 """
