@@ -38,6 +38,7 @@ _aten: Any = torch.ops.aten
 _NATIVE_CELLS = {
     RELU: simple_cell(torch.relu),
     TANH: simple_cell(torch.tanh),
+    LSTM: native_lstm_cell,
     GRU: native_gru_cell,
 }
 
@@ -124,138 +125,58 @@ def _run(
     )
 
 
-@cuda_kernel("aten::lstm.input")
-def lstm(
+def _layer(
+    mode: int,
     gpu: Gpu,
     composite: Composite,
     input: Tensor,
-    hx: list[Tensor],
+    batch_sizes: Tensor | None,
+    hx: Tensor | list[Tensor],
     params: list[Tensor],
-    *rest: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool = False,
 ) -> Any:
-    """``_cudnn_rnn``; native/RNN.cpp, ``lstm``."""
+    """``_cudnn_rnn`` where cuDNN takes it, else step by step; native/RNN.cpp, ``lstm``, ``gru``.
+
+    ``batch_sizes`` are those of a packed sequence.
+    """
     if input.numel() == 0:
         return composite()
+    states = [hx] if isinstance(hx, Tensor) else hx
+    sizes = None if batch_sizes is None else batch_sizes.tolist()
     if not uses_cudnn(gpu, input):
-        return run_layers(native_lstm_cell, input, hx, params, *rest)
-    has_biases, num_layers, dropout, train, bidirectional, batch_first = rest
-    return _run(
-        composite,
-        input,
-        (),
-        hx[0],
-        hx[1],
-        params,
-        has_biases,
-        LSTM,
-        num_layers,
-        dropout,
-        train,
-        bidirectional,
-        batch_first,
-    )[:3]
+        return run_layers(
+            _NATIVE_CELLS[mode], input, states, params, has_biases, num_layers, dropout, train,
+            bidirectional, batch_first, sizes,
+        )  # fmt: skip
+    outputs = _run(
+        composite, input, sizes or (), states[0], states[1] if mode == LSTM else None, params,
+        has_biases, mode, num_layers, dropout, train, bidirectional, batch_first,
+    )  # fmt: skip
+    return outputs[: 1 + len(states)]
 
 
-@cuda_kernel("aten::lstm.data")
-def lstm_packed(
-    gpu: Gpu,
-    composite: Composite,
-    data: Tensor,
-    batch_sizes: Tensor,
-    hx: list[Tensor],
-    params: list[Tensor],
-    *rest: Any,
-) -> Any:
-    """``_cudnn_rnn`` of a packed sequence; native/RNN.cpp, ``lstm``."""
-    if data.numel() == 0:
-        return composite()
-    if not uses_cudnn(gpu, data):
-        rest = (*rest, False, batch_sizes.tolist())
-        return run_layers(native_lstm_cell, data, hx, params, *rest)
-    has_biases, num_layers, dropout, train, bidirectional = rest
-    return _run(
-        composite,
-        data,
-        batch_sizes.tolist(),
-        hx[0],
-        hx[1],
-        params,
-        has_biases,
-        LSTM,
-        num_layers,
-        dropout,
-        train,
-        bidirectional,
-        False,
-    )[:3]
-
-
-def _one_hidden(mode: int) -> Callable[..., Any]:
-    def layer(
-        gpu: Gpu, composite: Composite, input: Tensor, hx: Tensor, params: list[Tensor], *rest: Any
-    ) -> Any:
-        if input.numel() == 0:
-            return composite()
-        if not uses_cudnn(gpu, input):
-            return run_layers(_NATIVE_CELLS[mode], input, [hx], params, *rest)
-        has_biases, num_layers, dropout, train, bidirectional, batch_first = rest
-        return _run(
-            composite,
-            input,
-            (),
-            hx,
-            None,
-            params,
-            has_biases,
-            mode,
-            num_layers,
-            dropout,
-            train,
-            bidirectional,
-            batch_first,
-        )[:2]
+def _padded(mode: int) -> Callable[..., Any]:
+    def layer(gpu: Gpu, composite: Composite, input: Tensor, *rest: Any) -> Any:
+        return _layer(mode, gpu, composite, input, None, *rest)
 
     return layer
 
 
-def _one_hidden_packed(mode: int) -> Callable[..., Any]:
-    def layer(
-        gpu: Gpu,
-        composite: Composite,
-        data: Tensor,
-        batch_sizes: Tensor,
-        hx: Tensor,
-        params: list[Tensor],
-        *rest: Any,
-    ) -> Any:
-        if data.numel() == 0:
-            return composite()
-        if not uses_cudnn(gpu, data):
-            rest = (*rest, False, batch_sizes.tolist())
-            return run_layers(_NATIVE_CELLS[mode], data, [hx], params, *rest)
-        has_biases, num_layers, dropout, train, bidirectional = rest
-        return _run(
-            composite,
-            data,
-            batch_sizes.tolist(),
-            hx,
-            None,
-            params,
-            has_biases,
-            mode,
-            num_layers,
-            dropout,
-            train,
-            bidirectional,
-            False,
-        )[:2]
+def _packed(mode: int) -> Callable[..., Any]:
+    def layer(gpu: Gpu, composite: Composite, *arguments: Any) -> Any:
+        return _layer(mode, gpu, composite, *arguments)
 
     return layer
 
 
-for _name, _mode in (("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
-    cuda_kernel(f"aten::{_name}.input")(_one_hidden(_mode))
-    cuda_kernel(f"aten::{_name}.data")(_one_hidden_packed(_mode))
+for _name, _mode in (("lstm", LSTM), ("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
+    cuda_kernel(f"aten::{_name}.input")(_padded(_mode))
+    cuda_kernel(f"aten::{_name}.data")(_packed(_mode))
 
 
 @cuda_kernel("aten::_use_cudnn_rnn_flatten_weight")
