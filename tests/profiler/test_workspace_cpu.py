@@ -90,6 +90,25 @@ def test_products(threads: int, rows: int, dtype: torch.dtype) -> None:
     )
 
 
+@onednn
+def test_products_with_a_vector(threads: int) -> None:
+    """oneDNN 3.13 has kernels for them, where neither operand has gaps."""
+    matrix, wide = (image(*shape, dtype=torch.bfloat16) for shape in ((300, 400), (300, 408)))
+    row, column = image(1, 300, dtype=torch.bfloat16), image(400, 1, dtype=torch.bfloat16)
+    tall, deep = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((64, 16384), (33, 20000)))
+    assert_predicted(
+        calls_of(
+            lambda: row.detach() @ matrix.detach(),
+            lambda: row.detach() @ wide.detach()[:, :400],
+            lambda: matrix.detach() @ column.detach(),
+            lambda: torch.bmm(row.detach().expand(2, 1, 300), matrix.detach().expand(2, 300, 400)),
+            lambda: tall.new_zeros(1, 16384) @ tall.t(),
+            lambda: tall.t().contiguous().t() @ tall.new_zeros(16384, 1),
+            lambda: deep @ deep.new_zeros(20000, 1),
+        )
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_attention(threads: int, dtype: torch.dtype) -> None:
     query, key, value = (image(1, 2, length, 32, dtype=dtype) for length in (300, 700, 700))
@@ -101,7 +120,13 @@ def test_attention(threads: int, dtype: torch.dtype) -> None:
 @onednn
 def test_attention_in_bfloat16(threads: int) -> None:
     query, key, value = (image(2, 3, 130, 64, dtype=torch.bfloat16) for _ in range(3))
-    assert_predicted(calls_of(lambda: F.scaled_dot_product_attention(query, key, value)))
+    lonely = image(1, 2, 33, 64, dtype=torch.bfloat16)  # the last of its rows is a block
+    assert_predicted(
+        calls_of(
+            lambda: F.scaled_dot_product_attention(query, key, value),
+            lambda: F.scaled_dot_product_attention(lonely, key[:1, :2], value[:1, :2]),
+        )
+    )
 
 
 @onednn

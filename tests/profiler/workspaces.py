@@ -29,4 +29,4 @@ def assert_predicted(calls: list[Call], within: int = 0) -> None:
         for call in calls
         if abs(call.predicted(host) - call.measured) > within
     ]
-    assert not different
+    assert not different, "\n".join(different)

@@ -94,16 +94,19 @@ def flash_attention_backward(
 def _products(machine: Host, query: Tensor, key: Tensor) -> list[int]:
     """Bytes that oneDNN takes for the products of each pair of blocks: the gradient of the value,
     and, multiplied by the scale, those of the query and of the key.
+
+    A gradient of the value is of one that lies with the heads inside, so never without gaps.
     """
     rows, columns = _split(query, key)
-    width, keys = query.shape[-1], key.shape[-2]
+    threads, width, keys = machine.threads, query.shape[-1], key.shape[-2]
+    dense = bool(key.stride(-2) == width)
     sizes = {rows, query.shape[-2] % rows or rows}
     lengths = {columns, keys % columns or columns}
     found = [0]
     for queries, length in product(sizes, lengths):
         if queries * length * width <= SMALLEST:
             continue
-        of_query = Product(machine.threads, 1, queries, length, width, False, False)
-        of_key = Product(machine.threads, 1, length, queries, width, True, True)
+        of_query = Product(threads, 1, queries, length, width, False, False, dense, True)
+        of_key = Product(threads, 1, length, queries, width, True, True, False, True)
         found += [SCALE + of_query.scratchpad(), SCALE + of_key.scratchpad()]
     return found

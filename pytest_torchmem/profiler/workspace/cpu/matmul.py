@@ -63,6 +63,14 @@ def _uses_onednn(machine: Host, dtype: torch.dtype, size: int) -> bool:
     return uses_onednn(machine, dtype) and size > SMALLEST
 
 
+def _gapped(matrix: Tensor) -> bool:
+    rows, columns = matrix.shape[-2:]
+    down, across = matrix.stride()[-2:]
+    if 1 in (rows, columns):
+        return bool(max(rows, columns) > 1 and (down if columns == 1 else across) != 1)
+    return (down, across) not in ((columns, 1), (1, rows))
+
+
 def _product(machine: Host, batch: int, first: Tensor, second: Tensor) -> Product:
     """What oneDNN is asked for matrices in the layout they have, gaps between rows included.
 
@@ -70,15 +78,18 @@ def _product(machine: Host, batch: int, first: Tensor, second: Tensor) -> Produc
     its elements are apart.
     """
     rows, depth = first.shape[-2:]
+    columns = second.shape[-1]
     across = 1 if rows == depth == 1 else first.stride(-1)
     return Product(
         threads=machine.threads,
         batch=batch,
         rows=rows,
         depth=depth,
-        columns=second.shape[-1],
+        columns=columns,
         transposed=bool(rows == 1 or across != 1),
         turned=bool(across != 1),
+        dense=not (_gapped(first) or _gapped(second)),
+        across=bool(across != 1 if columns == 1 else second.stride(-1) == 1),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from pytest_torchmem.profiler.devices.host import Host
@@ -14,6 +15,7 @@ from pytest_torchmem.profiler.workspace.cpu.geometry import (
     contiguous_copy,
     dense_bytes,
     is_channels_last,
+    suggested_format,
 )
 from pytest_torchmem.profiler.workspace.cpu.reduction import sum_workspace
 
@@ -204,12 +206,17 @@ def group_norm(
     group: int,
     eps: float,
 ) -> int:
-    """Channels last: sums and squares per channel; native/cpu/group_norm_kernel.cpp,
-    GroupNormKernelImplChannelsLastInternal.
+    """Contiguous copies of what is not (before torch 2.15 ``group_norm`` makes them), and of
+    channels last sums and squares per channel; native/group_norm.cpp, native_group_norm, and
+    native/cpu/group_norm_kernel.cpp, GroupNormKernelImplChannelsLastInternal.
     """
-    if input.is_contiguous() or input.numel() == 0:
+    if input.numel() == 0:
         return 0
-    return 2 * N * C * accumulation_type(input.dtype).itemsize
+    layout = suggested_format(input)
+    copies = contiguous_copy(input, layout) + contiguous_copy(weight) + contiguous_copy(bias)
+    if input.is_contiguous() or layout == torch.contiguous_format:
+        return copies
+    return copies + 2 * N * C * accumulation_type(input.dtype).itemsize
 
 
 @workspace("aten::native_group_norm_backward", device="cpu")
@@ -227,9 +234,13 @@ def group_norm_backward(
     group: int,
     output_mask: Mask,
 ) -> int:
-    """``ds`` and ``db`` of every channel; native/cpu/group_norm_kernel.cpp,
-    GroupNormBackwardKernelImplInternal.
+    """Contiguous copies of what is not (before torch 2.15 the derivative's formula makes them), and
+    ``ds`` and ``db`` of every channel; native/group_norm.cpp, native_group_norm_backward, and
+    native/cpu/group_norm_kernel.cpp, GroupNormBackwardKernelImplInternal.
     """
     if input.numel() == 0:
         return 0
-    return 2 * N * C * accumulation_type(input.dtype).itemsize
+    layout = suggested_format(input)
+    copies = sum(contiguous_copy(tensor, layout) for tensor in (grad_out, input))
+    copies += sum(contiguous_copy(tensor) for tensor in (mean, rstd, weight))
+    return copies + 2 * N * C * accumulation_type(input.dtype).itemsize

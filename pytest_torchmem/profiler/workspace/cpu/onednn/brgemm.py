@@ -18,6 +18,7 @@ from pytest_torchmem.profiler.workspace.cpu.onednn.problem import (
     booked,
     share,
 )
+from pytest_torchmem.profiler.workspace.cpu.onednn.release import RELEASE
 
 _ELEMENT = 40
 """Bytes that describe one product of a batch, ``brgemm_batch_element_t``."""
@@ -209,11 +210,14 @@ def backward_data_strided_narrow(problem: Problem) -> Primitive | None:
 def backward_data_strided(
     problem: Problem, transposed: bool = False, narrow: bool = False
 ) -> Primitive | None:
-    """``brgconv_strided``: the gradient of the output padded, for every thread."""
+    """``brgconv_strided``: the gradient of the output padded, for every thread.
+
+    Transposed convolutions take it from oneDNN 3.13 on also where strides do not divide the image.
+    """
     if not problem.strided or problem.dilated:
         return None
     uneven = any(size % step for size, step in zip(problem.input, problem.stride, strict=True))
-    if transposed and uneven:
+    if transposed and uneven and RELEASE < (3, 13):
         return None
     if _groups_refused(problem, problem.group_filters, 8 if narrow else VECTOR):
         return None

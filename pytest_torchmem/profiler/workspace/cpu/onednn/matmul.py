@@ -7,10 +7,11 @@ block of the left matrix where that is transposed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_torchmem.profiler.rounding import round_up
-from pytest_torchmem.profiler.workspace.cpu.onednn.problem import booked, share
+from pytest_torchmem.profiler.workspace.cpu.onednn.problem import L2, booked, share
+from pytest_torchmem.profiler.workspace.cpu.onednn.release import RELEASE
 
 _FLOAT = 4
 _SIZE = 2
@@ -18,7 +19,7 @@ _COLUMNS = 64
 """Columns of a block of the right matrix, ``get_default_n_block``."""
 
 _ELEMENT = 640
-"""Bytes of a thread's list of products, ``brgemm_batch_element_per_thr_sz``."""
+"""Bytes of a thread's list of products, ``brgemm_batch_element_per_thr_sz``, of a block's depth."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,15 @@ class Product:
     columns: int
     transposed: bool
     turned: bool
+    dense: bool
+    """Without gaps between rows, or between columns."""
+    across: bool
+    """Of a matrix and a vector: whether the matrix is dense across what is summed."""
 
     def scratchpad(self) -> int:
         """Bytes of the scratchpad; ``init_aux_values``, ``init_scratchpad``."""
+        if RELEASE >= (3, 13) and self.dense and 1 in (self.rows, self.columns):
+            return self._vector_scratchpad()
         threads, depth = self.threads, self._depth_block()
         column_block = min(_COLUMNS, self.columns)
         copied = self.turned or self._prefers_copy()
@@ -53,6 +60,27 @@ class Product:
             parts = 1 if depth >= self.depth else chunk
             entries.append(threads * _FLOAT * column_block * rows * parts)
         return booked(*entries)
+
+    def _vector_scratchpad(self) -> int:
+        """A matrix and a vector: nothing is repacked, and the sums are of a block of the result;
+        ``is_gemv``, from 3.13 on.
+        """
+        threads, length = self.threads, max(self.rows, self.columns)
+        standing = replace(self, rows=length, columns=1, transposed=False, turned=False)
+        depth = min(self.depth, 16384)
+        rows = standing._blocks(1, depth, False)[0]
+        smallest = min(16 if threads > self.batch else 32, length)
+        split = (  # is_gemv_k_split_needed
+            self.across
+            and self.batch == 1
+            and length & (length - 1) == 0
+            and length * self.depth * _SIZE > L2
+            and share(length, smallest) <= 2 * threads
+        )
+        return booked(
+            threads * _ELEMENT * share(self.depth, depth),
+            threads * _FLOAT * (length if split else rows),
+        )
 
     def _depth_block(self) -> int:
         return min(self.depth, 1024 if self.depth > 1024 and not self.transposed else 512)
