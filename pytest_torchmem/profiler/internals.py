@@ -14,6 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _pop_mode_temporarily
+from torch.utils._pytree import tree_leaves
 
 _C: Any = torch._C
 
@@ -232,6 +234,31 @@ def run_composite_explicit(operator: OpOverload, *args: Any, **kwargs: Any) -> A
 def run_composite_implicit(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run the body of an operator that autograd sees through."""
     return operator._op_dk(_COMPOSITE_IMPLICIT, *args, **kwargs)
+
+
+def run_torch_dispatch(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run ``__torch_dispatch__`` of the mode that is on, or of the subclasses among the arguments.
+
+    As torch/csrc/autograd/python_variable.cpp and aten/src/ATen/core/PythonFallbackKernel.cpp do,
+    but that what it calls is intercepted.
+    """
+    subclasses = {
+        type(tensor): None
+        for tensor in tree_leaves((args, kwargs))
+        if isinstance(tensor, Tensor)
+        and type(tensor).__torch_dispatch__ is not _C._disabled_torch_dispatch_impl
+    }
+    types = tuple(subclasses)
+    above = _C._dispatch_keyset_full() - _C._dispatch_keyset_full_after(FAKE)
+    with _C._ExcludeDispatchKeyGuard(above.remove(FAKE)):
+        if _C._len_torch_dispatch_stack():
+            with _pop_mode_temporarily() as mode:
+                return mode.__torch_dispatch__(operator, types, args, kwargs)
+        for subclass in types:
+            result = subclass.__torch_dispatch__(operator, types, args, kwargs)
+            if result is not NotImplemented:
+                return result
+    raise TypeError(f"no implementation of {operator} for {', '.join(map(str, types))}")
 
 
 def run_cpu_kernel(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,14 @@ import torch
 from torch._ops import OpOverload
 
 from pytest_torchmem.errors import UnsupportedTorchError
-from pytest_torchmem.profiler.internals import FAKE, find_operator, set_excluded, set_included
+from pytest_torchmem.profiler.internals import (
+    FAKE,
+    TORCH_VERSION,
+    find_operator,
+    run_torch_dispatch,
+    set_excluded,
+    set_included,
+)
 
 _C: Any = torch._C
 _passes_by: Any = torch.library.fallthrough_kernel
@@ -62,6 +69,8 @@ def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload]
             "pytest-torchmem cannot trace now: something else has registered a fallback for "
             "torch's dispatch key Fake, of which there can be one (a trace inside of a trace?)"
         )
+    if TORCH_VERSION < (2, 13):
+        _keep_for_lookup()
     with Registrations("_") as everything, Registrations("aten") as passing:
         everything.fallback("Fake", fallback)
         for name in _usual_views():
@@ -72,6 +81,29 @@ def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload]
         finally:
             set_included(FAKE, False)
             set_excluded(FAKE, False)
+
+
+_KEPT: set[str] = set()
+
+
+def _keep_for_lookup() -> None:
+    """Let modes and tensor subclasses be asked before the fallback, as they are from torch 2.13 on.
+
+    In 2.11 and 2.12 the key Fake comes before the key Python (c10/core/DispatchKey.h), and where
+    there is a mode or a subclass not the fallback is called, but what the operator and the key have
+    in a map (torch/csrc/utils/python_dispatch.cpp, ``python_op_registration_trampoline_impl``).
+    Fallbacks are not written to it. Kernels of operators are, and stay there when they are taken
+    back: so every operator has one for a moment, once in a process, which takes 25 ms.
+    """
+    namespaces: dict[str, list[str]] = {}
+    for name in set(_C._dispatch_get_all_op_names()) - _KEPT:
+        namespace, _, bare = name.partition("::")
+        namespaces.setdefault(namespace, []).append(bare)
+        _KEPT.add(name)
+    for namespace, names in namespaces.items():
+        with Registrations(namespace) as registrations:
+            for name in names:
+                registrations.impl(name, "Fake", run_torch_dispatch)
 
 
 #: View operators that never arrive at the fallback. ``detach`` must not: ``_make_subclass`` wants a

@@ -66,13 +66,14 @@ def register_operator(model: OperatorModel) -> Callable[[], None]:
         raise UsageError(
             f"{model.operator!r}: devices={devices!r}: write ('cpu',), ('cuda',) or both"
         )
-    keys = [(overload, device) for overload in overloads for device in devices]
+    # An overload may call another one, as those with names of dimensions do.
+    kernels = [overload for overload in overloads if not is_composite_implicit(overload)]
+    if not kernels:
+        raise UsageError(
+            f"{model.operator!r} is made of other operators, which a trace follows: describe those"
+        )
+    keys = [(overload, device) for overload in kernels for device in devices]
     for overload, device in keys:
-        if is_composite_implicit(overload):
-            raise UsageError(
-                f"{model.operator!r} is made of other operators, which a trace follows: "
-                "describe those"
-            )
         if (overload, device) in _MODELS:
             raise UsageError(f"{model.operator!r} is described twice for {device}")
     _MODELS.update(dict.fromkeys(keys, model))

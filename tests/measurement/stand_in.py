@@ -178,14 +178,22 @@ def _is_intercepted() -> bool:
     return included and not torch._C._dispatch_tls_is_dispatch_key_excluded(FAKE)
 
 
+def _is_in_interceptor() -> bool:
+    """Return whether the fallback of the Fake key is running.
+
+    Before torch 2.13 a dispatch mode runs with that key excluded too.
+    """
+    included = torch._C._dispatch_tls_is_dispatch_key_included(FAKE)
+    return bool(included and torch._C._dispatch_tls_is_dispatch_key_excluded(FAKE))
+
+
 @contextmanager
 def _counting_below_interception(device: StandIn) -> Iterator[None]:
     """Count what an interceptor runs: a dispatch mode is asked before it, and then no more."""
     original = OpOverload.__call__
 
     def call(function: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
-        intercepting = torch._C._dispatch_tls_is_dispatch_key_excluded(FAKE)
-        if intercepting and function not in _OF_STORAGES:
+        if _is_in_interceptor() and function not in _OF_STORAGES:
             return device.run(functools.partial(original, function), function.name(), args, kwargs)
         return original(function, *args, **kwargs)
 

@@ -92,7 +92,7 @@ def test_products(threads: int, rows: int, dtype: torch.dtype) -> None:
 
 @onednn
 def test_products_with_a_vector(threads: int) -> None:
-    """oneDNN 3.13 has kernels for them, where neither operand has gaps."""
+    """Where neither operand has gaps, oneDNN 3.13 has kernels for them."""
     matrix, wide = (image(*shape, dtype=torch.bfloat16) for shape in ((300, 400), (300, 408)))
     row, column = image(1, 300, dtype=torch.bfloat16), image(400, 1, dtype=torch.bfloat16)
     tall, deep = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((64, 16384), (33, 20000)))

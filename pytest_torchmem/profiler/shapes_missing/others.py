@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.profiler.shapes_missing.registry import like, meta
+from pytest_torchmem.profiler.workspace.cpu.geometry import accumulation_type
 
 
 @meta("aten::_logcumsumexp", "aten::_standard_gamma_grad")
@@ -49,6 +50,16 @@ def aminmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tup
 )
 def in_place(*arguments: Any, **options: Any) -> None:
     """Parameters and states are updated where they are; native/cuda/fused_adam_impl.cu, …"""
+
+
+@meta("aten::_scaled_dot_product_flash_attention_for_cpu", device="cpu")
+def flash_attention_for_cpu(query: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """Sums of exponentials in double where the query is, which ``meta`` does not know before torch
+    2.13; native/transformers/attention.cpp, _scaled_dot_product_flash_attention_cpu.
+    """
+    operator: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    result, logsumexp = operator(query, *rest, **options)
+    return result, logsumexp.to(accumulation_type(query.dtype))
 
 
 @meta("aten::_cummax_helper", "aten::_cummin_helper")
