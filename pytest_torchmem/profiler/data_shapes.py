@@ -26,6 +26,8 @@ def plan_from_values(
     """
     __tracebackhide__ = True
     name = call.operator.name
+    if name == "aten::bincount":
+        return _bincount(call, values)
     for position in machine.deciding_arguments(name, call.tensors):
         if call.records[position].known is None and call.tensors[position].numel():
             raise values.unknown(f"{name} has an output whose shape depends on data")
@@ -36,6 +38,28 @@ def plan_from_values(
         for tensor, record in zip(call.tensors, call.records, strict=True)
     ]
     real = machine.as_made(call.operator, device, values.run(call, inputs), call.args)
+    return plan_of_result(real, inputs, storage_address), real
+
+
+def _bincount(call: Call, values: KnownValues) -> tuple[Plan, Any]:
+    """Return the plan of ``bincount``: there are as many bins as were asked for, or there are more.
+
+    native/SummaryOps.cpp, ``_bincount_cpu_template``.
+    """
+    __tracebackhide__ = True
+    least = call.kwargs.get("minlength", call.args[2] if len(call.args) > 2 else 0)
+    record, numbers = call.records[0], call.tensors[0]
+    if record.known is None and numbers.numel():
+        if not least:
+            raise values.unknown("aten::bincount has an output whose shape depends on data")
+        values.guess(f"what bincount counts is not known and taken to be below minlength={least}")
+    known = torch.zeros_like(numbers) if record.known is None else value_of(record, numbers)
+    others = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in call.tensors[1:]]
+    inputs = [known, *others]
+    for position, other in enumerate(call.records[1:], 1):
+        if other.known is not None:
+            inputs[position] = value_of(other, call.tensors[position])
+    real = values.run(call, inputs)
     return plan_of_result(real, inputs, storage_address), real
 
 

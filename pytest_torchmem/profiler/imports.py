@@ -34,7 +34,7 @@ def imports_apart() -> Iterator[None]:
         locals: Any = None,
         fromlist: Any = (),
         level: int = 0,
-    ) -> Any:
+    ) -> Any:  # its parameters have the names of those of ``__import__``: some give them by name
         if threading.get_ident() == thread:
             package = (globals or {}).get("__package__") or ""
             absolute = resolve_name("." * level + name, package) if level and package else name

@@ -7,6 +7,7 @@ give what they would; everything large, random or computed from parameters stays
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,12 +15,13 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnknownValueError
-from pytest_torchmem.profiler.assumed import OPERATORS, assume
+from pytest_torchmem.profiler.assumed import OPERATORS, Assumption, assume, assumed_output
 from pytest_torchmem.profiler.attribution import Attribution
 from pytest_torchmem.profiler.call import Call
 from pytest_torchmem.profiler.internals import storage_address
 from pytest_torchmem.profiler.ledger import Ledger, Record
 from pytest_torchmem.profiler.shapes import Output, Plan, replace_tensors, tensors_in
+from pytest_torchmem.profiler.unknown_integers import UnknownInteger
 
 #: Elements up to which values are kept. Integers and booleans decide control flow and shapes; of
 #: floating values only small tables (drop path rates, optimizer steps) are ever asked for, and
@@ -40,6 +42,18 @@ _KEPT = {"aten::_amp_foreach_non_finite_check_and_unscale_": 1}
 #: every first draw as accepted.
 _INITIALISERS = torch.nn.init.__file__
 
+#: What ``torch.distributions`` is given counts as valid.
+_VALIDATION = tuple(
+    os.path.join(os.path.dirname(torch.__file__), "distributions", name)
+    for name in ("constraints.py", "distribution.py")
+)
+
+#: Bytes up to which what stands in for unknown values has an element for each of theirs.
+_LARGEST_STAND_IN = 1 << 26
+
+#: How often one line may ask for what is not known and get the same answer.
+_LARGEST_GUESSES = 1_000
+
 _CPU = torch.device("cpu")
 
 
@@ -54,6 +68,11 @@ def worth_knowing(
     """
     floating = dtype.is_floating_point or dtype.is_complex
     return elements <= (max(LIMIT_FLOATING, largest) if floating else limit)
+
+
+def is_count(dtype: torch.dtype) -> bool:
+    """Return whether values of a type may be how many there are of something."""
+    return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
 
 
 def memory_for(dtype: torch.dtype, nbytes: int, operator: str = "") -> Tensor | None:
@@ -95,6 +114,7 @@ class KnownValues:
 
     def __init__(self, ledger: Ledger, attribution: Attribution) -> None:
         self.warnings: list[str] = []
+        self._guesses: dict[str, int] = {}
         self.limit = LIMIT_INTEGER
         """Elements up to which values of integers and booleans are kept."""
         self._ledger = ledger
@@ -116,32 +136,90 @@ class KnownValues:
                     return
             if operator.fills and self._compute(call, plan, result):
                 return
-            if operator.name in OPERATORS and isinstance(result, Tensor):
-                self._ledger.records[storage_address(result)].assumed = assume(call)
+            if operator.name in OPERATORS:
+                output = assumed_output(operator.name, result)
+                if output is not None:
+                    record = self._ledger.records[storage_address(output)]
+                    record.known, record.assumed = None, assume(call)
         elif operator.makes_values and self._compute(call, plan, result):
             return
         if operator.mutated or operator.mutated_names:
             self._written(call)
 
     def item(self, tensor: Tensor, record: Record) -> Any:
-        """Return the Python number of a tensor of one element; nan for an unknown floating one."""
+        """Return the number of a tensor of one element; what is not known and not integer is 1."""
         __tracebackhide__ = True
         if record.known is not None:
             return value_of(record, tensor).item()
+        if tensor.dtype is torch.bool:
+            return self._truth(record)
         if record.assumed is not None:
-            if record.assumed.guessed:
-                self._warn(
-                    "a comparison with a number that is not known was asked for; what is not known "
-                    f"counts as 1, so it is {record.assumed.answer}"
-                )
-            return record.assumed.answer
-        if tensor.dtype is torch.bool and self._attribution.asked_from(_INITIALISERS):
-            return False
+            return self._position(tensor, record.assumed)
         what = f"the value of a {tensor.dtype} tensor was asked for"
-        if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
+        if is_count(tensor.dtype):
             raise self.unknown(what)
-        self._warn(f"{what}; a trace has no data, so it is nan")
-        return float("nan")
+        self._warn(f"{what}; a trace has no data, so it counts as 1")
+        return 1.0
+
+    def count(self, tensor: Tensor) -> UnknownInteger:
+        """Return what stands for an integer that is not known, where a program may just tell it."""
+        self._warn(f"the value of a {tensor.dtype} tensor was asked for; what is not known is 1")
+        return UnknownInteger(1.0, self)
+
+    def stand_in(self, tensor: Tensor, record: Record, what: str) -> Tensor:
+        """Return a real tensor for one whose values a program takes out of torch.
+
+        What is not known is 1, and a position that was found is 0. Raises ``UnknownValueError`` for
+        other integers: they are sizes often enough.
+        """
+        __tracebackhide__ = True
+        if record.known is not None:
+            return value_of(record, tensor)
+        number: float = 1 if record.assumed is None else record.assumed.answer
+        if record.assumed is None and is_count(tensor.dtype):
+            raise self.unknown(what)
+        self._warn(f"{what}; a trace has no data, so all of it is {number}")
+        one = torch.full((), number, dtype=tensor.dtype)
+        if tensor.numel() * tensor.element_size() > _LARGEST_STAND_IN:
+            return one.expand(tensor.shape)
+        return one.repeat(tensor.shape) if tensor.dim() else one
+
+    def _truth(self, record: Record) -> bool:
+        """Return what an unknown truth value counts as."""
+        __tracebackhide__ = True
+        assumed = record.assumed or Assumption.GUESSED_TRUE
+        if not assumed.guessed:
+            return bool(assumed.answer)
+        if self._attribution.asked_from(_INITIALISERS):
+            return False
+        if any(map(self._attribution.asked_from, _VALIDATION)):
+            return True
+        answer = bool(assumed.answer)
+        self.guess(
+            "a comparison with a number that is not known was asked for; what is not known "
+            f"counts as 1, so it is {answer}"
+        )
+        return answer
+
+    def _position(self, tensor: Tensor, assumed: Assumption) -> int:
+        __tracebackhide__ = True
+        self.guess(
+            f"the value of a {tensor.dtype} tensor was asked for; a position that is not known "
+            f"counts as {assumed.answer}"
+        )
+        return int(assumed.answer)
+
+    def guess(self, what: str) -> None:
+        """Warn of a guess, and end a loop that would wait for another answer for ever."""
+        __tracebackhide__ = True
+        self._warn(what)
+        line = self._attribution.user_line()
+        times = self._guesses[line] = self._guesses.get(line, 0) + 1
+        if times > _LARGEST_GUESSES:
+            raise self.unknown(
+                f"a value that is not known was asked for {_LARGEST_GUESSES:,} times, perhaps by a "
+                "loop that it should end"
+            )
 
     def _warn(self, what: str) -> None:
         """Tell of the first value that was made up; those after it may follow from it."""

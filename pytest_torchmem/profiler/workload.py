@@ -90,7 +90,10 @@ class Program:
     def _name(self, module: nn.Module, tensor: Tensor, kind: Kind, name: str) -> int:
         if is_lazy(tensor) or tensor.layout is not torch.strided:
             return 0
-        address = storage_address(tensor)
+        try:
+            address = storage_address(tensor)
+        except NotImplementedError:  # what ``torch.func`` puts in a parameter's place
+            return 0
         owner = owner_of(module, name)
         record = self._ledger.records.get(address)
         if record is None:

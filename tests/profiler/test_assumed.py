@@ -70,19 +70,47 @@ def test_what_is_settled_is_no_guess() -> None:
     assert warnings == ()
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        lambda x: (x > 0).any(),
-        lambda x: (x.sum(dim=0) > 0.5).all(),
-        lambda x: torch.equal(x, x + 0.0),
-        lambda x: torch.isnan(x).index_fill_(0, torch.tensor(0), True).any(),
-        lambda x: torch.isnan(x).any() ^ (x > 0).any(),
-    ],
-)
-def test_everything_else_is_asked_for_in_vain(question: Callable[[Tensor], object]) -> None:
+def test_every_element_counts_as_one_and_integers_equal_no_others() -> None:
+    labels = torch.tensor([3, 1])
+    questions: list[tuple[Callable[[Tensor], object], bool]] = [
+        (lambda x: (x > 0).any(), True),
+        (lambda x: (x.sum(dim=0) > 5.0).all(), False),
+        (lambda x: ((x >= 0) * (x <= 1)).all(), True),
+        (lambda x: torch.isnan(x).index_fill_(0, torch.tensor(0), True).any(), True),
+        (lambda x: (x.argmax(1)[:2] == labels).all(), False),
+        (lambda x: torch.isin(x.argmax(1), labels).any(), False),
+        (lambda x: (torch.isin(x.argmax(1), labels) | torch.tensor([True])).all(), True),
+        (lambda x: (torch.tensor([1]) & ~torch.isin(x.argmax(1), labels)).max() == 0, False),
+        (lambda x: torch._is_any_true(torch.isnan(x)), False),
+    ]
+    assert len(answers(*[question for question, _ in questions])[1]) == 1
+    for question, expected in questions:
+        assert answers(question)[0] == [expected]
+
+
+def test_equal_needs_values() -> None:
     with pytest.raises(UnknownValueError):
-        answers(question)
+        answers(lambda x: torch.equal(x, x + 0.0))
+
+
+def test_a_loop_that_waits_for_another_answer_ends() -> None:
+    def program() -> None:
+        x = activations()
+        while (x > 0).any():
+            x = x - 1.0
+
+    with pytest.raises(UnknownValueError, match=r"test_assumed\.py:\d+: .*asked for 1,000 times"):
+        trace(program)
+
+
+def test_distributions_take_their_arguments_for_valid() -> None:
+    def program() -> None:
+        x = activations()
+        torch.distributions.Categorical(probs=x.softmax(-1)).sample()
+        torch.distributions.Normal(x, x.exp()).rsample()
+        torch.distributions.MultivariateNormal(x[:, 0], torch.eye(x.shape[0])).log_prob(x[:, 1])
+
+    assert trace(program).warnings == ()
 
 
 def test_a_mask_that_is_assumed_decides_no_shape() -> None:

@@ -71,6 +71,8 @@ def program():
 
 assert torchmem.trace(program).peak == 40
 assert "torch.torchmem_probe" in sys.modules
+import_by_name = lambda: __import__("wsgiref.util", fromlist=["FileWrapper"], level=0)
+assert torchmem.trace(lambda: torch.ones(len(import_by_name().__name__))).peak == 48
 """
 
 

@@ -13,13 +13,11 @@ from torch._ops import HigherOrderOperator
 
 from pytest_torchmem.profiler import known
 from pytest_torchmem.profiler.compressed import LAYOUTS
+from pytest_torchmem.profiler.devices.addresses import Addresses
 from pytest_torchmem.profiler.hollow import Interceptor
 from pytest_torchmem.profiler.internals import below_interception, storage_address, unwrapped
 from pytest_torchmem.profiler.ledger import Record
 from pytest_torchmem.profiler.patches import replaced
-
-#: Between the addresses that storages without memory say they lie at: more than any holds.
-_ADDRESSES = 1 << 40
 
 
 class Guard:
@@ -52,6 +50,7 @@ class Guard:
 def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
     """Let tensors of this thread answer without memory: copies, numbers, text."""
     guard = Guard(interceptor)
+    addresses = Addresses()
 
     def known_or_raise(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -64,6 +63,42 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
                 return original(known.value_of(record, tensor.detach()), *args, **kwargs)
 
         return method
+
+    def taken_out(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method that gives something of Python's or numpy's with a tensor's values."""
+
+        def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            record = guard.record(tensor)
+            if record is None or not record.hollow:
+                return original(tensor, *args, **kwargs)
+            if kwargs.pop("force", False):
+                return method(tensor.detach().cpu(), *args, **kwargs)
+            with interceptor.working():
+                asked = f".{name}() of a tensor was asked for"
+                stand_in = interceptor.values.stand_in(tensor.detach(), record, asked)
+                if name != "numpy":
+                    return original(stand_in, *args, **kwargs)
+                if tensor.requires_grad:
+                    stand_in = stand_in.clone().requires_grad_()  # which numpy refuses
+                return _array_that_keeps(original(stand_in, *args, **kwargs), tensor)
+
+        return method
+
+    original_item: Any = Tensor.item
+
+    def item(tensor: Tensor) -> Any:
+        __tracebackhide__ = True
+        record = guard.record(tensor)
+        if (
+            record is None
+            or record.known is not None
+            or record.assumed is not None
+            or tensor.numel() != 1
+            or not known.is_count(tensor.dtype)
+        ):
+            return original_item(tensor)
+        return interceptor.values.count(tensor)
 
     original_copy: Any = Tensor.__deepcopy__
     original_repr: Any = Tensor.__repr__
@@ -115,13 +150,16 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
         record = guard.record(tensor)
         if record is None or not record.hollow or tensor.numel() == 0:
             return cast(int, original_data_ptr(tensor))
-        return record.index * _ADDRESSES + int(tensor.storage_offset()) * tensor.element_size()
+        start = storage_data_ptr(tensor.untyped_storage())
+        return start + int(tensor.storage_offset()) * tensor.element_size()
 
     def storage_data_ptr(storage: torch.UntypedStorage) -> int:
         record = None if guard.off() else interceptor.ledger.records.get(storage._cdata)
         if record is None or not record.hollow:
             return cast(int, original_storage_data_ptr(storage))
-        return record.index * _ADDRESSES
+        if record.memory is not None:
+            return record.memory.data_ptr()
+        return addresses.of(record.ledger.device, record.index, storage.nbytes())
 
     def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         """Make the output without the check of the classes, which decides nothing where their
@@ -140,8 +178,10 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
     original_random_state = torch.random.get_rng_state
     methods: dict[str, Any] = {
         name: known_or_raise(name, getattr(Tensor, name))
-        for name in ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__")
+        for name in ("__dlpack__", "__reduce_ex__")
     }
+    methods |= {name: taken_out(name, getattr(Tensor, name)) for name in ("tolist", "numpy")}
+    methods["item"] = item
     with ExitStack() as stack:
         stack.enter_context(
             replaced(Tensor, __deepcopy__=deepcopy, __repr__=text, data_ptr=data_ptr, **methods)
@@ -156,6 +196,20 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
         )
         stack.enter_context(_modules_given_back(guard))
         yield
+
+
+def _array_that_keeps(array: Any, tensor: Tensor) -> Any:
+    """Return an array of the same memory that holds ``tensor``, as one made of it would."""
+    import numpy
+
+    class Owner:
+        """What the array's memory belongs to; numpy keeps it as its base."""
+
+        def __init__(self) -> None:
+            self.__array_interface__ = array.__array_interface__
+            self.array, self.tensor = array, tensor
+
+    return numpy.asarray(Owner())
 
 
 @contextmanager
