@@ -46,7 +46,8 @@ def run_alone(switch_on: Callable[[ExitStack], None], body: Callable[[], _Result
         try:
             _switch_off(taken, layers)
         finally:
-            _switch_off(taken, layers)  # what a signal kept the first from beginning
+            if taken:  # a signal kept the first from beginning
+                _switch_off(taken, layers)
 
 
 def _take(taken: list[Any]) -> None:
