@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import math
+import pickle
 import re
 from collections.abc import Callable
 
@@ -169,6 +171,43 @@ def test_libraries_that_read_and_write_at_an_address(device: str) -> None:
         assert ctypes.string_at(mask.data_ptr(), 10) == bytes([1] * 10)
 
     trace(program, device=device)
+
+
+def saved_and_loaded(device: str) -> None:
+    model = nn.Linear(100, 100).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(8, 100, device=device)).sum().backward()
+    optimizer.step()
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    state = torch.load(file)
+    assert state["model"]["weight"].device == model.weight.device
+    assert state["model"]["weight"].stride() == (100, 1)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    optimizer.step()
+    pickle.loads(pickle.dumps(model))(torch.ones(2, 100, device=device))
+
+
+def test_checkpoints_are_written_and_read() -> None:
+    figures, real = trace(saved_and_loaded, "cpu", host="here"), measure(saved_and_loaded, "cpu")
+    assert (figures.peak, figures.end) == (real.peak, real.end)
+    parameters = 4 * (100 * 100 + 100)
+    assert trace(saved_and_loaded, "cuda", device="cuda").peak > 6 * parameters
+
+
+def test_parameters_given_by_torch_func() -> None:
+    def program() -> None:
+        model = nn.Linear(10, 10)
+        parameters = {name: value.detach() for name, value in model.named_parameters()}
+
+        def loss(given: dict[str, Tensor], x: Tensor) -> Tensor:
+            return torch.func.functional_call(model, given, (x[None],)).sum()
+
+        torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, torch.randn(4, 10))
+
+    assert trace(program, host="here").peak == measure(program).peak
 
 
 def test_samples_are_not_what_lies_in_memory() -> None:

@@ -15,7 +15,12 @@ from pytest_torchmem.profiler import known
 from pytest_torchmem.profiler.compressed import LAYOUTS
 from pytest_torchmem.profiler.devices.addresses import Addresses
 from pytest_torchmem.profiler.hollow import Interceptor
-from pytest_torchmem.profiler.internals import below_interception, storage_address, unwrapped
+from pytest_torchmem.profiler.internals import (
+    below_interception,
+    storage_address,
+    tensor_on,
+    unwrapped,
+)
 from pytest_torchmem.profiler.ledger import Record
 from pytest_torchmem.profiler.patches import replaced
 
@@ -84,6 +89,49 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
                 return _array_that_keeps(original(stand_in, *args, **kwargs), tensor)
 
         return method
+
+    original_reduce: Any = Tensor.__reduce_ex__
+    pickled: dict[int, tuple[torch.UntypedStorage, str]] = {}
+
+    def reduce(tensor: Tensor, protocol: Any) -> Any:
+        """Pickle zeros, of pages that nobody has touched, in the place of what is not known."""
+        record = guard.record(tensor)
+        if record is None or not record.hollow:
+            return original_reduce(tensor, protocol)
+        storage = tensor.untyped_storage()
+        with interceptor.working():
+            content = record.known
+            if content is None:
+                content = torch.zeros(storage.nbytes(), dtype=torch.uint8)
+            stand_in = tensor_on(
+                content.untyped_storage(),
+                tensor.dtype,
+                tuple(tensor.shape),
+                tensor.stride(),
+                int(tensor.storage_offset()),
+            ).requires_grad_(tensor.requires_grad)
+            pickled[content.untyped_storage()._cdata] = (
+                content.untyped_storage(),
+                str(record.ledger.device),
+            )
+            return original_reduce(stand_in, protocol)
+
+    original_location: Any = torch.serialization.location_tag
+
+    def location_tag(storage: Any) -> Any:
+        """Return where a pickled storage was, which ``torch.load`` will put it to."""
+        known_place = pickled.get(storage._cdata) if hasattr(storage, "_cdata") else None
+        return original_location(storage) if known_place is None else known_place[1]
+
+    original_restore: Any = torch.serialization.default_restore_location
+
+    def default_restore_location(storage: Any, location: str) -> Any:
+        """Book what ``torch.load`` reads from a file, also by mapping it."""
+        restored = original_restore(storage, location)
+        if not guard.off() and location == "cpu":
+            with interceptor.working():
+                interceptor.meet(torch.empty(0, dtype=torch.uint8).set_(storage))
+        return restored
 
     original_item: Any = Tensor.item
 
@@ -177,9 +225,9 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
     original_storage_data_ptr: Any = torch.UntypedStorage.data_ptr
     original_random_state = torch.random.get_rng_state
     methods: dict[str, Any] = {
-        name: known_or_raise(name, getattr(Tensor, name))
-        for name in ("__dlpack__", "__reduce_ex__")
+        name: known_or_raise(name, getattr(Tensor, name)) for name in ("__dlpack__",)
     }
+    methods["__reduce_ex__"] = reduce
     methods |= {name: taken_out(name, getattr(Tensor, name)) for name in ("tolist", "numpy")}
     methods["item"] = item
     with ExitStack() as stack:
@@ -187,6 +235,13 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
             replaced(Tensor, __deepcopy__=deepcopy, __repr__=text, data_ptr=data_ptr, **methods)
         )
         stack.enter_context(replaced(torch.UntypedStorage, data_ptr=storage_data_ptr))
+        stack.enter_context(
+            replaced(
+                torch.serialization,
+                location_tag=location_tag,
+                default_restore_location=default_restore_location,
+            )
+        )
         stack.enter_context(replaced(nn.functional, one_hot=one_hot))
         stack.enter_context(replaced(nn.Parameter, __deepcopy__=parameter_deepcopy))
         for module in (torch, torch.random):
