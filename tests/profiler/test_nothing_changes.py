@@ -12,6 +12,7 @@ import pytest
 import torch
 from programs import MODELS, hooked
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import trace
 
@@ -250,3 +251,19 @@ def test_settings_of_the_process_are_put_back() -> None:
         trace(program, device="cuda")
     assert settings() == before
     assert not any(one == other for one, other in zip(inside, before, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_dispatch_mode_is_asked_first(device: str) -> None:
+    """On every version of torch: before 2.13 the key of the interception comes before a mode's."""
+
+    def flops() -> int:
+        with FlopCounterMode(display=False) as counter:
+            x = torch.ones(4, 8, device=device, requires_grad=True)
+            (x @ x.t()).relu().sum().backward()
+        return counter.get_total_flops()
+
+    seen: list[int] = []
+    traced = trace(lambda: seen.append(flops()), device=device)
+    assert seen == [3 * 2 * 4 * 8 * 4]
+    assert traced.backward_peak
