@@ -29,6 +29,7 @@ from pytest_torchmem.profiler.data_shapes import (
 )
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.gradients import GradientSums, References
+from pytest_torchmem.profiler.imports import imports_within
 from pytest_torchmem.profiler.internals import (
     ENGINE_CODE,
     FAKE,
@@ -95,6 +96,7 @@ class Interceptor:
         """Where outputs go, instead of where the inputs are, while a copy between devices runs."""
         self.inside = False
         """Whether the profiler itself is at work, and tensors answer as torch made them."""
+        self._importing = False
         self._operators: dict[OpOverload, Operator] = {}
         self._settings: tuple[Any, ...] = ()
         self._find_settings = host_settings if machine.gpu is None else kernel_settings
@@ -112,8 +114,30 @@ class Interceptor:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run every operator of this thread that would reach a kernel."""
-        with interception(self) as self._let_pass:
+        with interception(self) as self._let_pass, imports_within(self._importing_a_module):
             yield
+
+    @contextmanager
+    def _importing_a_module(self) -> Iterator[None]:
+        """Let a module make real tensors on the host: it keeps them when the trace is over."""
+        was_importing, self._importing = self._importing, True
+        try:
+            yield
+        finally:
+            self._importing = was_importing
+
+    def _is_of_the_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an operator works on real tensors alone, and makes more of them on the host."""
+        if self.target is not None and self.target != _CPU:
+            return False
+        try:
+            records = [
+                self.ledger.records.get(storage_address(tensor))
+                for tensor in tensors_in((args, kwargs))
+            ]
+        except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, …
+            return False
+        return not any(record is not None and record.hollow for record in records)
 
     def __call__(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Run one operator that would have reached a kernel."""
@@ -125,6 +149,8 @@ class Interceptor:
         set_excluded(FAKE, True)
         was_inside, self.inside = self.inside, True
         try:
+            if self._importing and self._is_of_the_host(args, kwargs):
+                return overload(*args, **kwargs)
             operator = self._operators.get(overload)
             if operator is None:
                 if is_view(overload):

@@ -1,5 +1,7 @@
-"""Parts of torch imported on a thread of their own, where they cannot keep what a program runs on.
+"""What a program imports while it runs, kept apart from its step.
 
+Modules make their constants for good: those are real, as if the module had been imported before.
+Parts of torch are imported on a thread of their own, where they cannot keep what a program runs on.
 Python's decompositions and optimizers import the compiler when they are first used. An exception
 that a module caught as it was imported, and keeps, has the frames that were running then with all
 their variables: the tensors of the step would outlive it in that process's first step alone.
@@ -7,11 +9,12 @@ their variables: the tensors of the step would outlive it in that process's firs
 
 from __future__ import annotations
 
+import _frozen_importlib
 import builtins
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import resolve_name
 from types import FrameType
 from typing import Any
@@ -44,6 +47,28 @@ def imports_apart() -> Iterator[None]:
         return original(name, globals, locals, fromlist, level)
 
     with replaced(builtins, __import__=apart):
+        yield
+
+
+@contextmanager
+def imports_within(context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Run the modules that this thread imports for the first time within ``context()``.
+
+    Both ``import`` and ``importlib.import_module`` look ``_find_and_load`` up for each module that
+    is not there yet (Python/import.c, Lib/importlib/_bootstrap.py).
+    """
+    bootstrap: Any = _frozen_importlib
+    original: Callable[[str, Any], Any] = bootstrap._find_and_load
+    thread = threading.get_ident()
+
+    def find_and_load(name: str, import_: Any) -> Any:
+        __tracebackhide__ = True
+        if name in sys.modules or threading.get_ident() != thread:
+            return original(name, import_)
+        with context():
+            return original(name, import_)
+
+    with replaced(bootstrap, _find_and_load=find_and_load):
         yield
 
 

@@ -66,9 +66,10 @@ def register_operator(model: OperatorModel) -> Callable[[], None]:
         raise UsageError(
             f"{model.operator!r}: devices={devices!r}: write ('cpu',), ('cuda',) or both"
         )
-    # An overload may call another one, as those with names of dimensions do.
+    # An overload may call another one, as those with names of dimensions do; and an operator made
+    # of others may have a kernel for an output that is given.
     kernels = [overload for overload in overloads if not is_composite_implicit(overload)]
-    if not kernels:
+    if all(_is_given_outputs(overload) for overload in kernels):
         raise UsageError(
             f"{model.operator!r} is made of other operators, which a trace follows: describe those"
         )
@@ -94,6 +95,10 @@ def registered_operators(*models: OperatorModel) -> Iterator[None]:
         for model in models:
             stack.callback(register_operator(model))
         yield
+
+
+def _is_given_outputs(overload: OpOverload) -> bool:
+    return any(argument.is_out for argument in overload._schema.arguments)
 
 
 def _overloads(operator: Any) -> list[OpOverload]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_torchmem.profiler.trace import trace
+
 _TWICE = """
 import sys
 import torch
@@ -83,3 +85,68 @@ def test_a_module_that_torch_imports_in_turn(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", _BACK_AND_FORTH, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+_CONSTANTS = """
+import importlib
+import torch
+from torch import nn
+
+RANGE = torch.arange(5.0)
+NUMBERS = torch.tensor([1.0, 2.0]) * 2
+LAYER = nn.Linear(2, 2)
+TOTAL = int(RANGE.sum().item())
+
+def program():
+    scale = importlib.import_module("below").SCALE
+    return scale * (LAYER(NUMBERS.requires_grad_()).sum() + RANGE.sum())
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_module_imported_in_a_trace_keeps_its_constants(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are real ones, and count as little as if the module had been imported before."""
+    (tmp_path / "constants.py").write_text(_CONSTANTS)
+    (tmp_path / "below.py").write_text("import torch\nSCALE = torch.full((3,), 7.0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def program() -> None:
+        import constants
+
+        constants.program().sum().backward()
+
+    try:
+        first = trace(program, device=device)
+        assert first.figures() == trace(program, device=device).figures()
+        constants, below = sys.modules["constants"], sys.modules["below"]
+    finally:
+        for name in ("constants", "below"):
+            sys.modules.pop(name, None)
+    assert constants.RANGE.tolist() == [0, 1, 2, 3, 4]
+    assert constants.NUMBERS.tolist() == [2, 4]
+    assert constants.TOTAL == 10
+    assert below.SCALE.tolist() == [7, 7, 7]
+    assert constants.LAYER.weight.abs().sum().item() > 0
+
+
+def test_what_a_module_makes_on_fake_cuda_belongs_to_the_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "placed.py").write_text(
+        "import torch\ndevice = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "ONES = torch.ones(1000, device=device) * 3\nMOVED = torch.ones(1000).to(device)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def program() -> None:
+        import placed
+
+        assert placed.ONES.is_cuda
+        assert placed.MOVED.is_cuda
+
+    try:
+        assert trace(program, device="cuda").end == 2 * 4000
+    finally:
+        sys.modules.pop("placed", None)
