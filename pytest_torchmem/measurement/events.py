@@ -155,14 +155,16 @@ def _marked_modules() -> Iterator[None]:
     thread = threading.get_ident()
     depth = 0
 
-    def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    # torch's Python tracer reads this frame's module as its local ``self``, and ends the process
+    # where there is none (torch/csrc/autograd/profiler_python.cpp, recordPyCall).
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
         if depth or threading.get_ident() != thread:
-            return original(module, *args, **kwargs)
+            return original(self, *args, **kwargs)
         depth += 1
         try:
             with _mark(MODULE):
-                return original(module, *args, **kwargs)
+                return original(self, *args, **kwargs)
         finally:
             depth -= 1
 

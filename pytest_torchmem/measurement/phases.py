@@ -179,10 +179,11 @@ def _followed_engine(here: Any, enter: Any, leave: Any) -> Iterator[None]:
 def _followed_modules(here: Any, called: Any) -> Iterator[None]:
     original = torch.nn.Module.__call__
 
-    def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    # The first parameter is named as torch's Python tracer wants it (``events._marked_modules``).
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if here():
             called()
-        return original(module, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
     torch.nn.Module.__call__ = call  # type: ignore[method-assign]
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement.copies import Label
 from pytest_torchmem.measurement.events import (
     ENGINE,
@@ -41,8 +42,15 @@ def build_timeline(
 
     The first events are what was live when the step began. ``before`` names the storages of the
     model and the inputs by address, ``after`` the gradients and optimizer state at the step's end.
+
+    Raises ``UsageError`` where a profiler of the program's own ended the recording.
     """
-    step = next(found for found in recording.ranges if found.name == STEP)
+    step = next((found for found in recording.ranges if found.name == STEP), None)
+    if step is None:
+        raise UsageError(
+            "the allocations of a step cannot be recorded where it runs a torch.profiler of its "
+            "own, which ends the recording: leave that one out of what is measured, or trace it"
+        )
     changes = _phase_changes(recording.ranges, step)
     live: dict[int, MemoryEvent] = {}
     during: list[MemoryEvent] = []

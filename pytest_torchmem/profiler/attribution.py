@@ -95,23 +95,20 @@ class Attribution:
     def following_modules(self) -> Iterator[None]:
         """Follow every module's call on this thread."""
         original = nn.Module.__call__
-        stack = self._modules
-        thread = self._thread
+        attribution, stack, thread = self, self._modules, self._thread
 
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # torch's Python tracer reads this frame's module as its local ``self``, and ends the
+        # process where there is none (torch/csrc/autograd/profiler_python.cpp, recordPyCall).
+        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             if threading.get_ident() != thread:
-                return original(module, *args, **kwargs)
-            if stack and stack[-1][2] is module:  # a subclass's ``__call__`` that calls ours
-                return original(module, *args, **kwargs)
-            if type(module).__name__ == "OptimizedModule":
-                self.compiled_calls += 1
-            task = current_graph_task()
-            if self.on_outermost_call is not None and not stack and task == -1:
-                self.on_outermost_call(module, args, kwargs)
-            stack.append((self._path(module), task, module))
+                return original(self, *args, **kwargs)
+            if stack and stack[-1][2] is self:  # a subclass's ``__call__`` that calls ours
+                return original(self, *args, **kwargs)
+            task = attribution._begin_call(self, args, kwargs)
+            stack.append((attribution._path(self), task, self))
             try:
-                return original(module, *args, **kwargs)
+                return original(self, *args, **kwargs)
             finally:
                 stack.pop()
 
@@ -122,6 +119,15 @@ class Attribution:
             nn.Module.__call__ = original  # type: ignore[method-assign]
             stack.clear()
             self._paths.clear()
+
+    def _begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Tell of a call that begins; return the engine's task it is a part of, -1 for none."""
+        if type(module).__name__ == "OptimizedModule":
+            self.compiled_calls += 1
+        task = current_graph_task()
+        if self.on_outermost_call is not None and not self._modules and task == -1:
+            self.on_outermost_call(module, args, kwargs)
+        return task
 
     def _path(self, module: nn.Module) -> str:
         if not self._modules:

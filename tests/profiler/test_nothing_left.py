@@ -265,6 +265,43 @@ def test_first_trace_of_a_process_leaves_nothing() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+_ITS_OWN_PROFILER = """
+import torch
+from torch import nn
+import pytest_torchmem as torchmem
+from pytest_torchmem.errors import UsageError
+
+class Model(nn.Module):
+    def forward(self, x, module=None):
+        return x + module
+
+def program(device):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True):
+        x = torch.ones(1000, device=device)
+        Model()(x, module=x)
+
+assert torchmem.trace(lambda: program("cpu"), device="cpu").peak == 8000
+assert torchmem.trace(lambda: program("cuda"), device="cuda").peak == 8000
+try:
+    torchmem.measure(lambda: program("cpu"), device="cpu")
+except UsageError as error:
+    assert "a torch.profiler of its own" in str(error), error
+else:
+    raise AssertionError("a recording that was ended gave figures")
+"""
+
+
+def test_a_program_may_run_the_profiler_with_stacks() -> None:
+    """The tracer of Python frames takes each module's from the frame of its call."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _ITS_OWN_PROFILER],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_other_threads_see_torch_as_it_is() -> None:
     seen: list[Any] = []
 
