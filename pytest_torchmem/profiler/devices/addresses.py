@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 
 import torch
 
-_NO_RESERVE = 0x4000
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 """``MAP_NORESERVE`` of Linux: pages that nobody touches are not counted (mmap(2))."""
 _APART = 1 << 40
 """Between addresses that stand for nothing, where there are no such pages."""
