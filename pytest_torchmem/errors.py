@@ -20,7 +20,7 @@ class UnknownValueError(TorchmemError, RuntimeError):
 
 
 class UnsupportedOperatorError(TorchmemError, NotImplementedError):
-    """The geometry of an operator's outputs cannot be found."""
+    """The geometry of an operator's outputs cannot be found, or torch works around operators."""
 
 
 class DeviceMemoryError(TorchmemError, RuntimeError):

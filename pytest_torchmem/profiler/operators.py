@@ -175,7 +175,7 @@ class Operator:
     composite: bool
     """Whether its body is a sequence of other operators, to be run for what it allocates."""
     opaque: bool
-    """Whether it is a user's own, described without its kernel, which is not run for values."""
+    """Whether its kernel is not run for values: a user's own, described without it, or c10d's."""
     dynamic: bool
     """Whether the shape of its outputs depends on data."""
     random: bool
@@ -202,13 +202,16 @@ class Operator:
         name = str(overload.name())
         base = name.partition("::")[2].partition(".")[0]
         arguments = overload._schema.arguments
+        collective = overload.namespace == "c10d"
         written = [
             (position, argument)
             for position, argument in enumerate(arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
+            if (argument.alias_info is not None and argument.alias_info.is_write)
+            or (collective and _is_received(name, str(argument.name)))
         ]
         tags = overload.tags
-        opaque = is_opaque(overload)
+        # A collective is not run on known values either: other processes would have to be there.
+        opaque = collective or is_opaque(overload)
         return cls(
             overload=overload,
             name=name,
@@ -281,6 +284,15 @@ def _dtype_beside(tensor: torch.Tensor | None, number: complex) -> torch.dtype |
         return tensor.dtype if tensor.is_complex() else None
     integral = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
     return None if isinstance(number, float) and integral else tensor.dtype
+
+
+def _is_received(name: str, argument: str) -> bool:
+    """Return whether a collective writes what is not this process's own value to an argument.
+
+    Their schemas (torch/csrc/distributed/c10d/Ops.cpp) do not say. What ``broadcast_`` and the
+    reductions in place write to keeps what is known of it, as if this process were the only one.
+    """
+    return argument.startswith("output") or name.startswith("c10d::recv")
 
 
 @cache

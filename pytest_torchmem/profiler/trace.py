@@ -24,6 +24,11 @@ from pytest_torchmem.profiler.border import give_survivors_data
 from pytest_torchmem.profiler.calibration import Calibration
 from pytest_torchmem.profiler.devices.catalogue import DEFAULT_GPU, Gpu, find_gpu
 from pytest_torchmem.profiler.devices.cuda_memory import DeviceMemory
+from pytest_torchmem.profiler.devices.distributed import (
+    module_wrappers_refused,
+    process_group_kept,
+    refuse_wrapped,
+)
 from pytest_torchmem.profiler.devices.host import REFERENCE, Host, this_machine
 from pytest_torchmem.profiler.devices.machine import Machine
 from pytest_torchmem.profiler.devices.tensors import hollow_answers
@@ -133,6 +138,7 @@ def _trace(
 
     def switch_on(layers: ExitStack) -> None:
         layers.enter_context(process_kept())
+        layers.enter_context(process_group_kept())
         layers.callback(give_survivors_data, ledger)
         layers.callback(interceptor.border.return_borrowed)
         layers.enter_context(thread_kept())
@@ -160,6 +166,7 @@ def _profile(
     program = Program(ledger)
     workload = ""
     if isinstance(target, nn.Module):
+        refuse_wrapped(target)
         ledger.begin(Phase.BASELINE)
         twins = Twins(interceptor, machine.device)
         target = twins.of_module(target)
@@ -247,6 +254,7 @@ def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[N
 
     with ExitStack() as stack:
         stack.enter_context(hollow_answers(interceptor))
+        stack.enter_context(module_wrappers_refused(interceptor))
         if memory is not None:
             from pytest_torchmem.profiler.devices.identity import cuda_identity
             from pytest_torchmem.profiler.dispatch import cuda_dispatch
