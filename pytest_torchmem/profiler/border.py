@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from types import FrameType
 
 import torch
@@ -35,7 +36,7 @@ class Border:
         self._ledger = ledger
         self._attribution = attribution
         self._phases = phases
-        self._borrowed: list[tuple[Tensor, Tensor | None]] = []
+        self._borrowed: list[tuple[weakref.ref[Tensor], Tensor | None]] = []
         self.names: dict[int, tuple[Kind, str, str]] = {}
         """Kind, label and module of real tensors that are known, by their storages' addresses."""
 
@@ -64,7 +65,8 @@ class Border:
         # What a program takes of a weight first may be a view of it, such as its transpose.
         owner = tensor._base if tensor._is_view() else tensor
         if owner is not None and owner.requires_grad and owner.is_leaf:
-            self._borrowed.append((owner, owner.grad))
+            # Weakly: what another thread of the program made dies in the course of the trace.
+            self._borrowed.append((weakref.ref(owner), owner.grad))
         return record
 
     def meet(self, tensor: Tensor, device: torch.device, frame: FrameType) -> Record:
@@ -87,8 +89,10 @@ class Border:
 
     def return_borrowed(self) -> None:
         """Give real leaves that the program brought with it the gradients they came with."""
-        for tensor, gradient in self._borrowed:
-            tensor.grad = gradient
+        for reference, gradient in self._borrowed:
+            tensor = reference()
+            if tensor is not None:
+                tensor.grad = gradient
         self._borrowed.clear()
 
     def lift(self, tensor: Tensor, device: torch.device, frame: FrameType) -> Tensor:

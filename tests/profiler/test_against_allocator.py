@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,6 +51,45 @@ def test_transformers_models() -> None:
     measured = measure(model, input_ids=ids, labels=ids)
     found = differences(traced, measured)
     assert all(abs(size) <= SMALL for size in found.values()), found
+
+
+def test_files_that_are_mapped_are_memory(tmp_path: Path) -> None:
+    """The whole file counts, as long as a tensor that was cut out of it lives."""
+    raw, saved = tmp_path / "raw", tmp_path / "saved"
+    raw.write_bytes(bytes(10_000))
+    torch.save({"weight": torch.zeros(1000), "rest": torch.zeros(3000)}, saved)
+
+    def mapped() -> None:
+        storage = torch.UntypedStorage.from_file(str(raw), False, 10_000)
+        piece = torch.empty(0, dtype=torch.uint8).set_(storage[:4000]).view(torch.float32)
+        del storage
+        piece = piece.to(torch.bfloat16)
+        piece + piece
+
+    def loaded() -> None:
+        weight = torch.load(saved, mmap=True)["weight"]
+        weight + weight
+
+    for program in (mapped, loaded):
+        traced, measured = trace(program, host="here"), measure(program)
+        assert differences(traced, measured) == {}
+        assert (traced.retained, traced.end) == (measured.retained, measured.end)
+    assert traced.peak > saved.stat().st_size
+
+
+def test_what_another_thread_makes_is_counted_until_it_dies() -> None:
+    made: list[torch.nn.Module] = []
+
+    def program() -> None:
+        thread = threading.Thread(target=lambda: made.append(torch.nn.Linear(100, 100)))
+        thread.start()
+        thread.join()
+        made.pop().to("cpu")(torch.zeros(1, 100))
+
+    traced = trace(program, host="here")
+    parameters, activations = 4 * 101 * 100, 2 * 4 * 100
+    assert parameters + activations <= traced.peak <= parameters + activations + SMALL
+    assert traced.end == 0
 
 
 def test_reference_host_does_not_depend_on_this_machine() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
@@ -10,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.profiler import known
 from pytest_torchmem.profiler.compressed import LAYOUTS
@@ -126,12 +128,36 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
     original_restore: Any = torch.serialization.default_restore_location
 
     def default_restore_location(storage: Any, location: str) -> Any:
-        """Book what ``torch.load`` reads from a file, also by mapping it."""
+        """Book what ``torch.load`` reads from a file; one that it maps is booked as a whole."""
         restored = original_restore(storage, location)
-        if not guard.off() and location == "cpu":
+        if not guard.off() and location == "cpu" and not cut_out_of_a_file(storage):
             with interceptor.working():
                 interceptor.meet(torch.empty(0, dtype=torch.uint8).set_(storage))
         return restored
+
+    original_from_file: Any = torch.UntypedStorage.from_file
+    files: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def cut_out_of_a_file(storage: torch.UntypedStorage) -> bool:
+        """Return whether a storage lies in a mapped file, which lives as long as it does."""
+        files[:] = [file for file in files if file() is not None]
+        return any(
+            0 <= storage.data_ptr() - mapped.data_ptr() < mapped.nbytes()
+            for mapped in (file() for file in files)
+            if mapped is not None
+        )
+
+    def from_file(*args: Any, **kwargs: Any) -> Any:
+        """Book a file that is mapped, as torch's profiler does (aten/src/ATen/MapAllocator.cpp).
+
+        ``torch.load(mmap=True)`` and safetensors cut their tensors out of it.
+        """
+        storage = original_from_file(*args, **kwargs)
+        if not guard.off():
+            files.append(weakref.ref(storage))
+            with interceptor.working():
+                interceptor.meet(torch.empty(0, dtype=torch.uint8).set_(storage))
+        return storage
 
     original_item: Any = Tensor.item
 
@@ -234,7 +260,11 @@ def hollow_answers(interceptor: Interceptor) -> Iterator[None]:
         stack.enter_context(
             replaced(Tensor, __deepcopy__=deepcopy, __repr__=text, data_ptr=data_ptr, **methods)
         )
-        stack.enter_context(replaced(torch.UntypedStorage, data_ptr=storage_data_ptr))
+        stack.enter_context(
+            replaced(
+                torch.UntypedStorage, data_ptr=storage_data_ptr, from_file=staticmethod(from_file)
+            )
+        )
         stack.enter_context(
             replaced(
                 torch.serialization,
@@ -271,27 +301,28 @@ def _array_that_keeps(array: Any, tensor: Tensor) -> Any:
 def _modules_given_back(guard: Guard) -> Iterator[None]:
     """Give real modules that a program moves or converts their own tensors back afterwards."""
     original: Any = nn.Module._apply
-    parameters: list[tuple[nn.Parameter, Tensor, Tensor | None]] = []
-    buffers: list[tuple[nn.Module, str, Tensor | None]] = []
+    # Weakly: a module that the program makes on another thread is real too, and dies in the trace.
+    parameters: Any = WeakIdKeyDictionary()
+    buffers: Any = WeakIdKeyDictionary()
 
     def apply(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not guard.off():
             for parameter in module._parameters.values():
                 if parameter is not None and guard.record(parameter) is None:
-                    parameters.append((parameter, parameter.data, parameter.grad))
+                    parameters.setdefault(parameter, (parameter.data, parameter.grad))
             for name, buffer in module._buffers.items():
                 if buffer is not None and guard.record(buffer) is None:
-                    buffers.append((module, name, buffer))
+                    buffers.setdefault(module, {}).setdefault(name, buffer)
         return original(module, *args, **kwargs)
 
     try:
         with replaced(nn.Module, _apply=apply):
             yield
     finally:
-        for parameter, data, gradient in parameters:
+        for parameter, (data, gradient) in parameters.items():
             if data.device.type != "meta" and parameter.data.data_ptr() != data.data_ptr():
                 parameter.grad = None
                 parameter.data = data
                 parameter.grad = gradient
-        for module, name, buffer in buffers:
-            module._buffers[name] = buffer
+        for module, named in buffers.items():
+            module._buffers.update(named)
