@@ -16,6 +16,7 @@ from pytest_torchmem.measurement.events import Recorder
 from pytest_torchmem.measurement.labels import labels_after
 from pytest_torchmem.measurement.timeline import build_timeline
 from pytest_torchmem.profiler.imports import imports_apart
+from pytest_torchmem.profiler.kept import weights_read_here
 from pytest_torchmem.profiler.profile import MemoryProfile, summarise
 from pytest_torchmem.profiler.step import check_step, run_target
 
@@ -53,13 +54,11 @@ def measure(
     if device == "cuda":
         from pytest_torchmem.measurement.cuda import measure_cuda
 
-        with random_states_kept(), no_garbage_collection(), imports_apart():
+        with _as_in_a_trace():
             step = (loss_fn, backward, optimizer, steps)
             return measure_cuda(target, args, kwargs, step)
     with ExitStack() as stack:
-        stack.enter_context(random_states_kept())
-        stack.enter_context(no_garbage_collection())
-        stack.enter_context(imports_apart())
+        stack.enter_context(_as_in_a_trace())
         recorder = stack.enter_context(Recorder())
         copies = copy_to_cpu(target, args, kwargs)
         with recorder.step():
@@ -76,6 +75,13 @@ def measure(
         torch_version=torch.__version__,
         warnings=_blind_spots(),
     )
+
+
+@contextmanager
+def _as_in_a_trace() -> Iterator[None]:
+    """Run a step under what a trace, too, keeps apart from it."""
+    with random_states_kept(), no_garbage_collection(), imports_apart(), weights_read_here():
+        yield
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import sys
 import threading
@@ -24,8 +25,31 @@ def process_kept() -> Iterator[None]:
 
     What of torch is imported meanwhile keeps nothing of the program.
     """
-    with _generators_kept(), _settings_kept(), _no_collection(), imports_apart(), eager():
+    with ExitStack() as stack:
+        stack.enter_context(_generators_kept())
+        stack.enter_context(_settings_kept())
+        stack.enter_context(_no_collection())
+        stack.enter_context(imports_apart())
+        stack.enter_context(weights_read_here())
+        stack.enter_context(eager())
         yield
+
+
+@contextmanager
+def weights_read_here() -> Iterator[None]:
+    """Have ``from_pretrained`` of transformers read weights on the program's thread, which is the
+    only one that is seen, rather than in a pool (core_model_loading.py of transformers 5).
+    """
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
 
 
 @contextmanager

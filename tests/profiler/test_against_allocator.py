@@ -53,6 +53,23 @@ def test_transformers_models() -> None:
     assert all(abs(size) <= SMALL for size in found.values()), found
 
 
+def test_weights_that_transformers_reads(tmp_path: Path) -> None:
+    """They are read on the program's thread, in a trace and for real."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_embd=64, n_head=4, vocab_size=500, n_positions=64)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    ids = torch.zeros(1, 8, dtype=torch.long)
+
+    def program(device: str = "cpu") -> None:
+        kind = transformers.GPT2LMHeadModel
+        model = kind.from_pretrained(tmp_path, dtype=torch.bfloat16).to(device)
+        model(ids.to(device)).logits.float().sum().backward()
+
+    found = differences(trace(program, host="here"), measure(program))
+    assert all(abs(size) <= SMALL for size in found.values()), found
+    assert trace(lambda: program("cuda"), device="cuda").peak > 500 * 64 * 2
+
+
 def test_files_that_are_mapped_are_memory(tmp_path: Path) -> None:
     """The whole file counts, as long as a tensor that was cut out of it lives."""
     raw, saved = tmp_path / "raw", tmp_path / "saved"
