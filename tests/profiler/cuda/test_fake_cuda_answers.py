@@ -7,22 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from on_fake_cuda import on_fake_cuda
 from torch import nn
 
-from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profiler.devices.catalogue import find_gpu
-
-
-def on_fake_cuda(body: Callable[[], Any], **options: Any) -> Any:
-    """Trace ``body`` on fake cuda and return what it returned."""
-    results = []
-
-    def program() -> None:
-        results.append(body())
-
-    trace(program, device="cuda", **options)
-    return results[0]
 
 
 def test_the_device_that_is_there() -> None:

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from on_fake_cuda import on_fake_cuda
 from torch import nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profiler.internals import TORCH_VERSION
-
-
-def on_fake_cuda(body: Callable[[], Any], **options: Any) -> Any:
-    """Trace ``body`` on fake cuda and return what it returned."""
-    results = []
-
-    def program() -> None:
-        results.append(body())
-
-    trace(program, device="cuda", **options)
-    return results[0]
 
 
 def test_every_way_of_placing_a_tensor() -> None:

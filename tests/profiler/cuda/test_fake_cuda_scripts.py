@@ -10,21 +10,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from on_fake_cuda import on_fake_cuda
 from torch import nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
-
-
-def on_fake_cuda(body: Callable[[], Any], **options: Any) -> Any:
-    """Trace ``body`` on fake cuda and return what it returned."""
-    results = []
-
-    def program() -> None:
-        results.append(body())
-
-    trace(program, device="cuda", **options)
-    return results[0]
 
 
 def test_the_default_device_is_not_for_what_a_trace_makes_itself() -> None:
