@@ -17,7 +17,7 @@ from tabulate import tabulate
 import pytest_torchmem as torchmem
 from benchmarks.conformance.report import machine
 from benchmarks.language_models import LLAMA_70B
-from pytest_torchmem.sizes import format_size
+from pytest_torchmem.units import format_size
 
 
 def main() -> int:

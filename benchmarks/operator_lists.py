@@ -44,20 +44,20 @@ from benchmarks.conformance_cuda import SUITES, found_units, samples
 from benchmarks.isolation.sample import NothingToDifferentiate, Sample
 from benchmarks.isolation.supervisor import Limits, Supervisor
 from pytest_torchmem import Gpu
+from pytest_torchmem.interception.interceptor import Interceptor
+from pytest_torchmem.interception.plan import remembered_plans, replace_tensors
 from pytest_torchmem.measurement.copies import copy_to_cpu
-from pytest_torchmem.profiler import trace as tracing
-from pytest_torchmem.profiler.devices.catalogue import registered_gpus
-from pytest_torchmem.profiler.hollow import Interceptor
-from pytest_torchmem.profiler.internals import (
+from pytest_torchmem.operators.operator import operator_of
+from pytest_torchmem.step.step import run_target
+from pytest_torchmem.targets.gpus import registered_gpus
+from pytest_torchmem.torch_private.dispatcher import interception
+from pytest_torchmem.torch_private.internals import (
     FAKE,
     is_view,
     set_excluded,
 )
-from pytest_torchmem.profiler.operators import operator_of
-from pytest_torchmem.profiler.registrations import interception
-from pytest_torchmem.profiler.self_test import check_torch
-from pytest_torchmem.profiler.shapes import remembered_plans, replace_tensors
-from pytest_torchmem.profiler.step import run_target
+from pytest_torchmem.torch_private.self_test import check_torch
+from pytest_torchmem.tracing import trace as tracing
 
 FAKE_TENSORS = "fake-tensors"
 HERE = "this-machine"

@@ -17,7 +17,7 @@ import torch
 from tabulate import tabulate
 
 from benchmarks.conformance.report import machine
-from pytest_torchmem.profiler.registrations import interception
+from pytest_torchmem.torch_private.dispatcher import interception
 
 ROUNDS = 51
 SWEPT = 64 * 1024**2

@@ -27,7 +27,7 @@ LIMIT = 5.0
 
 _DOUBLE = """
 import sys, types
-from pytest_torchmem.profiler.profile import (
+from pytest_torchmem.profile.profile import (
     Allocation, Kind, MemoryProfile, Origin, Phase, Timeline
 )
 
@@ -52,13 +52,13 @@ def trace(target, *args, device="cpu", gpu=None, **kwargs):
         torch_version="2.13.0", workload="w", timeline=timeline,
     )
 
-double = types.ModuleType("pytest_torchmem.profiler.trace")
+double = types.ModuleType("pytest_torchmem.tracing.trace")
 double.trace = trace
 sys.modules[double.__name__] = double
 """
 _TESTS = """
 import os, pytest
-from pytest_torchmem.profiler.trace import trace
+from pytest_torchmem.tracing.trace import trace
 
 @pytest.mark.parametrize("n", range({tests}))
 def test_it(n{fixture}):

@@ -26,7 +26,7 @@ from tabulate import tabulate
 import pytest_torchmem as torchmem
 from benchmarks.conformance.report import machine
 from benchmarks.language_models import BERT, GPT2, LanguageModel
-from pytest_torchmem.profiler.step import run_step
+from pytest_torchmem.step.step import run_step
 
 MODELS = {"gpt2": GPT2, "bert": BERT}
 Times = dict[str, float]

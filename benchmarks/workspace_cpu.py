@@ -29,18 +29,18 @@ from torch import Tensor
 from torch._C._profiler import _EventType
 from torch._ops import OpOverload
 
-from pytest_torchmem.profiler.devices.host import Host, this_machine
-from pytest_torchmem.profiler.internals import (
+from pytest_torchmem.interception.plan import replace_tensors, tensors_in
+from pytest_torchmem.operators.operator import Treatment, operator_of
+from pytest_torchmem.operators.workspace import find_workspace
+from pytest_torchmem.targets.host import Host, this_machine
+from pytest_torchmem.torch_private.dispatcher import interception
+from pytest_torchmem.torch_private.internals import (
     FAKE,
     is_view,
     run_composite_explicit,
     run_composite_implicit,
     set_excluded,
 )
-from pytest_torchmem.profiler.operators import Treatment, operator_of
-from pytest_torchmem.profiler.registrations import interception
-from pytest_torchmem.profiler.shapes import replace_tensors, tensors_in
-from pytest_torchmem.profiler.workspace import find_workspace
 
 Program = Callable[[], Any]
 

@@ -10,15 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_torchmem.calibration.store import read_calibration, write_calibration
     from pytest_torchmem.errors import TorchmemError
     from pytest_torchmem.measurement import measure
     from pytest_torchmem.measurement.calibrate import calibrate
-    from pytest_torchmem.profiler.calibration import Calibration
-    from pytest_torchmem.profiler.devices.catalogue import Gpu
-    from pytest_torchmem.profiler.profile import MemoryProfile
-    from pytest_torchmem.profiler.taught import OperatorModel
-    from pytest_torchmem.profiler.trace import trace
+    from pytest_torchmem.operators.custom_operators import OperatorModel
+    from pytest_torchmem.profile.profile import MemoryProfile
+    from pytest_torchmem.snapshots.calibration_store import read_calibration, write_calibration
+    from pytest_torchmem.targets.calibration import Calibration
+    from pytest_torchmem.targets.gpus import Gpu
+    from pytest_torchmem.tracing.trace import trace
 
 __version__ = "0.1.0"
 
@@ -37,16 +37,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Calibration": "pytest_torchmem.profiler.calibration",
-    "Gpu": "pytest_torchmem.profiler.devices.catalogue",
-    "MemoryProfile": "pytest_torchmem.profiler.profile",
-    "OperatorModel": "pytest_torchmem.profiler.taught",
+    "Calibration": "pytest_torchmem.targets.calibration",
+    "Gpu": "pytest_torchmem.targets.gpus",
+    "MemoryProfile": "pytest_torchmem.profile.profile",
+    "OperatorModel": "pytest_torchmem.operators.custom_operators",
     "TorchmemError": "pytest_torchmem.errors",
     "calibrate": "pytest_torchmem.measurement.calibrate",
     "measure": "pytest_torchmem.measurement",
-    "read_calibration": "pytest_torchmem.calibration.store",
-    "trace": "pytest_torchmem.profiler.trace",
-    "write_calibration": "pytest_torchmem.calibration.store",
+    "read_calibration": "pytest_torchmem.snapshots.calibration_store",
+    "trace": "pytest_torchmem.tracing.trace",
+    "write_calibration": "pytest_torchmem.snapshots.calibration_store",
 }
 
 

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem import __version__
-from pytest_torchmem.calibration.store import StoredCalibration, read_calibration_file
 from pytest_torchmem.errors import SnapshotError, TorchmemError, UsageError
-from pytest_torchmem.profiler.calibration import Figures
-from pytest_torchmem.profiler.figures import FIGURES
-from pytest_torchmem.report.difference import (
+from pytest_torchmem.figures import FIGURES
+from pytest_torchmem.reports.difference import (
     Difference,
     Group,
     differences,
@@ -23,14 +21,16 @@ from pytest_torchmem.report.difference import (
     grouped,
     in_order,
 )
-from pytest_torchmem.report.markdown import render, verdict
-from pytest_torchmem.report.messages import change_text
-from pytest_torchmem.report.sources import Source, load_source
-from pytest_torchmem.sizes import format_size
-from pytest_torchmem.snapshot.format import Entry
-from pytest_torchmem.snapshot.location import is_calibration
-from pytest_torchmem.snapshot.store import read, write
-from pytest_torchmem.tolerance import parse_rules
+from pytest_torchmem.reports.markdown import render, verdict
+from pytest_torchmem.reports.sources import Source, load_source
+from pytest_torchmem.reports.text import change_text
+from pytest_torchmem.snapshots.calibration_store import StoredCalibration, read_calibration_file
+from pytest_torchmem.snapshots.format import Entry
+from pytest_torchmem.snapshots.location import is_calibration
+from pytest_torchmem.snapshots.store import read, write
+from pytest_torchmem.snapshots.tolerance import parse_rules
+from pytest_torchmem.targets.calibration import Figures
+from pytest_torchmem.units import format_size
 
 KIND = "pytest-torchmem comparison"
 SCHEMA = 1

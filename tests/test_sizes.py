@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.sizes import format_change, format_size, parse_size
+from pytest_torchmem.units import format_change, format_size, parse_size
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.truth.compare import main, recorded_gpu, replayed, traced_figures
 from benchmarks.truth.recording import Recording, RecordingError, Requests
 from benchmarks.truth.settings import Case, cases
-from pytest_torchmem.profiler.devices.catalogue import find_gpu
+from pytest_torchmem.targets.gpus import find_gpu
 
 KEYS = ("dense/gelu-layer-norm/float32", "recurrent/gru-cell/autocast")
 A100 = find_gpu("a100-80gb")

@@ -36,9 +36,9 @@ from benchmarks.truth.recording import (
 )
 from benchmarks.truth.settings import Case, cases
 from pytest_torchmem import Gpu
+from pytest_torchmem.allocator import CachingAllocator, parse_options
 from pytest_torchmem.measurement.device import known_gpu, name_of
-from pytest_torchmem.profiler.allocator import CachingAllocator, parse_options
-from pytest_torchmem.profiler.devices.catalogue import gpu_names, registered_gpus
+from pytest_torchmem.targets.gpus import gpu_names, registered_gpus
 
 #: The bars: of the peaks of forward and backward in requested bytes, and of reserved ones.
 LIMITS = {"requested_bytes": 0.05, "reserved_bytes": 0.10}

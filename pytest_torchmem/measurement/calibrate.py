@@ -20,12 +20,17 @@ from torch._ops import OpOverload
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.measurement.copies import copy_to
+from pytest_torchmem.measurement.cpu import no_garbage_collection, random_states_kept
 from pytest_torchmem.measurement.cuda import REQUESTED, run_warm
 from pytest_torchmem.measurement.device import Device
-from pytest_torchmem.measurement.real import no_garbage_collection, random_states_kept
-from pytest_torchmem.profiler.calibration import Calibration, Figure, Question, Setup
-from pytest_torchmem.profiler.devices.catalogue import Gpu, gpu_names, registered_gpus
-from pytest_torchmem.profiler.internals import (
+from pytest_torchmem.operators.calibration_key import RESERVES, STATES, question_of
+from pytest_torchmem.operators.operator import Operator, Treatment, operator_of
+from pytest_torchmem.step.global_state import eager
+from pytest_torchmem.step.step import check_step, run_target
+from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
+from pytest_torchmem.targets.gpus import Gpu, gpu_names, registered_gpus
+from pytest_torchmem.torch_private.dispatcher import interception
+from pytest_torchmem.torch_private.internals import (
     FAKE,
     TORCH_SERIES,
     has_kernel_on,
@@ -33,13 +38,8 @@ from pytest_torchmem.profiler.internals import (
     run_composite_implicit,
     set_excluded,
 )
-from pytest_torchmem.profiler.kept import eager
-from pytest_torchmem.profiler.operators import Operator, Treatment, operator_of
-from pytest_torchmem.profiler.registrations import interception
-from pytest_torchmem.profiler.self_test import check_torch
-from pytest_torchmem.profiler.step import check_step, run_target
-from pytest_torchmem.profiler.trace import trace
-from pytest_torchmem.profiler.workspace.questions import RESERVES, STATES, question_of
+from pytest_torchmem.torch_private.self_test import check_torch
+from pytest_torchmem.tracing.trace import trace
 
 _PEAK, _CURRENT = f"{REQUESTED}.all.peak", f"{REQUESTED}.all.current"
 

@@ -11,8 +11,8 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profiler.profile import Kind
-from pytest_torchmem.profiler.step import tensors_in
+from pytest_torchmem.profile.profile import Kind
+from pytest_torchmem.step.step import tensors_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ from pytest_torchmem.measurement.device import Device
 from pytest_torchmem.measurement.history import timeline_of
 from pytest_torchmem.measurement.labels import labels_after
 from pytest_torchmem.measurement.phases import PhaseMeter, following_phases
-from pytest_torchmem.profiler.devices.catalogue import Gpu
-from pytest_torchmem.profiler.profile import MemoryProfile, Phase, Timeline, summarise
-from pytest_torchmem.profiler.step import run_target
-from pytest_torchmem.sizes import format_size
+from pytest_torchmem.profile.profile import MemoryProfile, Phase, Timeline, summarise
+from pytest_torchmem.step.step import run_target
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.units import format_size
 
 REQUESTED, ALLOCATED, RESERVED = "requested_bytes", "allocated_bytes", "reserved_bytes"
 T = TypeVar("T")

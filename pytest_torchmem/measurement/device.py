@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pytest_torchmem.profiler.devices.catalogue import Gpu, find_gpu, gpu_names
+from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 
 _HISTORY = 4_000_000
 """Requests and releases kept; what one step makes is three to four orders below."""

@@ -23,7 +23,7 @@ from torch.autograd import Variable
 from torch.autograd.profiler import profile
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profiler.internals import (
+from pytest_torchmem.torch_private.internals import (
     has_kernels,
     is_composite_implicit,
     is_view,

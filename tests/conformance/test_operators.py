@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_torchmem.profiler.devices import machine
-from pytest_torchmem.profiler.shapes import remembered_plans
+from pytest_torchmem.interception.plan import remembered_plans
+from pytest_torchmem.operators import machine
 
 samples = pytest.importorskip("benchmarks.conformance.samples")
 worker = pytest.importorskip("benchmarks.isolation.worker")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import pytest_torchmem as torchmem
 from pytest_torchmem.measurement.device import cuda_device
-from pytest_torchmem.profiler.devices.catalogue import gpu_names, registered_gpus
+from pytest_torchmem.targets.gpus import gpu_names, registered_gpus
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

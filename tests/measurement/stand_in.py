@@ -13,8 +13,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pytest_torchmem.profiler.devices.catalogue import Gpu, find_gpu
-from pytest_torchmem.profiler.internals import FAKE
+from pytest_torchmem.targets.gpus import Gpu, find_gpu
+from pytest_torchmem.torch_private.internals import FAKE
 
 _BLOCK, _SEGMENT = 512, 2 * 1024**2
 _OF_STORAGES = (torch.ops.aten.set_.source_Storage, torch.ops.aten.copy_.default)

@@ -18,10 +18,10 @@ from pytest_torchmem.errors import DeviceMemoryError, UsageError
 from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.measurement.calibrate import record_figures
 from pytest_torchmem.measurement.device import version_of_cudnn
-from pytest_torchmem.profiler.calibration import Calibration, Figure, Question, Setup
-from pytest_torchmem.profiler.devices.catalogue import Gpu, find_gpu, gpu_names
-from pytest_torchmem.profiler.internals import TORCH_SERIES
-from pytest_torchmem.profiler.workspace import questions
+from pytest_torchmem.operators import calibration_key as questions
+from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
+from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
+from pytest_torchmem.torch_private.internals import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
 
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"

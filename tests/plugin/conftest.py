@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch._dynamo  # noqa: F401
 
-import pytest_torchmem.fixture
+import pytest_torchmem.checks.settings
 import pytest_torchmem.measurement.calibrate
-import pytest_torchmem.report.files
-import pytest_torchmem.report.junit
-import pytest_torchmem.report.terminal
-import pytest_torchmem.settings  # noqa: F401
-from pytest_torchmem import measuring
-from pytest_torchmem.profiler.trace import trace
+import pytest_torchmem.plugin.fixture
+import pytest_torchmem.reports.files
+import pytest_torchmem.reports.junit
+import pytest_torchmem.reports.terminal  # noqa: F401
+from pytest_torchmem.checks import gpu as measuring
+from pytest_torchmem.tracing.trace import trace
 
 MODEL = """
 import os
@@ -171,7 +171,7 @@ def stored(project: Project) -> Project:
 # profiler: the "model" is a number of bytes, and no worker has to import torch.
 DOUBLE = """
 import sys, types
-from pytest_torchmem.profiler.profile import MemoryProfile
+from pytest_torchmem.profile.profile import MemoryProfile
 
 def trace(target, *args, device="cpu", gpu=None, **kwargs):
     size = target() if callable(target) else target
@@ -181,10 +181,10 @@ def trace(target, *args, device="cpu", gpu=None, **kwargs):
         retained=size, end=size, torch_version="2.13.0+cpu", workload="w",
     )
 
-import pytest_torchmem.measuring
-pytest_torchmem.measuring.run_for_real = lambda *given: None
+import pytest_torchmem.checks.gpu
+pytest_torchmem.checks.gpu.run_for_real = lambda *given: None
 
-double = types.ModuleType("pytest_torchmem.profiler.trace")
+double = types.ModuleType("pytest_torchmem.tracing.trace")
 double.trace = trace
 sys.modules[double.__name__] = double
 """

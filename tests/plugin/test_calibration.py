@@ -10,12 +10,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pytest_torchmem.calibration.format import load
-from pytest_torchmem.calibration.store import read_calibration_file
 from pytest_torchmem.measurement import device as devices
-from pytest_torchmem.profiler.calibration import Figure, Question, Setup
-from pytest_torchmem.profiler.devices.catalogue import find_gpu
-from pytest_torchmem.profiler.internals import TORCH_SERIES
+from pytest_torchmem.snapshots.calibration_format import load
+from pytest_torchmem.snapshots.calibration_store import read_calibration_file
+from pytest_torchmem.targets.calibration import Figure, Question, Setup
+from pytest_torchmem.targets.gpus import find_gpu
+from pytest_torchmem.torch_private.internals import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
 from tests.plugin.conftest import DOUBLE, Project
 
@@ -191,9 +191,9 @@ def test_the_fixtures_own_traces_take_it(project: Project, gpu: StandIn) -> None
 # Of a worker's run only the way of its figures is of interest: the profiler is the double's, and
 # what the GPU says follows from the test.
 ANSWERS = """
-from pytest_torchmem.calibrating import Calibrations
-from pytest_torchmem.profiler.calibration import Figure, Question, Setup
-from pytest_torchmem.record import Calibrated
+from pytest_torchmem.checks.calibrations import Calibrations
+from pytest_torchmem.targets.calibration import Figure, Question, Setup
+from pytest_torchmem.checks.result import Calibrated
 
 def measure(self, module, target):
     size = target.trace("cuda", None).peak

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_torchmem.calibration.format import dump, load
-from pytest_torchmem.calibration.store import (
+from pytest_torchmem.cli import main
+from pytest_torchmem.errors import SnapshotError, UsageError
+from pytest_torchmem.snapshots.calibration_format import dump, load
+from pytest_torchmem.snapshots.calibration_store import (
     StoredCalibration,
     apply_plan,
     merged,
@@ -21,15 +23,13 @@ from pytest_torchmem.calibration.store import (
     read_calibration_file,
     write_calibration,
 )
-from pytest_torchmem.cli import main
-from pytest_torchmem.errors import SnapshotError, UsageError
-from pytest_torchmem.profiler.calibration import Calibration, Figure, Question, Setup
-from pytest_torchmem.snapshot.location import (
+from pytest_torchmem.snapshots.location import (
     CALIBRATION,
     calibration_path,
     orphans_in,
     snapshot_path,
 )
+from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "calibration.schema.json"
 A100 = Setup("a100-80gb", "2.13", "9.19.0")

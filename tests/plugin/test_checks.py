@@ -518,7 +518,7 @@ def test_missing_torch_is_one_clear_sentence(project, monkeypatch):
     project.write(
         test_net="def test_it(torchmem):\n    torchmem.check(print)\n",
         conftest="import sys\nsys.modules['torch'] = None\n"
-        "for name in [n for n in sys.modules if n.startswith('pytest_torchmem.profiler.trace')]:\n"
+        "for name in [n for n in sys.modules if n.startswith('pytest_torchmem.tracing.trace')]:\n"
         "    del sys.modules[name]\n",
     )
     result = project.run_apart()

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from pytest_torchmem.cli import _parser
-from pytest_torchmem.snapshot.location import snapshot_path
+from pytest_torchmem.snapshots.location import snapshot_path
 
 CI = Path(__file__).parents[2] / "examples" / "ci"
 

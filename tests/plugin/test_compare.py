@@ -12,9 +12,9 @@ import jsonschema
 import pytest
 
 from pytest_torchmem.cli import main
-from pytest_torchmem.snapshot.compare import headline
-from pytest_torchmem.snapshot.format import Entry, Key, Snapshot, dump, load
-from pytest_torchmem.snapshot.store import write
+from pytest_torchmem.snapshots.compare import headline
+from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
+from pytest_torchmem.snapshots.store import write
 
 DOCS = Path(__file__).parents[2] / "docs"
 

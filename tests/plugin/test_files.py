@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.errors import SnapshotError
-from pytest_torchmem.snapshot.format import Entry, Explanation, Key, Measured, Snapshot, dump, load
-from pytest_torchmem.snapshot.store import locked, read, write
+from pytest_torchmem.snapshots.format import Entry, Explanation, Key, Measured, Snapshot, dump, load
+from pytest_torchmem.snapshots.store import locked, read, write
 
 
 def _entry(test: str = "test_it", peak: int = 1536, **details: object) -> Entry:
@@ -322,7 +322,7 @@ def test_git_itself_makes_a_conflict_that_resolves(stored):
 
 
 def test_a_module_that_is_no_python_file_has_its_own_name():
-    from pytest_torchmem.snapshot.location import snapshot_path
+    from pytest_torchmem.snapshots.location import snapshot_path
 
     assert snapshot_path(Path("a/test_x.py")) == Path("a/__torchmem__/test_x.json")
     assert snapshot_path(Path("a/test_x.md")) == Path("a/__torchmem__/test_x.md.json")

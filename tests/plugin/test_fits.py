@@ -73,7 +73,7 @@ def test_a_whole_body_that_does_not_fit(pytester: pytest.Pytester) -> None:
 
 
 def test_what_fits_says_how_much_is_left(pytester: pytest.Pytester) -> None:
-    from pytest_torchmem.profiler.devices.catalogue import find_gpu
+    from pytest_torchmem.targets.gpus import find_gpu
 
     body = (
         '@pytest.mark.memory_budget(gpu="t4")\n'

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_torchmem.errors import SnapshotError
-from pytest_torchmem.snapshot.format import Entry, Explanation, Key, Measured, Snapshot, dump, load
-from pytest_torchmem.snapshot.plan import plan_file
-from pytest_torchmem.snapshot.store import read
+from pytest_torchmem.snapshots.changes import plan_file
+from pytest_torchmem.snapshots.format import Entry, Explanation, Key, Measured, Snapshot, dump, load
+from pytest_torchmem.snapshots.store import read
 
 EXAMPLES = int(os.environ.get("TORCHMEM_FUZZ", "200"))
 NOW = Entry(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pytest_torchmem.measurement import device as devices
-from pytest_torchmem.profiler.devices.catalogue import Gpu, find_gpu, gpu_names
+from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from tests.measurement.stand_in import StandIn
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profiler.devices.catalogue import find_gpu
-from pytest_torchmem.profiler.trace import trace
+from pytest_torchmem.targets.gpus import find_gpu
+from pytest_torchmem.tracing.trace import trace
 
 GPU = """
 from pytest_torchmem import Gpu

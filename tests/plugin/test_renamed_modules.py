@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pytest_torchmem.snapshot.format import dump, load
+from pytest_torchmem.snapshots.format import dump, load
 
 TESTS = """
 import os, pytest

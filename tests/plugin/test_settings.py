@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchmem.header import header
-from pytest_torchmem.options import DEFAULT_GPU, DEFAULT_TOLERANCE
-from pytest_torchmem.profiler.devices import catalogue
-from pytest_torchmem.settings import Settings, read_settings
-from pytest_torchmem.tolerance import BUILT_IN
+from pytest_torchmem.checks.settings import Settings, read_settings
+from pytest_torchmem.plugin.header import header
+from pytest_torchmem.plugin.options import DEFAULT_GPU, DEFAULT_TOLERANCE
+from pytest_torchmem.snapshots.tolerance import BUILT_IN
+from pytest_torchmem.targets import gpus as catalogue
 
 VALUES = {
     "devices": ("cuda", lambda s: s.devices, ("cuda",)),

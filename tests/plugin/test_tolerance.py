@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.tolerance import (
+from pytest_torchmem.snapshots.tolerance import (
     BUILT_IN,
     find_rule,
     for_path,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem import measure, trace
-from pytest_torchmem.profiler.bodies import body, find_body
+from pytest_torchmem.operators.cpu_bodies import body, find_body
 
 
 class Program(torch.nn.Module):

@@ -12,7 +12,7 @@ from pytest_torchmem.errors import (
     UnsupportedTorchError,
     UsageError,
 )
-from pytest_torchmem.profiler import self_test
+from pytest_torchmem.torch_private import self_test
 
 
 @pytest.mark.parametrize(

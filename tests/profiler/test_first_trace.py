@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.profiler.trace import trace
+from pytest_torchmem.tracing.trace import trace
 
 _TWICE = """
 import sys

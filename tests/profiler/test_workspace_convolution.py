@@ -13,8 +13,8 @@ from torch import Tensor
 from workspaces import assert_predicted, calls_of, onednn
 
 from pytest_torchmem import measure, trace
-from pytest_torchmem.profiler.devices.host import REFERENCE
-from pytest_torchmem.profiler.workspace import find_workspace
+from pytest_torchmem.operators.workspace import find_workspace
+from pytest_torchmem.targets.host import REFERENCE
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from workspaces import assert_predicted, calls_of, onednn
 
 from benchmarks.workspace_cpu import CLOSE
-from pytest_torchmem.profiler.devices.host import REFERENCE
-from pytest_torchmem.profiler.shapes_missing import META_FUNCTIONS, meta
-from pytest_torchmem.profiler.workspace import find_workspace, workspace
+from pytest_torchmem.operators.meta_functions import META_FUNCTIONS, meta
+from pytest_torchmem.operators.workspace import find_workspace, workspace
+from pytest_torchmem.targets.host import REFERENCE
 
 
 def image(*shape: int, dtype: torch.dtype = torch.float32, channels_last: bool = False):

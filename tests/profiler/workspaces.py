@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.workspace_cpu import Call, Program, Recorder
-from pytest_torchmem.profiler.devices.host import this_machine
+from pytest_torchmem.targets.host import this_machine
 
 onednn = pytest.mark.skipif(
     this_machine().capability != "AVX512" or not this_machine().onednn,

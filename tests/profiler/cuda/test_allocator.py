@@ -12,14 +12,14 @@ from itertools import pairwise
 
 import pytest
 
-from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profiler.allocator import (
+from pytest_torchmem.allocator import (
     CachingAllocator,
     OutOfMemory,
     Peaks,
     parse_options,
     replay,
 )
+from pytest_torchmem.errors import UsageError
 
 MIB, GIB = 1024**2, 1024**3
 

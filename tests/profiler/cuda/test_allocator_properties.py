@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profiler.allocator import (
+from pytest_torchmem.allocator import (
     CachingAllocator,
     OutOfMemory,
     parse_options,
 )
-from pytest_torchmem.profiler.allocator.blocks import Block
-from pytest_torchmem.profiler.allocator.statistics import NAMES
+from pytest_torchmem.allocator.blocks import Block
+from pytest_torchmem.allocator.statistics import NAMES
+from pytest_torchmem.errors import UsageError
 
 MIB = 1024**2
 SIZES = st.one_of(

@@ -13,11 +13,11 @@ from torch import nn
 
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profiler.calibration import Calibration, Figure, Question, Setup
-from pytest_torchmem.profiler.internals import TORCH_SERIES
-from pytest_torchmem.profiler.operators import operator_of
-from pytest_torchmem.profiler.profile import Confidence, Kind
-from pytest_torchmem.profiler.workspace.questions import geometry_text, question_of
+from pytest_torchmem.operators.calibration_key import geometry_text, question_of
+from pytest_torchmem.operators.operator import operator_of
+from pytest_torchmem.profile.profile import Confidence, Kind
+from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
+from pytest_torchmem.torch_private.internals import TORCH_SERIES
 
 A100 = Setup("a100-80gb", TORCH_SERIES, "9.19.0")
 GEOMETRY = "float32[2,3,8,8], float32[4,3,3,3], None, [1,1], [0,0], [1,1], False, [0,0], 1"

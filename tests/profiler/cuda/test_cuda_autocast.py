@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.profiler.dispatch import autocast_lists as lists
+from pytest_torchmem.operators import autocast as lists
 
 HALF, BFLOAT, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 

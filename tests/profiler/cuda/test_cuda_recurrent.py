@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.profiler.dispatch.recurrent_native import (
+from pytest_torchmem.operators.recurrent.native import (
     Hidden,
     Weights,
     gru_cell,

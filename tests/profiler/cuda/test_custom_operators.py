@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError, UsageError
-from pytest_torchmem.profiler.devices.catalogue import Gpu, find_gpu, registered_gpus
-from pytest_torchmem.profiler.devices.host import Host
-from pytest_torchmem.profiler.taught import OperatorModel, registered_operators
+from pytest_torchmem.operators.custom_operators import OperatorModel, registered_operators
+from pytest_torchmem.targets.gpus import Gpu, find_gpu, registered_gpus
+from pytest_torchmem.targets.host import Host
 
 
 @torch.library.custom_op("torchmem_tests::scaled", mutates_args=(), device_types="cuda")

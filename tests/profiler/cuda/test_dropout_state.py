@@ -10,11 +10,11 @@ from torch import nn
 
 from pytest_torchmem import MemoryProfile, read_calibration, trace, write_calibration
 from pytest_torchmem.measurement.calibrate import _reserve_of
-from pytest_torchmem.profiler.calibration import Calibration, Figure, Question, Setup
-from pytest_torchmem.profiler.internals import TORCH_SERIES
-from pytest_torchmem.profiler.operators import operator_of
-from pytest_torchmem.profiler.profile import Allocation, Confidence
-from pytest_torchmem.profiler.workspace.questions import question_of
+from pytest_torchmem.operators.calibration_key import question_of
+from pytest_torchmem.operators.operator import operator_of
+from pytest_torchmem.profile.profile import Allocation, Confidence
+from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
+from pytest_torchmem.torch_private.internals import TORCH_SERIES
 
 MAKER = torch.ops.aten._cudnn_init_dropout_state.default
 

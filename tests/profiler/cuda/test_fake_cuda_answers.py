@@ -11,7 +11,7 @@ from on_fake_cuda import on_fake_cuda
 from torch import nn
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profiler.devices.catalogue import find_gpu
+from pytest_torchmem.targets.gpus import find_gpu
 
 
 def test_the_device_that_is_there() -> None:

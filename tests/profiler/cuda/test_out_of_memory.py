@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from pytest_torchmem import trace
+from pytest_torchmem.allocator import replay
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profiler.allocator import replay
-from pytest_torchmem.profiler.devices.catalogue import find_gpu, gpu_names
-from pytest_torchmem.profiler.devices.out_of_memory import OutOfMemoryError, format_size
-from pytest_torchmem.profiler.profile import Phase
+from pytest_torchmem.fake_cuda.out_of_memory import OutOfMemoryError, format_size
+from pytest_torchmem.profile.profile import Phase
+from pytest_torchmem.targets.gpus import find_gpu, gpu_names
 
 MIB, GIB = 1024**2, 1024**3
 

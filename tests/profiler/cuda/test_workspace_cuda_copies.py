@@ -12,12 +12,12 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.profiler.devices.catalogue import find_gpu
-from pytest_torchmem.profiler.profile import Confidence
-from pytest_torchmem.profiler.workspace import Workspace, as_workspace, find_workspace
-from pytest_torchmem.profiler.workspace.cuda import nothing
-from pytest_torchmem.profiler.workspace.cuda.reduction import sum_buffers
-from pytest_torchmem.profiler.workspace.cuda.sorting import sort_bytes
+from pytest_torchmem.operators import simple as nothing
+from pytest_torchmem.operators.reduction.cuda import sum_buffers
+from pytest_torchmem.operators.sorting.cuda import sort_bytes
+from pytest_torchmem.operators.workspace import Workspace, as_workspace, find_workspace
+from pytest_torchmem.profile.profile import Confidence
+from pytest_torchmem.targets.gpus import find_gpu
 
 A100 = find_gpu("a100")
 LAST, LAST_3D = torch.channels_last, torch.channels_last_3d

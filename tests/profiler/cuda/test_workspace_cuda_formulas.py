@@ -16,16 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pytest_torchmem.profiler.devices.catalogue import Gpu, find_gpu, gpu_names
-from pytest_torchmem.profiler.profile import Confidence
-from pytest_torchmem.profiler.workspace import (
+from pytest_torchmem.operators import simple as nothing
+from pytest_torchmem.operators.attention import cuda as attention
+from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.matmul import cuda as blas
+from pytest_torchmem.operators.reduction.cuda import sum_buffers
+from pytest_torchmem.operators.workspace import (
     Workspace,
     as_workspace,
     find_workspace,
     workspace,
 )
-from pytest_torchmem.profiler.workspace.cuda import attention, blas, cub, nothing
-from pytest_torchmem.profiler.workspace.cuda.reduction import sum_buffers
+from pytest_torchmem.profile.profile import Confidence
+from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 
 MIB = 2**20
 FLOAT, HALF, BFLOAT = torch.float32, torch.float16, torch.bfloat16
@@ -501,7 +504,7 @@ def test_limits_of_cub_grow_with_what_is_sorted(number: int, size: int, name: st
 
 def test_every_function_says_where_it_comes_from() -> None:
     find_workspace("aten::mm", "cuda")
-    from pytest_torchmem.profiler.workspace import _FUNCTIONS
+    from pytest_torchmem.operators.workspace import _FUNCTIONS
 
     functions = {function for (_, device), function in _FUNCTIONS.items() if device == "cuda"}
     assert len(functions) > 60
@@ -516,7 +519,7 @@ def test_every_function_says_where_it_comes_from() -> None:
 def registered() -> list[str]:
     """Return the operators that have a function on cuda."""
     find_workspace("aten::mm", "cuda")
-    from pytest_torchmem.profiler.workspace import _FUNCTIONS
+    from pytest_torchmem.operators.workspace import _FUNCTIONS
 
     return sorted(name for name, device in _FUNCTIONS if device == "cuda")
 

@@ -1,0 +1,421 @@
+"""The algorithm of torch's CUDA caching allocator, on addresses that stand for no memory.
+
+c10/cuda/CUDACachingAllocator.cpp, ``DeviceCachingAllocator``; each method names the function that
+it follows. Two things are the driver's and not torch's, and are taken to be simple here: a new
+segment lies behind all earlier ones, and memory handed out in whole segments never fragments.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from pytest_torchmem.allocator.blocks import Block, Pool
+from pytest_torchmem.allocator.expandable import ExpandableSegments
+from pytest_torchmem.allocator.options import DEFAULTS, MIB, AllocatorOptions
+from pytest_torchmem.allocator.statistics import Statistics
+
+MIN_BLOCK = 512
+SMALL = MIB
+"""Requests up to this size are packed into the small pool's segments."""
+SMALL_SEGMENT = 2 * MIB
+MIN_LARGE = 10 * MIB
+"""Requests from this size on have segments of their own, in multiples of ``ROUND_LARGE``."""
+ROUND_LARGE = 2 * MIB
+_ADDRESS_SPACE = 1 << 46
+
+
+class OutOfMemory(Exception):
+    """The device has no memory left for a segment; sizes in bytes."""
+
+    def __init__(self, segment: int, allocated: int, reserved: int) -> None:
+        super().__init__(segment, allocated, reserved)
+        self.segment = segment
+        """What was asked of the device."""
+        self.allocated, self.reserved = allocated, reserved
+
+
+class CachingAllocator:
+    """One device's caching allocator.
+
+    ``capacity`` is the most bytes that the device can hand out as segments, ``None`` for a device
+    that never runs out; ``total`` is the device's memory, of which ``set_memory_fraction`` takes
+    a part.
+    """
+
+    def __init__(
+        self,
+        options: AllocatorOptions = DEFAULTS,
+        capacity: int | None = None,
+        total: int | None = None,
+    ) -> None:
+        self.capacity, self.total = capacity, total if total is not None else capacity
+        self.statistics = Statistics()
+        self.small, self.large = Pool(is_small=True), Pool(is_small=False)
+        self.reserved = 0
+        self.active: set[Block] = set()
+        self._next_address = ROUND_LARGE
+        self._waiting: list[Block] = []
+        self._expandable = ExpandableSegments(self)
+        self.allowed: int | None = None
+        """The most bytes of segments that this process may have, where it is limited."""
+        self.options = options
+        """May be replaced at any time; what is there stays as it is."""
+        self.set_memory_fraction(options.memory_fraction)
+
+    def set_memory_fraction(self, fraction: float) -> None:
+        """Limit this process to a part of the device's memory (``setMemoryFraction``)."""
+        if fraction >= 1:
+            self.allowed = None
+        elif self.total is not None:
+            self.allowed = int(fraction * self.total)
+
+    def allocate(self, nbytes: int, stream: int = 0) -> Block | None:
+        """Return a block for ``nbytes``, or ``None`` for no bytes (``malloc``).
+
+        Raises ``OutOfMemory`` where neither the cache nor the device has any left.
+        """
+        if nbytes <= 0:
+            return None
+        if self._waiting:
+            self._finish_waiting()
+        size = self.rounded(nbytes)
+        pool = self.small if size <= SMALL else self.large
+        block = self._from_cache(pool, size, stream) or self._from_device(pool, size, stream)
+        return self._hand_out(block, size, nbytes)
+
+    def free(self, block: Block) -> None:
+        """Take a block back (``free``)."""
+        block.allocated = False
+        size = block.size
+        for statistics in self.statistics.of(block.pool.is_small):
+            statistics.allocation.decrease(1)
+            statistics.allocated_bytes.decrease(size)
+        limit = self.options.max_split_size
+        if limit is not None and size >= limit:
+            self.statistics.oversize_allocations.decrease(1)
+        if block.waiting:
+            self._waiting.append(block)
+        else:
+            self._free_block(block)
+
+    def record_stream(self, block: Block, stream: int) -> None:
+        """Let ``block``, once given back, wait for what ``stream`` does with it (``recordStream``).
+
+        Work takes no time here: the block is free when the next request is made.
+        """
+        if stream != block.stream:
+            block.waiting = (block.waiting or set()) | {stream}
+
+    def empty_cache(self) -> None:
+        """Give back every segment that is free as a whole (``release_cached_blocks``)."""
+        self.statistics.num_sync_all_streams += 1
+        self._finish_waiting()
+        for pool in (self.large, self.small):
+            expandable = []
+            for block in pool.blocks():
+                if block.expandable is not None:
+                    expandable.append(block)
+                elif not block.is_split:
+                    self._release(block)
+            for block in expandable:
+                self._expandable.unmap(block)
+
+    def rounded(self, nbytes: int) -> int:
+        """Return the size of the block that a request needs (``round_size``)."""
+        if nbytes < MIN_BLOCK:
+            return MIN_BLOCK
+        table = self.options.roundup_power2_divisions
+        divisions = table[min(max(nbytes.bit_length() - 21, 0), len(table) - 1)]
+        if divisions > 1 and nbytes > MIN_BLOCK * divisions:
+            return _next_division(nbytes, divisions)
+        return -(-nbytes // MIN_BLOCK) * MIN_BLOCK
+
+    def segment_size(self, size: int) -> int:
+        """Return the bytes of the segment that is made for a block (``get_allocation_size``)."""
+        if size <= SMALL:
+            return SMALL_SEGMENT
+        if size < MIN_LARGE:
+            return self.options.large_segment_size
+        return -(-size // ROUND_LARGE) * ROUND_LARGE
+
+    def blocks(self) -> list[Block]:
+        """Return all blocks that have memory, in use or free, in order of address."""
+        every = [*self.active, *self.small.blocks(), *self.large.blocks()]
+        return sorted(every, key=lambda block: block.address)
+
+    def has_room(self, size: int) -> bool:
+        """Whether the device can give, and this process may have, ``size`` bytes more."""
+        after = self.reserved + size
+        return (self.capacity is None or after <= self.capacity) and self.may_have(size)
+
+    def may_have(self, size: int) -> bool:
+        """Whether ``size`` bytes more are within what this process is limited to."""
+        return self.allowed is None or self.reserved + size <= self.allowed
+
+    def new_addresses(self, size: int) -> int:
+        """Return where ``size`` bytes of addresses begin that nothing else has."""
+        address = self._next_address
+        self._next_address += -(-size // ROUND_LARGE) * ROUND_LARGE
+        return address
+
+    def add_reserved(self, size: int, small: bool) -> None:
+        """Count memory that the device gave."""
+        self.reserved += size
+        self.statistics.num_device_alloc += 1
+        for statistics in self.statistics.of(small):
+            statistics.reserved_bytes.increase(size)
+
+    def remove_reserved(self, size: int, small: bool) -> None:
+        """Count memory that went back to the device."""
+        self.reserved -= size
+        self.statistics.num_device_free += 1
+        for statistics in self.statistics.of(small):
+            statistics.reserved_bytes.decrease(size)
+
+    def merge(self, block: Block, other: Block | None) -> int:
+        """Let ``block`` swallow a free neighbour; return its size, or 0 (``try_merge_blocks``)."""
+        if (
+            other is None
+            or other.allocated
+            or other.waiting is not None
+            or block.mapped is not other.mapped
+        ):
+            return 0
+        if block.before is other:
+            block.address = other.address
+            block.before = other.before
+            if other.before is not None:
+                other.before.after = block
+        else:
+            block.after = other.after
+            if other.after is not None:
+                other.after.before = block
+        if other.mapped:
+            other.pool.erase(other)
+        else:
+            other.pool.erase_unmapped(other)
+        block.size += other.size
+        return other.size
+
+    def _from_cache(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """Return the smallest free block that is large enough (``get_free_block``)."""
+        options = self.options
+        if self._collects:
+            pool.searches += 1
+        blocks = pool.free.get(stream)
+        if not blocks:
+            return None
+        position = bisect_left(blocks, (size,))
+        if position == len(blocks):
+            return None
+        if blocks[position][2].expandable is not None:
+            position = self._expandable.choose(blocks, position)
+            if position < 0:
+                return None
+        block = blocks[position][2]
+        limit = options.max_split_size
+        if limit is not None:
+            if size < limit <= block.size:
+                return None
+            if size >= limit and block.size >= size + options.max_non_split_rounding:
+                return None
+        del blocks[position]
+        return block
+
+    def _from_device(self, pool: Pool, size: int, stream: int) -> Block:
+        """Return a block of new memory, after having given back what can be (``malloc``)."""
+        if self._collects:
+            self._collect_garbage()
+        block = self._new_block(pool, size, stream)
+        if block is None and self._release_available(pool, size, stream):
+            block = self._new_block(pool, size, stream)
+        if block is None:
+            self.empty_cache()
+            self.statistics.num_alloc_retries += 1
+            block = self._new_block(pool, size, stream)
+        if block is None:
+            self.statistics.num_ooms += 1
+            allocated = self.statistics.all.allocated_bytes.current
+            raise OutOfMemory(self.segment_size(size), allocated, self.reserved)
+        return block
+
+    def _new_block(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """Return a new segment as one block, or ``None`` (``alloc_block``)."""
+        segment = self.segment_size(size)
+        if self.options.expandable_segments:
+            if not self.may_have(segment):
+                return None
+            return self._expandable.allocate(pool, size, stream)
+        if not self.has_room(segment):
+            return None
+        block = Block(self.new_addresses(segment), segment, stream, pool)
+        self.add_reserved(segment, pool.is_small)
+        for statistics in self.statistics.of(pool.is_small):
+            statistics.segment.increase(1)
+        limit = self.options.max_split_size
+        if limit is not None and segment >= limit:
+            self.statistics.oversize_segments.increase(1)
+        return block
+
+    def _hand_out(self, block: Block, size: int, nbytes: int) -> Block:
+        """Return the part of a free block that a request needs (``alloc_found_block``)."""
+        pool, already_split = block.pool, block.before is not None or block.after is not None
+        counted = self.statistics.of(pool.is_small)
+        if self._should_split(block, size):
+            remaining = block
+            block = Block(remaining.address, size, remaining.stream, pool)
+            block.expandable = remaining.expandable
+            before = block.before = remaining.before
+            if before is not None:
+                before.after = block
+            block.after = remaining
+            remaining.before = block
+            remaining.address += size
+            remaining.size -= size
+            pool.insert(remaining)
+            if block.expandable is None:
+                for statistics in counted:
+                    if already_split:
+                        statistics.inactive_split_bytes.decrease(size)
+                    else:
+                        statistics.inactive_split_bytes.increase(remaining.size)
+                        statistics.inactive_split.increase(1)
+        elif already_split and block.expandable is None:
+            for statistics in counted:
+                statistics.inactive_split_bytes.decrease(block.size)
+                statistics.inactive_split.decrease(1)
+        block.allocated, block.requested = True, nbytes
+        self.active.add(block)
+        size = block.size
+        for statistics in counted:
+            statistics.allocation.increase(1)
+            statistics.allocated_bytes.increase(size)
+            statistics.active.increase(1)
+            statistics.active_bytes.increase(size)
+            statistics.requested_bytes.increase(nbytes)
+        limit = self.options.max_split_size
+        if limit is not None and size >= limit:
+            self.statistics.oversize_allocations.increase(1)
+        return block
+
+    def _should_split(self, block: Block, size: int) -> bool:
+        """Whether what is left of a block is worth keeping apart (``should_split``)."""
+        remaining = block.size - size
+        if block.pool.is_small or self.options.expandable_segments:
+            return remaining >= MIN_BLOCK
+        limit = self.options.max_split_size
+        return (limit is None or size < limit) and remaining > SMALL
+
+    def _free_block(self, block: Block) -> None:
+        """Put a block among the free ones, with its free neighbours (``free_block``)."""
+        size, requested = block.size, block.requested
+        blocks = nbytes = 0
+        for neighbour in (block.before, block.after):
+            merged = self.merge(block, neighbour) if neighbour is not None else 0
+            if merged:
+                blocks -= 1
+                nbytes -= merged
+        self.active.discard(block)
+        block.pool.insert(block)
+        if block.before is not None or block.after is not None:
+            blocks += 1
+            nbytes += block.size
+        for statistics in self.statistics.of(block.pool.is_small):
+            if block.expandable is None:
+                if blocks > 0:
+                    statistics.inactive_split.increase(blocks)
+                elif blocks < 0:
+                    statistics.inactive_split.decrease(-blocks)
+                if nbytes > 0:
+                    statistics.inactive_split_bytes.increase(nbytes)
+                elif nbytes < 0:
+                    statistics.inactive_split_bytes.decrease(-nbytes)
+            statistics.active.decrease(1)
+            statistics.active_bytes.decrease(size)
+            statistics.requested_bytes.decrease(requested)
+
+    def _finish_waiting(self) -> None:
+        """Free what was used on other streams, whose work is over (``process_events``)."""
+        waiting, self._waiting = self._waiting, []
+        for block in waiting:
+            block.waiting = None
+            self._free_block(block)
+
+    def _release(self, block: Block) -> None:
+        """Give a segment back to the device (``release_block``)."""
+        small = block.pool.is_small
+        self.remove_reserved(block.size, small)
+        for statistics in self.statistics.of(small):
+            statistics.segment.decrease(1)
+        limit = self.options.max_split_size
+        if limit is not None and block.size >= limit:
+            self.statistics.oversize_segments.decrease(1)
+        block.pool.erase(block)
+
+    def _release_available(self, pool: Pool, size: int, stream: int) -> bool:
+        """Give back oversize segments, just enough for one (``release_available_cached_blocks``).
+
+        Whether enough was given back.
+        """
+        limit = self.options.max_split_size
+        if limit is None:
+            return False
+        size = max(size, limit)
+        blocks = pool.free.get(stream, [])
+        position = bisect_left(blocks, (size,))
+        if position < len(blocks) and blocks[position][2].expandable is None:
+            self._release(blocks[position][2])
+            return True
+        released = 0
+        for nbytes, _, block in reversed(blocks[:position]):
+            if released >= size or nbytes < limit:
+                break
+            if block.expandable is None:
+                released += nbytes
+                self._release(block)
+        return released >= size
+
+    @property
+    def _collects(self) -> bool:
+        return self.allowed is not None and self.options.garbage_collection_threshold > 0
+
+    def _collect_garbage(self) -> None:
+        """Give back the oldest free segments (``garbage_collect_cached_blocks``).
+
+        A segment's age is the number of requests since it was last in use.
+        """
+        assert self.allowed is not None
+        threshold = int(self.options.garbage_collection_threshold * self.allowed)
+        if self.reserved <= threshold:
+            return
+        target, reclaimed = self.reserved - threshold, 0
+        pool = self.large
+        free = [block for block in pool.blocks() if not block.is_split]
+        age = sum(pool.searches - block.age_base for block in free)
+        count = len(free)
+        freed = True
+        while reclaimed < target and freed and count > 0:
+            oldest = age / count
+            freed = False
+            for block in pool.blocks():
+                own = pool.searches - block.age_base
+                if not block.is_split and block.expandable is None and own >= oldest:
+                    freed = True
+                    reclaimed += block.size
+                    age -= own
+                    count -= 1
+                    self._release(block)
+
+
+def _next_division(nbytes: int, divisions: int) -> int:
+    """Round up to one of ``divisions`` steps to the next power of two.
+
+    ``roundup_power2_next_division``: 1,200 bytes in 4 divisions are 1,280.
+    """
+    if nbytes & (nbytes - 1) == 0:
+        return nbytes
+    floor = 1 << (nbytes.bit_length() - 1)
+    step = floor >> (divisions.bit_length() - 1)
+    if step == 0:
+        return floor << 1
+    return -(-nbytes // step) * step

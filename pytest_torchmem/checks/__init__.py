@@ -1,0 +1,1 @@
+"""One check: trace, compare, judge. Findings are data."""

@@ -1,0 +1,203 @@
+"""Calibration files in a run: read for traces, measured for where there is a GPU, and written.
+
+Nothing here asks CUDA anything but in an update that may measure (``--torchmem-measure=never`` may
+not), and nothing imports torch before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_torchmem.checks.gpu import Target, does_not_fit, traced_on
+from pytest_torchmem.checks.result import Calibrated
+from pytest_torchmem.checks.settings import Settings
+from pytest_torchmem.errors import DeviceMemoryError, SnapshotError, UsageError
+from pytest_torchmem.snapshots.calibration_store import (
+    CalibrationPlan,
+    StoredCalibration,
+    apply_plan,
+    merged,
+    plan_calibration,
+    read_calibration_file,
+)
+from pytest_torchmem.snapshots.location import calibration_path
+from pytest_torchmem.snapshots.store import locked
+from pytest_torchmem.targets.calibration import Calibration, Figure, Figures, Question, Setup
+
+if TYPE_CHECKING:
+    from pytest_torchmem.measurement.device import Device
+    from pytest_torchmem.targets.gpus import Gpu
+
+
+@dataclass(slots=True)
+class _Directory:
+    """The calibration of one directory, and what this process measured for its tests."""
+
+    stored: StoredCalibration
+    measured: dict[Setup, dict[Question, Figure]] = field(default_factory=dict)
+    settles: bool = False
+    """There is a GPU that measures what the sides of a merge conflict differ in."""
+    calibration: Calibration | None = None
+    """Both together, made when first asked for after a change."""
+
+
+class Calibrations:
+    """What the checks of one process know of the kernels of GPUs, by directory of tests."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._directories: dict[Path, _Directory] = {}
+        self._measured: dict[Setup, dict[Question, Figure]] = {}
+        """What this process measured so far, for whatever directory."""
+
+    def of(self, module: Path) -> Calibration | None:
+        """Return what traces of a test module take, ``None`` where nothing was measured.
+
+        Raises ``UsageError`` for a file that cannot be used, or that is in a merge conflict which
+        this run cannot settle.
+        """
+        directory = self._directory(module)
+        if directory.stored.conflicted and not directory.settles:
+            raise UsageError(directory.stored.conflict_message)
+        if directory.calibration is None:
+            if not directory.measured:
+                figures = directory.stored.figures
+            else:
+                figures = _plan(directory.stored, directory.measured, self._settings).figures
+            directory.calibration = Calibration(figures)
+        return directory.calibration if len(directory.calibration) else None
+
+    def measure(self, module: Path, target: Target) -> Calibrated | None:
+        """Run ``target`` on this machine's GPU for what no formula gives, and no figure does yet.
+
+        Traces of the module take the figures from then on. Returns ``None`` where there is no GPU.
+        """
+        __tracebackhide__ = True
+        from pytest_torchmem.measurement import device as devices
+
+        device = devices.cuda_device()
+        if device.why_not():
+            return None
+        gpu = device.gpu()
+        directory = self._directory(module)
+        directory.settles = True
+        profile = traced_on(target, gpu)
+        reason = profile if isinstance(profile, str) else does_not_fit(device, gpu, profile)
+        if isinstance(profile, str) or reason:
+            return Calibrated(not_calibrated=reason)
+        return self._answered(directory, device, gpu, target, profile.questions)
+
+    def _answered(
+        self,
+        directory: _Directory,
+        device: Device,
+        gpu: Gpu,
+        target: Target,
+        questions: Collection[Question],
+    ) -> Calibrated:
+        """Return the figures that an update writes of ``questions``, measured now where need be."""
+        __tracebackhide__ = True
+        from pytest_torchmem.measurement.calibrate import setup_of
+
+        setup, asked = setup_of(device, gpu), {gpu.name: tuple(questions)}
+        known = self._measured.setdefault(setup, {})
+        wanted = [q for q in questions if self._is_wanted(directory.stored, setup, q)]
+        open_ones = [question for question in wanted if question not in known]
+        try:
+            if open_ones and target.record is not None:
+                known.update(target.record(device, gpu, open_ones))
+        except (DeviceMemoryError, UsageError) as error:
+            return Calibrated(asked=asked, not_calibrated=str(error))
+        found = {question: known[question] for question in wanted if question in known}
+        if found:
+            directory.measured.setdefault(setup, {}).update(found)
+            directory.calibration = None
+        unanswered = dict.fromkeys(q.operator for q in open_ones if q not in known)
+        return Calibrated({setup: found}, asked, tuple(unanswered))
+
+    def _is_wanted(self, stored: StoredCalibration, setup: Setup, question: Question) -> bool:
+        """Whether an update of this kind would write a figure for ``question``."""
+        same = (
+            old
+            for old in stored.figures
+            if old.gpu == setup.gpu and question in stored.figures[old]
+            if old.torch == setup.torch or not self._settings.split_by_torch
+        )
+        is_known = next(same, None) is not None
+        return ("changed" if is_known else "new") in self._settings.update
+
+    def _directory(self, module: Path) -> _Directory:
+        path = calibration_path(module)
+        if path not in self._directories:
+            self._directories[path] = _Directory(read_calibration_file(path))
+        return self._directories[path]
+
+
+def update_calibrations(
+    root: Path,
+    settings: Settings,
+    found: Iterable[Calibrated],
+    complete: Mapping[str, Collection[str]],
+) -> tuple[list[CalibrationPlan], list[str]]:
+    """Write what tests that passed measured; return what was done and what was in the way.
+
+    ``complete`` has the files, relative to the root, of directories whose memory tests all ran and
+    passed, and these tests. What none of them asks about a GPU that they traced for is gone, and
+    where there are none, everything.
+    """
+    removes = "obsolete" in settings.update
+    by_file: dict[str, list[Calibrated]] = {file: [] for file in complete if removes}
+    for one in found:
+        by_file.setdefault(one.file, []).append(one)
+    plans: list[CalibrationPlan] = []
+    problems: list[str] = []
+    for file, members in sorted(by_file.items()):
+        asked = _asked(members) if file in complete and removes else None
+        measured = merged(member.figures for member in members)
+        if not any(measured.values()) and asked is None:
+            continue
+        path = root / file
+        try:
+            with locked(path):
+                stored = read_calibration_file(path)
+                if asked is not None and not complete[file]:
+                    asked = {setup.gpu: set() for setup in stored.figures}
+                plan = _plan(stored, measured, settings, asked)
+                if settings.writes:
+                    apply_plan(plan)
+        except SnapshotError as error:
+            problems.append(str(error))
+            continue
+        except OSError as error:
+            problems.append(f"{path} cannot be written: {error.strerror or error}")
+            continue
+        plans.append(plan)
+        problems += [plan.problem] if plan.problem else []
+    return plans, problems
+
+
+def _asked(found: Iterable[Calibrated]) -> dict[str, set[Question]]:
+    asked: dict[str, set[Question]] = {}
+    for one in found:
+        for gpu, questions in one.asked.items():
+            asked.setdefault(gpu, set()).update(questions)
+    return asked
+
+
+def _plan(
+    stored: StoredCalibration,
+    measured: Figures,
+    settings: Settings,
+    obsolete: Mapping[str, Collection[Question]] | None = None,
+) -> CalibrationPlan:
+    return plan_calibration(
+        stored,
+        measured,
+        new="new" in settings.update,
+        changed="changed" in settings.update,
+        by_series=settings.split_by_torch,
+        obsolete=obsolete,
+    )

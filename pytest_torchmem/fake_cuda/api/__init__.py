@@ -1,0 +1,1 @@
+"""What torch.cuda and its neighbours answer during a trace."""

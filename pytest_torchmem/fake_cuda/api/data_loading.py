@@ -1,0 +1,44 @@
+"""``torch.utils.data.DataLoader`` with workers: what they load is pinned on the trace's thread.
+
+torch pins it on a thread of the loader's own (torch/utils/data/_utils/pin_memory.py), which a trace
+knows nothing of: with a GPU present it would get pinned memory from the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.torch_private.patches import replaced
+
+
+@contextmanager
+def loaders_pin_here(guard: Guard) -> Iterator[None]:
+    """Let loaders that are iterated in the trace have no thread of their own to pin on."""
+    kind: Any = _MultiProcessingDataLoaderIter
+    original_init, original_next = kind.__init__, kind._next_data
+    pinning: WeakSet[Any] = WeakSet()
+
+    def init(iterator: Any, loader: Any) -> None:
+        if guard.off() or not loader.pin_memory:
+            original_init(iterator, loader)
+            return
+        loader.pin_memory = False
+        try:
+            original_init(iterator, loader)
+        finally:
+            loader.pin_memory = True
+        pinning.add(iterator)
+
+    def next_data(iterator: Any) -> Any:
+        data = original_next(iterator)
+        return pin_memory(data) if iterator in pinning and not guard.off() else data
+
+    with replaced(kind, __init__=init, _next_data=next_data):
+        yield

@@ -1,0 +1,98 @@
+"""``torch.cuda.FloatTensor`` and its like: types that say where a tensor is and what it holds.
+
+C++ knows those of cuda in builds with CUDA alone, and asks the real device as soon as one is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.fake_cuda.api.factories import SESSION
+from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.torch_private.patches import replaced_all
+
+_DTYPES = {
+    "BFloat16Tensor": torch.bfloat16,
+    "BoolTensor": torch.bool,
+    "ByteTensor": torch.uint8,
+    "CharTensor": torch.int8,
+    "DoubleTensor": torch.float64,
+    "FloatTensor": torch.float32,
+    "HalfTensor": torch.float16,
+    "IntTensor": torch.int32,
+    "LongTensor": torch.int64,
+    "ShortTensor": torch.int16,
+}
+
+
+class LegacyType(type):
+    """The type of the stand-ins."""
+
+    original: Any
+    on_host: Any
+    """The same type of the host, which makes the tensors of both."""
+    device: torch.device
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a tensor of that type, as ``torch.Tensor(...)`` does."""
+        if SESSION.off():
+            return cls.original(*args, **kwargs)
+        if args and isinstance(args[0], Tensor):
+            return args[0].to(cls.device, cls.dtype)
+        with SESSION.interceptor.placing_on(cls.device):
+            return cls.on_host(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        """Return whether a tensor is on the device, and of the dtype."""
+        if SESSION.off() or not isinstance(instance, Tensor):
+            return isinstance(instance, cls.original)
+        return instance.dtype is cls.dtype and instance.device == cls.device
+
+
+@contextmanager
+def legacy_types(guard: Guard) -> Iterator[None]:
+    """Have stand-ins for the types of the host and of the GPU."""
+    host, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    set_type = torch.set_default_tensor_type
+
+    def set_default_tensor_type(kind: Any) -> None:
+        """Set the default dtype and the device, which C++ has in one."""
+        found = None if guard.off() else find_legacy_type(kind)
+        if found is None:
+            set_type(kind)
+            return
+        torch.set_default_dtype(found.dtype)
+        torch.set_default_device(None if found.device == host else found.device)
+
+    replacements: list[tuple[Any, dict[str, Any]]] = []
+    for module, device in ((torch, host), (torch.cuda, gpu)):
+        replacements.append((module, {name: _stand_in(module, name, device) for name in _DTYPES}))
+    replacements.append((torch, {"set_default_tensor_type": set_default_tensor_type}))
+    with replaced_all(replacements):
+        yield
+
+
+def find_legacy_type(kind: Any) -> LegacyType | None:
+    """Return the stand-in for a type or the name of one (``"torch.cuda.FloatTensor"``)."""
+    if isinstance(kind, LegacyType):
+        return kind
+    path, _, name = kind.rpartition(".") if isinstance(kind, str) else ("", "", "")
+    module = {"torch": torch, "torch.cuda": torch.cuda}.get(path)
+    found = getattr(module, name, None) if module is not None and name in _DTYPES else None
+    return found if isinstance(found, LegacyType) else None
+
+
+@cache
+def _stand_in(module: Any, name: str, device: torch.device) -> LegacyType:
+    original = getattr(module, name)
+    made = LegacyType(name, (), {"__module__": module.__name__, "__doc__": original.__doc__})
+    made.original, made.on_host = original, getattr(torch, name)
+    made.device, made.dtype = device, _DTYPES[name]
+    return made

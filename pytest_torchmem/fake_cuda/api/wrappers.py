@@ -1,0 +1,56 @@
+"""Tensor subclasses that wrap others: they have no storage of their own, and a device all the same.
+
+``torch.Tensor._make_wrapper_subclass`` makes one on the device it is given. C++ must not hear of
+cuda: autograd asks for a device guard as soon as such a tensor becomes an input of a node, and that
+ends the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from pytest_torchmem.interception.tensor_methods import Guard
+
+_DEVICE = 7
+"""The position of ``device`` among the arguments; torch/csrc/autograd/python_variable.cpp,
+THPVariable_make_wrapper_subclass.
+"""
+
+
+class Wrappers:
+    """The devices that wrapper subclasses say they are on, for one trace."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._devices: Any = WeakIdKeyDictionary()
+
+    def device_of(self, tensor: Tensor) -> torch.device | None:
+        """Return the device of a wrapper that was made in the trace, None for other tensors."""
+        found: torch.device | None = self._devices.get(tensor)
+        return found
+
+    def making(self) -> Callable[..., Any]:
+        """Return what stands for ``torch.Tensor._make_wrapper_subclass``."""
+        original: Callable[..., Any] = Tensor._make_wrapper_subclass
+
+        def make_wrapper_subclass(*args: Any, **kwargs: Any) -> Any:
+            device = args[_DEVICE] if len(args) > _DEVICE else kwargs.get("device")
+            if device is None or self._guard.off():
+                return original(*args, **kwargs)
+            device = torch.device(device)
+            if device.type == "cuda":
+                if len(args) > _DEVICE:
+                    args = (*args[:_DEVICE], torch.device("cpu"), *args[_DEVICE + 1 :])
+                else:
+                    kwargs["device"] = torch.device("cpu")
+            made = original(*args, **kwargs)
+            if device.type == "cuda":
+                self._devices[made] = device
+            return made
+
+        return staticmethod(make_wrapper_subclass)

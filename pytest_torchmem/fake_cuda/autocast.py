@@ -1,0 +1,268 @@
+"""Autocast on fake cuda.
+
+``AutocastCUDA`` is never among the keys of tensors that C++ takes to be on the CPU. A key that no
+build uses, ``AutocastIPU``, is included in the thread's dispatch state instead while autocast is on
+for cuda, with kernels that cast as those of aten/src/ATen/autocast_mode.cpp do. They are registered
+when a trace first switches autocast on.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.operators import autocast as lists
+from pytest_torchmem.operators.recurrent.dispatch import autocast_rnn
+from pytest_torchmem.torch_private.dispatcher import autocast_kernels
+from pytest_torchmem.torch_private.internals import (
+    autocast_key_included,
+    find_operator,
+    outside_autocast,
+    own_autocast_kernels,
+)
+from pytest_torchmem.torch_private.patches import replaced
+
+_FLOATING = (torch.float32, torch.float16, torch.bfloat16)
+_BANNED = (
+    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
+    "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
+    "In this case, combine the two layers using "
+    "torch.nn.functional.binary_cross_entropy_with_logits\n"
+    "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\n"
+    "safe to autocast."
+)
+
+
+class Casts:
+    """Casts arguments to what autocast runs an operator in, and keeps the casts of parameters."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self._cache: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+
+    @property
+    def lower(self) -> torch.dtype:
+        """The dtype of the region that is entered."""
+        return torch.get_autocast_dtype("cuda")
+
+    def clear(self) -> None:
+        """Forget all casts, as leaving the outermost region does (``clear_cache``)."""
+        self._cache.clear()
+
+    def eligible(self, value: Any) -> bool:
+        """Return whether a value is ever cast; autocast_mode.h, ``is_eligible``."""
+        if not isinstance(value, Tensor) or value.dtype not in _FLOATING:
+            return False
+        record = self.guard.record(value)
+        return record is not None and record.ledger.device.type == "cuda"
+
+    def to(self, dtype: torch.dtype, value: Any) -> Any:
+        """Return ``value`` with its eligible tensors cast; autocast_mode.cpp, ``cached_cast``."""
+        if isinstance(value, Tensor):
+            return self._tensor_to(dtype, value)
+        if type(value) in (list, tuple):
+            return [self.to(dtype, item) for item in value]
+        return value
+
+    def widest(self, args: Any) -> torch.dtype:
+        """Return the dtype that all arguments are promoted to; autocast_mode.h, ``prioritize``."""
+        lower = self.lower
+        for value in args:
+            if type(value) in (list, tuple):
+                if self.widest(value) is torch.float32:
+                    return torch.float32
+            elif self.eligible(value):
+                dtype: torch.dtype = value.dtype
+                if dtype is torch.float32:
+                    return dtype
+                if dtype is not lower:
+                    raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
+        return lower
+
+    def _tensor_to(self, dtype: torch.dtype, tensor: Tensor) -> Tensor:
+        if tensor.dtype is dtype or not self.eligible(tensor):
+            return tensor
+        if not (
+            dtype is self.lower
+            and tensor.dtype is torch.float32
+            and tensor.requires_grad
+            and tensor.is_leaf
+            and not tensor._is_view()
+            and torch.is_autocast_cache_enabled()
+            and not torch.is_inference_mode_enabled()
+        ):
+            return _to(tensor, dtype)
+        known = self._cache.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        with torch.enable_grad():  # the cast serves the whole region, whoever was first
+            made = _to(tensor, dtype)
+        self._cache[id(tensor)] = weakref.ref(tensor), made
+        return made
+
+
+def _to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return cast(Tensor, torch.ops.aten.to.dtype(tensor, dtype))
+
+
+@contextmanager
+def cuda_autocast(guard: Guard) -> Iterator[None]:
+    """Let ``torch.autocast("cuda")`` cast fake cuda tensors on the trace's thread."""
+    casts = Casts(guard)
+    kernels = ExitStack()
+    set_enabled, clear = torch.set_autocast_enabled, torch.clear_autocast_cache
+    registered: list[bool] = []
+
+    def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:
+        set_enabled(*args, **kwargs)
+        if guard.off():
+            return
+        enabled = torch.is_autocast_enabled("cuda")
+        if enabled and not registered:
+            kernels.enter_context(autocast_kernels(_kernels(casts)))
+            registered.append(True)
+        autocast_key_included(enabled)
+
+    def clear_autocast_cache() -> None:
+        clear()
+        if not guard.off():
+            casts.clear()
+
+    with (
+        kernels,
+        replaced(
+            torch,
+            set_autocast_enabled=set_autocast_enabled,
+            clear_autocast_cache=clear_autocast_cache,
+        ),
+    ):
+        try:
+            if torch.is_autocast_enabled("cuda"):  # the trace stands in a region itself
+                set_autocast_enabled("cuda", True)
+            yield
+        finally:
+            autocast_key_included(False)
+            casts.clear()
+
+
+def _kernels(casts: Casts) -> dict[str, Callable[..., Any]]:
+    """Return the casting kernels by operator."""
+    policies: list[tuple[Any, Callable[[Casts, Any], Callable[..., Any]]]] = [
+        (lists.LOWER_PRECISION, _lower_precision),
+        (lists.FLOAT32, _float32),
+        (lists.FLOAT32_BY_DTYPE_ARGUMENT, _float32_by_dtype_argument),
+        (lists.FLOAT32_BY_OVERLOAD, _float32_by_overload),
+        (lists.WIDEST, _widest),
+        (lists.BANNED, _banned),
+        (lists.RECURRENT, _recurrent),
+    ]
+    kernels = {name: _own(kernel) for name, kernel in own_autocast_kernels().items()}
+    for names, policy in policies:
+        for name in names:
+            operator = find_operator(name)
+            if operator is not None:
+                kernels[f"aten::{name}"] = policy(casts, operator)
+    return kernels
+
+
+def _own(casting: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel that a user registered, below which nothing is cast."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with outside_autocast():
+            return casting(*args, **kwargs)
+
+    return kernel
+
+
+def _lower_precision(casts: Casts, operator: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with outside_autocast():
+            dtype = casts.lower
+            return operator(
+                *[casts.to(dtype, value) for value in args], **_cast(casts, dtype, kwargs)
+            )
+
+    return kernel
+
+
+def _float32(casts: Casts, operator: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with outside_autocast():
+            dtype = torch.float32
+            return operator(
+                *[casts.to(dtype, value) for value in args], **_cast(casts, dtype, kwargs)
+            )
+
+    return kernel
+
+
+def _float32_by_dtype_argument(casts: Casts, operator: Any) -> Callable[..., Any]:
+    position = next(
+        index
+        for index, argument in enumerate(operator._schema.arguments)
+        if argument.name == "dtype"
+    )
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with outside_autocast():
+            given = args[position] if len(args) > position else kwargs.get("dtype")
+            if given is None and casts.eligible(args[0]):
+                args = args[:position]
+                kwargs = {**kwargs, "dtype": torch.float32}
+            return operator(*args, **kwargs)
+
+    return kernel
+
+
+def _float32_by_overload(casts: Casts, operator: Any) -> Callable[..., Any]:
+    name = str(operator.name()).removeprefix("aten::")
+    target: Any = find_operator(lists.FLOAT32_BY_OVERLOAD[name])
+    defaults = [argument.default_value for argument in operator._schema.arguments]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with outside_autocast():
+            dtype = torch.float32 if casts.eligible(args[0]) else args[0].dtype
+            given = (*args, *defaults[len(args) :])
+            return target(*given, dtype=dtype, **kwargs)
+
+    return kernel
+
+
+def _widest(casts: Casts, operator: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with outside_autocast():
+            dtype = casts.widest((*args, *kwargs.values()))
+            return operator(
+                *[casts.to(dtype, value) for value in args], **_cast(casts, dtype, kwargs)
+            )
+
+    return kernel
+
+
+def _banned(casts: Casts, operator: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if not any(casts.eligible(value) for value in args):
+            with outside_autocast():
+                return operator(*args, **kwargs)
+        raise RuntimeError(_BANNED)
+
+    return kernel
+
+
+def _recurrent(casts: Casts, operator: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with outside_autocast():
+            return autocast_rnn(casts, casts.guard, *args, **kwargs)
+
+    return kernel
+
+
+def _cast(casts: Casts, dtype: torch.dtype, kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: casts.to(dtype, value) for name, value in kwargs.items()} if kwargs else kwargs

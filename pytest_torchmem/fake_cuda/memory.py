@@ -1,0 +1,201 @@
+"""The fake device's memory as the caching allocator counts it: the ledger's requests, replayed.
+
+The replay catches up with the ledger when somebody asks for a figure. With a limit it also does
+before a request that might not fit: how much the device has left, less the most that the requests
+since then can have taken, tells when that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from pytest_torchmem.allocator import (
+    AllocatorOptions,
+    CachingAllocator,
+    OutOfMemory,
+    Peaks,
+)
+from pytest_torchmem.allocator.blocks import Block
+from pytest_torchmem.allocator.caching import SMALL, SMALL_SEGMENT
+from pytest_torchmem.fake_cuda.out_of_memory import out_of_memory_error
+from pytest_torchmem.interception.ledger import DeviceLedger, Entry
+from pytest_torchmem.profile.profile import PEAK_FIELDS, Phase
+from pytest_torchmem.targets.gpus import Gpu
+
+
+class _PhasePeaks:
+    """The peaks of one phase so far."""
+
+    __slots__ = ("allocated", "requested", "reserved", "unallocated")
+
+    def __init__(self) -> None:
+        self.requested = self.allocated = self.reserved = self.unallocated = -1
+
+    def note(self, allocator: CachingAllocator) -> None:
+        """Take in what is there now."""
+        statistics = allocator.statistics.all
+        allocated = statistics.allocated_bytes.current
+        if statistics.requested_bytes.current > self.requested:
+            self.requested = statistics.requested_bytes.current
+        if allocated > self.allocated:
+            self.allocated = allocated
+        if allocator.reserved > self.reserved:
+            self.reserved = allocator.reserved
+            self.unallocated = allocator.reserved - allocated
+
+
+class DeviceMemory:
+    """One fake GPU's memory in the course of a trace."""
+
+    def __init__(
+        self, ledger: DeviceLedger, gpu: Gpu, options: AllocatorOptions, limited: bool
+    ) -> None:
+        self.gpu = gpu
+        self.allocator = CachingAllocator(
+            options, gpu.memory - gpu.context if limited else None, gpu.memory
+        )
+        self._ledger = ledger
+        self._blocks: dict[int, Block] = {}
+        """Blocks in use by their index in the ledger."""
+        self._asked: set[int] = set()
+        """Requests that were made before they stood in the ledger."""
+        self._earlier = self._position = self._phase = 0
+        self._peaks: dict[Phase, _PhasePeaks] = {}
+        self._room = 0
+        self._end: tuple[int, int] | None = None
+        self._settle()
+
+    @property
+    def free(self) -> int:
+        """What the device has left: neither reserved nor taken by CUDA itself; never below 0."""
+        return max(0, self.gpu.memory - self.gpu.context - self.allocator.reserved)
+
+    def follow(self) -> CachingAllocator:
+        """Catch up with the ledger; return the allocator as it then is."""
+        ledger = self._ledger
+        earlier, last = self._end or (len(ledger.earlier), len(ledger.events))
+        for index in ledger.earlier[self._earlier : earlier]:
+            self._make(index)
+        self._earlier, phases = earlier, ledger.phases
+        peaks = self._enter(phases[self._phase][1])
+        while True:
+            following = self._phase + 1
+            stop = phases[following][0] if following < len(phases) else last
+            self._replay(stop, peaks)
+            if following >= len(phases):
+                return self.allocator
+            self._phase = following
+            peaks = self._enter(phases[following][1])
+
+    def close(self) -> None:
+        """Let what the ledger tells from now on be no part of the trace any more."""
+        self._end = len(self._ledger.earlier), len(self._ledger.events)
+        self._ledger.before_adding = None
+
+    def peaks(self) -> Mapping[str, Peaks]:
+        """Return the peaks by name (``"forward_peak"``, …, ``"peak"``)."""
+        self.follow()
+        every = list(self._peaks.values())
+        found = {
+            name: self._peaks[phase] for name, phase in PEAK_FIELDS.items() if phase in self._peaks
+        }
+        result = {
+            name: Peaks(of.requested, of.allocated, of.reserved, of.unallocated)
+            for name, of in found.items()
+        }
+        highest = max(every, key=lambda of: of.reserved)
+        result["peak"] = Peaks(
+            max(of.requested for of in every),
+            max(of.allocated for of in every),
+            highest.reserved,
+            highest.unallocated,
+        )
+        return MappingProxyType(result)
+
+    def empty_cache(self) -> None:
+        """Give back what is reserved and in segments that nothing is in."""
+        self.follow().empty_cache()
+        self._settle()
+
+    def record_stream(self, index: int, stream: int) -> None:
+        """Let what was written down at ``index`` wait, once freed, for another stream's work."""
+        self.follow()
+        block = self._blocks.get(index)
+        if block is not None:
+            self.allocator.record_stream(block, stream)
+
+    def set_options(self, options: AllocatorOptions) -> None:
+        """Let the allocator have other options from now on."""
+        self.follow().options = options
+        self._settle()
+
+    def set_memory_fraction(self, fraction: float) -> None:
+        """Limit the process to a part of the device's memory from now on."""
+        self.follow().set_memory_fraction(fraction)
+        self._settle()
+
+    def statistics(self) -> dict[str, Any]:
+        """Return what ``torch.cuda.memory_stats`` does."""
+        return self.follow().statistics.as_dict(self.allocator.options.max_split_size)
+
+    def _replay(self, stop: int, peaks: _PhasePeaks) -> None:
+        blocks, free = self._blocks, self.allocator.free
+        for event in self._ledger.events[self._position : stop]:
+            if event > 0:
+                self._make(event)
+                peaks.note(self.allocator)
+            else:
+                block = blocks.pop(-event, None)
+                if block is not None:
+                    free(block)
+        self._position = max(self._position, stop)
+
+    def _make(self, index: int) -> None:
+        if index in self._asked:
+            self._asked.discard(index)
+            return
+        ledger = self._ledger
+        nbytes, stream = ledger.entries[index - 1].nbytes, ledger.streams.get(index, 0)
+        block = self.allocator.allocate(nbytes, stream)
+        if block is not None:
+            self._blocks[index] = block
+
+    def _enter(self, phase: Phase) -> _PhasePeaks:
+        peaks = self._peaks.get(phase)
+        if peaks is None:
+            peaks = self._peaks[phase] = _PhasePeaks()
+        peaks.note(self.allocator)
+        return peaks
+
+    def _settle(self) -> None:
+        """Work out anew what is left, and be asked before requests if anything limits them."""
+        allocator = self.allocator
+        limits = [limit for limit in (allocator.capacity, allocator.allowed) if limit is not None]
+        self._room = min(limits, default=0) - allocator.reserved
+        self._ledger.before_adding = self._before_adding if limits else None
+
+    def _before_adding(self, entry: Entry, stream: int) -> None:
+        """Make a request that might not fit at once; raise ``torch.OutOfMemoryError``."""
+        nbytes = entry.nbytes
+        if nbytes <= SMALL:
+            self._room -= SMALL_SEGMENT
+        else:
+            # Rounding up to a power of two can double it, and a page more may be mapped.
+            self._room -= 2 * nbytes + 2 * self.allocator.options.large_segment_size
+        if self._room >= 0 or not nbytes:
+            return
+        self.follow()
+        try:
+            block = self.allocator.allocate(nbytes, stream)
+        except OutOfMemory as failure:
+            raise out_of_memory_error(
+                self.gpu, self.free, self.allocator.allowed, failure, entry, self._ledger
+            ) from None
+        finally:
+            self._settle()
+        assert block is not None
+        index = len(self._ledger.entries) + 1
+        self._blocks[index] = block
+        self._asked.add(index)

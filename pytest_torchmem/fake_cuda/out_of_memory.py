@@ -1,0 +1,105 @@
+"""The error of a fake GPU that has no memory left: what torch says, and what took the memory."""
+
+from __future__ import annotations
+
+import torch
+from tabulate import tabulate
+
+from pytest_torchmem.allocator import OutOfMemory
+from pytest_torchmem.interception.ledger import DeviceLedger, Entry
+from pytest_torchmem.profile.profile import Allocation, Origin, describe
+from pytest_torchmem.targets.gpus import Gpu
+
+_LARGEST = 10
+
+
+class OutOfMemoryError(torch.OutOfMemoryError):
+    """The GPU that a trace stands for has no memory left.
+
+    A program catches it as it does on the GPU; what it does not catch tells, beside what torch
+    would have said, what asked for how much, and what was alive.
+    """
+
+    # As torch's own: a traceback shows "torch.OutOfMemoryError: CUDA out of memory. …".
+    __module__ = "torch"
+
+    gpu: Gpu
+    nbytes: int
+    """The bytes that were asked for."""
+    origin: Origin
+    """Who asked for them."""
+    live: tuple[Allocation, ...]
+    """What was alive on the GPU, largest first."""
+
+
+def out_of_memory_error(
+    gpu: Gpu,
+    free: int,
+    allowed: int | None,
+    failure: OutOfMemory,
+    entry: Entry,
+    ledger: DeviceLedger,
+) -> OutOfMemoryError:
+    """Return the error of a request that failed.
+
+    ``free`` is what the device has left, ``allowed`` what the process may have where it limited
+    itself, ``entry`` what the request was for.
+    """
+    live = ledger.live_allocations()
+    said = (
+        f"CUDA out of memory. Tried to allocate {format_size(failure.segment)}. GPU 0 has a total "
+        f"capacity of {format_size(gpu.memory)} of which {format_size(free)} is free. "
+        f"Including non-PyTorch memory, this process has "
+        f"{format_size(failure.reserved + gpu.context)} memory in use. "
+        + (f"{format_size(allowed)} allowed; " if allowed is not None else "")
+        + f"Of the allocated memory {format_size(failure.allocated)} is allocated by PyTorch, and "
+        f"{format_size(failure.reserved - failure.allocated)} is reserved by PyTorch but "
+        "unallocated. If reserved but unallocated memory is large try setting "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+        "documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html"
+        "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+    )
+    # The error has one argument, as torch's: programs that tell it by its text look for that.
+    error = OutOfMemoryError(f"{said}\n\n{_told(gpu, entry, live)}")
+    error.gpu, error.nbytes, error.origin, error.live = gpu, entry.nbytes, entry.origin, live
+    return error
+
+
+def _told(gpu: Gpu, entry: Entry, live: tuple[Allocation, ...]) -> str:
+    origin = entry.origin
+    where = [f"in the {origin.phase.value}"]
+    where += [f"in module {origin.module}"] if origin.module else []
+    where += [f"at {origin.line}"] if origin.line else []
+    what = origin.operator or entry.label or entry.kind.value
+    asked = (
+        f"A trace on fake cuda ({gpu.name}) got this: {what} asked for "
+        f"{format_size(entry.nbytes)} {', '.join(where)}."
+    )
+    rows = [
+        (
+            format_size(found.nbytes),
+            found.kind.value,
+            describe(found),
+            found.origin.operator,
+            found.origin.line,
+        )
+        for found in live[:_LARGEST]
+    ]
+    if not rows:
+        return asked
+    table = tabulate(
+        rows,
+        headers=("alive then", "kind", "what", "operator", "line"),
+        colalign=("right", "left", "left", "left", "left"),
+    )
+    return f"{asked}\n\n{table}"
+
+
+def format_size(nbytes: int) -> str:
+    """Return bytes as torch's own messages do (c10/cuda/CUDACachingAllocator.cpp, format_size)."""
+    if nbytes <= 1024:
+        return f"{nbytes} bytes"
+    for power, unit in ((1, "KiB"), (2, "MiB")):
+        if nbytes <= 1024 ** (power + 1):
+            return f"{nbytes / 1024**power:.2f} {unit}"
+    return f"{nbytes / 1024**3:.2f} GiB"

@@ -1,0 +1,1 @@
+"""Operators intercepted and booked: hollow tensors, plans, the ledger."""

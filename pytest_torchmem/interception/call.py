@@ -1,0 +1,24 @@
+"""One call of an operator, as it comes to the interceptor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from pytest_torchmem.interception.ledger import Record
+from pytest_torchmem.operators.operator import Operator
+
+
+@dataclass(slots=True)
+class Call:
+    """An operator and what it is called with."""
+
+    operator: Operator
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[Tensor]
+    """The tensors among the arguments, in order."""
+    records: list[Record]
+    """What the ledger knows of their storages."""

@@ -1,0 +1,139 @@
+"""``torch.distributed`` in a trace: collectives move nothing, wrappers of modules are refused.
+
+A collective is an operator (``c10d::allreduce_`` and its like) with a kernel for ``meta``
+(torch/csrc/distributed/c10d/Ops.cpp): intercepted as any other, it sends nothing and waits for
+nobody, whatever the backend. ``DistributedDataParallel`` and ``fully_shard`` reach around
+operators: the first reads parameters in C++ (``_verify_params_across_processes``, reducer.cpp) and
+copies gradients into its buckets there, the second takes the memory of a storage away
+(``free_storage`` of torch/distributed/fsdp/_fully_shard/_fsdp_common.py). Neither has a twin here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.interception.interceptor import Interceptor
+from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.torch_private.patches import replaced_all
+
+_DATA_PARALLEL = (
+    "DistributedDataParallel cannot be traced: it reads and copies memory in C++, which a trace "
+    "does not have. Trace the module that it wraps (ddp.module), without the wrapper. In a real "
+    "step DDP's buckets take as many bytes again as the gradients, unless gradient_as_bucket_view "
+    "is True"
+)
+_SHARDED = (
+    "fully_shard (FSDP) cannot be traced: it frees and refills the memory of storages, which a "
+    "trace does not have. Trace the module as it is without it: parameters, gradients and the "
+    "optimizer's state are then those of a single process, not a shard of them"
+)
+_RESIZED = (
+    "UntypedStorage.resize_ of a tensor in a trace is not supported: it changes the memory of a "
+    "storage without an operator. Use tensor.resize_(size), or make a new tensor. Where this comes "
+    "from torch.distributed (FSDP): "
+) + _SHARDED
+_SHARDING = (
+    ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup", "__init__"),
+    ("torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule", "__call__"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "__init__"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "forward"),
+)
+"""What wrapping calls, and a wrapped module's forward; only of modules that are imported."""
+_WRAPPED = (
+    ("torch.nn.parallel.distributed", "DistributedDataParallel", _DATA_PARALLEL),
+    ("torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule", _SHARDED),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", _SHARDED),
+)
+
+
+def refuse_wrapped(target: nn.Module) -> None:
+    """Raise ``UnsupportedOperatorError`` for a module that has one wrapped for several processes.
+
+    Its copy could not be made, or would be wrapped anew.
+    """
+    for module, name, message in _WRAPPED:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is None:
+            continue
+        for path, inner in target.named_modules():
+            if isinstance(inner, kind):
+                where = f"{type(target).__name__}.{path}" if path else type(target).__name__
+                raise UnsupportedOperatorError(f"{where}: {message}")
+
+
+@contextmanager
+def module_wrappers_refused(interceptor: Interceptor) -> Iterator[None]:
+    """Raise ``UnsupportedOperatorError`` where this thread wraps a module for several processes.
+
+    So does the forward of a module that was wrapped before.
+    """
+    guard = Guard(interceptor)
+
+    def refusing(owner: Any, name: str, message: str) -> Callable[..., Any]:
+        # Not yet a hook's turn: ``FSDPState._pre_forward`` would note that a forward has begun.
+        # ``FSDPModule`` is mixed into a module's own class, which brings ``__call__``.
+        original = nn.Module.__call__ if name == "__call__" else getattr(owner, name)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if guard.on_thread():
+                line = interceptor.attribution.user_line() or "the traced program"
+                raise UnsupportedOperatorError(f"{line}: {message}")
+            return original(*args, **kwargs)
+
+        return method
+
+    original_resize: Any = torch.UntypedStorage.resize_
+
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        __tracebackhide__ = True
+        record = None if guard.off() else interceptor.ledger.records.get(storage._cdata)
+        if record is None or not record.hollow:
+            return original_resize(storage, size)
+        line = interceptor.attribution.user_line() or "the traced program"
+        raise UnsupportedOperatorError(f"{line}: {_RESIZED}")
+
+    parallel = nn.parallel.DistributedDataParallel
+    replacements: list[tuple[Any, dict[str, Any]]] = [
+        (torch.UntypedStorage, {"resize_": resize}),
+        (
+            parallel,
+            {name: refusing(parallel, name, _DATA_PARALLEL) for name in ("__init__", "forward")},
+        ),
+    ]
+    for module, name, method in _SHARDING:
+        owner = getattr(sys.modules.get(module), name, None)
+        if owner is not None:
+            replacements.append((owner, {method: refusing(owner, method, _SHARDED)}))
+    with replaced_all(replacements):
+        yield
+
+
+@contextmanager
+def process_group_kept() -> Iterator[None]:
+    """Destroy the default process group that a program made in its trace and left.
+
+    With it goes the ``sys.excepthook`` that ``init_process_group`` wrapped around the one there.
+    """
+    if _has_process_group():
+        yield
+        return
+    hook = sys.excepthook
+    try:
+        yield
+    finally:
+        if _has_process_group():
+            sys.excepthook = hook
+            torch.distributed.destroy_process_group()
+
+
+def _has_process_group() -> bool:
+    """Return whether there is a default process group; some builds of torch cannot have one."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

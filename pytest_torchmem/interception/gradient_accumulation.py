@@ -1,0 +1,102 @@
+"""Where the autograd engine sums gradients in place.
+
+``InputBuffer::accumulate`` (torch/csrc/autograd/input_buffer.cpp) adds a second gradient into the
+first where nobody else holds it. It counts references to find out, and a tensor that Python has
+held counts one more, so under a trace the engine always adds out of place. Such an addition is
+recognised here, and the interceptor hands back the first gradient as the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.interception.ledger import Record
+from pytest_torchmem.torch_private.internals import (
+    current_node,
+    storage_address,
+    storage_use_count,
+    tensor_use_count,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """Who holds a tensor: Python objects, the C++ side of it, and its storage."""
+
+    python: int
+    tensor: int
+    storage: int
+
+    @classmethod
+    def to(cls, tensor: Tensor, python: int) -> References:
+        """Count them now; ``python`` is ``sys.getrefcount`` where the interceptor stands."""
+        return cls(python, tensor_use_count(tensor), storage_use_count(storage_address(tensor)))
+
+
+class GradientSums:
+    """Tells the engine's own additions that it would do in place.
+
+    ``alone`` is what ``References`` gives for a gradient that nobody but the engine holds; it
+    depends on the interpreter, so it is learned from a program where that is known to be so. While
+    it is None, the first addition is only looked at.
+    """
+
+    def __init__(self, alone: References | None) -> None:
+        self.alone = alone
+        self.seen: References | None = None
+        self._node_number = -1
+        self._node_began = 0
+
+    def operator_in_backward(self, booked: int) -> None:
+        """Note which node is running, and how many storages had been booked when it began."""
+        node = current_node()
+        number = -1 if node is None else node._sequence_nr()
+        if number != self._node_number:
+            self._node_number = number
+            self._node_began = booked
+
+    def in_place(self, first: Tensor, second: Tensor, record: Record, python: int) -> bool:
+        """Return whether the engine would really do ``first.add_(second)``.
+
+        ``python`` is ``sys.getrefcount(first)`` where the interceptor stands.
+        """
+        if self.alone is None:
+            self.seen = self.seen or References.to(first, python)
+            return False
+        if torch.is_grad_enabled() or python > self.alone.python:
+            return False
+        if first.shape != second.shape or not is_dense(first):
+            return False
+        held = References.to(first, python)
+        if held.tensor > self.alone.tensor or held.storage > self.alone.storage:
+            return False
+        return self.is_sum(record)
+
+    def is_sum(self, record: Record) -> bool:
+        """Return whether what the engine adds to was there before the running node began."""
+        return record.index <= self._node_began or _feeds_one_input_twice(current_node())
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor's elements fill their memory, none of it twice."""
+    if tensor.is_contiguous():
+        return True
+    order = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    expected = 1
+    for stride, size in order:
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _feeds_one_input_twice(node: Any) -> bool:
+    """Return whether two of a node's gradients go to the same place, as those of ``y * y`` do."""
+    targets = [edge for edge in node.next_functions if edge[0] is not None] if node else []
+    return len(set(targets)) < len(targets)

@@ -1,0 +1,1 @@
+"""Tensors that are not strided: nested, compressed and sparse ones."""

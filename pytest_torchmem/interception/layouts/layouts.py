@@ -1,0 +1,87 @@
+"""Operators on tensors that are not strided: nested ones and compressed sparse ones.
+
+Both are made of strided tensors, and what runs on those comes to the interceptor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pytest_torchmem.interception.decompose import Intercepts
+from pytest_torchmem.interception.layouts.compressed import (
+    asks_library,
+    has_compressed,
+    run_compressed,
+    storage_holder,
+)
+from pytest_torchmem.interception.layouts.nested import NestedTensors, has_nested
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
+from pytest_torchmem.interception.placement import Placement
+from pytest_torchmem.interception.plan import tensors_in
+from pytest_torchmem.interception.values.known import LIMIT_NESTED, KnownValues
+from pytest_torchmem.operators.machine import Machine
+from pytest_torchmem.operators.operator import Operator, Treatment
+from pytest_torchmem.torch_private.internals import storage_address
+
+
+class Layouts:
+    """Runs the operators that take or make such tensors."""
+
+    def __init__(
+        self,
+        interceptor: Intercepts,
+        machine: Machine,
+        ledger: Ledger,
+        values: KnownValues,
+        placement: Placement,
+    ) -> None:
+        self._interceptor = interceptor
+        self._machine = machine
+        self._ledger = ledger
+        self._values = values
+        self._placement = placement
+        self._nested = NestedTensors(machine, ledger)
+
+    def find(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        """Return what runs an operator with these arguments, ``None`` where all are strided."""
+        if operator.treatment is Treatment.NESTED or has_nested(args, kwargs):
+            return self.run_nested
+        if operator.treatment is Treatment.COMPRESSED or has_compressed(args, kwargs):
+            return self.run_compressed
+        return None
+
+    def run_nested(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that takes or makes nested tensors."""
+        __tracebackhide__ = True
+        placement, values = self._placement, self._values
+        where, placement.nested = placement.nested, self._nested.device_of(args, kwargs)
+        limit, values.limit = values.limit, LIMIT_NESTED
+        try:
+            with self._interceptor.intercepting():
+                return self._nested.run(operator, args, kwargs)
+        finally:
+            placement.nested, values.limit = where, limit
+
+    def run_compressed(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operator that takes or makes compressed sparse tensors."""
+        __tracebackhide__ = True
+        with self._interceptor.intercepting():
+            device = self._device_beside(args, kwargs)
+            on_gpu = device.device.type == "cuda"
+            result = run_compressed(self._machine.host, on_gpu, operator, args, kwargs)
+        if on_gpu and asks_library(operator):
+            device.unknown_workspaces.add(operator.name)
+        return result
+
+    def _device_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
+        """Return where the first tensor among the arguments is, which may be compressed."""
+        for tensor in tensors_in((args, kwargs)):
+            record = self._ledger.records.get(storage_address(storage_holder(tensor)))
+            if record is not None:
+                return record.ledger
+        return self._ledger.on(self._machine.device)

@@ -1,0 +1,155 @@
+"""Nested tensors of the strided layout: what attention layers make of a padding mask.
+
+Such a tensor is a buffer, which is a storage like all others, and three small tensors on the host:
+the sizes, strides and offsets of its parts (aten/src/ATen/NestedTensorImpl.h). torch's own kernels
+for it are C++ functions that call operators on the buffer, so they are run as they are while those
+operators are intercepted. Those that reach into the buffer's memory themselves are told again::
+
+    @nested_kernel("aten::native_layer_norm")
+    def layer_norm(nested, input, normalized_shape, weight, bias, eps):
+        '''native/nested/NestedTensorMath.cpp, nested_layer_norm.'''
+
+``nested`` is the ``NestedTensors`` of the trace. Sizes have to be known: they decide every shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
+from pytest_torchmem.interception.plan import tensors_in
+from pytest_torchmem.interception.values.known import value_of
+from pytest_torchmem.operators.families import load
+from pytest_torchmem.operators.machine import Machine
+from pytest_torchmem.operators.operator import Operator
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
+from pytest_torchmem.torch_private.internals import (
+    outside_interception,
+    run_nested_kernel,
+    storage_address,
+)
+from pytest_torchmem.torch_private.patches import is_another
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_NO_MEMORY = "its data is not allocated"
+"""What ``TensorImpl::data_impl`` says (c10/core/TensorImpl.h)."""
+_KERNELS: dict[tuple[str, str], Callable[..., Any]] = {}
+
+
+def nested_kernel(*operators: str, device: str | None = None) -> Callable[[_F], _F]:
+    """Register what runs ``operators`` on nested tensors of ``"cpu"``, ``"cuda"`` or of both.
+
+    Raises ``ValueError`` where an operator already has a kernel there.
+    """
+    devices = ("cpu", "cuda") if device is None else (device,)
+
+    def register(function: _F) -> _F:
+        for key in ((name, kind) for name in operators for kind in devices):
+            if is_another(_KERNELS.get(key), function):
+                raise ValueError(f"{key[0]} already has a kernel for nested tensors on {key[1]}")
+            _KERNELS[key] = function
+        return function
+
+    return register
+
+
+def has_nested(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a nested tensor is among the arguments of an operator."""
+    return any(tensor.is_nested for tensor in tensors_in((args, kwargs)))
+
+
+class NestedTensors:
+    """Makes nested tensors of hollow ones and runs operators on them, for one trace.
+
+    Its methods run while operators are intercepted.
+    """
+
+    def __init__(self, machine: Machine, ledger: Ledger) -> None:
+        self._machine = machine
+        self._ledger = ledger
+
+    @property
+    def host(self) -> Host:
+        """The host that kernels for the CPU run on."""
+        return self._machine.host
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that kernels for cuda run on."""
+        assert self._machine.gpu is not None
+        return self._machine.gpu
+
+    def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that takes or makes nested tensors."""
+        load()
+        device = self.device_of(args, kwargs).device.type
+        kernel = _KERNELS.get((operator.name, device))
+        if kernel is not None:
+            return kernel(self, *args, **kwargs)
+        try:
+            return run_nested_kernel(operator.overload, *args, **kwargs)
+        except RuntimeError as error:
+            if _NO_MEMORY not in str(error):
+                raise
+            raise UnsupportedOperatorError(
+                f"torch's kernel of {operator.name} for nested tensors of the strided layout reads "
+                "their data, and a trace has none. Nested tensors with layout=torch.jagged are "
+                "made of ordinary ones"
+            ) from error
+
+    def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
+        """Return where the first tensor among the arguments of an operator is."""
+        for tensor in tensors_in((args, kwargs)):
+            record = self._ledger.records.get(storage_address(tensor))
+            if record is not None:
+                return record.ledger
+        return self._ledger.on(self._machine.device)
+
+    def wrap(self, buffer: Tensor, sizes: Tensor) -> Tensor:
+        """Return the nested tensor of the parts that lie one behind the other in ``buffer``.
+
+        ``sizes`` has a row for each part, and is kept; native/nested/NestedTensorUtils.h,
+        ``wrap_buffer``; NestedTensorImpl.cpp, ``construct_offsets``, ``construct_nested_strides``.
+        """
+        rows: list[list[int]] = sizes.tolist()
+        offsets = torch.empty((len(rows),), dtype=torch.int64)
+        strides = sizes.new_empty(sizes.shape)
+        position, positions, steps = 0, [], []
+        for row in rows:
+            positions.append(position)
+            steps.append(_contiguous_strides(row))
+            position += math.prod(row)
+        self._write(offsets, positions)
+        self._write(strides, steps)
+        made: Tensor = torch.ops.aten._nested_view_from_buffer.default(
+            buffer, sizes, strides, offsets
+        )
+        return made
+
+    def table(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return the sizes of parts as the tensor that a nested one holds."""
+        sizes = torch.empty((len(rows), len(rows[0])), dtype=torch.int64)
+        self._write(sizes, rows)
+        return sizes
+
+    def with_last_size(self, sizes: Tensor, size: int) -> Tensor:
+        """Return a copy of ``sizes`` with another last column."""
+        changed = sizes.clone()
+        changed.select(1, -1).fill_(size)
+        return changed
+
+    def _write(self, tensor: Tensor, values: Sequence[Any]) -> None:
+        record = self._ledger.records[storage_address(tensor)]
+        with outside_interception():
+            value_of(record, tensor).copy_(torch.tensor(values, dtype=torch.int64))
+
+
+def _contiguous_strides(row: Sequence[int]) -> list[int]:
+    return [math.prod(row[position + 1 :]) for position in range(len(row))]

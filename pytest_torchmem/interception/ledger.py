@@ -1,0 +1,280 @@
+"""The ledger: every storage on its device, from the operator that made it to its last reference.
+
+Only the order of events is written down while a program runs; peaks and what explains them are read
+from it afterwards.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.interception.values.assumptions import Assumption
+from pytest_torchmem.operators.workspace import Buffer
+from pytest_torchmem.profile.profile import (
+    Allocation,
+    Confidence,
+    Kind,
+    Origin,
+    Phase,
+    Timeline,
+)
+from pytest_torchmem.targets.calibration import Question
+
+
+class Entry(NamedTuple):
+    """What is written down of one allocation."""
+
+    nbytes: int
+    kind: Kind
+    origin: Origin
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    label: str
+    confidence: Confidence = Confidence.EXACT
+
+
+class DeviceLedger:
+    """The allocations of one device in order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.current = 0
+        self.entries: list[Entry] = []
+        self.events: list[int] = []
+        self.phases: list[tuple[int, Phase]] = []
+        self.earlier: list[int] = []
+        """Events of storages that were there before the trace and were met in its course."""
+        self.stream = 0
+        """The stream that is current; 0 is the default one."""
+        self.streams: dict[int, int] = {}
+        """The streams of entries that were made on another than the default one."""
+        self.pinned: set[int] = set()
+        """Entries in pinned memory, which is the host's."""
+        self.kept: dict[tuple[str, bool, int], int] = {}
+        """Workspaces that stay, by library, whether it is the autograd engine's handle, and
+        stream."""
+        self.asked: list[tuple[int, Buffer]] | None = None
+        """While an operator's body runs: the workspaces that stay that it asked for, with how many
+        events there were before, there already or not."""
+        self.unknown_workspaces: set[str] = set()
+        """Operators that ran and whose workspace is not known."""
+        self.calibrated_workspaces: set[str] = set()
+        """Operators that ran and whose workspace was measured."""
+        self.questions: set[Question] = set()
+        """What a calibration was or would be asked."""
+        self.before_adding: Callable[[Entry, int], None] | None = None
+        """Is asked before anything is added, with its stream; it raises where the device has no
+        memory left."""
+
+    def add(self, entry: Entry, earlier: bool = False) -> int:
+        """Book an allocation and return its index; ``earlier`` than everything else, or now."""
+        if self.before_adding is not None:
+            self.before_adding(entry, 0 if earlier else self.stream)
+        self.entries.append(entry)
+        index = len(self.entries)
+        if earlier:
+            self.earlier.append(index)
+        else:
+            self.events.append(index)
+            if self.stream:
+                self.streams[index] = self.stream
+        self.current += entry.nbytes
+        return index
+
+    def remove(self, index: int) -> None:
+        """Strike an allocation off."""
+        self.events.append(-index)
+        self.current -= self.entries[index - 1].nbytes
+
+    def origin(self, index: int) -> Origin:
+        """Return who made the allocation of a record's ``index``."""
+        return self.entries[index - 1].origin
+
+    def name(self, index: int, kind: Kind, label: str, module: str) -> None:
+        """Write down what an allocation turned out to be: a module's parameter or buffer."""
+        entry = self.entries[index - 1]
+        if not entry.label:
+            origin = replace(entry.origin, module=module)
+            self.entries[index - 1] = entry._replace(kind=kind, label=label, origin=origin)
+
+    def live_allocations(self) -> tuple[Allocation, ...]:
+        """Return what is alive, largest first."""
+        alive = dict.fromkeys(self.earlier)
+        for event in self.events:
+            if event > 0:
+                alive[event] = None
+            else:
+                alive.pop(-event, None)
+        entries = [self.entries[index - 1] for index in alive]
+        return tuple(map(_allocation, sorted(entries, key=lambda entry: -entry.nbytes)))
+
+    def timeline(self) -> Timeline:
+        """Return what happened so far; storages met late stand before everything else."""
+        shift = len(self.earlier)
+        events = [*self.earlier, *self.events]
+        allocations = tuple(map(_allocation, self.entries))
+        phases = tuple(
+            (start + shift if position else 0, phase)
+            for position, (start, phase) in enumerate(self.phases)
+        )
+        return Timeline(allocations, tuple(events), phases)
+
+
+def _allocation(entry: Entry) -> Allocation:
+    nbytes, kind, origin, shape, dtype, label, confidence = entry
+    return Allocation(nbytes, kind, origin, shape, _dtype_name(dtype), label, confidence)
+
+
+@cache
+def _dtype_name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.") if dtype is not None else ""
+
+
+class Record(weakref.ref):  # type: ignore[type-arg]
+    """A storage the ledger knows: where it lives, and its values beside it where they are known."""
+
+    __slots__ = ("address", "assumed", "hollow", "index", "known", "ledger", "memory")
+
+    address: int
+    index: int
+    hollow: bool
+    """Whether the storage has no memory; a real one was met, not made, by the trace."""
+    ledger: DeviceLedger
+    known: Tensor | None
+    """The storage's content as a flat uint8 tensor in real memory, or None where not known."""
+    assumed: Assumption | None
+    """What the elements of an unknown boolean storage count as, or None: nothing is assumed."""
+    memory: Tensor | None
+    """Bytes that the hollow storage shows to whoever reads it; they live as long as it does."""
+
+
+class Ledger:
+    """All devices of one trace."""
+
+    def __init__(self) -> None:
+        self.devices: dict[torch.device, DeviceLedger] = {}
+        self.records: dict[int, Record] = {}
+        self.phase = Phase.FORWARD
+
+    def on(self, device: torch.device) -> DeviceLedger:
+        """Return the ledger of ``device``, opened at first use."""
+        ledger = self.devices.get(device)
+        if ledger is None:
+            ledger = self.devices[device] = DeviceLedger(device)
+            ledger.phases.append((0, self.phase))
+        return ledger
+
+    def begin(self, phase: Phase) -> None:
+        """Let everything so far belong to ``phase``."""
+        self.phase = phase
+        for ledger in self.devices.values():
+            ledger.phases[:] = [(0, phase)]
+
+    def enter(self, phase: Phase) -> None:
+        """Begin ``phase`` on every device."""
+        if phase is self.phase:
+            return
+        self.phase = phase
+        for ledger in self.devices.values():
+            ledger.phases.append((len(ledger.events), phase))
+
+    def book(
+        self,
+        storage: torch.UntypedStorage,
+        nbytes: int,
+        ledger: DeviceLedger,
+        kind: Kind,
+        origin: Origin,
+        shape: tuple[int, ...] = (),
+        dtype: torch.dtype | None = None,
+        label: str = "",
+        earlier: bool = False,
+        hollow: bool = True,
+        memory: Tensor | None = None,
+        confidence: Confidence = Confidence.EXACT,
+    ) -> Record:
+        """Write down that ``storage`` was made; it is struck off when its last reference dies."""
+        index = ledger.add(Entry(nbytes, kind, origin, shape, dtype, label, confidence), earlier)
+        return self.attach(storage, index, ledger, hollow, memory)
+
+    def reserve(self, nbytes: int, ledger: DeviceLedger, kind: Kind, origin: Origin) -> int:
+        """Write down bytes whose storage is not known yet; return their index in ``ledger``."""
+        return ledger.add(Entry(nbytes, kind, origin, (), None, ""))
+
+    def attach(
+        self,
+        storage: torch.UntypedStorage,
+        index: int,
+        ledger: DeviceLedger,
+        hollow: bool = False,
+        memory: Tensor | None = None,
+    ) -> Record:
+        """Let what was written down at ``index`` be struck off when ``storage`` dies."""
+        record = Record(storage, self._strike)
+        address = storage._cdata
+        record.address, record.index, record.ledger = address, index, ledger
+        record.known, record.hollow, record.memory = None, hollow, memory
+        record.assumed = None
+        self.records[address] = record
+        return record
+
+    def move(self, record: Record, ledger: DeviceLedger) -> None:
+        """Book a storage on another device than it was thought to be made on."""
+        index = ledger.add(record.ledger.entries[record.index - 1])
+        record.ledger.remove(record.index)
+        record.index, record.ledger = index, ledger
+
+    def workspace(
+        self,
+        requests: tuple[int, ...],
+        ledger: DeviceLedger,
+        origin: Origin,
+        confidence: Confidence = Confidence.EXACT,
+    ) -> None:
+        """Write down bytes that a kernel takes and gives back before it returns."""
+        indices: list[int] = []
+        try:
+            for nbytes in requests:
+                entry = Entry(nbytes, Kind.WORKSPACE, origin, (), None, "", confidence)
+                indices.append(ledger.add(entry))
+        finally:  # the device may have no memory for the second of two
+            for index in reversed(indices):  # C++ destroys what was made last first
+                ledger.remove(index)
+
+    def keep(self, buffer: Buffer, in_engine: bool, ledger: DeviceLedger, origin: Origin) -> None:
+        """Write down a library's workspace that stays, where its handle has none yet for the stream
+        that is current.
+        """
+        if ledger.asked is not None:
+            ledger.asked.append((len(ledger.events), buffer))
+        name, nbytes, confidence = buffer.name, buffer.nbytes, buffer.confidence
+        key = (name, False, 0) if buffer.process else (name, in_engine, ledger.stream)
+        if key not in ledger.kept:
+            entry = Entry(nbytes, Kind.WORKSPACE, origin, (), None, name, confidence)
+            ledger.kept[key] = ledger.add(entry)
+
+    def close(self) -> set[int]:
+        """Stop writing down; return the addresses of storages without memory that are still alive.
+
+        Some program's variable, or a traceback's frame, may hold them.
+        """
+        survivors = set()
+        for record in self.records.values():
+            storage = record()
+            if storage is not None and record.memory is not None:
+                storage._memory = record.memory  # C++ may read it as long as the storage lives
+            elif record.hollow:
+                survivors.add(record.address)
+        self.records.clear()
+        return survivors
+
+    def _strike(self, record: Record) -> None:
+        if self.records.pop(record.address, None) is record:
+            record.ledger.remove(record.index)

@@ -1,0 +1,150 @@
+"""Hollow tensors are made here, from plans, and booked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.interception.ledger import DeviceLedger, Entry, Ledger
+from pytest_torchmem.interception.plan import Output, Plan, Same, Temporary
+from pytest_torchmem.interception.values.known import memory_for
+from pytest_torchmem.profile.profile import Confidence, Kind, Origin, Phase
+from pytest_torchmem.torch_private.internals import hollow_storage, in_engine_thread, tensor_on
+
+_HOST = torch.device("cpu")
+_KIND_OF_PHASE = {
+    Phase.BASELINE: Kind.OTHER,
+    Phase.FORWARD: Kind.ACTIVATION,
+    Phase.BACKWARD: Kind.GRADIENT,
+    Phase.BETWEEN: Kind.OTHER,
+    Phase.OPTIMIZER: Kind.OPTIMIZER_STATE,
+}
+
+
+def make_outputs(
+    ledger: Ledger, plan: Plan, tensors: list[Tensor], device: DeviceLedger, origin: Origin
+) -> Any:
+    """Return what a plan says an operator returns, its new storages booked on ``device``.
+
+    Those that a kernel makes on the host are booked there.
+    ``tensors`` are the operator's tensor arguments in order.
+    """
+    outputs = plan.outputs
+    if type(outputs) is Output and len(plan.slots) == 1 and plan.slots[0] >= 0 and not plan.steps:
+        return make_hollow(ledger, outputs, plan.slots[0], device, origin)
+    if type(outputs) is Same and outputs.grown is None and not plan.steps:
+        return tensors[outputs.position]
+    storages: list[torch.UntypedStorage | None] = [None] * len(plan.slots)
+    made: dict[int, Tensor] = {}
+    if plan.steps:
+        for output, tensor in _follow(ledger, plan, device, origin):
+            made[id(output)], storages[output.slot] = tensor, tensor.untyped_storage()
+
+    def tensor_of(output: Any) -> Any:
+        if type(output) is Same:
+            tensor = tensors[output.position]
+            if output.grown is not None:
+                grow(ledger, tensor, output.grown, device, origin)
+            return tensor
+        if type(output) is not Output:
+            return output
+        if id(output) not in made:
+            made[id(output)] = lay(output)
+        return made[id(output)]
+
+    def lay(output: Output) -> Tensor:
+        storage, nbytes = storages[output.slot], plan.slots[output.slot]
+        if nbytes < 0:
+            base = tensors[-1 - nbytes]
+            return tensor_on(
+                base.untyped_storage(),
+                output.dtype,
+                output.shape,
+                output.stride,
+                output.offset + int(base.storage_offset()),
+            )
+        if storage is None:
+            sure = plan.confidences.get(output.slot, Confidence.EXACT)
+            on = ledger.on(_HOST) if output.slot in plan.on_host else device
+            tensor = make_hollow(ledger, output, nbytes, on, origin, sure)
+            storages[output.slot] = tensor.untyped_storage()
+            return tensor
+        return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
+
+    return _map_outputs(outputs, tensor_of)
+
+
+def _follow(
+    ledger: Ledger, plan: Plan, device: DeviceLedger, origin: Origin
+) -> list[tuple[Output, Tensor]]:
+    """Write down a body's requests in their order; return its outputs with their tensors."""
+    made: list[tuple[Output, Tensor]] = []
+    temporaries: dict[int, int] = {}
+    try:
+        for step in plan.steps:
+            if isinstance(step, int):
+                device.remove(temporaries.pop(-step))
+            elif isinstance(step, Temporary):
+                number, nbytes, shape, dtype, label, confidence = step
+                entry = Entry(nbytes, Kind.WORKSPACE, origin, shape, dtype, label, confidence)
+                temporaries[number] = device.add(entry)
+            elif isinstance(step, Output):
+                nbytes = plan.slots[step.slot]
+                sure = plan.confidences.get(step.slot, Confidence.EXACT)
+                made.append((step, make_hollow(ledger, step, nbytes, device, origin, sure)))
+            else:
+                ledger.keep(step, in_engine_thread(), device, origin)
+    finally:  # the device may have no memory for one of them
+        for index in temporaries.values():
+            device.remove(index)
+    return made
+
+
+def make_hollow(
+    ledger: Ledger,
+    output: Output,
+    nbytes: int,
+    device: DeviceLedger,
+    origin: Origin,
+    confidence: Confidence = Confidence.EXACT,
+) -> Tensor:
+    """Return a new hollow tensor on a storage of ``nbytes`` bytes."""
+    memory = memory_for(output.dtype, nbytes, origin.operator)
+    storage = hollow_storage(nbytes, memory)
+    kind = _KIND_OF_PHASE[origin.phase]
+    ledger.book(
+        storage,
+        nbytes,
+        device,
+        kind,
+        origin,
+        output.shape,
+        output.dtype,
+        memory=memory,
+        confidence=confidence,
+    )
+    return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
+
+
+def grow(
+    ledger: Ledger, tensor: Tensor, output: Output, device: DeviceLedger, origin: Origin
+) -> None:
+    """Give a tensor another geometry, and a larger storage where its own is too small."""
+    last = sum(
+        (size - 1) * stride for size, stride in zip(output.shape, output.stride, strict=True)
+    )
+    elements = 0 if 0 in output.shape else last + 1
+    needed = (elements + int(tensor.storage_offset())) * tensor.element_size()
+    storage = tensor.untyped_storage()
+    if needed > storage.nbytes():
+        storage = make_hollow(ledger, output, needed, device, origin).untyped_storage()
+    tensor.set_(storage, int(tensor.storage_offset()), output.shape, output.stride)
+
+
+def _map_outputs(outputs: Any, function: Callable[[Any], Any]) -> Any:
+    if type(outputs) in (tuple, list):
+        return type(outputs)([_map_outputs(item, function) for item in outputs])
+    return function(outputs)

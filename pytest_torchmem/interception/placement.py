@@ -1,0 +1,194 @@
+"""Where an operator's outputs are made, and which devices go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.interception.call import Call
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, Record
+from pytest_torchmem.interception.plan import Plan
+from pytest_torchmem.operators.machine import Machine
+from pytest_torchmem.profile.profile import Phase
+from pytest_torchmem.torch_private.internals import storage_address
+
+_CPU = torch.device("cpu")
+
+#: Operators that take tensors of two devices (a copy's source, indices on the host).
+_ACROSS_DEVICES = frozenset(
+    {
+        "aten::copy_",
+        "aten::_to_copy",
+        "aten::_cudnn_ctc_loss",  # targets and lengths are the host's
+        "aten::_foreach_copy_",
+        "aten::_pack_padded_sequence",
+        "aten::_pack_padded_sequence_backward",
+        "aten::index.Tensor",
+        "aten::index_put_",
+        "aten::index_put",
+        "aten::_index_put_impl_",
+        "aten::_unsafe_index.Tensor",
+        "aten::_unsafe_index_put",
+        "aten::set_.source_Tensor",
+    }
+)
+
+#: Outputs that a CUDA kernel makes on the host, outside of the capture of a graph: the seed and the
+#: offset of random numbers (native/transformers/cuda/attention.cu, _efficient_attention_forward).
+_HOST_OUTPUTS = {
+    "aten::_efficient_attention_forward": (2, 3),
+    "aten::_scaled_dot_product_efficient_attention": (2, 3),
+}
+
+#: Of these the operators that index, and of those the ones whose last argument is written.
+_INDEXING = frozenset(name for name in _ACROSS_DEVICES if "index" in name)
+_INDEXED_WRITES = frozenset(name for name in _INDEXING if "put" in name)
+
+
+#: Generators of fake cuda by the addresses of those in C++, which are the CPU's.
+GPU_GENERATORS: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def host_slots(operator: str, plan: Plan) -> frozenset[int]:
+    """Return the slots of a plan that an operator's kernel makes on the host."""
+    positions = _HOST_OUTPUTS.get(operator, ())
+    return frozenset(plan.outputs[position].slot for position in positions)
+
+
+class Placement:
+    """Finds the device of outputs from those of the inputs, for the operators of one trace."""
+
+    def __init__(self, machine: Machine, ledger: Ledger) -> None:
+        self._machine = machine
+        self._ledger = ledger
+        self._last: DeviceLedger | None = None
+        self.nested: DeviceLedger | None = None
+        """Where values of a nested tensor are while its kernel runs; its sizes are the host's."""
+        self._guessed: dict[int, int] = {}
+        """Storages that C++ asked for without saying beside which tensor: a device guessed."""
+
+    def device_of(self, call: Call, target: torch.device | None) -> DeviceLedger | None:
+        """Return where a call's outputs are made; None for ``meta``.
+
+        ``target`` is where a copy between devices goes while it runs. Raises what torch raises for
+        tensors of devices that do not go together.
+        """
+        __tracebackhide__ = True
+        asked = call.kwargs.get("device")
+        if asked is not None and asked.type == "meta":
+            return None
+        if target is not None:
+            return self._ledger.on(target)
+        if asked is not None and asked.type != "cpu":
+            return self._ledger.on(self._machine.normalise(asked))
+        # What C++ asks to be made on the CPU stands beside a tensor that C++ takes to be there; a
+        # program that asks for the CPU comes with ``target`` set (devices/identity.py). Where C++
+        # names no device (lengths, batch sizes) it is the host.
+        if not call.records:
+            if asked is None:
+                return self._ledger.on(_CPU)
+            dtype = call.kwargs.get("dtype")
+            if self.nested is not None and dtype is not None:
+                return self.nested if dtype.is_floating_point else self._ledger.on(_CPU)
+            return self._last or self._where_tensors_are()
+        device = call.records[0].ledger
+        if len(self._ledger.devices) > 1:
+            device = self._shared(call, device)
+        self._last = device
+        return device
+
+    def _where_tensors_are(self) -> DeviceLedger:
+        """Return the machine's device if it holds anything, else the host."""
+        device = self._ledger.on(self._machine.device)
+        return device if device.entries else self._ledger.on(_CPU)
+
+    def _shared(self, call: Call, device: DeviceLedger) -> DeviceLedger:
+        """Return the device that all tensors of a call are on, or go with."""
+        __tracebackhide__ = True
+        if call.operator.name in _ACROSS_DEVICES:
+            _check_across(call)
+            return device
+        first = call.records[0]
+        for tensor, record in zip(call.tensors, call.records, strict=True):
+            if record.ledger is device:
+                continue
+            if device.device.type == "cpu" and _all_scalars(call, device):
+                device = record.ledger
+            elif self._is_guess(record):
+                self._ledger.move(record, device)
+            elif self._is_guess(first):
+                device = record.ledger
+                self._ledger.move(first, device)
+            elif tensor.dim() > 0 or record.ledger.device.type != "cpu":
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two "
+                    f"devices, {device.device} and {record.ledger.device}! "
+                    f"(when running {call.operator.name})"
+                )
+        return device
+
+    def note_guess(self, call: Call, results: Iterable[Tensor]) -> None:
+        """Remember results whose device nothing but guesses decided."""
+        if all(self._is_guess(record) for record in call.records):
+            for tensor in results:
+                record = self._ledger.records[storage_address(tensor)]
+                self._guessed[record.address] = record.index
+
+    def _is_guess(self, record: Record) -> bool:
+        return self._guessed.get(record.address) == record.index
+
+
+def check_generator(generator: torch.Generator, device: torch.device) -> None:
+    """Raise what torch raises for random numbers of another device (core/Generator.h)."""
+    found = "cuda" if cast(Any, generator)._cdata in GPU_GENERATORS else generator.device.type
+    if found != device.type:
+        raise RuntimeError(
+            f"Expected a '{device.type}' device type for generator but found '{found}'"
+        )
+
+
+def _all_scalars(call: Call, device: DeviceLedger) -> bool:
+    """Return whether all tensors on ``device`` have no dimension, and so go with any other."""
+    return all(
+        tensor.dim() == 0
+        for tensor, record in zip(call.tensors, call.records, strict=True)
+        if record.ledger is device
+    )
+
+
+def _check_across(call: Call) -> None:
+    """Raise for what C++ would not accept of tensors of two devices, with its words.
+
+    Where an index is (native/TensorAdvancedIndexing.cpp, make_info) and a sequence's lengths are
+    (native/PackedSequence.cpp) is not seen by C++, which takes all of them to be on the CPU.
+    """
+    name, records = call.operator.name, call.records
+    device = records[0].ledger.device
+    if name == "aten::_pack_padded_sequence":
+        lengths = records[1]
+        # A module's inputs were all put on the GPU by the trace, not by the program.
+        given = lengths.ledger.origin(lengths.index).phase is Phase.BASELINE
+        if lengths.ledger.device.type != "cpu" and not given:
+            raise RuntimeError(
+                "'lengths' argument should be a 1D CPU int64 tensor, but got 1D "
+                f"{lengths.ledger.device} Long tensor"
+            )
+    if name not in _INDEXING:
+        return
+    end = len(records) - (name in _INDEXED_WRITES)
+    for record in records[1:end]:
+        if record.ledger.device not in (device, _CPU):
+            raise RuntimeError(
+                "indices should be either on cpu or on the same device as the indexed tensor "
+                f"({device})"
+            )
+    for tensor, record in zip(call.tensors[end:], records[end:], strict=True):
+        if record.ledger.device != device and tensor.dim() > 0:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{device} and {record.ledger.device}! (when running {name})"
+            )

@@ -1,0 +1,358 @@
+"""The geometry of an operator's outputs, from the same operator on ``meta`` twins, remembered.
+
+A plan says what storages an operator makes and how its outputs lie on them; it depends on nothing
+but the operator and the geometry of its arguments, so a repeated layer costs a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.operators.workspace import Buffer, Workspace
+from pytest_torchmem.profile.profile import Confidence
+from pytest_torchmem.targets.calibration import Calibration
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
+from pytest_torchmem.torch_private.internals import (
+    lacks_geometry,
+)
+from pytest_torchmem.torch_private.meta import (
+    is_structured,
+    makes_one_like_another,
+    run_like_another,
+    run_structured,
+)
+
+
+@dataclass(slots=True)
+class Output:
+    """A tensor among an operator's outputs: its geometry on one of the plan's storages.
+
+    On the storage of an argument the offset counts from that argument's own.
+    """
+
+    slot: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(slots=True)
+class Same:
+    """An output that is one of the tensor arguments itself, by its position among them.
+
+    ``grown`` is the geometry that the operator gives it where it had too few elements (``out=``).
+    """
+
+    position: int
+    grown: Output | None = None
+
+
+class Temporary(NamedTuple):
+    """A request that an operator's body gives back before it returns."""
+
+    number: int
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    label: str
+    confidence: Confidence
+
+
+#: One step of an operator's body: a request of its own, minus the number of one that is given back,
+#: an output whose storage is made, or a library's workspace that stays and may be there already.
+Step = Temporary | int | Output | Buffer
+
+
+@dataclass(slots=True)
+class Plan:
+    """What an operator returns, and the bytes it takes beyond.
+
+    ``slots`` are the storages that the outputs lie on: the bytes of a new one, or ``-1 - position``
+    for the storage of the tensor argument at that position. ``outputs`` has the structure of the
+    operator's result, with ``Output`` and ``Same`` in the place of tensors. ``steps`` is the order
+    in which a body made and gave back what it asked for; without any, outputs are made in the order
+    of their slots, and then the workspace.
+    """
+
+    slots: tuple[int, ...]
+    outputs: Any
+    workspace: Workspace | None = None
+    steps: tuple[Step, ...] = ()
+    confidences: dict[int, Confidence] = field(default_factory=dict)
+    """How sure the bytes of a slot are, where they are not exact."""
+    on_host: frozenset[int] = frozenset()
+    """Slots that are made on the host, wherever the others are."""
+
+    def resize(self, position: int, nbytes: int | None) -> None:
+        """Give the flat output at ``position`` the size that a library decides on.
+
+        ``None``: it was not measured, and has at least the bytes that it has.
+        """
+        output = self.outputs[position]
+        self.confidences[output.slot] = Confidence.UNKNOWN
+        if nbytes is not None:
+            slots = list(self.slots)
+            slots[output.slot] = nbytes
+            self.slots = tuple(slots)
+            output.shape, output.stride = (nbytes // output.dtype.itemsize,), (1,)
+            self.confidences[output.slot] = Confidence.CALIBRATED
+
+
+class PlanMemory(dict[Any, Plan]):
+    """Plans by operator and geometry; emptied when it holds more than a process should keep."""
+
+    LIMIT = 200_000
+
+    def __setitem__(self, key: Any, plan: Plan) -> None:
+        if len(self) >= self.LIMIT:
+            self.clear()
+        super().__setitem__(key, plan)
+
+
+@lru_cache(maxsize=64)  # an update's calibration grows from test to test
+def remembered_plans(
+    host: Host,
+    gpu: Gpu | None,
+    calibration: Calibration | None = None,
+    settings: tuple[Any, ...] = (),
+) -> PlanMemory:
+    """Return the plans that earlier traces of this process found for a machine.
+
+    ``settings`` are torch's own on which a GPU's kernels and their workspaces depend.
+    """
+    return PlanMemory()
+
+
+def replace_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Return ``value`` with every tensor in its lists, tuples and dicts passed through."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if type(value) in (list, tuple):
+        return type(value)([replace_tensors(item, function) for item in value])
+    if type(value) is dict:
+        return {key: replace_tensors(item, function) for key, item in value.items()}
+    return value
+
+
+def tensors_in(value: Any) -> Iterable[Tensor]:
+    """Yield the tensors in nested lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif type(value) in (list, tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif type(value) is dict:
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def outputs_in(outputs: Any) -> Iterable[Output | Same]:
+    """Yield what stands in the place of tensors in a plan's outputs, in order."""
+    if isinstance(outputs, Output | Same):
+        yield outputs
+    elif type(outputs) in (list, tuple):
+        for item in outputs:
+            yield from outputs_in(item)
+    elif type(outputs) is dict:
+        for item in outputs.values():
+            yield from outputs_in(item)
+
+
+def plan_of_result(
+    result: Any,
+    tensors: list[Tensor],
+    address: Callable[[Tensor], int],
+    shapes: list[torch.Size] | None = None,
+) -> Plan:
+    """Return the plan that an operator's ``result`` stands for.
+
+    ``tensors`` are its tensor arguments in order, and ``shapes`` the shapes they had before it ran;
+    outputs on a storage of theirs are recognised by ``address``.
+    """
+    positions = {id(tensor): position for position, tensor in reversed([*enumerate(tensors)])}
+    slot_of: dict[int, int] = {}
+    slots: list[int] = []
+    inputs = {address(tensor): position for position, tensor in reversed([*enumerate(tensors)])}
+
+    made_before: dict[int, Output] = {}
+
+    def output(tensor: Tensor) -> Output | Same:
+        if id(tensor) in made_before:  # one tensor returned twice, and to be held twice
+            return made_before[id(tensor)]
+        same = positions.get(id(tensor))
+        if same is not None:
+            if shapes is None or shapes[same] == tensor.shape:
+                return Same(same)
+            return Same(same, _geometry_of(tensor, 0))
+        key = address(tensor)
+        slot = slot_of.get(key)
+        if slot is None:
+            slot = slot_of[key] = len(slots)
+            position = inputs.get(key)
+            slots.append(tensor.untyped_storage().nbytes() if position is None else -1 - position)
+        made = _geometry_of(tensor, slot)
+        if slots[slot] < 0:
+            made.offset -= int(tensors[-1 - slots[slot]].storage_offset())
+        made_before[id(tensor)] = made
+        return made
+
+    outputs = replace_tensors(result, output)
+    return Plan(tuple(slots), outputs)
+
+
+#: Pointwise operators that answer with another dtype than that of their floating arguments.
+_OTHER_DTYPE = frozenset(
+    {
+        "angle",
+        "complex",
+        "eq",
+        "frexp",
+        "ge",
+        "greater",
+        "greater_equal",
+        "gt",
+        "imag",
+        "isfinite",
+        "isinf",
+        "isnan",
+        "isneginf",
+        "isposinf",
+        "isreal",
+        "le",
+        "less",
+        "less_equal",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "logical_xor",
+        "lt",
+        "ne",
+        "not_equal",
+        "polar",
+        "real",
+        "signbit",
+    }
+)
+
+
+def plan_pointwise(operator: OpOverload, tensors: list[Tensor], mutates: bool) -> Plan | None:
+    """Return the plan of a pointwise operator in the common case, which needs no ``meta`` kernel.
+
+    That is: floating tensors of one geometry without gaps, and Python numbers. TensorIterator gives
+    their output the same geometry (aten/src/ATen/TensorIterator.cpp, fast_set_up and
+    compute_types). Returns None for every other case.
+    """
+    if torch.Tag.pointwise not in operator.tags or mutates:
+        return None
+    name = operator._schema.name.removeprefix("aten::")
+    first = tensors[0]
+    dtype, shape, stride = first.dtype, first.shape, first.stride()
+    if not dtype.is_floating_point or name in _OTHER_DTYPE or not first.is_contiguous():
+        return None
+    returns = operator._schema.returns
+    if len(returns) != 1 or str(returns[0].type) != "Tensor":
+        return None
+    for tensor in tensors:
+        if tensor.dtype is not dtype or tensor.shape != shape or tensor.stride() != stride:
+            return None
+    nbytes = first.numel() * first.element_size()
+    return Plan((nbytes,), Output(0, dtype, tuple(shape), stride, 0))
+
+
+def plan_on_meta(
+    operator: OpOverload,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Plan:
+    """Return the plan of ``operator`` by running ``function`` on ``meta`` twins of its arguments.
+
+    Raises ``UnsupportedOperatorError`` where nothing is known for ``meta``, and whatever the
+    operator raises for arguments it does not accept.
+    """
+    __tracebackhide__ = True
+    if function is operator and lacks_geometry(operator):
+        raise unsupported(operator, "register_fake was not called for it")
+    twins: dict[int, Tensor] = {}
+    ordered: list[Tensor] = []
+
+    def twin(tensor: Tensor) -> Tensor:
+        if tensor.device.type == "meta":  # a number or a mask in another form: no argument itself
+            return tensor
+        known = twins.get(id(tensor))
+        if known is None:
+            known = twins[id(tensor)] = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
+        ordered.append(known)
+        return known
+
+    meta_args = replace_tensors(args, twin)
+    meta_kwargs = replace_tensors(kwargs, twin)
+    shapes = [tensor.shape for tensor in ordered]
+    with torch.no_grad():
+        try:
+            out = meta_kwargs.get("out")
+            made_for_it = isinstance(out, Tensor) and out.numel() == 0
+            if function is operator and is_structured(operator):
+                result = run_structured(operator, *meta_args, **meta_kwargs)
+            elif function is operator and makes_one_like_another(operator):
+                result = run_like_another(operator, *meta_args, **meta_kwargs)
+            else:
+                result = function(*meta_args, **meta_kwargs)
+            if made_for_it and out.numel() > 1:
+                _lay_out(operator, meta_args, meta_kwargs)
+        except NotImplementedError as error:
+            raise unsupported(operator, str(error)) from error
+        except Exception as error:
+            # The program gave an operator what it does not accept. Where in a ``meta`` kernel that
+            # came out says nothing to who wrote the program.
+            raise error.with_traceback(None) from None
+    return plan_of_result(result, ordered, _meta_address, shapes)
+
+
+def _lay_out(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Give an ``out`` that was made for the operator the layout that a new tensor would have.
+
+    TensorIterator does so with a tensor it resizes (aten/src/ATen/TensorIterator.cpp,
+    set_output_raw_strided); on ``meta`` it stays contiguous.
+    """
+    out = kwargs["out"]
+    if torch.Tag.pointwise in operator.tags:
+        others = {name: value for name, value in kwargs.items() if name != "out"}
+        made: Any = sum(tensors_in((args, others)))  # operands that disagree are weighed alike
+        if isinstance(made, Tensor) and made.shape == out.shape:
+            out.as_strided_(made.shape, made.stride())
+
+
+def _meta_address(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _geometry_of(tensor: Tensor, slot: int) -> Output:
+    return Output(
+        slot, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+    )
+
+
+def unsupported(operator: OpOverload, reason: str) -> UnsupportedOperatorError:
+    """Return the error for an operator whose outputs' geometry cannot be found."""
+    first = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
+    return UnsupportedOperatorError(
+        f"the geometry of the outputs of {operator.name()} is not known: it has no kernel for "
+        f"'meta' tensors ({first[:200]}). Give it one with "
+        f'torch.library.register_fake("{operator.name().split(".")[0]}", function), where '
+        f"function takes the operator's arguments and returns empty tensors of the right shape; "
+        f"for an operator that is not yours, return an OperatorModel from the pytest hook "
+        f"pytest_torchmem_register_operators"
+    )

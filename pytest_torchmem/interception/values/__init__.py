@@ -1,0 +1,1 @@
+"""Values that are known or assumed beside the hollow storages."""

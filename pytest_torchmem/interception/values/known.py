@@ -1,0 +1,364 @@
+"""Values that are known: token ids, masks, lengths, counters, computed for real beside the trace.
+
+A storage whose content is known carries it as real memory. An operator all of whose inputs are
+known is run for real as well, so that ``mask.any()``, ``lengths.max().item()`` and boolean indexing
+give what they would; everything large, random or computed from parameters stays unknown.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.errors import UnknownValueError
+from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.call import Call
+from pytest_torchmem.interception.ledger import Ledger, Record
+from pytest_torchmem.interception.plan import Output, Plan, replace_tensors, tensors_in
+from pytest_torchmem.interception.values.assumptions import (
+    OPERATORS,
+    Assumption,
+    assume,
+    assumed_output,
+)
+from pytest_torchmem.interception.values.unknown_integers import UnknownInteger
+from pytest_torchmem.torch_private.internals import storage_address
+
+#: Elements up to which values are kept. Integers and booleans decide control flow and shapes; of
+#: floating values only small tables (drop path rates, optimizer steps) are ever asked for, and
+#: of random ones a row, one for each sample of a batch.
+LIMIT_INTEGER = 1 << 18
+LIMIT_FLOATING = 1 << 10
+LIMIT_RANDOM = 1 << 7
+
+#: The same for the masks that kernels of nested tensors make of their sizes: a boolean for every
+#: element, by which they select.
+LIMIT_NESTED = 1 << 26
+
+#: Arguments that are written to and keep their value: the gradients of a trace count as finite, so
+#: ``GradScaler`` steps.
+_KEPT = {"aten::_amp_foreach_non_finite_check_and_unscale_": 1}
+
+#: Initialisers draw again what fell out of bounds (``_no_grad_trunc_normal_``); a trace counts
+#: every first draw as accepted.
+_INITIALISERS = torch.nn.init.__file__
+
+#: What ``torch.distributions`` is given counts as valid.
+_VALIDATION = tuple(
+    os.path.join(os.path.dirname(torch.__file__), "distributions", name)
+    for name in ("constraints.py", "distribution.py")
+)
+
+#: Bytes up to which what stands in for unknown values has an element for each of theirs.
+_LARGEST_STAND_IN = 1 << 26
+
+#: How often one line may ask for what is not known and get the same answer.
+_LARGEST_GUESSES = 1_000
+
+_CPU = torch.device("cpu")
+
+
+def worth_knowing(
+    dtype: torch.dtype, elements: int, largest: int = 0, limit: int = LIMIT_INTEGER
+) -> bool:
+    """Return whether the values of a tensor of that size are kept.
+
+    ``largest``: the elements of the largest known tensor that it is computed from. A mask made
+    floating (``-inf`` where nothing is attended to) is as large as the boolean one. ``limit`` is
+    that of integers and booleans.
+    """
+    floating = dtype.is_floating_point or dtype.is_complex
+    return elements <= (max(LIMIT_FLOATING, largest) if floating else limit)
+
+
+def is_count(dtype: torch.dtype) -> bool:
+    """Return whether values of a type may be how many there are of something."""
+    return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
+
+
+def memory_for(dtype: torch.dtype, nbytes: int, operator: str = "") -> Tensor | None:
+    """Return real memory for a small integer or boolean storage, else None.
+
+    C++ reads and writes such tensors without an operator: lengths, batch sizes, splits. Of floating
+    ones it fills what it has just made empty (``at::tensor``, in the CTC loss).
+    """
+    if nbytes == 0:
+        return None
+    if dtype.is_floating_point or dtype.is_complex:
+        if operator != "aten::empty.memory_format" or nbytes > LIMIT_FLOATING * dtype.itemsize:
+            return None
+        return torch.zeros(nbytes, dtype=torch.uint8)
+    if nbytes > LIMIT_INTEGER * dtype.itemsize:
+        return None
+    return torch.zeros(nbytes, dtype=torch.uint8)
+
+
+def remember(record: Record, tensor: Tensor) -> None:
+    """Keep the content of the whole storage of the real ``tensor`` as that of ``record``."""
+    content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    record.known = content.clone() if record.memory is None else record.memory.copy_(content)
+
+
+def value_of(record: Record, tensor: Tensor) -> Tensor:
+    """Return the real values of ``tensor``, a view of the known content of its storage."""
+    assert record.known is not None
+    return torch.empty(0, dtype=tensor.dtype).set_(
+        record.known.untyped_storage(),
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+    )
+
+
+class KnownValues:
+    """Keeps the known values of one trace in step with its operators."""
+
+    def __init__(self, ledger: Ledger, attribution: Attribution) -> None:
+        self.warnings: list[str] = []
+        self._guesses: dict[str, int] = {}
+        self.limit = LIMIT_INTEGER
+        """Elements up to which values of integers and booleans are kept."""
+        self._ledger = ledger
+        self._attribution = attribution
+
+    def know(self, call: Call, plan: Plan, result: Any) -> None:
+        """Compute the values of what an operator made or wrote to, if those it read are known."""
+        operator = call.operator
+        if operator.opaque:
+            self._written(call)
+        elif call.records:
+            for record in call.records:
+                if record.known is None:
+                    break
+            else:
+                if (not operator.random or operator.makes_values) and self._compute(
+                    call, plan, result
+                ):
+                    return
+            if operator.fills and self._compute(call, plan, result):
+                return
+            if operator.name in OPERATORS:
+                output = assumed_output(operator.name, result)
+                if output is not None:
+                    record = self._ledger.records[storage_address(output)]
+                    record.known, record.assumed = None, assume(call)
+        elif operator.makes_values and self._compute(call, plan, result):
+            return
+        if operator.mutated or operator.mutated_names:
+            self._written(call)
+
+    def item(self, tensor: Tensor, record: Record) -> Any:
+        """Return the number of a tensor of one element; what is not known and not integer is 1."""
+        __tracebackhide__ = True
+        if record.known is not None:
+            return value_of(record, tensor).item()
+        if tensor.dtype is torch.bool:
+            return self._truth(record)
+        if record.assumed is not None:
+            return self._position(tensor, record.assumed)
+        what = f"the value of a {tensor.dtype} tensor was asked for"
+        if is_count(tensor.dtype):
+            raise self.unknown(what)
+        self._warn(f"{what}; a trace has no data, so it counts as 1")
+        return 1.0
+
+    def count(self, tensor: Tensor) -> UnknownInteger:
+        """Return what stands for an integer that is not known, where a program may just tell it."""
+        self._warn(f"the value of a {tensor.dtype} tensor was asked for; what is not known is 1")
+        return UnknownInteger(1.0, self)
+
+    def stand_in(self, tensor: Tensor, record: Record, what: str) -> Tensor:
+        """Return a real tensor for one whose values a program takes out of torch.
+
+        What is not known is 1, and a position that was found is 0. Raises ``UnknownValueError`` for
+        other integers: they are sizes often enough.
+        """
+        __tracebackhide__ = True
+        if record.known is not None:
+            return value_of(record, tensor)
+        number: float = 1 if record.assumed is None else record.assumed.answer
+        if record.assumed is None and is_count(tensor.dtype):
+            raise self.unknown(what)
+        self._warn(f"{what}; a trace has no data, so all of it is {number}")
+        one = torch.full((), number, dtype=tensor.dtype)
+        if tensor.numel() * tensor.element_size() > _LARGEST_STAND_IN:
+            return one.expand(tensor.shape)
+        return one.repeat(tensor.shape) if tensor.dim() else one
+
+    def _truth(self, record: Record) -> bool:
+        """Return what an unknown truth value counts as."""
+        __tracebackhide__ = True
+        assumed = record.assumed or Assumption.GUESSED_TRUE
+        if not assumed.guessed:
+            return bool(assumed.answer)
+        if self._attribution.asked_from(_INITIALISERS):
+            return False
+        if any(map(self._attribution.asked_from, _VALIDATION)):
+            return True
+        answer = bool(assumed.answer)
+        self.guess(
+            "a comparison with a number that is not known was asked for; what is not known "
+            f"counts as 1, so it is {answer}"
+        )
+        return answer
+
+    def _position(self, tensor: Tensor, assumed: Assumption) -> int:
+        __tracebackhide__ = True
+        self.guess(
+            f"the value of a {tensor.dtype} tensor was asked for; a position that is not known "
+            f"counts as {assumed.answer}"
+        )
+        return int(assumed.answer)
+
+    def guess(self, what: str) -> None:
+        """Warn of a guess, and end a loop that would wait for another answer for ever."""
+        __tracebackhide__ = True
+        self._warn(what)
+        line = self._attribution.user_line()
+        times = self._guesses[line] = self._guesses.get(line, 0) + 1
+        if times > _LARGEST_GUESSES:
+            raise self.unknown(
+                f"a value that is not known was asked for {_LARGEST_GUESSES:,} times, perhaps by a "
+                "loop that it should end"
+            )
+
+    def _warn(self, what: str) -> None:
+        """Tell of the first value that was made up; those after it may follow from it."""
+        if not self.warnings:
+            line = self._attribution.user_line() or "the traced program"
+            self.warnings.append(f"{line}: {what}")
+
+    def unknown(self, what: str) -> UnknownValueError:
+        """Return the error for a value that the trace does not have, naming the user's line."""
+        line = self._attribution.user_line()
+        return UnknownValueError(
+            f"{line or 'the traced program'}: {what}, and a trace has no data: it knows the values "
+            "of small integer and boolean tensors (token ids, masks, lengths) as long as nothing "
+            "random or computed from parameters goes into them. Pass such an input with its real "
+            "values, or keep this line out of the traced step (a flag, a budget on a part of the "
+            "model)"
+        )
+
+    def run(self, call: Call, values: list[Tensor]) -> Any:
+        """Run an operator for real with ``values`` in the place of its tensor arguments."""
+        real = {id(tensor): value for tensor, value in zip(call.tensors, values, strict=True)}
+        operator, kwargs = call.operator, call.kwargs
+        if operator.takes_device:
+            kwargs = {**kwargs, "device": _CPU}
+            kwargs.pop("pin_memory", None)
+        args = replace_tensors(call.args, lambda tensor: real[id(tensor)])
+        with torch.no_grad():
+            return operator.overload(
+                *operator.with_numbers_as_tensors(args, "cpu"),
+                **replace_tensors(kwargs, lambda tensor: real[id(tensor)]),
+            )
+
+    def take(self, results: Any, values: Any, largest: int = 0) -> None:
+        """Keep ``values`` as those of ``results``, where they are small enough.
+
+        ``largest``: the elements of the largest known tensor that they were computed from.
+        """
+        for tensor, value in zip(tensors_in(results), tensors_in(values), strict=False):
+            record = self._ledger.records.get(storage_address(tensor))
+            if record is None or record.known is not None or tensor.shape != value.shape:
+                continue
+            if worth_knowing(tensor.dtype, tensor.numel(), largest, self.limit):
+                remember(record, laid_out_as(tensor, value))
+
+    def _compute(self, call: Call, plan: Plan, result: Any) -> bool:
+        operator = call.operator
+        made = [output for output in _outputs_of(plan.outputs) if type(output) is Output]
+        if not made and not operator.mutated and not operator.mutated_names:
+            return False
+        largest = max((tensor.numel() for tensor in call.tensors), default=0)
+        if not all(
+            worth_knowing(output.dtype, _elements(output), largest, self.limit) for output in made
+        ):
+            return False
+        floating = operator.random and made and made[0].dtype.is_floating_point
+        if floating and (len(made[0].shape) > 1 or _elements(made[0]) > LIMIT_RANDOM):
+            return False
+        if any(record.known is None for record in call.records) and any(
+            output.dtype.is_floating_point or output.dtype.is_complex for output in made
+        ):
+            return False  # of what is like an unknown tensor, integers alone decide anything
+        values = [
+            torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+            if record.known is None
+            else value_of(record, tensor)
+            for tensor, record in zip(call.tensors, call.records, strict=True)
+        ]
+        try:
+            real = self.run(call, values)
+        except (RuntimeError, NotImplementedError, IndexError, ValueError):
+            return False
+        self.take(result, real, largest)
+        return True
+
+    def _written(self, call: Call) -> None:
+        """Forget what was known of the storages that an operator wrote to, or know them anew."""
+        operator = call.operator
+        kept = call.args[_KEPT[operator.name]] if operator.name in _KEPT else None
+        for argument in operator.written(call.args, call.kwargs):
+            if argument is kept and kept is not None:
+                continue
+            for tensor in tensors_in(argument):
+                record = self._ledger.records.get(storage_address(tensor))
+                if record is None:
+                    continue
+                record.known = record.assumed = None
+                nbytes = tensor.untyped_storage().nbytes()
+                if (
+                    operator.overwrites
+                    and tensor.numel() * tensor.element_size() == nbytes
+                    and worth_knowing(tensor.dtype, tensor.numel(), limit=self.limit)
+                ):
+                    self._overwrite(call, tensor, record, nbytes)
+
+    def _overwrite(self, call: Call, tensor: Tensor, record: Record, nbytes: int) -> None:
+        """Know the whole storage of ``tensor`` anew, if what is written to it is known."""
+        pairs = list(zip(call.tensors, call.records, strict=True))
+        if any(other is not tensor and source.known is None for other, source in pairs):
+            return
+        if record.memory is None:
+            record.memory = torch.empty(nbytes, dtype=torch.uint8)
+        record.known = record.memory
+        self.run(call, [value_of(source, other) for other, source in pairs])
+
+
+def _elements(output: Output) -> int:
+    elements = 1
+    for size in output.shape:
+        elements *= size
+    return elements
+
+
+def _outputs_of(outputs: Any) -> Iterator[Any]:
+    if type(outputs) in (tuple, list):
+        for item in outputs:
+            yield from _outputs_of(item)
+    else:
+        yield outputs
+
+
+def laid_out_as(tensor: Tensor, value: Tensor) -> Tensor:
+    """Return ``value`` in a storage of its own that ``tensor`` can be a view of."""
+    nbytes = tensor.untyped_storage().nbytes()
+    if (
+        value.stride() == tensor.stride()
+        and value.storage_offset() == tensor.storage_offset()
+        and value.untyped_storage().nbytes() == nbytes
+    ):
+        return value
+    storage = torch.empty(nbytes, dtype=torch.uint8).untyped_storage()
+    content = torch.empty(0, dtype=tensor.dtype).set_(
+        storage,
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+    )
+    return content.copy_(value)

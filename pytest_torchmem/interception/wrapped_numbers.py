@@ -1,0 +1,145 @@
+"""Python numbers that C++ wraps in tensors, and how long the graph keeps them.
+
+For ``x * 0.5`` torch makes a tensor of 8 bytes of the number (``PythonArgs::tensor_slow`` in
+torch/csrc/utils/python_arg_parser.cpp). It dies with the call, unless the node of the graph saves
+it, as ``MulBackward0`` does: then it lives until the node is released. The interceptor is handed
+the number and never the tensor; when the next operator arrives the node stands, and shows it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
+from pytest_torchmem.operators.operator import Operator
+from pytest_torchmem.profile.profile import Kind, Origin
+from pytest_torchmem.torch_private.internals import (
+    current_node,
+    keeps_graph,
+    storage_address,
+)
+
+#: Operators in place whose node saves a number given to them (tools/autograd/derivatives.yaml).
+#: On a view the node stands inside of a ``CopySlices``, which does not show it.
+_SAVE_IN_PLACE = frozenset({"aten::mul_.Tensor", "aten::div_.Tensor", "aten::div_.Tensor_mode"})
+
+
+class _Pending(NamedTuple):
+    operator: str
+    result: Tensor
+    names: tuple[str, ...]
+    """Names of the arguments that were numbers."""
+    indices: tuple[int, ...]
+    device: DeviceLedger
+
+
+class _Hidden:
+    """Numbers that a node inside of a ``CopySlices`` has saved.
+
+    The outer node holds this object as a pre-hook, which tells when it runs and when it is gone.
+    """
+
+    def __init__(self, indices: tuple[int, ...], device: DeviceLedger) -> None:
+        self.runs = False
+        self._indices = indices
+        self._device = device
+
+    def __call__(self, *gradients: object) -> None:
+        self.runs = self.runs or not keeps_graph()
+
+    def release(self) -> None:
+        """Strike the numbers off, once."""
+        for index in self._indices:
+            self._device.remove(index)
+        self._indices = ()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def type_of(number: complex) -> torch.dtype:
+    """Return the dtype of the tensor that a Python number is wrapped in."""
+    if isinstance(number, bool):
+        return torch.bool
+    if isinstance(number, int):
+        return torch.int64
+    return torch.complex128 if isinstance(number, complex) else torch.float64
+
+
+class WrappedNumbers:
+    """Books the tensors that Python numbers are wrapped in, on the host."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._pending: list[_Pending] = []
+        self._hidden: weakref.WeakKeyDictionary[_Hidden, int] = weakref.WeakKeyDictionary()
+        """The sequence number of the ``CopySlices`` that each belongs to."""
+
+    def book(
+        self, args: Sequence[Any], positions: tuple[int, ...], device: DeviceLedger, origin: Origin
+    ) -> tuple[int, ...]:
+        """Write down the numbers at ``positions`` as just made; return their indices."""
+        return tuple(
+            self._ledger.reserve(type_of(args[position]).itemsize, device, Kind.OTHER, origin)
+            for position in positions
+        )
+
+    def release(
+        self,
+        operator: Operator,
+        positions: tuple[int, ...],
+        indices: tuple[int, ...],
+        device: DeviceLedger,
+        recorded: Any,
+    ) -> None:
+        """Release the numbers of an operator that is done, unless its node has saved them.
+
+        ``recorded`` is its result where autograd records it, else None. The result is held until
+        the next operator, when its node stands; nothing is allocated before.
+        """
+        first = recorded[0] if type(recorded) in (tuple, list) and recorded else recorded
+        if isinstance(first, Tensor):
+            names = tuple(operator.argument_names[position] for position in positions)
+            self._pending.append(_Pending(operator.name, first, names, indices, device))
+            return
+        for index in indices:
+            device.remove(index)
+
+    def settle(self) -> None:
+        """Give the numbers of the last operators the lifetime that they have."""
+        while self._pending:
+            pending = self._pending.pop()
+            if pending.result._is_view() and pending.operator.partition(".")[0].endswith("_"):
+                self._hide(pending)
+            else:
+                self._follow(pending)
+        for hidden, number in tuple(self._hidden.items()) if self._hidden else ():
+            if not hidden.runs:
+                continue
+            node = current_node()
+            if node is None or node._sequence_nr() != number:  # it has run, and let go of its node
+                hidden.release()
+                del self._hidden[hidden]
+
+    def _hide(self, pending: _Pending) -> None:
+        base = pending.result._base
+        node = None if base is None else base.grad_fn
+        hidden = _Hidden(pending.indices, pending.device)
+        if pending.operator in _SAVE_IN_PLACE and node is not None:
+            node.register_prehook(hidden)
+            self._hidden[hidden] = node._sequence_nr()
+
+    def _follow(self, pending: _Pending) -> None:
+        """Strike the numbers off when the node releases them; at once where it saved none."""
+        node = pending.result.grad_fn
+        for name, index in zip(pending.names, pending.indices, strict=True):
+            saved = getattr(node, f"_saved_{name}", None)
+            if isinstance(saved, Tensor) and storage_address(saved) not in self._ledger.records:
+                self._ledger.attach(saved.untyped_storage(), index, pending.device)
+            else:
+                pending.device.remove(index)

@@ -1,0 +1,116 @@
+"""One measurement: the step on a real device, its allocations counted."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.measurement.copies import copy_to_cpu
+from pytest_torchmem.measurement.events import Recorder
+from pytest_torchmem.measurement.labels import labels_after
+from pytest_torchmem.measurement.timeline import build_timeline
+from pytest_torchmem.profile.profile import MemoryProfile, summarise
+from pytest_torchmem.step.global_state import weights_read_here
+from pytest_torchmem.step.imports import imports_apart
+from pytest_torchmem.step.step import check_step, run_target
+
+
+def measure(
+    target: Any,
+    *args: Any,
+    device: str = "cpu",
+    gpu: str | None = None,
+    host: str = "here",
+    loss_fn: Callable[[Any], Any] | None = None,
+    backward: bool = True,
+    optimizer: Callable[..., Any] | None = None,
+    steps: int = 1,
+    **kwargs: Any,
+) -> MemoryProfile:
+    """Run the step that ``trace`` describes for real and return the bytes its allocator was asked.
+
+    Models and tensors are copied to the device first, so the caller's own stay as they are; what a
+    callable reaches in other ways, such as a closure, is used as it is. Random states are put back.
+    The garbage collector rests during the step: what only a reference cycle keeps alive counts
+    until the end. ``gpu`` and ``host`` are those of this machine whatever is given.
+
+    On ``"cuda"``, the current CUDA device, the profile is a ``MeasuredProfile``, which also has the
+    peaks of what the caching allocator allocated and reserved. Figures are those above what was
+    alive there before. A module's step runs once beforehand, on another copy, so that libraries
+    have made their choices.
+
+    Raises ``UsageError`` where there is no such device, and ``DeviceMemoryError`` where a GPU's
+    memory does not suffice.
+    """
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"device={device!r}: expected 'cpu' or 'cuda'")
+    check_step(target, loss_fn, backward, optimizer, steps)
+    if device == "cuda":
+        from pytest_torchmem.measurement.cuda import measure_cuda
+
+        with _as_in_a_trace():
+            step = (loss_fn, backward, optimizer, steps)
+            return measure_cuda(target, args, kwargs, step)
+    with ExitStack() as stack:
+        stack.enter_context(_as_in_a_trace())
+        recorder = stack.enter_context(Recorder())
+        copies = copy_to_cpu(target, args, kwargs)
+        with recorder.step():
+            outliving = run_target(
+                copies.target, copies.args, copies.kwargs, loss_fn, backward, optimizer, steps
+            )
+        after = labels_after(copies, outliving)
+    timeline = build_timeline(recorder.recording, copies.labels, after)
+    return summarise(
+        timeline,
+        device="cpu",
+        gpu=None,
+        host="here",
+        torch_version=torch.__version__,
+        warnings=_blind_spots(),
+    )
+
+
+@contextmanager
+def _as_in_a_trace() -> Iterator[None]:
+    """Run a step under what a trace, too, keeps apart from it."""
+    with random_states_kept(), no_garbage_collection(), imports_apart(), weights_read_here():
+        yield
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Put the CPU's random generators back afterwards."""
+    state, python_state = torch.get_rng_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(python_state)
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Let the garbage collector rest: what reference cycles hold would leave at random."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _blind_spots() -> tuple[str, ...]:
+    """Say what never reaches the recorded thread's c10 allocator."""
+    spots = ["not measured: memory that other threads allocate"]
+    if torch.backends.mkl.is_available():
+        spots.append("not measured: MKL's own buffers, which it takes outside torch's allocator")
+    return tuple(spots)

@@ -1,0 +1,1 @@
+"""Attention: what is known of these operators."""

@@ -1,0 +1,112 @@
+"""Flash attention on the CPU; native/cpu/FlashAttentionKernel.cpp.
+
+Without the packed operands of machines with AMX. What threads other than the first take is seen by
+no allocator's record, nor counted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.geometry import accumulation_type, contiguous_copy
+from pytest_torchmem.operators.libraries.onednn.matmul import Product
+from pytest_torchmem.operators.matmul.cpu import SCALE, SMALLEST, uses_onednn
+from pytest_torchmem.operators.workspace import workspace
+from pytest_torchmem.targets.host import Host
+
+_KEYS = 512
+"""Keys and values that a thread takes at a time."""
+
+
+def _split(query: Tensor, key: Tensor) -> tuple[int, int]:
+    """Rows of queries and of keys that one thread works on; ``flash_attention`` picks by length."""
+    rows = query.shape[-2]
+    block = 256 if rows >= 768 else 64 if rows >= 192 else 32
+    return min(block, rows), min(_KEYS, key.shape[-2])
+
+
+def _is_reduced(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.bfloat16, torch.float16)
+
+
+@workspace("aten::_scaled_dot_product_flash_attention_for_cpu", device="cpu")
+def flash_attention(
+    machine: Host,
+    outputs: Sequence[Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> int:
+    """Per thread: a block of scores, its row maxima and sums, and a block of the output."""
+    if query.numel() == 0 or key.numel() == 0:
+        return 0
+    rows, columns = _split(query, key)
+    accumulated = accumulation_type(query.dtype).itemsize
+    block = (rows * columns + 2 * rows + rows * query.shape[-1]) * accumulated
+    if _is_reduced(query):
+        block += rows * columns * query.element_size()
+    return machine.threads * block
+
+
+@workspace("aten::_scaled_dot_product_flash_attention_for_cpu_backward", device="cpu")
+def flash_attention_backward(
+    machine: Host,
+    outputs: Sequence[Tensor],
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> int:
+    """Per thread: blocks of scores and of their gradient; once: the sums of one block's rows.
+
+    The gradient is copied unless it lies with the heads inside, as the output does.
+    """
+    if query.numel() == 0 or key.numel() == 0:
+        return 0
+    rows, columns = _split(query, key)
+    accumulated = accumulation_type(query.dtype).itemsize
+    blocks = 2 * rows * columns * accumulated
+    if _is_reduced(query):
+        blocks += 2 * rows * columns * query.element_size()
+    copied = contiguous_copy(grad_out.transpose(1, 2))
+    products = 0
+    if uses_onednn(machine, query.dtype):
+        products = max(_products(machine, query, key))
+    return copied + machine.threads * blocks + rows * accumulated + products
+
+
+def _products(machine: Host, query: Tensor, key: Tensor) -> list[int]:
+    """Bytes that oneDNN takes for the products of each pair of blocks: the gradient of the value,
+    and, multiplied by the scale, those of the query and of the key.
+
+    A gradient of the value is of one that lies with the heads inside, so never without gaps.
+    """
+    rows, columns = _split(query, key)
+    threads, width, keys = machine.threads, query.shape[-1], key.shape[-2]
+    dense = bool(key.stride(-2) == width)
+    sizes = {rows, query.shape[-2] % rows or rows}
+    lengths = {columns, keys % columns or columns}
+    found = [0]
+    for queries, length in product(sizes, lengths):
+        if queries * length * width <= SMALLEST:
+            continue
+        of_query = Product(threads, 1, queries, length, width, False, False, dense, True)
+        of_key = Product(threads, 1, length, queries, width, True, True, False, True)
+        found += [SCALE + of_query.scratchpad(), SCALE + of_key.scratchpad()]
+    return found

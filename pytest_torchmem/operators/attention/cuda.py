@@ -1,0 +1,389 @@
+"""Scaled dot-product attention: flash, memory-efficient and cuDNN's.
+
+native/transformers/cuda/flash_attn/flash_api.cpp (``mha_fwd``, ``mha_bwd`` and their ``varlen``
+forms), attention.cu and attention_backward.cu, mem_eff_attention/kernel_backward.h and the lists of
+kernels in mem_eff_attention/kernels/cutlassB.h of 2.13. Flash is exact. Memory-efficient attention
+is exact but where the first kernel of the list that fits depends on shared memory: there it is the
+larger of the two that may be taken. cuDNN's workspace is its own secret.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.geometry import (
+    Outputs,
+    contiguous_copy,
+    dense_bytes,
+)
+from pytest_torchmem.operators.rounding import divide_up, round_up
+from pytest_torchmem.operators.workspace import Workspace, bounded, unknown, workspace
+from pytest_torchmem.targets.gpus import Gpu
+
+_FLOAT = 4
+_BLOCK = 128
+_ANY = 65536
+_MUCH_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))
+
+
+# -- flash -----------------------------------------------------------------------------------------
+
+
+def _rounded_size(size: int) -> int:
+    """``head_size_rounded``: a multiple of 32, and 256 from 224 on."""
+    rounded = round_up(size, 32)
+    return rounded if rounded < 224 else 256
+
+
+def flash_splits(
+    gpu: Gpu, batch: int, queries: int, keys: int, heads: int, size: int, splits: int = 0
+) -> int:
+    """Return over how many blocks the keys are split; ``num_splits_heuristic``.
+
+    ``set_params_splitkv`` counts every multiprocessor twice.
+    """
+    if splits >= 1:
+        return splits
+    block = 256 if size <= 64 else 128 if size <= 128 else 64
+    key_blocks = divide_up(keys, block)
+    work, slots = batch * heads * divide_up(queries, 64), 2 * gpu.multiprocessors
+    if work >= 0.8 * slots:
+        return 1
+    most = min(128, slots, key_blocks)
+    efficiency = {
+        number: work * number / slots / math.ceil(work * number / slots)
+        for number in range(1, most + 1)
+        if number == 1 or divide_up(key_blocks, number) != divide_up(key_blocks, number - 1)
+    }
+    best = max(efficiency.values(), default=0.0)
+    return next((number for number, found in efficiency.items() if found >= 0.85 * best), 1)
+
+
+def _flash_forward(
+    gpu: Gpu, query: Tensor, key: Tensor, dropout: float, splits: int = 0
+) -> tuple[int, ...]:
+    """Partial results of a split over the keys; query and key are (batch, length, heads, size)."""
+    batch, queries, heads, size = query.shape
+    keys, key_heads = key.shape[1], key.shape[2]
+    if dropout:
+        return ()
+    if queries == 1 and heads > key_heads:  # a group's queries are taken for a sequence
+        queries, heads = heads // key_heads, key_heads
+    number = flash_splits(gpu, batch, queries, keys, heads, size, splits)
+    if number <= 1:
+        return ()
+    partial = _FLOAT * number * batch * heads * queries
+    return (partial, partial * _rounded_size(size))
+
+
+def _flash_backward(
+    gpu: Gpu, grad: Tensor, query: Tensor, key: Tensor, out: Tensor, batch: int, padded: int
+) -> tuple[int, ...]:
+    """Dense copies, sums of rows, the query's gradient in float, and those of repeated heads.
+
+    Query and key are (..., heads, size); ``padded`` is how many queries there are in whole blocks.
+    """
+    heads, size = query.shape[-2:]
+    rows = padded * heads
+    splits = divide_up(gpu.multiprocessors, batch * heads) if _deterministic() else 1
+    repeated = 0
+    if heads != key.shape[-2]:
+        repeated = math.prod(key.shape[:-2]) * heads * size * query.element_size()
+    return (
+        contiguous_copy(grad),
+        contiguous_copy(out),
+        _FLOAT * rows,
+        splits * _FLOAT * rows * _rounded_size(size),
+        repeated,
+        repeated,
+    )
+
+
+def _flash_backward_of_batch(
+    gpu: Gpu, grad: Tensor, query: Tensor, key: Tensor, out: Tensor
+) -> tuple[int, ...]:
+    """``mha_bwd``; query and key are (batch, length, heads, size)."""
+    batch, queries = query.shape[:2]
+    return _flash_backward(gpu, grad, query, key, out, batch, batch * round_up(queries, _BLOCK))
+
+
+def _deterministic() -> bool:
+    return torch.are_deterministic_algorithms_enabled() and not (
+        torch.is_deterministic_algorithms_warn_only_enabled()
+    )
+
+
+@workspace("aten::_scaled_dot_product_flash_attention", device="cuda")
+def sdpa_flash(
+    gpu: Gpu,
+    outputs: Outputs,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *arguments: float,
+    scale: float | None = None,
+) -> tuple[int, ...]:
+    """As ``mha_fwd``, with heads and length exchanged."""
+    dropout = arguments[0] if arguments else 0.0
+    return _flash_forward(gpu, query.transpose(1, 2), key.transpose(1, 2), dropout)
+
+
+@workspace("aten::_scaled_dot_product_flash_attention_backward", device="cuda")
+def sdpa_flash_backward(
+    gpu: Gpu,
+    outputs: Outputs,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    *arguments: object,
+    scale: float | None = None,
+) -> tuple[int, ...]:
+    """As ``mha_bwd``, with heads and length exchanged."""
+    grad, queries, keys, result = (tensor.transpose(1, 2) for tensor in (grad_out, query, key, out))
+    return _flash_backward_of_batch(gpu, grad, queries, keys, result)
+
+
+@workspace("aten::_flash_attention_forward", device="cuda")
+def flash_forward(
+    gpu: Gpu,
+    outputs: Outputs,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths_query: Tensor | None,
+    lengths_key: Tensor | None,
+    longest_query: int,
+    longest_key: int,
+    dropout: float,
+    *arguments: object,
+    num_splits: int | None = None,
+    block_table: Tensor | None = None,
+    **options: object,
+) -> tuple[int, ...]:
+    """``mha_fwd``; of sequences of several lengths (``mha_varlen_fwd``) only a block table's keys
+    are split.
+    """
+    if lengths_query is None:
+        return _flash_forward(gpu, query, key, dropout, num_splits or 0)
+    return ()
+
+
+@workspace("aten::_flash_attention_backward", device="cuda")
+def flash_backward(
+    gpu: Gpu,
+    outputs: Outputs,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    lengths_query: Tensor | None,
+    *arguments: object,
+    **options: object,
+) -> tuple[int, ...]:
+    """``mha_bwd``; of sequences of several lengths ``mha_varlen_bwd``, with 128 rows more each."""
+    if lengths_query is None:
+        return _flash_backward_of_batch(gpu, grad_out, query, key, out)
+    batch = lengths_query.numel() - 1
+    padded = query.shape[0] + _BLOCK * batch
+    return _flash_backward(gpu, grad_out, query, key, out, batch, padded)
+
+
+# -- memory-efficient ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """An ``AttentionBackwardKernel``: queries and keys of a block, and the largest head."""
+
+    queries: int
+    keys: int
+    largest: int
+
+
+def _tiles(gpu: Gpu, dtype: torch.dtype, size: int, dropout: bool) -> tuple[Tile, ...]:
+    """Return the kernels that may be taken, of which shared memory decides; cutlassB.h."""
+    if size <= 64:
+        return (Tile(64, 64, 32 if size <= 32 else 64),)
+    modern = gpu.capability >= (8, 0)
+    largest = 128 if size <= 128 else _ANY
+    if dtype == torch.float32:
+        if not modern:
+            return (Tile(64, 64, largest),)
+        wide, narrow = Tile(128, 64, largest), Tile(64, 64, largest)
+    elif modern and size <= 96 and gpu.capability in ((8, 6), (8, 9)) and not dropout:
+        return (Tile(128, 64, 96),)
+    elif modern and size <= 128:
+        wide, narrow = Tile(128, 128, 128), Tile(64, 64, 128)
+    else:
+        wide, narrow = Tile(128, 64, largest), Tile(64, 64, largest)
+    return (wide,) if gpu.capability in _MUCH_SHARED_MEMORY else (wide, narrow)
+
+
+def _tile_bytes(
+    tile: Tile, half: bool, shape: tuple[int, int, int, int], size: int, value_size: int
+) -> int:
+    """``Params::workspace_size``: gradients of query, key and value added up in float."""
+    batch, heads, queries, keys = shape
+    splits = divide_up(keys, tile.keys)
+    if batch * heads >= 256 and keys <= 2 * tile.keys:
+        splits = 1
+    keys_in_memory = half and tile.largest > tile.queries
+    floats = 0
+    if keys_in_memory:
+        splits = max(1, min(splits, 200 // (batch * heads)))
+    if _deterministic():
+        splits = 1
+    if keys_in_memory:
+        floats = (
+            splits * tile.keys * (round_up(size, tile.queries) + round_up(value_size, tile.queries))
+        )
+    blocks = divide_up(queries, tile.queries) * divide_up(size, tile.keys)
+    floats += blocks * (4 + tile.queries * tile.keys)
+    return batch * heads * round_up(floats, 4) * _FLOAT
+
+
+def efficient_backward_bytes(
+    gpu: Gpu,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int, int],
+    size: int,
+    value_size: int,
+    dropout: bool = False,
+    copy: int = 0,
+) -> Workspace:
+    """Return what the backward of (batch, heads, queries, keys) takes, for heads of ``size``.
+
+    ``copy`` is what making the gradient dense takes. Where the kernel does not compute the sums of
+    rows, a product in float is summed before it, and the factors are cast to float for it.
+    """
+    batch, heads, queries, _ = shape
+    half = dtype != torch.float32
+    sums = _FLOAT * batch * heads * queries
+    found: list[tuple[int, ...]] = []
+    for tile in _tiles(gpu, dtype, max(size, value_size), dropout):
+        own = (sums, _tile_bytes(tile, half, shape, size, value_size))
+        in_kernel = half and (tile.largest <= tile.queries or gpu.capability != (7, 0))
+        before = () if in_kernel else (sums * value_size * (3 if half else 1), sums, sums)
+        found.append(max(own, before, key=sum))
+    requests = (copy, *max(found, key=sum))
+    return Workspace(requests) if len(found) == 1 else bounded(*requests)
+
+
+@workspace("aten::_scaled_dot_product_efficient_attention_backward", device="cuda")
+def sdpa_efficient_backward(
+    gpu: Gpu,
+    outputs: Outputs,
+    grad_out: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    dropout: float,
+    *arguments: object,
+    scale: float | None = None,
+) -> Workspace:
+    """``_efficient_attention_backward``, with heads and length exchanged."""
+    batch, heads, queries, size = query.shape
+    shape = (batch, heads, queries, key.shape[2])
+    copy = contiguous_copy(None if grad_out is None else grad_out.transpose(1, 2))
+    return efficient_backward_bytes(
+        gpu, query.dtype, shape, size, value.shape[3], dropout > 0, copy
+    )
+
+
+@workspace("aten::_efficient_attention_backward", device="cuda")
+def efficient_backward(
+    gpu: Gpu,
+    outputs: Outputs,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    lengths_query: Tensor | None,
+    lengths_key: Tensor | None,
+    longest_query: int,
+    longest_key: int,
+    logsumexp: Tensor,
+    dropout: float,
+    *arguments: object,
+    **options: object,
+) -> Workspace:
+    """attention_backward.cu, ``_efficient_attention_backward``."""
+    batch, queries, heads, size = query.shape
+    keys = key.shape[1]
+    if lengths_query is not None:
+        batch, queries, keys = lengths_query.numel() - 1, longest_query, longest_key
+    shape = (batch, heads, queries, keys)
+    copy = contiguous_copy(grad_out)
+    return efficient_backward_bytes(
+        gpu, query.dtype, shape, size, value.shape[3], dropout > 0, copy
+    )
+
+
+@workspace(
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_efficient_attention_forward",
+    device="cuda",
+)
+def efficient_forward(
+    gpu: Gpu,
+    outputs: tuple[Tensor, ...],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *arguments: object,
+    **options: object,
+) -> int:
+    """The output in float where heads are too large to be added up in registers.
+
+    attention.cu; kernel_forward.h, ``kNeedsOutputAccumulatorBuffer``.
+    """
+    out = outputs[0]
+    half = out.dtype != torch.float32
+    return dense_bytes(out, torch.float32) if half and value.shape[-1] > 128 else 0
+
+
+# -- cuDNN -----------------------------------------------------------------------------------------
+
+
+@workspace(
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_cudnn_attention_forward",
+    device="cuda",
+)
+def cudnn_forward(gpu: Gpu, outputs: Outputs, *arguments: object, **options: object) -> Workspace:
+    """``mha_graph->get_workspace_size()``, which cuDNN alone knows; native/cudnn/MHA.cpp."""
+    return unknown()
+
+
+@workspace("aten::_scaled_dot_product_cudnn_attention_backward", device="cuda")
+def cudnn_backward(
+    gpu: Gpu,
+    outputs: Outputs,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    *arguments: object,
+    **options: object,
+) -> Workspace:
+    """A copy of a gradient that lies otherwise than the output, and cuDNN's; MHA.cpp,
+    ``run_cudnn_SDP_bprop``.
+    """
+    alike = grad_out.stride() == out.stride()
+    return unknown(0 if alike else dense_bytes(grad_out))

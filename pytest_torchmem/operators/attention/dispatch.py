@@ -1,0 +1,362 @@
+"""Scaled dot-product attention: which of CUDA's implementations takes it.
+
+The order and the constraints are those of native/transformers/cuda/sdp_utils.cpp
+(``select_sdp_backend``, ``can_use_cudnn_attention``, ``can_use_flash_attention``,
+``can_use_mem_efficient_attention``) and native/transformers/sdp_utils_cpp.h; what is done around
+the chosen kernel is native/transformers/attention.cpp, ``scaled_dot_product_attention``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from pytest_torchmem.operators.decompositions import Composite, cuda_kernel
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.torch_private.internals import TORCH_VERSION, attention_priority
+
+MATH, FLASH, EFFICIENT, CUDNN = range(4)
+"""``at::SDPBackend``."""
+BACKENDS = {"flash": FLASH, "mem_efficient": EFFICIENT, "cudnn": CUDNN}
+"""By the names that ``torch.backends.cuda`` asks for them."""
+_CUDNN_FIRST = (CUDNN, FLASH, EFFICIENT, MATH)
+_DEFAULT_ORDER = (FLASH, EFFICIENT, MATH, CUDNN)
+_HALF = (torch.float16, torch.bfloat16)
+_LARGEST_CUDNN_DIMENSION = 65535
+#: From torch 2.14 on one head of keys and values goes with any number of queries', and grouped
+#: queries are also taken by memory-efficient attention (pytorch/pytorch#191085).
+_BROADCASTS = TORCH_VERSION >= (2, 14)
+_aten: Any = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The arguments that the choice depends on; ``sdp_params``."""
+
+    gpu: Gpu
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dropout: float
+    is_causal: bool
+    enable_gqa: bool
+
+    @property
+    def is_jagged(self) -> bool:
+        """Whether the inputs are jagged, of which neither what is asked of dense tensors nor what
+        is asked of strided nested ones is checked here but in torch/nested/_internal/sdpa.py;
+        ``has_only_dense_inputs``, ``has_for_nested_inputs``.
+        """
+        return self.query.is_nested or self.key.is_nested or self.value.is_nested
+
+    @property
+    def trains(self) -> bool:
+        """Whether a backward will follow; ``input_requires_grad``."""
+        inputs = (self.query, self.key, self.value)
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+
+
+@cuda_kernel("aten::scaled_dot_product_attention")
+def scaled_dot_product_attention(
+    gpu: Gpu,
+    composite: Composite,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Run the implementation that the GPU would; attention.cpp."""
+    _validate(query, key, value, attn_mask)
+    call = Attention(gpu, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    backend = choose(call)
+    mask = _additive(attn_mask, query.dtype)
+    if backend == CUDNN:
+        return _aten._scaled_dot_product_cudnn_attention.default(
+            query, key, value, mask, call.trains, dropout_p, is_causal, False, scale=scale
+        )[0]
+    if backend == FLASH:
+        size = query.size(-1)
+        padded = [_padded(tensor, 8) for tensor in (query, key, value)]
+        output = _aten._scaled_dot_product_flash_attention.default(
+            *padded, dropout_p, is_causal, False, scale=size**-0.5 if scale is None else scale
+        )[0]
+        return output[..., :size] if size % 8 else output
+    if backend == EFFICIENT:
+        bias = None if mask is None else _bias(mask, query, key)
+        return _aten._scaled_dot_product_efficient_attention.default(
+            query, key, value, bias, call.trains, dropout_p, is_causal, scale=scale
+        )[0]
+    return _aten._scaled_dot_product_attention_math.default(
+        query,
+        key,
+        value,
+        mask,
+        dropout_p,
+        is_causal,
+        None,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )[0]
+
+
+@cuda_kernel("aten::_fused_sdp_choice")
+def fused_sdp_choice(
+    gpu: Gpu,
+    composite: Composite,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> int:
+    """Return the choice alone; ``_fused_sdp_choice_cuda``."""
+    return choose(Attention(gpu, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+
+
+def may_use(gpu: Gpu, backend: int, params: Any) -> bool:
+    """Return whether an implementation takes a call; ``torch.backends.cuda.can_use_…``."""
+    takes = {FLASH: _flash_takes, EFFICIENT: _efficient_takes, CUDNN: _cudnn_takes}[backend]
+    return takes(
+        Attention(
+            gpu,
+            params.query,
+            params.key,
+            params.value,
+            params.attn_mask,
+            params.dropout,
+            params.is_causal,
+            params.enable_gqa,
+        )
+    )
+
+
+def choose(call: Attention) -> int:
+    """Return the first implementation in order that takes the call; ``select_sdp_backend``."""
+    for backend in _order(call.gpu):
+        if (
+            (backend == CUDNN and _cudnn_takes(call))
+            or (backend == FLASH and _flash_takes(call))
+            or (backend == EFFICIENT and _efficient_takes(call))
+            or (backend == MATH and torch.backends.cuda.math_sdp_enabled())
+        ):
+            return backend
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def choose_nested(gpu: Gpu, dtype: torch.dtype, size: int, lengths: Sequence[int]) -> int:
+    """Return the choice for one nested tensor that is query, key and value, in inference.
+
+    ``check_for_seq_len_0_nested_tensor`` stands in the place of what is asked of dense shapes,
+    flash attention takes no head size that it would have to pad
+    (``check_head_dim_size_flash_nested``), and cuDNN no nested tensor
+    (``check_for_nested_inputs``).
+    """
+    if 0 in lengths:
+        return MATH
+    stand_in = torch.empty((len(lengths), 1, max(lengths), size), dtype=dtype, device="meta")
+    call = Attention(gpu, stand_in, stand_in, stand_in, None, 0.0, False, False)
+    for backend in _order(gpu):
+        if (
+            (backend == FLASH and size % 8 == 0 and _flash_takes(call))
+            or (backend == EFFICIENT and _efficient_takes(call))
+            or (backend == MATH and torch.backends.cuda.math_sdp_enabled())
+        ):
+            return backend
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def _order(gpu: Gpu) -> tuple[int, ...]:
+    """Return the order that ``sdpa_kernel`` set, or the GPU's own; ``priority_order``.
+
+    sm90 and sm100 ask cuDNN first, from cuDNN 9.15.1 on (``check_prefer_cudnn_attention``).
+    """
+    order = attention_priority()
+    prefers_cudnn = (
+        gpu.capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+    )
+    return _CUDNN_FIRST if order[:4] == _DEFAULT_ORDER and prefers_cudnn else order
+
+
+def _validate(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+    """Raise for what no implementation takes; ``validate_sdpa_input``."""
+    if not query.dtype == key.dtype == value.dtype:
+        raise RuntimeError(
+            "Expected query, key, and value to have the same dtype, but got query.dtype: "
+            f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
+        )
+    if min(query.dim(), key.dim(), value.dim()) < 2:
+        raise RuntimeError(
+            "Expected query, key, and value to all be  at least 2 dimensional, but got query.dim: "
+            f"{query.dim()} key.dim: {key.dim()} and value.dim: {value.dim()} instead."
+        )
+    if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise RuntimeError(
+            "Expected attn_mask dtype to be bool or float or to match query dtype, but got "
+            f"attn_mask.dtype: {mask.dtype} and  query.dtype: {query.dtype} instead."
+        )
+
+
+def _shapes_fit(call: Attention, grouped: bool, same_heads: bool = True) -> bool:
+    """``check_tensor_shapes``, ``check_batch_size_and_num_heads_dense``, ``check_nonzero_…``."""
+    query, key, value = call.query, call.key, call.value
+    if not query.dim() == key.dim() == value.dim() == 4:
+        return False
+    if call.is_jagged:
+        return True
+    if not query.size(0) == key.size(0) == value.size(0):
+        return False
+    if 0 in (query.size(2), key.size(2)):
+        return False
+    heads, key_heads, value_heads = query.size(1), key.size(1), value.size(1)
+    if _BROADCASTS and heads > 0 and key_heads == value_heads == 1:
+        return True
+    if call.enable_gqa and grouped and 0 not in (key_heads, value_heads):
+        if same_heads and key_heads != value_heads:
+            return False
+        return heads % key_heads == 0 and (same_heads or heads % value_heads == 0)
+    return heads == key_heads == value_heads
+
+
+def _last_dimension_dense(call: Attention, ignores_single: bool) -> bool:
+    """``check_last_dim_stride_equals_1_dense``."""
+    tensors = (call.query, call.key, call.value)
+    if call.is_jagged:
+        return True
+    dense = all(tensor.stride(-1) == 1 for tensor in tensors)
+    if ignores_single:
+        dense = dense or call.query.size(-1) == 1
+    return dense and (call.mask is None or call.mask.stride(-1) == 1)
+
+
+def _half(call: Attention) -> bool:
+    """Whether the dtype is one that tensor cores have; ``check_dtypes_low_precision``."""
+    if call.query.dtype is torch.bfloat16:
+        return call.gpu.capability >= (8, 0)
+    return call.query.dtype is torch.float16
+
+
+def _flash_takes(call: Attention) -> bool:
+    if not torch.backends.cuda.flash_sdp_enabled() or not _shapes_fit(call, grouped=True):
+        return False
+    if call.mask is not None or not _half(call):
+        return False
+    size = call.query.size(-1)
+    if not size == call.key.size(-1) == call.value.size(-1) or size > 256:
+        return False
+    if not (8, 0) <= call.gpu.capability <= (12, 1):
+        return False
+    # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
+    capability = call.gpu.capability
+    small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
+    if call.trains and small and size > 192 and (size <= 224 or call.dropout > 0):
+        return False
+    if call.is_causal and call.query.size(2) != call.key.size(2):
+        return False
+    return _last_dimension_dense(call, ignores_single=True)
+
+
+def _efficient_takes(call: Attention) -> bool:
+    if not torch.backends.cuda.mem_efficient_sdp_enabled():
+        return False
+    if not (5, 0) <= call.gpu.capability <= (12, 1) or not _shapes_fit(call, grouped=_BROADCASTS):
+        return False
+    if call.query.dtype is not torch.float32 and not _half(call):
+        return False
+    alignment = _alignment(call.gpu, call.query.dtype)
+    size, value_size = call.query.size(-1), call.value.size(-1)
+    if size != call.key.size(-1) or 0 in (size, value_size):
+        return False
+    if size % alignment or value_size % alignment:
+        return False
+    return _last_dimension_dense(call, ignores_single=False)
+
+
+def _cudnn_takes(call: Attention) -> bool:
+    if not torch.backends.cuda.cudnn_sdp_enabled() or call.is_jagged:
+        return False
+    if torch.are_deterministic_algorithms_enabled() and not (
+        torch.is_deterministic_algorithms_warn_only_enabled()
+    ):
+        return False
+    if not (8, 0) <= call.gpu.capability <= (12, 1) or not _half(call):
+        return False
+    if not _shapes_fit(call, grouped=True, same_heads=False) or not _cudnn_mask_fits(call):
+        return False
+    if call.dropout * 16 != int(call.dropout * 16):
+        return False
+    return _last_dimension_dense(call, ignores_single=True) and _cudnn_sizes_fit(call)
+
+
+def _cudnn_mask_fits(call: Attention) -> bool:
+    """``check_attn_mask_shape``."""
+    mask = call.mask
+    if mask is None:
+        return True
+    if mask.requires_grad or mask.dim() not in (2, 4):
+        return False
+    batch, heads, queries, _ = call.query.shape
+    fits = mask.size(-2) in (1, queries) and mask.size(-1) in (1, call.key.size(2))
+    if mask.dim() == 4:
+        fits = fits and mask.size(0) in (1, batch) and mask.size(1) in (1, heads)
+    return fits
+
+
+def _cudnn_sizes_fit(call: Attention) -> bool:
+    """``check_cudnn_tensor_shapes`` for a cuDNN from 9.15.1 to 9.22."""
+    batch, heads, queries, size = call.query.shape
+    value_size = call.value.size(3)
+    if batch > _LARGEST_CUDNN_DIMENSION or heads > _LARGEST_CUDNN_DIMENSION:
+        return False
+    newer = call.gpu.capability == (9, 0) or call.gpu.capability[0] == 10
+    limit = 192 if newer and (size, value_size) == (192, 128) else 128
+    if size > limit or value_size > limit or size % 8 or value_size % 8:
+        return False
+    return call.key.size(2) != 1 and not (call.dropout and queries == 1)
+
+
+def _alignment(gpu: Gpu, dtype: torch.dtype) -> int:
+    """Elements that a head's size has to be a multiple of; ``minimum_gemm_alignment``."""
+    if gpu.capability >= (8, 0):
+        return 4 if dtype == torch.float32 else 8
+    if gpu.capability >= (7, 0) and dtype in _HALF:
+        return 8
+    return 1
+
+
+def _padded(tensor: Tensor, multiple: int) -> Tensor:
+    """Return the last dimension padded to a multiple; ``pad_last_dim``."""
+    missing = -tensor.size(-1) % multiple
+    return functional.pad(tensor, (0, missing)) if missing else tensor
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a boolean mask as what is added to the scores; ``convert_boolean_attn_mask``."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    other = torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device)
+    return torch.where(mask, 0.0, other)
+
+
+def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Return the mask as the kernel needs it; ``preprocess_mask``, ``pad_bias``."""
+    aligned = mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1])
+    if not aligned:
+        size = mask.size(-1)
+        mask = functional.pad(mask, (0, 8 - size % 8))[..., :size]
+    return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))

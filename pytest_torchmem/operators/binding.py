@@ -1,0 +1,93 @@
+"""Arguments by name: a function for an operator takes those of the schema that it uses.
+
+``self`` of a schema may be called ``input``, as torch's own documentation does. What several
+schemas have in common can be taken together: a parameter whose annotation is a class of
+``arguments.py`` gets that class, made of the arguments that its fields name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch._ops import OpOverload
+
+from pytest_torchmem.operators import signatures as arguments
+
+#: Parameters that are no arguments of the operator: what a trace hands over besides.
+BESIDES = frozenset({"machine", "outputs", "call", "nested"})
+_EMPTY = inspect.Parameter.empty
+_MISSING: Any = object()
+
+
+class Unbindable(TypeError):
+    """A function asks for what an operator does not have."""
+
+
+class Binding:
+    """Calls a function with what it takes of the arguments of one overload."""
+
+    __slots__ = ("_besides", "_function", "_groups", "_positions")
+
+    def __init__(self, function: Callable[..., Any], overload: OpOverload) -> None:
+        """Raise ``Unbindable`` where the function asks for what no overload can give."""
+        schema = overload._schema.arguments
+        position_of = {str(argument.name): index for index, argument in enumerate(schema)}
+        if "self" in position_of:
+            position_of.setdefault("input", position_of["self"])
+        defaults = {
+            index: argument.default_value if argument.has_default_value() else _MISSING
+            for index, argument in enumerate(schema)
+        }
+
+        def place(name: str, default: Any) -> tuple[str, str, int, Any]:
+            index = position_of.get(name)
+            if index is None:
+                if default is _EMPTY:
+                    raise Unbindable(f"{overload.name()} has no argument {name!r}")
+                return name, name, -1, default
+            found = defaults[index]
+            if found is _MISSING and default is not _EMPTY:
+                found = default
+            return name, str(schema[index].name), index, found
+
+        self._function = function
+        self._besides: list[str] = []
+        self._positions: list[tuple[str, str, int, Any]] = []
+        self._groups: list[tuple[str, type[Any], list[tuple[str, str, int, Any]]]] = []
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise Unbindable(f"{function.__qualname__} takes {parameter}: name what it uses")
+            group = arguments.GROUPS.get(str(parameter.annotation))
+            if parameter.name in BESIDES:
+                self._besides.append(parameter.name)
+            elif group is not None:
+                given = group._field_defaults
+                places = [place(name, given.get(name, _EMPTY)) for name in group._fields]
+                self._groups.append((parameter.name, group, places))
+            else:
+                self._positions.append(place(parameter.name, parameter.default))
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], **besides: Any) -> Any:
+        """Call the function for a call of the operator; ``besides`` is what a trace hands over."""
+        __tracebackhide__ = True
+        taken = {name: besides[name] for name in self._besides}
+        for name, schema_name, index, default in self._positions:
+            taken[name] = _taken(args, kwargs, schema_name, index, default)
+        for name, group, places in self._groups:
+            taken[name] = group(
+                **{
+                    own: _taken(args, kwargs, schema_name, index, default)
+                    for own, schema_name, index, default in places
+                }
+            )
+        return self._function(**taken)
+
+
+def _taken(
+    args: Sequence[Any], kwargs: Mapping[str, Any], name: str, index: int, default: Any
+) -> Any:
+    if 0 <= index < len(args):
+        return args[index]
+    return kwargs.get(name, default)

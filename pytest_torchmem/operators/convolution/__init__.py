@@ -1,0 +1,1 @@
+"""Convolution: what is known of these operators."""

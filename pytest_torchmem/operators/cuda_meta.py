@@ -1,0 +1,304 @@
+"""Geometry of CUDA operators' outputs that ``meta`` does not know, or knows wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.geometry import is_channels_last, suggested_format
+from pytest_torchmem.operators.meta_functions import laid_out, like
+from pytest_torchmem.operators.recurrent.dispatch import GATES, LSTM, weight_elements
+from pytest_torchmem.operators.signatures import RecurrentSettings
+from pytest_torchmem.torch_private.patches import is_another
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+CUDA_META: dict[str, Callable[..., Any]] = {}
+"""By operator: a function of arguments on ``meta`` that returns outputs on ``meta``."""
+
+
+def cuda_meta(name: str) -> Callable[[_F], _F]:
+    """Register the geometry that an operator's outputs have on CUDA."""
+
+    def register(function: _F) -> _F:
+        if is_another(CUDA_META.get(name), function):
+            raise ValueError(f"{name} already has a function for its geometry on cuda")
+        CUDA_META[name] = function
+        return function
+
+    return register
+
+
+_GRU_WORKSPACE = 5
+"""``GRU_WORKSPACE_MULTIPLIER``, native/cuda/RNN.cu."""
+
+
+@cuda_meta("aten::_cudnn_rnn")
+def cudnn_rnn(
+    input: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor | None,
+    hx: Tensor,
+    cx: Tensor | None,
+    *arguments: Any,
+) -> tuple[Tensor, ...]:
+    """Output, hidden and cell state, what is kept for the backward, the weight buffer.
+
+    native/cudnn/RNN.cpp, ``_cudnn_rnn``. With ``batch_first`` the output is a transposed tensor.
+    """
+    settings = RecurrentSettings(*arguments)
+    hidden, layers = settings.hidden_size, settings.num_layers * settings.directions
+    out = settings.proj_size or hidden
+    if settings.batch_sizes:
+        batch, rows = settings.batch_sizes[0], input.size(0)
+        output = input.new_empty((rows, out * settings.directions))
+    else:
+        steps, batch = (input.transpose(0, 1) if settings.batch_first else input).shape[:2]
+        rows = steps * batch
+        output = input.new_empty((steps, batch, out * settings.directions))
+        if settings.batch_first:
+            output.transpose_(0, 1)
+    hy = hx.new_empty((layers, batch, out))
+    cy = hx.new_empty((0,) if cx is None else (layers, batch, hidden))
+    nbytes = reserve_bytes(rows, settings, input.element_size()) if settings.train else 0
+    reserve = input.new_empty((nbytes,), dtype=torch.uint8)
+    if weight_buf is None:
+        elements = weight_elements(weight, weight_stride0, settings.mode, hidden)
+        weight_buf = input.new_empty((elements,))
+    return output, hy, cy, reserve, weight_buf
+
+
+def reserve_bytes(rows: int, settings: RecurrentSettings, element_size: int) -> int:
+    """Return what the backward needs of the forward: a lower bound of cuDNN's reserve, in bytes.
+
+    Per row (a step of a sequence), layer and direction: every gate's activation, for an LSTM the
+    cell state, for a GRU the hidden half of the candidate; the outputs of all layers but the last,
+    and their dropout masks. ``cudnnGetRNNTempSpaceSizes`` itself cannot be asked without cuDNN.
+    """
+    hidden, gates = settings.hidden_size, GATES[settings.mode]
+    layers, out = settings.num_layers, settings.proj_size or hidden
+    elements = layers * (gates * hidden + (hidden if gates > 1 else 0))
+    elements += (layers - 1) * out * (2 if settings.dropout else 1)
+    return rows * settings.directions * elements * element_size
+
+
+@cuda_meta("aten::_cudnn_rnn_backward")
+def cudnn_rnn_backward(
+    input: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor,
+    hx: Tensor,
+    cx: Tensor | None,
+    output: Tensor,
+    grad_output: Tensor | None,
+    grad_hy: Tensor | None,
+    grad_cy: Tensor | None,
+    *arguments: Any,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor]]:
+    """Gradients of input and states, and those of the weights, which share one flat buffer.
+
+    native/cudnn/RNN.cpp, ``_cudnn_rnn_backward_input`` and ``_cudnn_rnn_backward_weight``. Without
+    biases the weights' gradients are copied out of the buffer.
+    """
+    *rest, _reserve, output_mask = arguments
+    settings = RecurrentSettings(*rest)
+    if settings.transposes:
+        grad_input = torch.empty_like(
+            input.transpose(0, 1), memory_format=torch.contiguous_format
+        ).transpose_(0, 1)
+    else:
+        grad_input = torch.empty_like(input, memory_format=torch.contiguous_format)
+    grad_hx = torch.empty_like(hx, memory_format=torch.contiguous_format)
+    grad_cx = None
+    if cx is not None and settings.mode == LSTM:
+        grad_cx = torch.empty_like(cx, memory_format=torch.contiguous_format)
+    grads: list[Tensor] = []
+    if output_mask[3]:
+        elements = weight_elements(weight, weight_stride0, settings.mode, settings.hidden_size)
+        if elements == sum(one.numel() for one in weight):
+            buffer, offset = input.new_empty((elements,)), 0
+            for one in weight:
+                grads.append(buffer[offset : offset + one.numel()].view(one.shape))
+                offset += one.numel()
+        else:
+            grads = [torch.empty_like(one) for one in weight]
+    return grad_input, grad_hx, grad_cx, grads
+
+
+@cuda_meta("aten::_thnn_fused_gru_cell")
+def fused_gru_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """native/cuda/RNN.cu, ``_thnn_fused_gru_cell_cuda``."""
+    workspace = hx.new_empty((hx.size(0), hx.size(1) * _GRU_WORKSPACE))
+    return torch.empty_like(hx, memory_format=torch.contiguous_format), workspace
+
+
+@cuda_meta("aten::_thnn_fused_gru_cell_backward")
+def fused_gru_cell_backward(
+    grad_hy: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor | None, ...]:
+    """native/cuda/RNN.cu, ``_thnn_fused_gru_cell_backward_cuda``."""
+    gates = workspace.size(1) // _GRU_WORKSPACE * 3
+    shape = (workspace.size(0), gates)
+    bias = workspace.new_empty((gates,)) if has_bias else None
+    other = workspace.new_empty((gates,)) if has_bias else None
+    return (
+        workspace.new_empty(shape),
+        workspace.new_empty(shape),
+        torch.empty_like(grad_hy, memory_format=torch.contiguous_format),
+        bias,
+        other,
+    )
+
+
+@cuda_meta("aten::_fused_rms_norm")
+def fused_rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """Output and reciprocal root; native/cuda/layer_norm_kernel.cu, ``_fused_rms_norm_cuda``."""
+    kept = input.shape[: input.dim() - len(normalized_shape)]
+    shape = (*kept, *[1] * len(normalized_shape))
+    dtype = torch.float64 if input.dtype is torch.float64 else torch.float32
+    output = torch.empty_like(input, memory_format=torch.contiguous_format)
+    return output, input.new_empty(shape, dtype=dtype)
+
+
+@cuda_meta("aten::log_sigmoid_forward")
+def log_sigmoid_forward(input: Tensor) -> tuple[Tensor, Tensor]:
+    """The buffer is the CPU's only; native/cuda/ActivationLogSigmoidKernel.cu."""
+    return torch.empty_like(input), input.new_empty((0,))
+
+
+@cuda_meta("aten::cudnn_grid_sampler")
+def cudnn_grid_sampler(input: Tensor, grid: Tensor) -> Tensor:
+    """native/cudnn/GridSampler.cpp, ``cudnn_grid_sampler_forward``."""
+    return input.new_empty((input.size(0), input.size(1), grid.size(1), grid.size(2)))
+
+
+@cuda_meta("aten::cudnn_grid_sampler_backward")
+def cudnn_grid_sampler_backward(
+    input: Tensor, grid: Tensor, grad_output: Tensor
+) -> tuple[Tensor, Tensor]:
+    """native/cudnn/GridSampler.cpp, ``cudnn_grid_sampler_backward``."""
+    return input.new_empty(input.shape), grid.new_empty(grid.shape)
+
+
+@cuda_meta("aten::_ctc_loss")
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The losses and their logarithms by step and label; native/cuda/LossCTC.cu, ctc_loss_gpu."""
+    steps, batch, _ = log_probs.shape
+    labels = 2 * max(target_lengths, default=0) + 1
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, steps, labels))
+
+
+@cuda_meta("aten::pixel_shuffle")
+def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
+    """Contiguous, whatever the input is; native/PixelShuffle.cpp, ``math_pixel_shuffle``."""
+    *batch, channels, height, width = input.shape
+    shape = (channels // upscale_factor**2, height * upscale_factor, width * upscale_factor)
+    return input.new_empty((*batch, *shape))
+
+
+@cuda_meta("aten::pixel_unshuffle")
+def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
+    """Contiguous, whatever the input is; native/PixelShuffle.cpp, ``math_pixel_unshuffle``."""
+    *batch, channels, height, width = input.shape
+    shape = (channels * downscale_factor**2, height // downscale_factor, width // downscale_factor)
+    return input.new_empty((*batch, *shape))
+
+
+def _contiguous(operator: Any) -> Callable[..., Tensor]:
+    def made(input: Tensor, *arguments: Any) -> Tensor:
+        return input.new_empty(operator(input, *arguments).shape)
+
+    made.__doc__ = "Contiguous, whatever the input is; native/cuda/*Pad*.cu and MaxUnpooling.cu."
+    return made
+
+
+for _name in (
+    "max_unpool2d",
+    "reflection_pad2d",
+    "reflection_pad3d",
+    "replication_pad2d",
+    "replication_pad3d",
+):
+    cuda_meta(f"aten::{_name}")(_contiguous(getattr(torch.ops.aten, _name).default))
+
+
+@cuda_meta("aten::reflection_pad2d_backward")
+def padding_backward(grad_output: Tensor, input: Tensor, padding: Sequence[int]) -> Tensor:
+    """Contiguous, whatever the input is; native/cuda/ReflectionPad.cu, ReplicationPadding.cu."""
+    return input.new_empty(input.shape)
+
+
+for _name in (
+    "reflection_pad3d_backward",
+    "replication_pad2d_backward",
+    "replication_pad3d_backward",
+):
+    cuda_meta(f"aten::{_name}")(padding_backward)
+
+
+@cuda_meta("aten::channel_shuffle")
+def channel_shuffle(input: Tensor, groups: int) -> Tensor:
+    """Contiguous, whatever the input is; native/ChanelShuffle.cpp, ``math_channel_shuffle``."""
+    return input.new_empty(input.shape)
+
+
+@cuda_meta("aten::native_batch_norm")
+def native_batch_norm(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The input's layout; statistics of every channel, in evaluation too.
+
+    native/cuda/Normalization.cu, ``batch_norm_cuda``.
+    """
+    dtype = torch.float32 if input.dtype.itemsize == 2 else input.dtype
+    statistics = [input.new_empty((input.shape[1],), dtype=dtype) for _ in range(2)]
+    return torch.empty_like(input), statistics[0], statistics[1]
+
+
+cuda_meta("aten::_native_batch_norm_legit")(native_batch_norm)
+cuda_meta("aten::_native_batch_norm_legit.no_stats")(native_batch_norm)
+
+
+@cuda_meta("aten::native_batch_norm_backward")
+def native_batch_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Channels last as the input in training, whatever the gradient is; contiguous in evaluation.
+
+    native/cuda/Normalization.cu, ``batch_norm_backward_cuda``.
+    """
+    last = train and is_channels_last(input)
+    layout = suggested_format(input) if last else torch.contiguous_format
+    parameter = input.new_empty((input.shape[1],)) if weight is None else weight
+    return (
+        laid_out(input, layout) if output_mask[0] else None,
+        like(parameter) if output_mask[1] else None,
+        like(parameter) if output_mask[2] else None,
+    )

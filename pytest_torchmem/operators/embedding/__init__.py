@@ -1,0 +1,1 @@
+"""Embedding: what is known of these operators."""

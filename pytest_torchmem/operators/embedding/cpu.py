@@ -1,0 +1,232 @@
+"""Bags of embeddings; native/EmbeddingBag.cpp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.cpu_bodies import body
+from pytest_torchmem.targets.host import Host
+
+_aten: Any = torch.ops.aten
+
+_SUM, _MEAN, _MAX = 0, 1, 2
+
+
+def _bag_of_every_index(offsets: Tensor, offset2bag: Tensor) -> Tensor:
+    """``make_offset2bag``: ones where bags begin, added up."""
+    offset2bag.index_add_(0, offsets, torch.ones_like(offsets))
+    offset2bag[0] -= 1
+    return offset2bag.cumsum(0)
+
+
+def _bag_sizes(offsets: Tensor, bags: int) -> Tensor:
+    """``make_bag_size``: the differences of offsets."""
+    sizes = torch.empty((bags,), dtype=offsets.dtype)
+    if bags > 1:
+        difference = offsets[1:bags] - offsets[: bags - 1]
+        del difference
+    return sizes
+
+
+def _is_fast(weight: Tensor, scale: Tensor | None, padding_idx: int) -> bool:
+    """``is_fast_path``: FBGEMM gathers and adds."""
+    return (
+        weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and weight.stride(1) == 1
+        and (scale is None or scale.stride(0) == 1)
+        and padding_idx < 0
+    )
+
+
+def _forward(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    mode: int,
+    scale: Tensor | None,
+    include_last_offset: bool,
+    padding_idx: int,
+    with_sizes: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``_embedding_bag_cpu_impl``."""
+    bags = offsets.shape[0] - include_last_offset
+    output = weight.new_empty((bags, weight.shape[1]))
+    fast = _is_fast(weight, scale, padding_idx)
+    offset2bag = torch.empty((0,), dtype=offsets.dtype)
+    if mode != _SUM or not fast:
+        offset2bag = torch.zeros((indices.shape[0] + 1,), dtype=offsets.dtype)
+        offset2bag = _bag_of_every_index(offsets[:bags], offset2bag)
+        offset2bag.resize_(indices.shape[0])
+    if with_sizes or mode != _SUM:
+        sizes = _bag_sizes(offsets, bags)
+    else:
+        sizes = torch.empty(offsets.shape, dtype=offsets.dtype)
+    shape = (bags, weight.shape[1]) if mode == _MAX else tuple(sizes.shape)
+    largest = torch.empty(shape, dtype=offsets.dtype)
+    if mode != _MAX:
+        _gather(weight, output, scale, fast)
+    if mode == _MEAN and bags:
+        counts = torch.maximum(sizes, torch.ones_like(sizes)).to(output.dtype)
+        del counts
+    return output, offset2bag, sizes, largest
+
+
+def _gather(weight: Tensor, output: Tensor, scale: Tensor | None, fast: bool) -> None:
+    """``index_select_add`` and ``index_select_scale_add``: 16-bit types are added up in float where
+    FBGEMM does not do it, which wants their factors in float.
+    """
+    half = output.dtype in (torch.float16, torch.bfloat16)
+    if not fast:
+        if half:
+            torch.zeros(output.shape, dtype=torch.float32)
+        return
+    dense = weight.contiguous()
+    if half and scale is not None:
+        torch.empty(scale.shape, dtype=torch.float32)
+    del dense
+
+
+@body("aten::_embedding_bag")
+def embedding_bag(
+    machine: Host,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = _SUM,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """_embedding_bag_cpu."""
+    return _forward(
+        weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx, True
+    )
+
+
+@body("aten::_embedding_bag_forward_only")
+def embedding_bag_forward_only(
+    machine: Host,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = _SUM,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """_embedding_bag_forward_only_cpu."""
+    return _forward(
+        weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx, False
+    )
+
+
+def _offset2bag_again(indices: Tensor, offsets: Tensor, offset2bag: Tensor) -> Tensor:
+    """What the fast path of the forward did not keep."""
+    if not indices.numel() or offset2bag.numel():
+        return offset2bag
+    made = torch.zeros((indices.shape[0] + 1,), dtype=offsets.dtype)
+    return _bag_of_every_index(offsets, made).resize_(indices.shape[0])
+
+
+@body("aten::_embedding_bag_backward", on_cuda=True)
+def embedding_bag_backward(
+    machine: Host,
+    grad: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    offset2bag: Tensor,
+    bag_size: Tensor,
+    maximum_indices: Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Tensor | None,
+    padding_idx: int = -1,
+) -> Tensor:
+    """_embedding_bag_backward_symint."""
+    offset2bag = _offset2bag_again(indices, offsets, offset2bag)
+    if sparse:
+        gradient: Tensor = _aten._embedding_bag_sparse_backward.default(
+            grad,
+            indices,
+            offsets,
+            offset2bag,
+            bag_size,
+            num_weights,
+            scale_grad_by_freq,
+            mode,
+            per_sample_weights,
+            padding_idx,
+        )
+        return gradient
+    result: Tensor = _aten._embedding_bag_dense_backward.default(
+        grad,
+        indices,
+        offset2bag,
+        bag_size,
+        maximum_indices,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
+    )
+    return result
+
+
+@body("aten::_embedding_bag_dense_backward")
+def embedding_bag_dense_backward(
+    machine: Host,
+    grad: Tensor,
+    indices: Tensor,
+    offset2bag: Tensor,
+    bag_size: Tensor,
+    maximum_indices: Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Tensor | None,
+    padding_idx: int = -1,
+) -> Tensor:
+    """_embedding_bag_dense_backward_cpu. No bag counts as empty, which only values tell."""
+    dense = grad.contiguous()
+    result = grad.new_zeros((num_weights, dense.shape[1]))
+    if mode == _MAX:
+        bags = torch.empty((maximum_indices.shape[0],), dtype=torch.int64)
+        largest = maximum_indices.index_select(0, bags)
+        gradients = dense.index_select(0, bags)
+        del largest, gradients
+        return result
+    in_order = indices.sort()
+    bags = offset2bag.index_select(0, in_order[1])
+    if per_sample_weights is not None:
+        weights = per_sample_weights.index_select(0, in_order[1])
+        del weights
+    del in_order, bags
+    return result
+
+
+@body("aten::_embedding_bag_per_sample_weights_backward")
+def embedding_bag_per_sample_weights_backward(
+    machine: Host,
+    grad: Tensor,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    offset2bag: Tensor,
+    mode: int,
+    padding_idx: int = -1,
+) -> Tensor:
+    """_embedding_bag_per_sample_weights_backward_cpu_template."""
+    result = grad.new_zeros((indices.shape[0],))
+    bags = _offset2bag_again(indices, offsets, offset2bag)
+    del bags
+    return result

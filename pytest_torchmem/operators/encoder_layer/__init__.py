@@ -1,0 +1,1 @@
+"""Encoder layer: what is known of these operators."""

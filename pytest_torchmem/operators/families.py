@@ -1,0 +1,70 @@
+"""The families: every module that registers what is known of operators, imported at first use."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+_MODULES = (
+    "attention.cpu",
+    "attention.cuda",
+    "attention.dispatch",
+    "convolution.cpu",
+    "convolution.cuda",
+    "convolution.meta",
+    "copies",
+    "cuda_meta",
+    "elementwise",
+    "embedding.cpu",
+    "embedding.cuda",
+    "encoder_layer.cpu",
+    "encoder_layer.dispatch",
+    "foreach",
+    "fourier",
+    "histograms",
+    "indexing.cpu",
+    "indexing.cpu_decompositions",
+    "indexing.cuda",
+    "layouts",
+    "linear_algebra.cpu_decompositions",
+    "linear_algebra.distance",
+    "linear_algebra.meta",
+    "losses.cpu",
+    "losses.cpu_decompositions",
+    "losses.cuda",
+    "losses.dispatch",
+    "losses.meta",
+    "matmul.cpu",
+    "matmul.cuda",
+    "nested.dispatch",
+    "nested.kernels",
+    "normalization.cpu",
+    "normalization.cpu_decompositions",
+    "normalization.cuda",
+    "normalization.dispatch",
+    "normalization.meta",
+    "others",
+    "random.dropout",
+    "random.sampling",
+    "recurrent.cpu",
+    "recurrent.cuda",
+    "recurrent.dispatch",
+    "recurrent.meta",
+    "reduction.cpu",
+    "reduction.cuda",
+    "resampling.cpu",
+    "resampling.cpu_decompositions",
+    "resampling.cuda",
+    "resampling.dispatch",
+    "softmax.cuda",
+    "softmax.dispatch",
+    "sorting.cpu",
+    "sorting.cuda",
+)
+
+
+@cache
+def load() -> None:
+    """Import every family."""
+    for module in _MODULES:
+        import_module(f"pytest_torchmem.operators.{module}")

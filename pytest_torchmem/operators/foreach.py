@@ -1,0 +1,74 @@
+"""Operators on lists of tensors: their kernels read addresses from the launch's own arguments.
+
+native/cuda/MultiTensorApply.cuh; exact. Norms and maxima keep a partial result for every chunk of
+every tensor: native/cuda/ForeachReduceOp.cu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.geometry import accumulation_type
+from pytest_torchmem.operators.reduction.cuda import reduced
+from pytest_torchmem.operators.workspace import workspace
+from pytest_torchmem.targets.gpus import Gpu
+
+_CHUNK = 65_536
+_NORMS = (1.0, 2.0, float("inf"))
+
+
+@workspace("aten::_foreach_norm", "aten::_foreach_powsum", device="cuda")
+def foreach_norm(
+    gpu: Gpu,
+    outputs: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+    order: float = 2,
+    dtype: torch.dtype | None = None,
+) -> tuple[int, ...]:
+    """A partial result of every chunk; ``foreach_tensor_norm_cuda``, of which sums of powers are
+    norms without the root.
+
+    What its kernel does not take goes one tensor after the other through ``linalg_vector_norm``.
+    """
+    kind = accumulation_type(dtype or tensors[0].dtype)
+    if not _fast(tensors) or float(order) not in _NORMS:
+        return max((_one(gpu, tensor) for tensor in tensors), key=sum)
+    return (_partial(tensors, kind.itemsize),)
+
+
+@workspace("aten::_foreach_max", device="cuda")
+def foreach_max(gpu: Gpu, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """A partial result of every chunk in the tensors' type; ``foreach_tensor_max_cuda``."""
+    if not _fast(tensors):
+        return max((_one(gpu, tensor) for tensor in tensors), key=sum)
+    return (_partial(tensors, tensors[0].element_size()),)
+
+
+def _partial(tensors: Sequence[Tensor], size: int) -> int:
+    chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
+    return len(tensors) * chunks * size
+
+
+def _one(gpu: Gpu, tensor: Tensor) -> tuple[int, ...]:
+    return reduced(gpu, tensor.shape, tensor.stride(), None, tensor.dtype, tensor.element_size())
+
+
+def _fast(tensors: Sequence[Tensor]) -> bool:
+    """``can_use_fast_route``: one type, and every tensor dense."""
+    return all(
+        tensor.dtype == tensors[0].dtype and tensor.layout is torch.strided and _is_dense(tensor)
+        for tensor in tensors
+    )
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

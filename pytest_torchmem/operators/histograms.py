@@ -1,0 +1,139 @@
+"""Histograms: edges, and counts for every thread; native/Histogram.cpp and its CPU kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.cpu_bodies import body
+from pytest_torchmem.targets.host import Host
+
+
+def _extremes(self: Tensor) -> None:
+    """``histogramdd_compute_outer_edges`` where no range is given."""
+    if self.numel():
+        torch.aminmax(self)
+
+
+def _counts(machine: Host, result: Tensor) -> None:
+    """``histogramdd_cpu_contiguous``: a histogram for every thread."""
+    result.new_zeros((machine.threads, *result.shape))
+
+
+@body("aten::histc")
+def histc(machine: Host, self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """histogram_histc: edges of its own, and every thread's counts."""
+    edges = self.new_empty((bins + 1,))
+    result = self.new_empty((bins,))
+    if min == max:
+        _extremes(self)
+    _counts(machine, result)
+    del edges
+    return result
+
+
+def _normalize(result: Tensor, density: bool) -> None:
+    """A density is divided by its sum."""
+    if density:
+        total = result.sum()
+        result.div_(1)
+        del total
+
+
+@body("aten::histogram.bin_ct")
+def histogram(
+    machine: Host,
+    self: Tensor,
+    bins: int = 100,
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Evenly spaced edges."""
+    edges = self.new_empty((bins + 1,))
+    result = self.new_empty((bins,))
+    if range is None:
+        _extremes(self)
+    _counts(machine, result)
+    _normalize(result, density)
+    return result, edges
+
+
+@body("aten::histogram.bins_tensor")
+def histogram_of_edges(
+    machine: Host,
+    self: Tensor,
+    bins: Tensor,
+    *,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Edges that are given, and copied."""
+    edges = self.new_empty(bins.shape)
+    result = self.new_empty((bins.shape[0] - 1,))
+    _counts(machine, result)
+    _normalize(result, density)
+    return result, edges
+
+
+def _edges(self: Tensor, counts: Sequence[int], range: Sequence[float] | None) -> list[Tensor]:
+    """``histogramdd_bin_edges``."""
+    if range is None and self.numel():
+        torch.aminmax(self.reshape(-1, self.shape[-1]), dim=0)
+    return [torch.linspace(0.0, 1.0, count + 1, dtype=self.dtype) for count in counts]
+
+
+@body("aten::_histogramdd_bin_edges")
+def histogramdd_edges(
+    machine: Host,
+    self: Tensor,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> list[Tensor]:
+    """Evenly spaced edges along every dimension."""
+    return _edges(self, bins, range)
+
+
+@body("aten::_histogramdd_from_bin_cts")
+def histogramdd_of_counts(
+    machine: Host,
+    self: Tensor,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> Tensor:
+    """Edges are found once more, and copied."""
+    edges = _edges(self, bins, range)
+    result = _histogramdd(machine, self, edges, density)
+    del edges
+    return result
+
+
+@body("aten::_histogramdd_from_bin_tensors")
+def histogramdd_of_edges(
+    machine: Host,
+    self: Tensor,
+    bins: Sequence[Tensor],
+    *,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> Tensor:
+    """Edges that are given are copied."""
+    return _histogramdd(machine, self, bins, density)
+
+
+def _histogramdd(machine: Host, self: Tensor, edges: Sequence[Tensor], density: bool) -> Tensor:
+    copies = [torch.empty_like(one) for one in edges]
+    result = self.new_empty(tuple(one.shape[0] - 1 for one in edges))
+    _counts(machine, result)
+    _normalize(result, density)
+    del copies
+    return result

@@ -1,0 +1,1 @@
+"""Indexing: what is known of these operators."""

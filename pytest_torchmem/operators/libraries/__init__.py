@@ -1,0 +1,1 @@
+"""Libraries that operators stand on, and what they take for themselves."""

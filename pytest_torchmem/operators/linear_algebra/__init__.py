@@ -1,0 +1,1 @@
+"""Linear algebra: what is known of these operators."""

@@ -1,0 +1,1 @@
+"""Losses: what is known of these operators."""

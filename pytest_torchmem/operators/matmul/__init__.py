@@ -1,0 +1,1 @@
+"""Matmul: what is known of these operators."""

@@ -1,0 +1,1 @@
+"""Nested: what is known of these operators."""

@@ -1,0 +1,1 @@
+"""Normalization: what is known of these operators."""

@@ -1,0 +1,1 @@
+"""Random: what is known of these operators."""

@@ -1,0 +1,39 @@
+"""Random numbers whose parameters are tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.cpu_bodies import body
+from pytest_torchmem.targets.host import Host
+
+
+@body("aten::multinomial")
+def multinomial(
+    machine: Host,
+    self: Tensor,
+    num_samples: int,
+    replacement: bool = False,
+    *,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """native/Distributions.cpp, multinomial_out: checks, and a race of exponential variables; with
+    replacement the cumulated distribution of a row.
+    """
+    shape = (*self.shape[:-1], num_samples)
+    result = torch.empty(shape, dtype=torch.int64)
+    if replacement and num_samples > 1:
+        self.new_empty((self.shape[-1],))
+        return result
+    least, most = torch.aminmax(self)
+    valid = (least >= 0) & (most < torch.inf)
+    totals = self.sum(-1)
+    torch.any(totals == 0)
+    del totals
+    race = torch.empty_like(self)
+    if num_samples > 1:
+        values = self.new_empty(shape)
+        del values
+    del race, valid, least, most
+    return result

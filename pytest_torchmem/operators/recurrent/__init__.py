@@ -1,0 +1,1 @@
+"""Recurrent: what is known of these operators."""

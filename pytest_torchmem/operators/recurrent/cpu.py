@@ -1,0 +1,237 @@
+"""LSTM layers through oneDNN; native/mkldnn/RNN.cpp over oneDNN's src/cpu/rnn.
+
+Its sizes follow rnn_utils.hpp (``set_workspace_sizes``, ``get_good_ld``), rnn_utils.cpp
+(``set_offsets``) and, for the brgemm kernels of bfloat16, src/cpu/x64/rnn/rnn_brgemm_utils.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from pytest_torchmem.operators.geometry import (
+    contiguous_copy,
+    dense_bytes,
+    packed_copies,
+)
+from pytest_torchmem.operators.libraries.onednn.problem import booked, share
+from pytest_torchmem.operators.rounding import round_up
+from pytest_torchmem.operators.workspace import workspace
+from pytest_torchmem.targets.host import Host
+
+_PAGE = 4096
+_BOOKS = 4632
+"""A page to align the scratchpad, and oneDNN's arrays of pointers to weights."""
+
+_FLOAT = 4
+
+
+def leading_dimension(size: int, element_size: int) -> int:
+    """``get_good_ld``: rows of whole cache lines, and never a multiple of 256 elements."""
+    line = 64 // element_size
+    rows = round_up(size, line)
+    return rows + line if rows % 256 == 0 else rows
+
+
+def in_pages(*sizes: int) -> int:
+    """``set_offsets``: every buffer begins on a page."""
+    offset = 0
+    for size in sizes:
+        offset = round_up(offset, _PAGE) + size
+    return offset
+
+
+def _states(steps: int, batch: int, inputs: int, hidden: int, element_size: int) -> int:
+    """Bytes of the states of all steps, of the layer and of the cell before it."""
+    width = leading_dimension(max(inputs, hidden), element_size)
+    return 2 * (steps + 1) * batch * width * element_size
+
+
+def lstm_workspace(steps: int, batch: int, inputs: int, hidden: int, element_size: int) -> int:
+    """Bytes of the workspace that a training forward hands to the backward: the fourth output."""
+    gates = steps * batch * leading_dimension(4 * hidden, element_size) * element_size
+    projected = steps * batch * leading_dimension(hidden, element_size) * element_size
+    cells = 2 * (steps + 1) * batch * hidden
+    gradients = _states(steps, batch, inputs, hidden, _FLOAT)
+    return in_pages(
+        gates,
+        projected,
+        _states(steps, batch, inputs, hidden, element_size),
+        0,
+        cells * element_size,
+        gradients,
+        gradients,
+        cells * _FLOAT,
+        0,
+    )
+
+
+def _merges(steps: int, batch: int, element_size: int) -> bool:
+    """Whether a forward multiplies the inputs of all steps at once: small batches in float32, lone
+    sequences in bfloat16.
+    """
+    return batch < 128 if element_size == _FLOAT else batch == 1 and steps > 1
+
+
+def _scratchpad(steps: int, batch: int, hidden: int, element_size: int, backward: bool) -> int:
+    """Gates before their activation, of all steps where they are merged, as those of a backward in
+    float32 always are. Inference runs as training does: ATen asks for the same primitive.
+    """
+    gate = element_size if backward else _FLOAT
+    merged = gate == _FLOAT if backward else _merges(steps, batch, element_size)
+    gates = batch * leading_dimension(4 * hidden, gate) * gate * (steps if merged else 1)
+    projected = batch * leading_dimension(hidden, element_size) * element_size
+    gradient = batch * leading_dimension(hidden, _FLOAT) * _FLOAT
+    return in_pages(gates, projected, gradient, 0) + _BOOKS + 8 * element_size
+
+
+_ELEMENT = 40
+"""Bytes that describe one product of a batch, ``brgemm_batch_element_t``."""
+
+_COLUMNS = 32
+"""Gates of one block of a weight."""
+
+
+def _brgemm_forward(threads: int, inputs: int, hidden: int, merged: bool) -> int:
+    """Lists of products; twice as many where both weights are multiplied at once."""
+    products = 2 * (2 if inputs == hidden and not merged else 1)
+    return booked(products * threads * _ELEMENT)
+
+
+def _brgemm_backward(threads: int, batch: int, inputs: int, hidden: int, size: int) -> int:
+    """Lists of the products of four gates, and for the gradient of the weights the gates in blocks
+    and the states of both kinds turned.
+    """
+    depth = round_up(batch, 2)
+    if batch > 1:
+        turned = (inputs, hidden)
+    else:
+        rows = hidden if inputs == hidden else max(inputs, hidden)
+        if inputs == hidden:
+            rows = _rows(threads, hidden, share(4 * hidden, _COLUMNS))
+        turned = (threads * min(rows, inputs), threads * min(rows, hidden))
+    return booked(
+        5 * threads * _ELEMENT,
+        threads * depth * _COLUMNS * size,
+        *(states * depth * size for states in turned),
+    )
+
+
+def _rows(threads: int, rows: int, blocks: int) -> int:
+    """Rows of a block of a gradient of a weight, ``brgemm_calc_m_block_vanilla_rnn``."""
+    if blocks < threads:
+        most = min(24, max(1, rows // (4 * share(threads, blocks))))
+        return next((size for size in range(most, 3, -1) if rows % size == 0), rows)
+    rest = blocks % threads / threads
+    if not 0 < rest < 0.9:
+        return rows
+    best, fullest = rows // 2, 0.0
+    for size in range(rows // 2, 7, -1):
+        if rows % size:
+            continue
+        busy = rows // size * blocks % threads / threads
+        if busy > fullest + 0.01:
+            best, fullest = size, busy
+        if busy >= 0.9 or busy == 0:
+            return size
+    return best if rest < fullest else rows
+
+
+def _forward_weight(rows: int, hidden: int, element_size: int) -> int:
+    """A weight as the kernels want it: rows of all gates, or for bfloat16 blocks of 2 by 32."""
+    if element_size == _FLOAT:
+        return rows * leading_dimension(4 * hidden, _FLOAT) * _FLOAT
+    return round_up(rows, 2) * 4 * round_up(hidden, 32) * element_size
+
+
+def _backward_weight(rows: int, hidden: int, element_size: int) -> int:
+    """A weight of the backward pass, which may take it as it is."""
+    if element_size == _FLOAT:
+        width = leading_dimension(rows, _FLOAT)
+        return 0 if width == rows else 4 * hidden * width * _FLOAT
+    return round_up(rows, 32) * 4 * round_up(hidden, 2) * element_size
+
+
+@workspace("aten::mkldnn_rnn_layer", device="cpu")
+def lstm_layer(
+    machine: Host,
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    weight_input: Tensor,
+    weight_hidden: Tensor,
+    bias_input: Tensor,
+    bias_hidden: Tensor,
+    hx: Tensor,
+    cx: Tensor,
+    *settings: object,
+) -> int:
+    """The sum of both biases, both weights reordered, and the scratchpad."""
+    steps, batch, inputs = input.shape
+    hidden = hx.shape[-1]
+    size = input.element_size()
+    copies = sum(contiguous_copy(tensor) for tensor in (input, hx, cx))
+    weights = _forward_weight(inputs, hidden, size) + _forward_weight(hidden, hidden, size)
+    bias = 4 * hidden * size
+    scratchpad = _scratchpad(steps, batch, hidden, size, backward=False)
+    if size != _FLOAT:
+        merged = _merges(steps, batch, size)
+        scratchpad += _brgemm_forward(machine.threads, inputs, hidden, merged)
+    return copies + bias + weights + scratchpad
+
+
+@workspace("aten::mkldnn_rnn_layer_backward", device="cpu")
+def lstm_layer_backward(
+    machine: Host,
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    weight_input: Tensor,
+    weight_hidden: Tensor,
+    bias_input: Tensor,
+    bias_hidden: Tensor,
+    hx: Tensor,
+    cx: Tensor,
+    output: Tensor,
+    hy: Tensor,
+    cy: Tensor,
+    grad_output: Tensor | None,
+    grad_hy: Tensor | None,
+    grad_cy: Tensor | None,
+    *settings: object,
+) -> int:
+    """Gradients made dense, weights in the backward's order, their gradients in rows of gates.
+
+    The second bias gradient is a copy of the first, made when everything else is freed.
+    """
+    steps, batch, inputs = input.shape
+    hidden = hx.shape[-1]
+    size = input.element_size()
+    pairs = ((grad_output, output), (grad_hy, hy), (grad_cy, cy))
+    copies = sum(
+        dense_bytes(like) if gradient is None else contiguous_copy(gradient)
+        for gradient, like in pairs
+    )
+    copies += sum(contiguous_copy(tensor) for tensor in (input, hx, cx))
+    if size != _FLOAT:
+        copies += sum(like.numel() * _FLOAT for _, like in pairs)
+    weights = _backward_weight(inputs, hidden, size) + _backward_weight(hidden, hidden, size)
+    rows = leading_dimension(4 * hidden, _FLOAT) * _FLOAT
+    gradients = (inputs + hidden) * rows
+    bias = 4 * hidden * size
+    scratchpad = _scratchpad(steps, batch, hidden, size, backward=True)
+    if size != _FLOAT:
+        scratchpad += _brgemm_backward(machine.threads, batch, inputs, hidden, size)
+    return copies + bias + weights + gradients + scratchpad
+
+
+@workspace("aten::_pack_padded_sequence", device="cpu")
+def pack_padded_sequence(
+    machine: Host,
+    outputs: tuple[Tensor, Tensor],
+    input: Tensor,
+    lengths: Tensor,
+    batch_first: bool,
+) -> tuple[int, ...]:
+    """Dense copies of the parts, and of the lengths; native/PackedSequence.cpp."""
+    parts = packed_copies(input, outputs[1].tolist(), batch_first)
+    return (contiguous_copy(lengths), *parts)

@@ -1,0 +1,1 @@
+"""Reduction: what is known of these operators."""

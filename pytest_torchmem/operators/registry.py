@@ -1,0 +1,180 @@
+"""One record for each operator: everything that a trace knows of it beyond its schema.
+
+A record is made by naming the operator, and every aspect hangs on it the same way::
+
+    native_dropout = operator("aten::native_dropout", order={"cuda": (1, 0)})
+
+    @native_dropout.workspace("cpu")
+    def mask_as_numbers(input: Tensor) -> int:
+        '''The mask in the type of the input; native/Dropout.cpp, native_dropout_cpu.'''
+        return dense_bytes(input)
+
+A name without an overload (``"aten::mm"``) stands for every overload; one with it
+(``"aten::index.Tensor"``, and ``"aten::index."`` for the overload without a name) comes first.
+Functions take the operator's arguments by the names of its schema (``binding.py``) and only those
+that they use.
+
+Registering the same aspect twice raises ``ValueError``. ``tests/operators/test_registry.py`` checks
+every record against the operators that torch has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+from pytest_torchmem.torch_private.patches import is_another
+
+DEVICES = ("cpu", "cuda")
+Function = Callable[..., Any]
+_F = TypeVar("_F", bound=Function)
+
+
+class Kind(Enum):
+    """What the interceptor does with an operator."""
+
+    LEAF = "its outputs are made hollow, with the geometry it has on meta"
+    DECOMPOSED = "it is decomposed into the operators it is made of"
+    NATIVE = "it runs as it is: it makes no storage and reads no data"
+    SCALAR = "it hands a value to Python"
+    LIFT = "it brings a tensor made of Python numbers into the trace"
+    RESIZE = "it changes the size of a storage"
+    COMPRESSED = "it makes a compressed sparse tensor of others"
+    NESTED = "it makes a nested tensor of others, or what one is made of"
+    PASS = "it checks data and decides nothing"
+
+
+@dataclass(slots=True)
+class OperatorRecord:
+    """All that is known of one operator; what is ``None`` or empty follows from its schema.
+
+    Functions are kept by device, ``"cpu"`` or ``"cuda"``.
+    """
+
+    name: str
+    source: str = ""
+    """The file and function of torch that the record follows."""
+    kind: Kind | None = None
+    """How the interceptor treats it; ``LEAF`` for a composite operator whose body is not run."""
+    meta: dict[str, Function] = field(default_factory=dict)
+    """Outputs on ``meta`` from arguments on ``meta``, where torch has none or has them wrong."""
+    workspace: dict[str, Function] = field(default_factory=dict)
+    """The bytes that the kernel takes beyond its outputs."""
+    decomposition: dict[str, Function] = field(default_factory=dict)
+    """The kernel as a sequence of operators, for kernels that call others."""
+    path: dict[str, Function] = field(default_factory=dict)
+    """The operators that a composite operator is made of on a device, where they are others."""
+    nested: dict[str, Function] = field(default_factory=dict)
+    """The kernel for nested tensors, where it reaches into memory."""
+    storages: dict[str, Function] = field(default_factory=dict)
+    """Outputs on storages that are larger than they are."""
+    order: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Positions of the outputs in the order in which the kernel makes them."""
+    takes_nothing: frozenset[str] = frozenset()
+    """Devices where the kernel takes nothing beyond its outputs."""
+    kernel_on: frozenset[str] = frozenset()
+    """Devices that have one kernel for an operator that is composite elsewhere."""
+    not_on: frozenset[str] = frozenset()
+    """Devices that torch has no kernel for."""
+    host_outputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Positions of outputs that the kernel for a device makes on the host."""
+    across_devices: bool = False
+    """Whether its tensors may be on several devices."""
+    indices: bool = False
+    """Whether its indices may be boolean masks, which stand for as many rows as are true."""
+    data_dependent: bool = False
+    """Whether the shape of its outputs depends on data, although torch does not tag it so."""
+    decided_by: tuple[int, ...] | None = None
+    """Positions of the tensors whose values decide the outputs' shape; ``None``: all of them."""
+    library_output: int | None = None
+    """Position of the output whose size a library alone decides."""
+    library_state: bool = False
+    """Whether its one output is a state that a library keeps, of a size that it alone decides."""
+    not_in_key: tuple[str, ...] = ()
+    """Arguments that a calibration key leaves out: they decide nothing, or follow from others."""
+    keeps_values: tuple[str, ...] = ()
+    """Arguments that it writes to and whose known values stay."""
+
+
+_RECORDS: dict[str, OperatorRecord] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """Operators that are described together: its methods register a function for all of them."""
+
+    names: tuple[str, ...]
+
+    def meta(self, *devices: str) -> Callable[[_F], _F]:
+        """Register the geometry of the outputs, on one device or on both."""
+        return self._register("meta", devices or DEVICES)
+
+    def workspace(self, *devices: str) -> Callable[[_F], _F]:
+        """Register the bytes that the kernel takes beyond its outputs."""
+        return self._register("workspace", devices or DEVICES)
+
+    def decomposition(self, *devices: str) -> Callable[[_F], _F]:
+        """Register the kernel as a sequence of operators."""
+        return self._register("decomposition", devices or DEVICES)
+
+    def path(self, *devices: str) -> Callable[[_F], _F]:
+        """Register the operators that a composite operator is made of on a device."""
+        return self._register("path", devices)
+
+    def nested(self, *devices: str) -> Callable[[_F], _F]:
+        """Register the kernel for nested tensors."""
+        return self._register("nested", devices or DEVICES)
+
+    def storages(self, *devices: str) -> Callable[[_F], _F]:
+        """Register what places outputs on the storages that the kernel leaves them on."""
+        return self._register("storages", devices)
+
+    def _register(self, aspect: str, devices: tuple[str, ...]) -> Callable[[_F], _F]:
+        def register(function: _F) -> _F:
+            for name in self.names:
+                functions = getattr(record_of(name), aspect)
+                for device in devices:
+                    if is_another(functions.get(device), function):
+                        raise ValueError(f"{name} has another {aspect} on {device} already")
+                    functions[device] = function
+            return function
+
+        return register
+
+
+def operator(*names: str, **aspects: Any) -> Operators:
+    """Describe operators: ``aspects`` are fields of ``OperatorRecord``.
+
+    Raises ``ValueError`` for an aspect that one of them has already with another value.
+    """
+    for name in names:
+        record = record_of(name)
+        for aspect, value in aspects.items():
+            before = getattr(record, aspect)
+            if isinstance(value, dict) and isinstance(before, dict):
+                twice = [key for key in value if key in before and before[key] != value[key]]
+                if twice:
+                    raise ValueError(f"{name} has another {aspect} on {twice[0]} already")
+                before.update(value)
+            elif isinstance(value, frozenset) and isinstance(before, frozenset):
+                setattr(record, aspect, before | value)
+            elif before in (None, "", False, ()) or before == value:
+                setattr(record, aspect, value)
+            else:
+                raise ValueError(f"{name} has another {aspect} already: {before!r}")
+    return Operators(names)
+
+
+def record_of(name: str) -> OperatorRecord:
+    """Return the record of an operator or overload, made at its first use."""
+    record = _RECORDS.get(name)
+    if record is None:
+        record = _RECORDS[name] = OperatorRecord(name)
+    return record
+
+
+def records() -> Mapping[str, OperatorRecord]:
+    """Return every record by name, as far as families have been imported."""
+    return _RECORDS

@@ -1,0 +1,1 @@
+"""Resampling: what is known of these operators."""

@@ -1,0 +1,51 @@
+"""Patches of images as columns; native/Im2Col.cpp, native/Col2Im.cpp, and as well cuda/*.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.cpu_bodies import body
+from pytest_torchmem.operators.structured import meta_result
+from pytest_torchmem.targets.host import Host
+
+_aten: Any = torch.ops.aten
+
+
+def _resized(operator: Any, input: Tensor, *arguments: Any) -> Tensor:
+    """A tensor like the input, then as large as the output: the larger storage stays."""
+    result = torch.empty_like(input, memory_format=torch.contiguous_format)
+    dense = input.contiguous()
+    result.resize_(meta_result(operator, input, *arguments).shape)
+    del dense
+    return result
+
+
+@body("aten::im2col", on_cuda=True)
+def im2col(
+    machine: Host,
+    self: Tensor,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Tensor:
+    """im2col_cpu, im2col_out_cpu_template."""
+    return _resized(_aten.im2col.default, self, kernel_size, dilation, padding, stride)
+
+
+@body("aten::col2im", on_cuda=True)
+def col2im(
+    machine: Host,
+    self: Tensor,
+    output_size: Sequence[int],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Tensor:
+    """col2im_cpu, col2im_out_cpu_template."""
+    return _resized(_aten.col2im.default, self, output_size, kernel_size, dilation, padding, stride)

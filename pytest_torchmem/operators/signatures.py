@@ -1,0 +1,97 @@
+"""Arguments that stand together in the schemas of several operators, in the schema's order.
+
+A function that is registered for such an operator takes them as ``*arguments`` and names them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class AttentionLayer(NamedTuple):
+    """Those of ``aten::_native_multi_head_attention``."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    embed_dim: int
+    num_head: int
+    qkv_weight: Tensor
+    qkv_bias: Tensor
+    proj_weight: Tensor
+    proj_bias: Tensor
+    mask: Tensor | None = None
+    need_weights: bool = True
+    average_attn_weights: bool = True
+    mask_type: int | None = None
+
+
+class EncoderLayer(NamedTuple):
+    """Those of ``aten::_transformer_encoder_layer_fwd``."""
+
+    src: Tensor
+    embed_dim: int
+    num_heads: int
+    qkv_weight: Tensor
+    qkv_bias: Tensor
+    proj_weight: Tensor
+    proj_bias: Tensor
+    use_gelu: bool
+    norm_first: bool
+    eps: float
+    norm_weight_1: Tensor
+    norm_bias_1: Tensor
+    norm_weight_2: Tensor
+    norm_bias_2: Tensor
+    ffn_weight_1: Tensor
+    ffn_bias_1: Tensor
+    ffn_weight_2: Tensor
+    ffn_bias_2: Tensor
+    mask: Tensor | None = None
+    mask_type: int | None = None
+
+
+class ConvolutionSettings(NamedTuple):
+    """Those of ``aten::convolution`` and its backward that are no tensors; ``ConvParams``."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool = False
+    output_padding: Sequence[int] = (0,)
+    groups: int = 1
+
+
+class RecurrentSettings(NamedTuple):
+    """Those of ``aten::_cudnn_rnn`` and its backward behind the tensors of the forward."""
+
+    mode: int
+    hidden_size: int
+    proj_size: int
+    num_layers: int
+    batch_first: bool
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_sizes: Sequence[int]
+    dropout_state: Tensor | None
+
+    @property
+    def directions(self) -> int:
+        """How many directions a sequence is read in."""
+        return 2 if self.bidirectional else 1
+
+    @property
+    def transposes(self) -> bool:
+        """Whether tensors have the batch before the steps; those of packed sequences never have."""
+        return self.batch_first and not self.batch_sizes
+
+
+GROUPS = {
+    group.__name__: group
+    for group in (AttentionLayer, ConvolutionSettings, EncoderLayer, RecurrentSettings)
+}
+"""By name: what a function may take as one parameter."""

@@ -1,0 +1,1 @@
+"""Softmax: what is known of these operators."""

@@ -1,0 +1,1 @@
+"""Sorting: what is known of these operators."""

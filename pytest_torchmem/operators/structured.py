@@ -1,0 +1,37 @@
+"""Outputs of structured kernels: made before the kernel runs, with the geometry of its meta."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from pytest_torchmem.interception.plan import replace_tensors
+
+
+def meta_result(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Return what ``operator`` returns for ``meta`` twins of its arguments."""
+
+    def twin(tensor: Tensor) -> Tensor:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+    return operator(*replace_tensors(args, twin), **replace_tensors(kwargs, twin))
+
+
+def outputs(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Make the outputs of a structured operator."""
+    return replace_tensors(meta_result(operator, *args, **kwargs), empty_as)
+
+
+def empty_as(geometry: Tensor) -> Tensor:
+    """Make a tensor with the geometry of one on ``meta``."""
+    return torch.empty_strided(geometry.shape, geometry.stride(), dtype=geometry.dtype)
+
+
+def proxy(out: Tensor, geometry: Tensor) -> Tensor:
+    """Return what a structured kernel writes to instead of ``out``: a temporary where the strides
+    are not those it sets; maybe_create_proxy in torchgen/dest/register_dispatch_key.py.
+    """
+    return out if out.stride() == geometry.stride() else empty_as(geometry)

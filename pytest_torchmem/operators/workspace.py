@@ -1,0 +1,147 @@
+"""Workspace: the bytes a kernel takes for itself beyond the outputs it returns.
+
+A flat registry of small pure functions of geometries, one per operator and device::
+
+    @workspace("aten::native_layer_norm_backward", device="cpu")
+    def layer_norm_backward(machine, outputs, grad_out, input, normalized_shape, mean, rstd,
+                            weight=None, bias=None, output_mask=(True, True, True)):
+        '''Per-thread sums of gamma and beta; LayerNormBackwardKernelImplInternal.'''
+        return machine.threads * 2 * math.prod(normalized_shape) * input.element_size()
+
+``machine`` is the ``Host`` or ``Gpu`` the trace stands for; ``outputs`` are what the operator
+returned; then come the operator's own arguments, with the defaults of its schema. Tensors have
+their geometry (``shape``, ``stride()``, ``dtype``, ``numel()``) and no data. A function returns the
+bytes at the kernel's own peak beyond what was live before it and its outputs: an ``int``, a tuple
+of the single requests that are alive together then, or a ``Workspace``, which can also say that the
+figure is a limit, that it is not known, and which buffers stay after the kernel has returned.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from torch._ops import OpOverload
+
+from pytest_torchmem.operators.families import load
+from pytest_torchmem.profile.profile import Confidence
+from pytest_torchmem.targets.calibration import Question
+from pytest_torchmem.torch_private.patches import is_another
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A workspace that stays: a library's own, taken at its first use and kept from then on.
+
+    It is taken once for each thread that uses the library's handle, and so once by the program and
+    once by the autograd engine, and by each of them for every stream. One of the whole ``process``
+    is taken once.
+    """
+
+    name: str
+    nbytes: int
+    process: bool = False
+    confidence: Confidence = Confidence.EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What a kernel takes: ``requests`` in bytes, alive together, and buffers that stay.
+
+    Of a workspace whose size is ``UNKNOWN``, ``requests`` are the part that is known, and
+    ``unknown`` names the operators, and so does ``calibrated`` of those whose size was measured.
+    ``questions`` are what a calibration was or would be asked.
+    """
+
+    requests: tuple[int, ...] = ()
+    confidence: Confidence = Confidence.EXACT
+    kept: tuple[Buffer, ...] = ()
+    unknown: tuple[str, ...] = ()
+    calibrated: tuple[str, ...] = ()
+    questions: tuple[Question, ...] = ()
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether there is nothing to write down."""
+        return not (self.requests or self.kept or self.unknown or self.questions)
+
+
+WorkspaceFunction = Callable[..., "int | tuple[int, ...] | Workspace"]
+_F = TypeVar("_F", bound=WorkspaceFunction)
+
+_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
+)
+
+_FUNCTIONS: dict[tuple[str, str], WorkspaceFunction] = {}
+
+
+def workspace(*operators: str, device: str) -> Callable[[_F], _F]:
+    """Register a function for ``operators`` (``"aten::mm"``: every overload) on ``device``.
+
+    Raises ``ValueError`` where an operator already has a function on that device.
+    """
+
+    def register(function: _F) -> _F:
+        for operator in operators:
+            key = (operator, device)
+            if is_another(_FUNCTIONS.get(key), function):
+                raise ValueError(f"{operator} already has a workspace function for {device}")
+            _FUNCTIONS[key] = function
+        return function
+
+    return register
+
+
+def find_workspace(operator: str, device: str) -> WorkspaceFunction | None:
+    """Return the function for an operator (``"aten::mm"``) on ``device``, or ``None``."""
+    load()
+    return _FUNCTIONS.get((operator, device))
+
+
+def bounded(*requests: int) -> Workspace:
+    """Return a workspace of at most ``requests`` bytes."""
+    return Workspace(requests, Confidence.BOUNDED)
+
+
+def unknown(*requests: int) -> Workspace:
+    """Return a workspace of which ``requests`` are known, and others not."""
+    return Workspace(requests, Confidence.UNKNOWN)
+
+
+def as_workspace(found: int | tuple[int, ...] | Workspace, operator: str) -> Workspace:
+    """Return what a workspace function returned for ``operator`` in one form."""
+    if isinstance(found, int):
+        found = (found,)
+    result = found if isinstance(found, Workspace) else Workspace(found)
+    requests = tuple(nbytes for nbytes in result.requests if nbytes > 0)
+    names = (operator,) if result.confidence is Confidence.UNKNOWN else ()
+    return replace(result, requests=requests, unknown=names)
+
+
+def joined(parts: Iterable[Workspace]) -> Workspace:
+    """Return what is not known, was measured and would be asked of an operator made of others."""
+    parts = list(parts)
+    return Workspace(
+        unknown=tuple(dict.fromkeys(name for part in parts for name in part.unknown)),
+        calibrated=tuple(dict.fromkeys(name for part in parts for name in part.calibrated)),
+        questions=tuple(dict.fromkeys(question for part in parts for question in part.questions)),
+    )
+
+
+def takes_nothing(overload: OpOverload, device: str) -> bool:
+    """Return whether an operator without a function is known to take nothing on ``device``."""
+    if device != "cuda":
+        return True
+    from pytest_torchmem.operators.simple import takes_nothing as on_cuda
+
+    return on_cuda(overload)
+
+
+def environment_settings() -> tuple[str | None, ...]:
+    """Return what of the environment libraries' workspaces depend on."""
+    return tuple(map(os.environ.get, _VARIABLES))

@@ -1,0 +1,1 @@
+"""The pytest plugin: hooks, options, fixture, marker, run."""

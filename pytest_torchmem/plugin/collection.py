@@ -1,0 +1,274 @@
+"""Which tests a process collected, and whether it has seen all of a module.
+
+What was not selected must never look as if it were gone, so a module counts as whole only where
+nothing at all took tests away from it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection as Container
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_torchmem.checks.request import MARKER
+from pytest_torchmem.snapshots.format import Key
+from pytest_torchmem.snapshots.location import CALIBRATION, DIRECTORY, orphans_in, snapshot_path
+
+
+def test_file(item: pytest.Item) -> pytest.Collector | None:
+    """Return the collector of the file that ``item`` is in."""
+    files = (node for node in reversed(item.listchain()) if isinstance(node, pytest.File))
+    return next(files, None)
+
+
+def test_id(item: pytest.Item) -> str:
+    """Return the id of ``item`` within its file, the whole parameter id included."""
+    file = test_file(item)
+    return item.nodeid.removeprefix(f"{file.nodeid}::") if file is not None else item.nodeid
+
+
+def checks_memory(node: pytest.Item | pytest.Collector) -> bool:
+    """Tell whether a test has the fixture or the marker."""
+    has_fixture = "torchmem" in getattr(node, "fixturenames", ())
+    return has_fixture or node.get_closest_marker(MARKER) is not None
+
+
+def is_gone(
+    test: str, collected: Container[str], members: Container[str] | None, *, whole: bool
+) -> bool:
+    """Tell whether it is certain that a module has no such test.
+
+    ``members`` are the names of its functions and classes: where only a part of the module was
+    asked for they still say what is not there.
+    """
+    if test in collected:
+        return False
+    if whole:
+        return True
+    if members is None or test in members:
+        return False
+    return not any(test.startswith(f"{name}::") for name in members)
+
+
+@dataclass(slots=True)
+class Module:
+    """The tests of one module, by their ids within it."""
+
+    nodeid: str
+    path: Path
+    tests: list[str] = field(default_factory=list)
+    """The tests that were collected, before any was deselected."""
+    whole: bool = True
+    """Nothing at all took tests away."""
+    named: bool = False
+    """Single tests of it were asked for, and only those were collected."""
+    members: dict[str, pytest.Item | pytest.Collector] | None = None
+    """The functions and classes in it, by name, also those that were not asked for."""
+    memory_tests: set[str] = field(default_factory=set)
+    """Those of the tests that were collected that check memory."""
+
+    def all_memory_tests(self) -> list[str] | None:
+        """Return every test that checks memory, ``None`` where some may not be known."""
+        if not self.named:
+            return sorted(self.memory_tests)
+        if self.members is None or not all(
+            isinstance(node, pytest.Item) for node in self.members.values()
+        ):
+            return None
+        return sorted(name for name, node in self.members.items() if checks_memory(node))
+
+
+class Collection:
+    """What this process collected, module by module."""
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        reports: Iterable[pytest.CollectReport],
+        members: Mapping[str, Iterable[pytest.Item | pytest.Collector]],
+        collected: Iterable[pytest.Item],
+        selected: Iterable[pytest.Item],
+    ) -> None:
+        self._config = config
+        self._modules: dict[str, Module] = {}
+        self._directories: dict[str, Path] = {}
+        self._incomplete: set[str] = set()
+        """Collectors that failed or were skipped."""
+        # --lf hides tests while a module is collected, so nothing says that they are there.
+        self._hidden = bool(config.getoption("lf", False))
+        for report in reports:
+            self._take_report(report)
+        self._take_items(collected)
+        for module in self._modules.values():
+            if module.nodeid in members and not self._hidden:
+                module.members = {node.name: node for node in members[module.nodeid]}
+        self._find_whole(selected)
+
+    def _take_report(self, report: pytest.CollectReport) -> None:
+        """Take note of a collector; a module may have no tests at all any more."""
+        if not report.passed:
+            self._incomplete.add(report.nodeid)
+        elif report.nodeid.endswith(".py"):
+            path = self._config.rootpath / report.nodeid
+            self._modules.setdefault(report.nodeid, Module(report.nodeid, path))
+        elif "::" not in report.nodeid:
+            path = self._config.rootpath / report.nodeid
+            if report.nodeid and path.is_dir():
+                self._directories[report.nodeid] = path
+
+    def _take_items(self, items: Iterable[pytest.Item]) -> None:
+        """Take note of every test, before any is deselected."""
+        for item in items:
+            parent = test_file(item)
+            if parent is None:
+                continue
+            module = self._modules.setdefault(parent.nodeid, Module(parent.nodeid, item.path))
+            module.path = item.path
+            module.tests.append(test_id(item))
+            if checks_memory(item):
+                module.memory_tests.add(test_id(item))
+
+    def _find_whole(self, items: Iterable[pytest.Item]) -> None:
+        """Take note of what is left to run, and tell which modules are whole."""
+        left = Counter(item.nodeid for item in items)
+        parts, unclear = self._named_parts()
+        for module in self._modules.values():
+            ids = Counter(f"{module.nodeid}::{test}" for test in module.tests)
+            module.named = unclear or os.path.realpath(module.path) in parts
+            module.whole = not (
+                self._hidden
+                or module.named
+                or any(left[nodeid] < count for nodeid, count in ids.items())
+                or any(self._inside(nodeid, module.nodeid) for nodeid in self._incomplete)
+            )
+
+    def ambiguous(self, item: pytest.Item) -> set[str]:
+        """Return the ids that several tests of ``item``'s module share."""
+        parent = test_file(item)
+        module = self._modules.get(parent.nodeid) if parent is not None else None
+        if module is None:
+            return set()
+        if self._config.getoption("keepduplicates", False):
+            return set()
+        return {test for test, count in Counter(module.tests).items() if count > 1}
+
+    def gone(self, item: pytest.Item, keys: Iterable[Key]) -> list[Key]:
+        """Return those of ``keys`` whose test the module of ``item`` does not have any more."""
+        parent = test_file(item)
+        module = self._modules.get(parent.nodeid) if parent is not None else None
+        if module is None:
+            return []
+        members = None if module.members is None else list(module.members)
+        return [k for k in keys if is_gone(k.test, module.tests, members, whole=module.whole)]
+
+    def to_plain(self) -> dict[str, list[Any]]:
+        """Return what there is of snapshots, of builtin types.
+
+        ``modules`` are those that have a snapshot file. Of directories that were collected whole,
+        ``orphans`` are the snapshot files, relative to the root, of modules that do not exist any
+        more, and ``calibrations`` the calibration files, each with the ids of the directory's
+        memory tests.
+        """
+        whole = self._whole_directories()
+        return {
+            "modules": self._plain_modules(),
+            "orphans": [self._relative(file) for path in whole for file in orphans_in(path)],
+            "calibrations": [
+                [self._relative(path / DIRECTORY / CALIBRATION), self._memory_tests_in(path)]
+                for path in whole
+                if (path / DIRECTORY / CALIBRATION).exists()
+            ],
+        }
+
+    def _whole_directories(self) -> list[Path]:
+        option = self._config.getoption
+        if self._hidden or option("ignore", None) or option("ignore_glob", None):
+            return []
+        asked = [Path(self._config.invocation_params.dir, str(a)) for a in self._config.args]
+        roots = [Path(os.path.realpath(path)) for path in asked if path.is_dir()]
+        found = []
+        for nodeid, directory in self._directories.items():
+            real = Path(os.path.realpath(directory))
+            inside = self._modules_in(directory)
+            whole = (
+                any(root == real or root in real.parents for root in roots)
+                and all(module.whole for module in inside)
+                and not any(self._touches(other, nodeid) for other in self._incomplete)
+            )
+            if whole:
+                found.append(directory)
+        return found
+
+    def _modules_in(self, directory: Path) -> list[Module]:
+        return [module for module in self._modules.values() if module.path.parent == directory]
+
+    def _memory_tests_in(self, directory: Path) -> list[str]:
+        return [
+            f"{module.nodeid}::{test}"
+            for module in self._modules_in(directory)
+            for test in sorted(module.memory_tests)
+        ]
+
+    def _relative(self, path: Path) -> str:
+        return Path(os.path.relpath(path, self._config.rootpath)).as_posix()
+
+    def _plain_modules(self) -> list[dict[str, Any]]:
+        directories: dict[Path, bool] = {}
+        plain = []
+        for module in self._modules.values():
+            parent = module.path.parent
+            if parent not in directories:
+                directories[parent] = (parent / DIRECTORY).is_dir()
+            file = snapshot_path(module.path)
+            if directories[parent] and file.exists():
+                plain.append(
+                    {
+                        "nodeid": module.nodeid,
+                        "file": self._relative(file),
+                        "tests": module.tests,
+                        "whole": module.whole,
+                        "members": None if module.members is None else list(module.members),
+                        "memory_tests": module.all_memory_tests(),
+                    }
+                )
+        return plain
+
+    def _named_parts(self) -> tuple[set[str], bool]:
+        """Return the files of which the command line names single tests, and whether it is unclear.
+
+        Unclear is a name such as ``package.module::test`` (``--pyargs``), which is no path.
+        """
+        files, unclear = set(), False
+        for argument in self._config.args:
+            name, parts, _ = str(argument).partition("::")
+            if not parts:
+                continue
+            path = Path(self._config.invocation_params.dir, name)
+            files.add(os.path.realpath(path))
+            unclear = unclear or not path.exists()
+        return files, unclear
+
+    @staticmethod
+    def _touches(nodeid: str, directory: str) -> bool:
+        """Tell whether a collector is ``directory``, or above or below it."""
+        return (
+            directory == "."
+            or nodeid in ("", ".", directory)
+            or nodeid.startswith(f"{directory}/")
+            or directory.startswith(f"{nodeid}/")
+        )
+
+    @staticmethod
+    def _inside(nodeid: str, module: str) -> bool:
+        """Tell whether a collector is ``module``, or above or below it."""
+        return (
+            nodeid in ("", ".", module)
+            or nodeid.startswith(f"{module}::")
+            or module.startswith(f"{nodeid}/")
+        )

@@ -1,0 +1,241 @@
+"""What the fixture ``torchmem`` is, and the tests whose whole body is traced."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_torchmem.checks.check import Checker
+from pytest_torchmem.checks.failure import MemoryCheckFailed
+from pytest_torchmem.checks.gpu import Target
+from pytest_torchmem.checks.request import MARKER
+from pytest_torchmem.errors import UsageError
+
+if TYPE_CHECKING:
+    from pytest_torchmem.measurement.cuda import MeasuredProfile
+    from pytest_torchmem.measurement.device import Device
+    from pytest_torchmem.profile.profile import MemoryProfile
+    from pytest_torchmem.targets.calibration import Figure, Question
+    from pytest_torchmem.targets.gpus import Gpu
+
+    Figures = dict[Question, Figure]
+
+_DISABLED = "not checked: --torchmem-disable"
+_OF_TRACES = ("host", "allocator", "memory", "calibration")
+"""Options of ``check`` that are meant for its traces alone."""
+_STEP = {"loss_fn": None, "backward": True, "optimizer": None, "steps": 1}
+"""Options that describe the step, in the order of ``run_target``, with their defaults."""
+
+
+class Torchmem:
+    """Memory checks for one test: the fixture ``torchmem``."""
+
+    def __init__(self, checker: Checker) -> None:
+        self._checker = checker
+
+    def check(
+        self,
+        target: Any,
+        *args: Any,
+        name: str | None = None,
+        device: str | tuple[str, ...] | None = None,
+        gpu: str | None = None,
+        tolerance: Any = None,
+        measure: str | None = None,
+        **kwargs: Any,
+    ) -> dict[str, MemoryProfile]:
+        """Trace ``target`` on every configured device and fail the test where it needs too much.
+
+        The judge is the test's ``memory_budget`` marker if it sets a limit, and else the snapshot,
+        in which ``name`` tells several checks of one test apart. ``device``, ``gpu``,
+        ``tolerance`` and ``measure`` are for this check alone; a ``gpu`` without a device means
+        cuda only, and what is traced has to fit on it. All else goes to ``trace``. Returns the
+        profiles by device.
+
+        On a machine with a GPU, and with cuda among the devices, the step is run there for real as
+        well: the check fails too if the trace is not what the GPU counts, or if that grew.
+        ``measure`` is ``"auto"`` for this, ``"never"``, or ``"require"``, which fails without one.
+        """
+        __tracebackhide__ = True
+        self._refuse_inside_body("check")
+        if self._checker.context.settings.disabled:
+            self._checker.not_checked(_DISABLED)
+            pytest.skip(_DISABLED)
+
+        def run(where: str, on_gpu: str | None) -> MemoryProfile:
+            __tracebackhide__ = True
+            return _trace(target, *args, **{**self._checker.trace_options(where, on_gpu), **kwargs})
+
+        def run_for_real() -> MeasuredProfile:
+            __tracebackhide__ = True
+            return _measure(target, *args, **_without_trace_options(kwargs))
+
+        def record(on: Device, of: Gpu, questions: Collection[Question]) -> Figures:
+            __tracebackhide__ = True
+            given = _without_trace_options(kwargs)
+            options = {key: given.pop(key, value) for key, value in _STEP.items()}
+            return _record(on, of, questions, target, args, given, tuple(options.values()))
+
+        asked = Target(run, run_for_real, None if "calibration" in kwargs else record)
+        return self._checker.check(asked, name, device, gpu, tolerance, measure)
+
+    def trace(
+        self,
+        target: Any,
+        *args: Any,
+        device: str | None = None,
+        gpu: str | None = None,
+        **kwargs: Any,
+    ) -> MemoryProfile:
+        """Return the profile of ``target`` on one device; nothing is judged or stored.
+
+        As ``pytest_torchmem.trace``, except that the device and GPU of the marker and the settings
+        are the defaults; of several devices it is the first.
+        """
+        __tracebackhide__ = True
+        self._refuse_inside_body("trace")
+        where = device or ("cuda" if gpu else self._checker.default_device())
+        on_gpu = self._checker.named_gpu(gpu) if where == "cuda" else gpu
+        options = self._checker.trace_options(where, on_gpu)
+        return _trace(target, *args, **{**options, **kwargs})
+
+    def _refuse_inside_body(self, method: str) -> None:
+        if self._checker.in_body:
+            raise UsageError(
+                f"torchmem.{method} was called while the whole test is traced for its marker "
+                f"{MARKER}. Name the fixture among the test's arguments: def test(torchmem)"
+            )
+
+
+@contextmanager
+def judged(item: pytest.Item, checker: Checker) -> Iterator[None]:
+    """Run the call phase of a test that has the marker, and see to it that it is judged.
+
+    A test that does not use the fixture is traced whole, once per device: the function that pytest
+    is about to call is replaced for as long as the phase lasts.
+    """
+    __tracebackhide__ = True
+    try:
+        body = _body_to_trace(item, checker)
+    except UsageError as error:
+        # No line of the test is to blame, so a traceback would show the plugin's.
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+    if body is not None:
+        item.obj = _traced(body, checker)  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            item.obj = body  # type: ignore[attr-defined]
+        return
+    yield
+    if not checker.records and not checker.context.settings.disabled:
+        raise MemoryCheckFailed(
+            f"not checked: the test has the marker {MARKER} and the fixture torchmem, but "
+            "never called torchmem.check",
+            checker.first_line,
+        )
+
+
+def _body_to_trace(item: pytest.Item, checker: Checker) -> Callable[..., Any] | None:
+    """Return what is to be traced as a whole, ``None`` where the test uses the fixture.
+
+    Raises ``UsageError`` for a marker that cannot be read, before anything runs, and for a test
+    that cannot be traced.
+    """
+    checker.budget  # noqa: B018
+    if "torchmem" in getattr(item, "fixturenames", ()):
+        return None
+    if checker.context.settings.disabled:
+        checker.not_checked(_DISABLED)
+        return None
+    if not isinstance(item, pytest.Function):
+        raise UsageError(f"{MARKER} works on test functions and methods, not on {item!r}")
+    body: Callable[..., Any] = item.obj
+    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+        raise UsageError(
+            f"{item.nodeid} is asynchronous, and its event loop cannot be traced as a whole for "
+            f"the marker {MARKER}. Use the fixture: async def test(torchmem), and in it "
+            "torchmem.check(...)"
+        )
+    return body
+
+
+def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
+    @functools.wraps(body)
+    def traced(*args: Any, **kwargs: Any) -> None:
+        def run(where: str, on_gpu: str | None) -> MemoryProfile:
+            __tracebackhide__ = True
+            options = checker.trace_options(where, on_gpu)
+            return _trace(lambda: body(*args, **kwargs), **options)
+
+        def run_for_real() -> MeasuredProfile:
+            __tracebackhide__ = True
+            from pytest_torchmem.measurement.copies import copy_where_they_are
+
+            # A fixture's model is not changed by a trace, and must not be by this either.
+            own_args, own_kwargs = copy_where_they_are(args, kwargs)
+            return _measure(lambda: body(*own_args, **own_kwargs))
+
+        def record(on: Device, of: Gpu, questions: Collection[Question]) -> Figures:
+            __tracebackhide__ = True
+            from pytest_torchmem.measurement.copies import copy_where_they_are
+
+            own_args, own_kwargs = copy_where_they_are(args, kwargs)
+            whole = functools.partial(body, *own_args, **own_kwargs)
+            return _record(on, of, questions, whole, (), {}, tuple(_STEP.values()))
+
+        checker.in_body = True
+        try:
+            checker.check(Target(run, run_for_real, record))
+        finally:
+            checker.in_body = False
+
+    return traced
+
+
+def _trace(target: Any, *args: Any, **options: Any) -> MemoryProfile:
+    __tracebackhide__ = True
+    try:
+        from pytest_torchmem.tracing.trace import trace
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UsageError(
+            "not checked: torch is not installed in this environment. "
+            "Install it, or deselect the memory tests"
+        ) from None
+    return trace(target, *args, **options)
+
+
+def _measure(target: Any, *args: Any, **options: Any) -> MeasuredProfile:
+    __tracebackhide__ = True
+    from pytest_torchmem.measurement import measure
+    from pytest_torchmem.measurement.cuda import MeasuredProfile
+
+    profile = measure(target, *args, **options, device="cuda")
+    assert isinstance(profile, MeasuredProfile)
+    return profile
+
+
+def _record(
+    device: Device,
+    gpu: Gpu,
+    questions: Collection[Question],
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    step: tuple[Any, ...],
+) -> Figures:
+    __tracebackhide__ = True
+    from pytest_torchmem.measurement.calibrate import record_figures
+
+    return record_figures(device, gpu, questions, target, args, kwargs, step)
+
+
+def _without_trace_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in _OF_TRACES}

@@ -1,0 +1,261 @@
+"""The pytest plugin: hooks, and nothing else.
+
+pytest imports this module at every start, so it imports nothing that a run without memory tests
+does not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_torchmem.plugin.options import add_options, something_is_set
+
+if TYPE_CHECKING:
+    from pytest_torchmem.checks.check import Checker
+    from pytest_torchmem.checks.judge import Context
+    from pytest_torchmem.checks.settings import Settings
+    from pytest_torchmem.plugin.collection import Collection
+    from pytest_torchmem.plugin.extensions import Registrations
+    from pytest_torchmem.plugin.fixture import Torchmem
+    from pytest_torchmem.plugin.run import Run
+
+_MARKER = "memory_budget"
+_NAME = "torchmem-run"
+_DIRECTORY = "__torchmem__"
+_CHECKER: pytest.StashKey[Checker] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Register options and ini keys."""
+    add_options(parser)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Register the hooks that others can implement."""
+    from pytest_torchmem.plugin import hookspec
+
+    pluginmanager.add_hookspecs(hookspec)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker, and the hooks that have a state."""
+    config.addinivalue_line(
+        "markers",
+        f"{_MARKER}(peak=None, *, forward=None, backward=None, optimizer=None, retained=None, "
+        "device=None, gpu=None, tolerance=None, measure=None): the memory, such as '2 GiB', that a "
+        "PyTorch test may need",
+    )
+    config.pluginmanager.register(_RunHooks(config), _NAME)
+
+
+@pytest.fixture
+def torchmem(request: pytest.FixtureRequest) -> Torchmem:
+    """Memory checks: ``torchmem.check(model, inputs)`` and ``torchmem.trace(model, inputs)``."""
+    from pytest_torchmem.plugin.fixture import Torchmem
+
+    hooks: _RunHooks = request.config.pluginmanager.getplugin(_NAME)
+    return Torchmem(hooks.checker(request.node))
+
+
+class _RunHooks:
+    """The hooks of one run, in the controller, in a worker, or in a run without workers.
+
+    It has methods where properties would do: pytest 8.0 reads every attribute of a plugin when it
+    is registered, to look for fixtures (``_pytest/fixtures.py``, ``parsefactories``), and would
+    work them out before anything is collected.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.is_worker = hasattr(config, "workerinput")
+        self.run: Run | None = None
+        self._settings: Settings | None = None
+        self._registrations: Registrations | None = None
+        self._collection: Collection | None = None
+        self._context: Context | None = None
+        self._collect_reports: list[pytest.CollectReport] = []
+        self._members: dict[str, list[pytest.Item | pytest.Collector]] = {}
+        self._collected: list[pytest.Item] = []
+        self._selected: list[pytest.Item] = []
+        self._reports: list[pytest.TestReport] = []
+        self._found: list[dict[str, list[Any]]] = []
+        self._worker_died = False
+        if something_is_set(config):
+            self.settings()  # what cannot be understood ends the run before it begins
+
+    def settings(self) -> Settings:
+        """What options and ini file say, read when first asked for."""
+        if self._settings is None:
+            from pytest_torchmem.checks.settings import read_settings
+
+            self.registrations().gpus()
+            self._settings = read_settings(self.config)
+        return self._settings
+
+    def registrations(self) -> Registrations:
+        """What plugins add to the profiler for this run."""
+        if self._registrations is None:
+            from pytest_torchmem.plugin.extensions import Registrations
+
+            self._registrations = Registrations(self.config)
+        return self._registrations
+
+    def collection(self) -> Collection:
+        """What this process collected, worked out when first asked for."""
+        if self._collection is None:
+            from pytest_torchmem.plugin.collection import Collection
+
+            self._collection = Collection(
+                self.config,
+                self._collect_reports,
+                self._members,
+                self._collected,
+                self._selected,
+            )
+        return self._collection
+
+    def checker(self, item: pytest.Item) -> Checker:
+        """Return what runs the checks of the present attempt at ``item``."""
+        if _CHECKER not in item.stash:
+            from pytest_torchmem.checks.calibrations import Calibrations
+            from pytest_torchmem.checks.check import Checker
+            from pytest_torchmem.checks.judge import Context
+
+            if self._context is None:
+                calibrations = Calibrations(self.settings())
+                self._context = Context(self.settings(), self.collection(), {}, calibrations)
+            item.stash[_CHECKER] = Checker(item, self._context)
+        return item.stash[_CHECKER]
+
+    def pytest_report_header(self) -> str:
+        """Say what will be checked, and against what."""
+        from pytest_torchmem.plugin.header import header
+
+        return header(self._settings)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Notice what is in a module, also where only a part of it was asked for."""
+        report = yield
+        if isinstance(collector, pytest.File) and report.passed:
+            self._members[collector.nodeid] = list(report.result)
+        return report
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Notice the modules that were collected, and those that could not be."""
+        self._collect_reports.append(report)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
+        """Notice every test before any plugin deselects some."""
+        self._collected = list(items)
+        return (yield)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Notice what is left to run; a worker tells the controller."""
+        self._selected = list(session.items)
+        if self.is_worker:
+            self.config.workeroutput["torchmem"] = self._find()  # type: ignore[attr-defined]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Add what plugins know of GPUs and operators, before any test can trace."""
+        if not session.config.option.collectonly:
+            hook = self.config.hook
+            if hook.pytest_torchmem_register_gpus.get_hookimpls():
+                self.registrations().gpus()
+            if hook.pytest_torchmem_register_operators.get_hookimpls():
+                self.registrations().operators()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Forget an earlier attempt at this test: a rerun starts anew."""
+        if _CHECKER in item.stash:
+            from pytest_torchmem.reports.junit import without_ours
+
+            del item.stash[_CHECKER]
+            item.user_properties[:] = without_ours(item.user_properties)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
+        """Judge a test that has the marker, in its call phase, as if it had asserted it itself."""
+        __tracebackhide__ = True
+        if item.get_closest_marker(_MARKER) is None:
+            return (yield)
+        from pytest_torchmem.plugin.fixture import judged
+
+        with judged(item, self.checker(item)):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Send the records of this phase along with its report."""
+        report = yield
+        if _CHECKER in item.stash:
+            plain = item.stash[_CHECKER].take_records(call.excinfo)
+            if plain is not None:
+                report.torchmem = plain  # type: ignore[attr-defined]
+                if call.excinfo is not None:
+                    from pytest_torchmem.reports.crash import in_one_line
+
+                    in_one_line(report, call.excinfo.value)
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep every report until the run ends: what is written depends on all of them."""
+        if not self.is_worker:
+            self._reports.append(report)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Take over what a worker collected, or notice that it died."""
+        output = getattr(node, "workeroutput", None)
+        if output is None or error:
+            self._worker_died = True
+        else:
+            self._found += [output["torchmem"]] if "torchmem" in output else []
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write what is to be written, where there was anything to check."""
+        if self.is_worker or self.config.option.collectonly:
+            return
+        # The controller of workers collects nothing itself.
+        everything = self._found or [self._find()]
+        # A report that is asked for is written in any case: an older one must not be taken for it.
+        asked = self._settings is not None and self._settings.writes_reports
+        checked = any(hasattr(report, "torchmem") for report in self._reports)
+        if not (asked or checked or any(any(found.values()) for found in everything)):
+            return
+        from pytest_torchmem.plugin.run import Run
+
+        self.run = Run(self.config, self.settings())
+        for found in everything:
+            self.run.collected(found)
+        for report in self._reports:
+            self.run.reported(report)
+        self.run.worker_down(self._worker_died)
+        self.run.conclude(session)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show the table of checks, and what was or should be written."""
+        if self.run is not None:
+            from pytest_torchmem.reports.terminal import show
+
+            show(terminalreporter, self.run.summary)
+
+    def _find(self) -> dict[str, list[Any]]:
+        """Return what this process collected that has to do with snapshots, of builtin types."""
+        directories = {item.path.parent for item in self._collected}
+        for report in self._collect_reports:
+            path = self.config.rootpath / report.nodeid.partition("::")[0]
+            directories.update((path, path.parent))
+        if not any((directory / _DIRECTORY).is_dir() for directory in directories):
+            return {}
+        return self.collection().to_plain()

@@ -1,0 +1,90 @@
+"""Which snapshot entries and files belong to tests that are gone, as far as a run proves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_torchmem.checks.settings import Settings
+from pytest_torchmem.errors import SnapshotError
+from pytest_torchmem.plugin.collection import is_gone
+from pytest_torchmem.snapshots.format import Key
+from pytest_torchmem.snapshots.store import Stored, read
+
+
+@dataclass(slots=True)
+class Gone:
+    """What is gone; files are relative to the root."""
+
+    entries: dict[str, list[Key]] = field(default_factory=dict)
+    """Entries that are obsolete: their module was seen whole and passed, without their test."""
+    tests: dict[str, list[Key]] = field(default_factory=dict)
+    """Entries of modules of which a part was seen, whose test is certainly not there any more. An
+    update may move them to a test that was renamed, and removes none."""
+    orphans: dict[str, list[Key]] = field(default_factory=dict)
+    """The entries of files whose module is gone, in directories that were seen whole."""
+    problems: list[str] = field(default_factory=list)
+
+    def listed(self) -> list[tuple[str, Key]]:
+        """Return every entry that is obsolete, with its file."""
+        both = (*self.entries.items(), *self.orphans.items())
+        return [(file, key) for file, keys in both for key in keys]
+
+
+def find_gone(
+    root: Path,
+    settings: Settings,
+    modules: Iterable[Mapping[str, Any]],
+    orphans: Iterable[str],
+    outcome: Callable[[str], str],
+    seen: Mapping[str, set[Key]],
+) -> Gone:
+    """Return what is gone.
+
+    ``modules`` and ``orphans`` are what ``Collection.to_plain`` gave, ``outcome`` tells what became
+    of the test with a node id, ``seen`` has the keys that checks asked for, by file.
+    """
+    gone = Gone()
+    series = {key.torch_series for keys in seen.values() for key in keys}
+
+    def unasked(stored: Stored, file: str) -> list[Key]:
+        keys = {*stored.snapshot.entries, *stored.contested} - seen.get(file, set())
+        if settings.split_by_torch:
+            # Another version's entries are for runs with that version.
+            keys = {key for key in keys if not key.torch_series or key.torch_series in series}
+        return sorted(keys)
+
+    for module in modules:
+        file = module["file"]
+        try:
+            keys = unasked(read(root / file), file)
+        except SnapshotError as error:
+            if module["whole"]:
+                gone.problems.append(str(error))
+            continue
+        outcomes = {test: outcome(f"{module['nodeid']}::{test}") for test in module["tests"]}
+        proven = module["whole"] and set(outcomes.values()) <= {"passed", "skipped"}
+        found = [key for key in keys if proven and _is_obsolete(key, outcomes, settings)]
+        if found:
+            gone.entries[file] = found
+        tests, members, whole = module["tests"], module["members"], module["whole"]
+        certain = [key for key in keys if is_gone(key.test, tests, members, whole=whole)]
+        if certain and not proven:
+            gone.tests[file] = certain
+    for file in orphans:
+        try:
+            stored = read(root / file)
+        except SnapshotError as error:
+            gone.problems.append(str(error))
+        else:
+            gone.orphans[file] = sorted({*stored.snapshot.entries, *stored.contested})
+    return gone
+
+
+def _is_obsolete(key: Key, outcomes: Mapping[str, str], settings: Settings) -> bool:
+    if key.test not in outcomes:
+        return True
+    # Devices that this run was told to leave out are not gone.
+    return outcomes[key.test] == "passed" and not settings.narrowed

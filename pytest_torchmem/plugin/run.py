@@ -1,0 +1,245 @@
+"""One pytest run as the controller sees it: results in, snapshot files and reports out.
+
+Workers only read snapshots and send their records on the tests' reports; whatever is written is
+written here, once, when the run ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from pytest_torchmem.checks.calibrations import update_calibrations
+from pytest_torchmem.checks.result import Outcome, Record, record_from_plain
+from pytest_torchmem.checks.settings import Settings
+from pytest_torchmem.errors import SnapshotError
+from pytest_torchmem.plugin.obsolete import Gone, find_gone
+from pytest_torchmem.plugin.update import Update, Updated
+from pytest_torchmem.reports.files import write_reports
+from pytest_torchmem.reports.summary import Check, Summary
+from pytest_torchmem.snapshots.calibration_store import CalibrationPlan
+from pytest_torchmem.snapshots.changes import plan_file
+from pytest_torchmem.snapshots.format import Entry, Key
+from pytest_torchmem.snapshots.store import read, write
+
+_ACCEPTABLE = (Outcome.GREW, Outcome.MISSING, Outcome.SHRANK, Outcome.MEASURED_GREW)
+"""Failures that an update would accept."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt at one test; a rerun is another attempt, and the last one counts."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    outcome: str = "unfinished"
+    failed_by_check: bool = False
+    finished: bool = False
+
+
+class Run:
+    """Gathers what the tests report, and concludes when they are done."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.config = config
+        self.settings = settings
+        self.summary = Summary(settings, config.rootpath)
+        self._attempts: dict[tuple[str, str], Attempt] = {}
+        self._modules: dict[str, dict[str, Any]] = {}
+        self._orphans: set[str] | None = None
+        self._calibrations: dict[str, list[str]] = {}
+        """The memory tests of directories that were collected whole, by calibration file."""
+        self._worker_died = False
+
+    def reported(self, report: pytest.TestReport) -> None:
+        """Take in one phase of one test."""
+        key = (getattr(report, "worker_id", ""), report.nodeid)
+        attempt = self._attempts.get(key)
+        if attempt is None or report.when == "setup":
+            attempt = self._attempts[key] = Attempt()
+        carried = getattr(report, "torchmem", None)
+        if carried is not None:
+            attempt.records.extend(carried["records"])
+            attempt.failed_by_check |= carried["failed_by_check"]
+        is_subtest = hasattr(report, "context")
+        if report.outcome not in ("passed", "skipped"):
+            attempt.outcome = "failed"
+        elif attempt.outcome != "failed" and not is_subtest:
+            if report.outcome == "skipped":
+                attempt.outcome = "skipped"
+            elif hasattr(report, "wasxfail"):
+                attempt.outcome = "passed unexpectedly"
+            elif attempt.outcome == "unfinished":
+                attempt.outcome = "passed"
+        attempt.finished |= report.when == "teardown"
+
+    def collected(self, found: dict[str, list[Any]]) -> None:
+        """Take in what a process collected."""
+        for module in found.get("modules", ()):
+            known = self._modules.setdefault(module["nodeid"], module)
+            known["whole"] = known["whole"] and module["whole"]
+        orphans = set(found.get("orphans", ()))
+        self._orphans = orphans if self._orphans is None else self._orphans & orphans
+        self._calibrations.update(dict(found.get("calibrations", ())))
+
+    def worker_down(self, died: bool) -> None:
+        """Take note of a worker that is gone."""
+        self._worker_died |= died
+
+    def conclude(self, session: pytest.Session) -> None:
+        """Work out what to write, write it, and let the run fail for what no test could."""
+        checks = tuple(self._checks())
+        gone = self._find_gone(checks)
+        clean = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        clean = clean and not session.shouldstop
+        updated = Updated()
+        calibrations: list[CalibrationPlan] = []
+        problems: list[str] = []
+        if self.settings.update:
+            updated = self._update(checks, gone, clean)
+            calibrations, problems = self._update_calibrations(checks)
+        removed = {
+            (self.summary.file_of(plan), key)
+            for plan in updated.plans
+            if not plan.problem
+            for key in (*plan.removed, *(old for old, _ in (*plan.renamed, *plan.moved)))
+        }
+        proposal, more = self._propose(checks)
+        self.summary = replace(
+            self.summary,
+            checks=checks,
+            plans=tuple(updated.plans),
+            obsolete=tuple(p for p in gone.listed() if p not in removed or self.settings.dry_run),
+            problems=tuple(dict.fromkeys((*gone.problems, *updated.problems, *problems, *more))),
+            proposal=tuple(proposal),
+            orphans=frozenset(gone.orphans),
+            hints=tuple(updated.hints),
+            calibrations=tuple(calibrations),
+        )
+        self._report()
+        self._set_exit_status(session)
+
+    def _checks(self) -> Iterable[Check]:
+        """Return every check; where several workers ran one test, it passed if it passed in all."""
+        for attempts in self._by_test().values():
+            passed = self._outcome(attempts) == "passed"
+            by_check = any(attempt.failed_by_check for attempt in attempts)
+            seen = set()
+            for attempt in attempts:
+                for plain in attempt.records:
+                    record = record_from_plain(plain)
+                    if (record.key, record.outcome) not in seen:
+                        seen.add((record.key, record.outcome))
+                        yield Check(record, passed, by_check)
+
+    @staticmethod
+    def _outcome(attempts: Iterable[Attempt]) -> str:
+        outcomes = {attempt.outcome if attempt.finished else "unfinished" for attempt in attempts}
+        for outcome in ("failed", "unfinished", "passed unexpectedly", "skipped"):
+            if outcome in outcomes:
+                return outcome
+        return "passed" if outcomes else "unfinished"
+
+    def _find_gone(self, checks: Iterable[Check]) -> Gone:
+        """Return what belongs to tests that are gone; nothing where a worker died."""
+        if self._worker_died or self.settings.disabled:
+            return Gone()
+        by_test = self._by_test()
+        seen: dict[str, set[Key]] = {}
+        for check in checks:
+            if check.record.entry is not None:
+                seen.setdefault(check.record.file, set()).add(check.record.key)
+        return find_gone(
+            self.config.rootpath,
+            self.settings,
+            self._modules.values(),
+            sorted(self._orphans or ()),
+            lambda nodeid: self._outcome(by_test.get(nodeid, ())),
+            seen,
+        )
+
+    def _update(self, checks: Iterable[Check], gone: Gone, clean: bool) -> Updated:
+        accepted: dict[str, dict[Key, Entry]] = {}
+        for check in checks:
+            record = check.record
+            if check.passed and record.accepted and record.entry is not None:
+                accepted.setdefault(record.file, {})[record.key] = record.entry
+        modules = self._modules.values()
+        root = self.config.rootpath
+        return Update(root, self.settings, accepted, gone, modules, clean=clean).run()
+
+    def _update_calibrations(
+        self, checks: Iterable[Check]
+    ) -> tuple[list[CalibrationPlan], list[str]]:
+        found = [
+            check.record.calibration
+            for check in checks
+            if check.passed and check.record.calibration is not None
+        ]
+        by_test = self._by_test()
+        complete = {
+            file: tests
+            for file, tests in self._calibrations.items()
+            if all(self._outcome(by_test.get(test, ())) == "passed" for test in tests)
+        }
+        if self._worker_died or self.settings.disabled or self.settings.narrowed:
+            complete = {}
+        return update_calibrations(self.config.rootpath, self.settings, found, complete)
+
+    def _by_test(self) -> dict[str, list[Attempt]]:
+        by_test: dict[str, list[Attempt]] = {}
+        for (_, nodeid), attempt in self._attempts.items():
+            by_test.setdefault(nodeid, []).append(attempt)
+        return by_test
+
+    def _propose(self, checks: Iterable[Check]) -> tuple[list[str], list[str]]:
+        """Write what an update would have made of the checks that failed.
+
+        Returns the files, and what was in the way of others.
+        """
+        directory = self.settings.proposal_path
+        files: list[str] = []
+        problems: list[str] = []
+        if directory is None or self.settings.update:
+            return files, problems
+        entries: dict[str, list[Record]] = {}
+        for check in checks:
+            record = check.record
+            acceptable = record.outcome in _ACCEPTABLE
+            if record.failed and check.failed_by_check and record.entry is not None and acceptable:
+                entries.setdefault(record.file, []).append(record)
+        for file, records in sorted(entries.items()):
+            # The module may lie outside of the root, where the proposal has no place for its file.
+            if file.startswith("../"):
+                continue
+            try:
+                stored = read(self.config.rootpath / file)
+                plan = plan_file(stored, [record.entry for record in records if record.entry], ())
+                if plan.text is not None and plan.changes_file:
+                    write(directory / file, plan.text)
+                    files.append(file)
+            except SnapshotError as error:
+                problems.append(str(error))
+            except OSError as error:
+                problems.append(f"{directory / file} cannot be written: {error}")
+        return files, problems
+
+    def _set_exit_status(self, session: pytest.Session) -> None:
+        summary, settings = self.summary, self.settings
+        fails = (
+            (settings.strict and bool(summary.obsolete))
+            or bool(summary.problems)
+            or (settings.dry_run and any(plan.changes_file for plan in summary.plans))
+            or (settings.dry_run and any(plan.changes_file for plan in summary.calibrations))
+        )
+        if fails and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _report(self) -> None:
+        try:
+            write_reports(self.config, self.summary)
+        except OSError as error:
+            problem = f"a report cannot be written: {error}"
+            self.summary = replace(self.summary, problems=(*self.summary.problems, problem))

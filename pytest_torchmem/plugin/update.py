@@ -1,0 +1,191 @@
+"""An update of snapshot files: entries written, renamed, moved and removed, file by file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pytest_torchmem.checks.settings import Settings
+from pytest_torchmem.errors import SnapshotError
+from pytest_torchmem.plugin.obsolete import Gone
+from pytest_torchmem.snapshots.changes import FilePlan, Place, moves, plan_file, plan_orphan
+from pytest_torchmem.snapshots.format import Entry, Key
+from pytest_torchmem.snapshots.location import orphans_in
+from pytest_torchmem.snapshots.store import Stored, locked, read, remove, write
+
+
+@dataclass(slots=True)
+class Updated:
+    """What an update did, or in a dry run would do."""
+
+    plans: list[FilePlan] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+    """What looks renamed and could not be decided."""
+
+
+class Update:
+    """Writes what a run found into the snapshot files, each whole or not at all."""
+
+    def __init__(
+        self,
+        root: Path,
+        settings: Settings,
+        accepted: Mapping[str, Mapping[Key, Entry]],
+        gone: Gone,
+        modules: Iterable[Mapping[str, Any]],
+        *,
+        clean: bool,
+    ) -> None:
+        """``accepted`` has the entries to write by file, relative to the root; the run was
+        ``clean`` if every test ran and none failed.
+        """
+        self._root = root
+        self._settings = settings
+        self._accepted = accepted
+        self._gone = gone
+        self._memory_tests = {module["file"]: module["memory_tests"] for module in modules}
+        self._clean = clean
+        self._removes = "obsolete" in settings.update
+        self._done = Updated()
+
+    def run(self) -> Updated:
+        """Do it; what cannot be read or written is among the problems."""
+        removable = self._gone.entries if self._removes else {}
+        orphans = self._read_orphans() if self._removes else {}
+        moved = self._moves(orphans)
+        inherited: dict[str, dict[Key, Entry]] = {}
+        for (old_file, old_key), (file, key) in moved.items():
+            entry = orphans[old_file].snapshot.entries[old_key]
+            inherited.setdefault(file, {})[key] = entry
+        written = set()
+        for file in sorted({*self._accepted, *removable}):
+            if self._plan(file, removable.get(file, ()), inherited.get(file, {}), orphans, moved):
+                written.add(file)
+        for file, stored in sorted(orphans.items()):
+            going = {o[1]: n for o, n in moved.items() if o[0] == file and n[0] in written}
+            rest = self._gone.orphans.get(file, ()) if self._clean else ()
+            if going or rest:
+                self._apply(stored.path, partial(plan_orphan, moved=going, removed=rest))
+        return self._done
+
+    def _plan(
+        self,
+        file: str,
+        obsolete: Sequence[Key],
+        inherited: Mapping[Key, Entry],
+        orphans: Mapping[str, Stored],
+        moved: Mapping[Place, Place],
+    ) -> bool:
+        entries = list(self._accepted.get(file, {}).values())
+        renamable = self._renamable(file) if self._removes else ()
+        extra = self._extra(file, orphans, moved)
+
+        plan = partial(
+            plan_file,
+            accepted=entries,
+            obsolete=obsolete,
+            gone=renamable,
+            inherited=inherited,
+            extra=extra,
+        )
+        return self._apply(self._root / file, plan)
+
+    def _apply(self, path: Path, plan: Callable[[Stored], FilePlan]) -> bool:
+        """Plan and write one file while no other run does; tell whether that went well."""
+        try:
+            with locked(path):
+                planned = plan(read(path))
+                if planned.changes_file and self._settings.writes:
+                    if planned.text is None:
+                        remove(path)
+                    else:
+                        write(path, planned.text)
+        except SnapshotError as error:
+            self._done.problems.append(str(error))
+            return False
+        except OSError as error:
+            self._done.problems.append(f"{path} cannot be written: {error.strerror or error}")
+            return False
+        self._done.plans.append(planned)
+        if planned.problem:
+            self._done.problems.append(planned.problem)
+        return not planned.problem
+
+    def _read_orphans(self) -> dict[str, Stored]:
+        """Return the files whose module is gone: those found, and those beside what is written."""
+        files = set(self._gone.orphans)
+        for file in self._accepted:
+            directory = (self._root / file).parent.parent
+            files.update(
+                Path(os.path.relpath(path, self._root)).as_posix() for path in orphans_in(directory)
+            )
+        found = {}
+        for file in files:
+            try:
+                stored = read(self._root / file)
+            except SnapshotError:
+                continue  # told already where it was looked for, and else no business of this run
+            found[file] = stored
+        return found
+
+    def _moves(self, orphans: Mapping[str, Stored]) -> dict[Place, Place]:
+        gone = [
+            (file, entry)
+            for file, stored in sorted(orphans.items())
+            for entry in stored.snapshot.entries.values()
+        ]
+        if not gone:
+            return {}
+        new = []
+        for file, entries in sorted(self._accepted.items()):
+            try:
+                stored = read(self._root / file)
+            except SnapshotError:
+                continue
+            known = {*stored.snapshot.entries, *stored.contested}
+            new += [(file, entry) for key, entry in entries.items() if key not in known]
+        return moves(gone, new, certain=self._clean and set(orphans) <= set(self._gone.orphans))
+
+    def _extra(
+        self, file: str, orphans: Mapping[str, Stored], moved: Mapping[Place, Place]
+    ) -> Mapping[str, Any]:
+        """Return what people wrote at the top of a file that moves to ``file`` with all it has."""
+        if (self._root / file).exists():
+            return {}
+        for old, stored in orphans.items():
+            targets = {moved.get((old, key), ("",))[0] for key in stored.snapshot.entries}
+            if targets == {file}:
+                return stored.snapshot.extra
+        return {}
+
+    def _renamable(self, file: str) -> list[Key]:
+        """Return keys of gone tests that a new one may take over although only a part was run.
+
+        That is safe where every test that could be the renamed one is among those that were run.
+        """
+        gone = self._gone.tests.get(file, [])
+        accepted = self._accepted.get(file, {})
+        if not gone or not accepted:
+            return []
+        try:
+            stored = read(self._root / file)
+        except SnapshotError:  # told where the file is to be written
+            return []
+        known = {key.test for key in (*stored.snapshot.entries, *stored.contested)}
+        tests = self._memory_tests.get(file)
+        ran = {key.test for key in accepted}
+        if tests is not None and not set(tests) - known - ran:
+            return gone
+        old = [("", stored.snapshot.entries[key]) for key in gone if key in stored.snapshot.entries]
+        new = [("", entry) for key, entry in accepted.items() if key not in stored.snapshot.entries]
+        for (_, before), (_, after) in sorted(moves(old, new, certain=True).items()):
+            self._done.hints.append(
+                f"{file}: {after} may be what {before} is called now. Only a part of the module "
+                "was run, so the old entry was left alone; an update of the whole module settles it"
+            )
+        return []

@@ -1,0 +1,129 @@
+"""What differs between a base and a head, grouped for people: the rows of every comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from pytest_torchmem.snapshots.compare import Change, Verdict, compare, headline
+from pytest_torchmem.snapshots.format import Entry, Key
+from pytest_torchmem.snapshots.tolerance import Level, parse_rules
+
+
+class Group(str, Enum):
+    """The kinds of differences, in the order in which people want to see them."""
+
+    FAILED = "Failed"
+    GREW = "Grew beyond the tolerance"
+    SHRANK = "Shrank beyond the tolerance"
+    WITHIN = "Changed within the tolerance"
+    NEW = "New"
+    GONE = "Gone"
+    SAME = "Unchanged"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One check on one device, in the base and in the head."""
+
+    test: str
+    """The test as people find it: file and test id."""
+    name: str
+    device: str
+    group: Group
+    changes: tuple[Change, ...] = ()
+    figures: Mapping[str, int] | None = None
+    """The figures of a check that only one side has."""
+    note: str = ""
+
+    @property
+    def main(self) -> Change | None:
+        """The change that stands for all: one that broke its tolerance, or the largest."""
+        broken = {Group.GREW: (Verdict.GREW, Verdict.NOT_RUN), Group.SHRANK: (Verdict.SHRANK,)}
+        verdicts = broken.get(self.group)
+        changes = [c for c in self.changes if verdicts is None or c.verdict in verdicts]
+        if not changes:
+            return None
+        name = headline({change.figure: (change.before, change.now) for change in changes})
+        return next((change for change in changes if change.figure == name), changes[0])
+
+    @property
+    def step(self) -> int:
+        """The bytes by which it changed, by the change that stands for all."""
+        main = self.main
+        if main is None or main.before is None or main.now is None:
+            return 0
+        return main.now - main.before
+
+
+Entries = Mapping[tuple[str, Key], Entry]
+"""Entries by test file, relative to the root, and key."""
+
+
+def differences(base: Entries, head: Entries, option: Level) -> list[Difference]:
+    """Return what differs between the entries of two revisions or reports, worst first.
+
+    An entry's own tolerance, as the head has it, wins over ``option``, as it does in a test run.
+    """
+    found = []
+    for file, key in sorted({**base, **head}):
+        before, now = base.get((file, key)), head.get((file, key))
+        where = f"{file}::{key.test}" if file else key.test
+        if before is None or now is None:
+            entry = now or before
+            assert entry is not None
+            group = Group.NEW if before is None else Group.GONE
+            found.append(_one(where, key, group, figures=entry.figures))
+            continue
+        own = parse_rules(now.tolerance, "the entry's own tolerance")
+        comparison = compare(before, now, [own, option])
+        notes = []
+        if comparison.workload_changed:
+            notes.append("another workload")
+        if comparison.torch_changed:
+            notes.append(f"torch {comparison.torch_before} → {comparison.torch_now}")
+        if now.reason and now.reason != before.reason:
+            notes.append(now.reason)
+        if comparison.grew:
+            group = Group.GREW
+        elif comparison.shrank:
+            group = Group.SHRANK
+        elif comparison.having(Verdict.WITHIN):
+            group = Group.WITHIN
+        else:
+            group = Group.SAME
+        found.append(_one(where, key, group, comparison.changes, now.figures, "; ".join(notes)))
+    return in_order(found)
+
+
+def in_order(found: Iterable[Difference]) -> list[Difference]:
+    """Return differences by group, and in each the largest change first."""
+    groups = list(Group)
+    return sorted(found, key=lambda d: (groups.index(d.group), -abs(d.step), d.test, d.device))
+
+
+def failing(difference: Difference) -> bool:
+    """Tell whether a gate must not let ``difference`` through."""
+    return difference.group in (Group.FAILED, Group.GREW)
+
+
+def grouped(found: Sequence[Difference]) -> dict[Group, list[Difference]]:
+    """Return differences by group, in order, without empty groups."""
+    return {
+        group: members
+        for group in Group
+        if (members := [difference for difference in found if difference.group is group])
+    }
+
+
+def _one(
+    test: str,
+    key: Key,
+    group: Group,
+    changes: tuple[Change, ...] = (),
+    figures: Mapping[str, int] | None = None,
+    note: str = "",
+) -> Difference:
+    device = f"{key.where}, torch {key.torch_series}" if key.torch_series else key.where
+    return Difference(test, key.name, device, group, changes, figures, note)

@@ -1,0 +1,115 @@
+"""Differences as Markdown, for a pull request's comment or a job summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pytest_torchmem.reports.difference import Difference, Group, grouped
+from pytest_torchmem.reports.text import change_text
+from pytest_torchmem.units import format_size
+
+MARKER = "<!-- pytest-torchmem -->"
+"""By this line a workflow finds its own earlier comment."""
+_MOST = 50
+_FOLDED = (Group.WITHIN, Group.NEW, Group.GONE)
+
+
+def render(
+    found: Sequence[Difference],
+    base: str = "snapshot",
+    head: str = "now",
+    footer: Iterable[str] = (),
+) -> str:
+    """Return a report: a verdict in one line, then a table per kind of difference."""
+    groups = grouped(found)
+    lines = [MARKER, "", f"### Memory: {verdict(groups)}", ""]
+    for group, members in groups.items():
+        if group is Group.SAME:
+            continue
+        table = _table(members, base, head)
+        if group in _FOLDED:
+            title = f"{group.value} ({len(members)})"
+            lines += [f"<details><summary>{title}</summary>", "", *table, "", "</details>", ""]
+        else:
+            lines += [f"**{group.value} ({len(members)})**", "", *table, ""]
+    if Group.SAME in groups:
+        lines += [f"{len(groups[Group.SAME])} unchanged.", ""]
+    lines += [line for part in footer for line in (part, "")]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def verdict(groups: dict[Group, list[Difference]]) -> str:
+    """Return the groups' sizes in one line: "2 grew, 1 shrank, 40 unchanged"."""
+    words = {
+        Group.FAILED: "failed",
+        Group.GREW: "grew",
+        Group.SHRANK: "shrank",
+        Group.WITHIN: "changed within tolerance",
+        Group.NEW: "new",
+        Group.GONE: "gone",
+        Group.SAME: "unchanged",
+    }
+    parts = [f"{len(members)} {words[group]}" for group, members in groups.items()]
+    return ", ".join(parts) if parts else "no checks"
+
+
+def _table(members: Sequence[Difference], base: str, head: str) -> list[str]:
+    single = members[0].group in (Group.NEW, Group.GONE)
+    if single:
+        lines = ["| test | device | forward | backward | peak |", "|---|---|---:|---:|---:|"]
+    else:
+        lines = [
+            f"| test | device | figure | {base} | {head} | change | |",
+            "|---|---|---|---:|---:|---:|---|",
+        ]
+    for difference in members[:_MOST]:
+        lines.append(_single(difference) if single else _changed(difference))
+    if len(members) > _MOST:
+        lines.append(f"| … and {len(members) - _MOST} more |" + " |" * (4 if single else 6))
+    return lines
+
+
+def _changed(difference: Difference) -> str:
+    change = difference.main
+    if change is None:
+        cells = ["", "", "", ""]
+    else:
+        cells = [
+            change.figure.replace("_", " "),
+            _size(change.before),
+            _size(change.now),
+            change_text(change.before, change.now) or "did not run",
+        ]
+    return _cells(_name(difference), difference.device, *cells, difference.note)
+
+
+def _single(difference: Difference) -> str:
+    figures = difference.figures or {}
+    sizes = (_size(figures.get(name)) for name in ("forward_peak", "backward_peak", "peak"))
+    return _cells(_name(difference), difference.device, *sizes)
+
+
+def _name(difference: Difference) -> str:
+    name = _code(difference.test)
+    return f"{name} · {difference.name}" if difference.name else name
+
+
+def _code(text: str) -> str:
+    """Return ``text`` as code, also where it holds backticks itself."""
+    fence = "`"
+    while fence in text:
+        fence += "`"
+    padding = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{padding}{text}{padding}{fence}"
+
+
+def _cells(*cells: str) -> str:
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _size(nbytes: int | None) -> str:
+    return "-" if nbytes is None else format_size(nbytes)

@@ -1,0 +1,141 @@
+"""Where a comparison's entries come from: a JSON report, snapshot files, or a git revision."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pytest_torchmem.checks.result import Outcome
+from pytest_torchmem.errors import SnapshotError, UsageError
+from pytest_torchmem.reports.json_report import KIND, SCHEMA
+from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, load
+from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_snapshot
+from pytest_torchmem.snapshots.store import read
+
+WORKING_TREE = "the working tree"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One side of a comparison."""
+
+    name: str
+    entries: dict[tuple[str, Key], Entry] = field(default_factory=dict)
+    unchecked: dict[tuple[str, Key], str] = field(default_factory=dict)
+    """Checks of a report that came to nothing, with the reason."""
+
+
+def load_source(text: str | None, directory: Path) -> Source:
+    """Return the entries that ``text`` names: a file, a directory or a git revision.
+
+    ``None`` is the working tree. Raises ``UsageError`` where it is none of these.
+    """
+    if text is None:
+        root = Path(_git(directory, "rev-parse", "--show-toplevel").strip())
+        return Source(WORKING_TREE, _tree(root))
+    path = directory / text
+    if path.is_dir():
+        return Source(text, _tree(path))
+    if path.is_file():
+        return _file(text, path)
+    try:
+        _git(directory, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}")
+    except UsageError:
+        raise UsageError(
+            f"{text!r} is neither a file, nor a directory, nor a git revision known here"
+        ) from None
+    return Source(text, _revision(text, directory))
+
+
+def module_of(file: PurePosixPath) -> str:
+    """Return the test module of a snapshot file: "tests/test_net.py"."""
+    name = file.stem if "." in file.stem else f"{file.stem}.py"
+    folder = file.parent.parent
+    return str(folder / name)
+
+
+def _file(name: str, path: Path) -> Source:
+    try:
+        data = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        data = None
+    if isinstance(data, dict) and data.get("kind") == KIND:
+        return _report(name, data)
+    file = PurePosixPath(path.resolve().as_posix())
+    if is_calibration(file):
+        raise UsageError(f"{name} holds what was measured on GPUs, and no checks to compare")
+    module = PurePosixPath(module_of(file)).name
+    return Source(name, _keyed(module, _snapshot(path)))
+
+
+def _snapshot(path: Path) -> Snapshot:
+    stored = read(path)
+    if stored.conflicted:
+        raise SnapshotError(stored.conflict_message)
+    return stored.snapshot
+
+
+def _report(name: str, data: dict[str, Any]) -> Source:
+    if data.get("schema") != SCHEMA:
+        raise UsageError(
+            f"{name} is a report of schema {data.get('schema')!r}, and this pytest-torchmem reads "
+            f"schema {SCHEMA}"
+        )
+    source = Source(name)
+    try:
+        for check in data["checks"]:
+            key = Key(
+                check["test"], check["name"], check["device"], check["gpu"], check["torch_series"]
+            )
+            where = (check["nodeid"].removesuffix(f"::{key.test}"), key)
+            if check["outcome"] != Outcome.NOT_CHECKED.value:
+                entry = Entry(key, check["torch"], check["workload"], dict(check["figures"]))
+                source.entries[where] = entry
+            elif check["failed"] or not check["test_passed"]:
+                source.unchecked[where] = check["message"].partition("\n")[0] or check["outcome"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{name} is not a whole report: {error!r} in its checks") from None
+    return source
+
+
+def _tree(root: Path) -> dict[tuple[str, Key], Entry]:
+    entries: dict[tuple[str, Key], Entry] = {}
+    for path in sorted(filter(is_snapshot, root.rglob(f"{DIRECTORY}/*.json"))):
+        module = module_of(PurePosixPath(path.relative_to(root).as_posix()))
+        entries.update(_keyed(module, _snapshot(path)))
+    return entries
+
+
+def _revision(revision: str, directory: Path) -> dict[tuple[str, Key], Entry]:
+    listed = _git(directory, "ls-tree", "-r", "-z", "--full-tree", "--name-only", revision)
+    entries: dict[tuple[str, Key], Entry] = {}
+    for name in listed.split("\0"):
+        file = PurePosixPath(name)
+        if not is_snapshot(file):
+            continue
+        try:
+            snapshot = load(_git(directory, "show", f"{revision}:{name}"))
+        except SnapshotError as error:
+            raise SnapshotError(f"{name} in {revision} {error}") from None
+        entries.update(_keyed(module_of(file), snapshot))
+    return entries
+
+
+def _keyed(module: str, snapshot: Snapshot) -> dict[tuple[str, Key], Entry]:
+    return {(module, key): entry for key, entry in snapshot.entries.items()}
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    try:
+        result = subprocess.run(
+            ["git", *arguments], cwd=directory, capture_output=True, check=False
+        )
+    except FileNotFoundError:
+        raise UsageError("git is not installed, so revisions cannot be compared") from None
+    if result.returncode:
+        message = result.stderr.decode("utf-8", "replace").strip() or "git failed"
+        raise UsageError(f"git {arguments[0]}: {message}")
+    return result.stdout.decode("utf-8", "surrogateescape")

@@ -1,1 +1,0 @@
-"""Snapshots: the file format, the store, comparison, and what an update changes."""

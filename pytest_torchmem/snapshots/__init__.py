@@ -1,0 +1,1 @@
+"""Snapshot and calibration files: format, atomic store, comparison."""

@@ -1,0 +1,179 @@
+"""What an update changes in one snapshot file, worked out before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, merged, with_notes
+from pytest_torchmem.snapshots.store import Stored, would_change
+
+Place = tuple[str, Key]
+"""An entry by its file, relative to the root, and its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """A file before and after; ``problem`` says why it cannot be written at all."""
+
+    stored: Stored
+    text: str | None
+    """The new text; ``None`` where nothing is left to keep."""
+    added: tuple[Key, ...] = ()
+    changed: tuple[Key, ...] = ()
+    removed: tuple[Key, ...] = ()
+    renamed: tuple[tuple[Key, Key], ...] = ()
+    moved: tuple[tuple[Key, Place], ...] = ()
+    """Entries that live on in another file."""
+    problem: str = ""
+
+    @property
+    def changes_file(self) -> bool:
+        """Whether there is anything to write."""
+        return not self.problem and would_change(self.text, self.stored.exists, self.stored.text)
+
+
+def plan_file(
+    stored: Stored,
+    accepted: Iterable[Entry],
+    obsolete: Iterable[Key],
+    *,
+    gone: Iterable[Key] = (),
+    inherited: Mapping[Key, Entry] | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> FilePlan:
+    """Return what the ``accepted`` entries and the removal of ``obsolete`` keys make of a file.
+
+    What people wrote into an entry is kept, also where its test was renamed: a new entry beside an
+    obsolete one of the same workload, name and device takes it over, and a version's first entry
+    what was written into the one for all versions. Keys that are ``gone`` may be
+    taken over too, and stay where nothing takes them over. ``inherited`` has what new entries take
+    over from other files, ``extra`` what people wrote at the top of one.
+    """
+    old = stored.snapshot.entries
+    inherited = inherited or {}
+    obsolete = sorted(set(obsolete) & set(old))
+    gone = sorted(set(gone) & set(old) - set(obsolete))
+    entries = {key: entry for key, entry in old.items() if key not in obsolete}
+    added, changed, contested = [], [], dict(stored.contested)
+    for entry in accepted:
+        before = old.get(entry.key)
+        if entry.key in contested:
+            ours, theirs = contested.pop(entry.key)
+            notes = _notes(ours, theirs)
+            if notes is None:
+                return _refused(stored, [entry.key], "have different notes on the two sides of")
+            entries[entry.key] = merged(entry, notes)
+            changed.append(entry.key)
+        elif before is None:
+            taken = inherited.get(entry.key)
+            entries[entry.key] = (
+                merged(entry, _unversioned(entry.key, old))
+                if taken is None
+                else taken_over(entry, taken)
+            )
+            added.append(entry.key)
+        elif not before.same_measurement(entry):
+            entries[entry.key] = merged(entry, before)
+            changed.append(entry.key)
+    if contested:
+        return _refused(stored, sorted(contested), "were not run, and differ between the sides of")
+    new = [entries[key] for key in added if key not in inherited]
+    renamed = renames([old[key] for key in (*obsolete, *gone)], new)
+    for before_key, after_key in renamed:
+        entries[after_key] = taken_over(entries[after_key], old[before_key])
+        entries.pop(before_key, None)
+    extra = {**(extra or {}), **stored.snapshot.extra}
+    text = dump(Snapshot(entries, extra)) if entries or extra else None
+    moved_from, moved_to = {pair[0] for pair in renamed}, {pair[1] for pair in renamed}
+    return FilePlan(
+        stored,
+        text,
+        added=tuple(sorted(key for key in added if key not in moved_to and key not in inherited)),
+        changed=tuple(sorted(changed)),
+        removed=tuple(key for key in obsolete if key not in moved_from),
+        renamed=tuple(renamed),
+    )
+
+
+def plan_orphan(stored: Stored, moved: Mapping[Key, Place], removed: Iterable[Key]) -> FilePlan:
+    """Return what is left of a file whose module is gone; the file goes with its last entry."""
+    removed = sorted(set(removed) - set(moved))
+    going = {*moved, *removed}
+    left = {key: entry for key, entry in stored.snapshot.entries.items() if key not in going}
+    if set(stored.contested) - going:
+        return FilePlan(stored, None, problem=stored.conflict_message)
+    return FilePlan(
+        stored,
+        dump(Snapshot(left, stored.snapshot.extra)) if left else None,
+        removed=tuple(removed),
+        moved=tuple(sorted(moved.items())),
+    )
+
+
+def taken_over(new: Entry, old: Entry) -> Entry:
+    """Return ``new`` with what people wrote into ``old``, which is the same test's of another name.
+
+    Where the measurement is the same all of the old entry is kept, so that a rename shows as one.
+    """
+    return replace(old, key=new.key) if old.same_measurement(new) else merged(new, old)
+
+
+def renames(gone: Sequence[Entry], new: Sequence[Entry]) -> list[tuple[Key, Key]]:
+    """Return which gone entries live on as which new ones, where there is no doubt about it."""
+    places = [("", entry) for entry in gone], [("", entry) for entry in new]
+    found = moves(*places, certain=True)
+    return [(old[1], found[old][1]) for old in sorted(found)]
+
+
+def moves(
+    gone: Sequence[tuple[str, Entry]], new: Sequence[tuple[str, Entry]], *, certain: bool
+) -> dict[Place, Place]:
+    """Return which gone entries of some files live on as which new ones, and where.
+
+    The same test in another file is the same one if the workload is. A test of another name is
+    taken for the same one where no other is like it, and where it is ``certain`` that ``gone`` and
+    ``new`` are all there are.
+    """
+
+    def likeness(entry: Entry) -> tuple[str, ...]:
+        key = entry.key
+        return (entry.workload, key.name, key.device, key.gpu, key.torch_series)
+
+    def same_test(entry: Entry) -> tuple[str, ...]:
+        return (entry.key.test, *likeness(entry))
+
+    found: dict[Place, Place] = {}
+    for alike in (same_test, likeness) if certain else (same_test,):
+        taken = set(found.values())
+        olds = [(f, e) for f, e in gone if e.workload and (f, e.key) not in found]
+        news = [(f, e) for f, e in new if (f, e.key) not in taken]
+        for file, entry in olds:
+            like = [other for other in news if alike(other[1]) == alike(entry)]
+            rivals = [other for other in olds if alike(other[1]) == alike(entry)]
+            if len(like) == len(rivals) == 1:
+                found[file, entry.key] = (like[0][0], like[0][1].key)
+    return found
+
+
+def _unversioned(key: Key, entries: Mapping[Key, Entry]) -> Entry | None:
+    """Return the entry of the same check for all versions of torch, where ``key`` is for one."""
+    return entries.get(replace(key, torch_series="")) if key.torch_series else None
+
+
+def _notes(ours: Entry, theirs: Entry) -> Entry | None:
+    """Return the side whose notes to keep, or ``None`` where both have some and they differ."""
+    if not theirs.is_annotated or with_notes(ours, theirs) == ours:
+        return ours
+    return None if ours.is_annotated else theirs
+
+
+def _refused(stored: Stored, keys: Sequence[Key], what: str) -> FilePlan:
+    names = ", ".join(str(key) for key in keys[:5])
+    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+    problem = (
+        f"{stored.path} was left as it is: the entries of {names}{more} {what} its merge conflict. "
+        "Run pytest --torchmem-update on the whole test module, or settle these entries by hand"
+    )
+    return FilePlan(stored, None, problem=problem)

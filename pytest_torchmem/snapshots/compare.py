@@ -1,0 +1,146 @@
+"""A profile's figures against those of a snapshot entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from pytest_torchmem.figures import FIGURES
+from pytest_torchmem.snapshots.format import Entry
+from pytest_torchmem.snapshots.tolerance import Level, Rule, Tolerance, find_rule, parse_rules
+
+JUDGED = ("forward_peak", "backward_peak", "optimizer_peak", "peak", "retained", "reserved_peak")
+"""The figures that may not grow; ``baseline`` and ``end`` are parts of the others."""
+_PHASES = ("forward_peak", "backward_peak", "optimizer_peak", "retained")
+
+
+class Verdict(str, Enum):
+    """How a figure stands to its snapshot."""
+
+    SAME = "same"
+    WITHIN = "within tolerance"
+    GREW = "grew"
+    SHRANK = "shrank"
+    NOT_RUN = "did not run"
+    """The snapshot has this phase and the present run does not: nothing was compared."""
+    NEW = "new"
+    SHOWN = "shown"
+    """A figure that is not judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure, then and now; ``rule`` is the tolerance that it was judged by."""
+
+    figure: str
+    before: int | None
+    now: int | None
+    verdict: Verdict
+    allowed: int = 0
+    rule: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Every figure of one entry, then and now."""
+
+    changes: tuple[Change, ...]
+    workload_changed: bool
+    torch_before: str
+    torch_now: str
+
+    def having(self, *verdicts: Verdict) -> tuple[Change, ...]:
+        """Return the changes with one of ``verdicts``."""
+        return tuple(change for change in self.changes if change.verdict in verdicts)
+
+    @property
+    def grew(self) -> bool:
+        """Whether a figure grew beyond its tolerance, or a phase of the snapshot did not run."""
+        return bool(self.having(Verdict.GREW, Verdict.NOT_RUN))
+
+    @property
+    def shrank(self) -> bool:
+        """Whether a figure shrank beyond its tolerance and none grew."""
+        return not self.grew and bool(self.having(Verdict.SHRANK))
+
+    @property
+    def torch_changed(self) -> bool:
+        """Whether the snapshot was taken with another version of torch."""
+        return self.torch_before != self.torch_now
+
+
+def compare(before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
+    """Return how ``now`` stands to ``before`` under the tolerances ``levels``, closest first."""
+    device = now.key.device
+    changes = []
+    for name in FIGURES:
+        if name in before.figures or name in now.figures:
+            rule = find_rule(levels, device, name)
+            if name == "peak" and rule.figure is None:
+                # The overall peak is that of a phase, whose own rule is then meant for it as well.
+                rule = find_rule(levels, device, _highest_phase(now.figures))
+            changes.append(_judge(name, before.figures.get(name), now.figures.get(name), rule))
+    return Comparison(
+        changes=tuple(changes),
+        workload_changed=before.workload != now.workload
+        and "" not in (before.workload, now.workload),
+        torch_before=before.torch,
+        torch_now=now.torch,
+    )
+
+
+def with_entry(levels: Iterable[Level], entry: Entry | None, place: int) -> list[Level]:
+    """Return ``levels`` with the entry's own tolerance put in at ``place``."""
+    levels = list(levels)
+    if entry is not None and entry.tolerance is not None:
+        levels.insert(place, parse_rules(entry.tolerance, "the entry's own tolerance"))
+    return levels
+
+
+def beyond(comparison: Comparison, most: Tolerance) -> tuple[Change, ...]:
+    """Return the changes that grew by more than ``most``."""
+    return tuple(
+        change
+        for change in comparison.having(Verdict.GREW, Verdict.WITHIN)
+        if change.before is not None
+        and change.now is not None
+        and change.now - change.before > most.allowance(change.before)
+    )
+
+
+def headline(changes: Mapping[str, tuple[int | None, int | None]]) -> str:
+    """Return the name of the figure that stands for an entry: what changed most, else the peak.
+
+    The reserved peak follows the others by whole segments, so it stands for them only alone.
+    """
+
+    def step(name: str) -> int:
+        before, now = changes[name]
+        return abs(now - before) if before is not None and now is not None else -1
+
+    changed = [name for name in changes if name in JUDGED and step(name) > 0]
+    requested = [name for name in changed if name != "reserved_peak"]
+    return max(requested or changed, key=step, default="peak")
+
+
+def _highest_phase(figures: Mapping[str, int]) -> str:
+    peaks = ("forward_peak", "backward_peak", "optimizer_peak")
+    return max(peaks, key=lambda name: figures.get(name, -1))
+
+
+def _judge(name: str, before: int | None, now: int | None, rule: Rule) -> Change:
+    if now is None:
+        return Change(name, before, now, Verdict.NOT_RUN if name in _PHASES else Verdict.SHOWN)
+    if before is None:
+        return Change(name, before, now, Verdict.NEW)
+    if name not in JUDGED:
+        return Change(name, before, now, Verdict.SHOWN)
+    allowed = rule.tolerance.allowance(before)
+    if now == before:
+        verdict = Verdict.SAME
+    elif abs(now - before) <= allowed:
+        verdict = Verdict.WITHIN
+    else:
+        verdict = Verdict.GREW if now > before else Verdict.SHRANK
+    return Change(name, before, now, verdict, allowed, str(rule))

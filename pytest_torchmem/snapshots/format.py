@@ -1,0 +1,286 @@
+"""The format of a snapshot file: entries to text and back.
+
+A file holds one block per test, name and device, sorted, one value a line, with sizes readable
+beside the exact bytes, and nothing that changes without a cause. People may write ``tolerance`` and
+``reason`` into an entry, or keys of their own: an update keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pytest_torchmem.errors import SnapshotError, UsageError
+from pytest_torchmem.figures import FIGURES
+from pytest_torchmem.snapshots.plain import (
+    block,
+    kind_of,
+    parse,
+    size,
+    sized,
+    text_of,
+)
+from pytest_torchmem.snapshots.tolerance import parse_rules
+
+SCHEMA = 1
+PEAKS = ("forward_peak", "backward_peak", "optimizer_peak", "peak")
+"""The figures that an entry explains by module and operator."""
+
+_IDENTITY = ("test", "name", "device", "gpu", "torch_series")
+_TEXTS = ("torch", "workload")
+_TABLES = ("modules", "operators")
+MEASURED = (*PEAKS, "reserved_peak")
+"""The figures that an entry holds of a real GPU."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """What an entry is about: everything that changes the bytes, and nothing else."""
+
+    test: str
+    """The test's id within its module, the whole parameter id included."""
+    name: str = ""
+    device: str = ""
+    gpu: str = ""
+    torch_series: str = ""
+    """The minor version of torch, such as "2.13", where entries are kept per version."""
+
+    @property
+    def where(self) -> str:
+        """The device as people read it: "cpu", "cuda (h100)"."""
+        return f"{self.device} ({self.gpu})" if self.gpu else self.device
+
+    def __str__(self) -> str:
+        parts = [self.test, self.name, self.where]
+        if self.torch_series:
+            parts.append(f"torch {self.torch_series}")
+        return " · ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The bytes alive at a peak, by module and by operator: the largest, and the rest as one."""
+
+    modules: Mapping[str, int] = field(default_factory=dict)
+    operators: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The peaks of the same step on a real GPU, and the torch that ran it."""
+
+    torch: str
+    figures: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One test, name and device: the figures, what explains them, and what people wrote."""
+
+    key: Key
+    torch: str
+    workload: str
+    """A digest of the inputs' geometry and the parameters' bytes; empty where nothing is known."""
+    figures: Mapping[str, int]
+    explained: Mapping[str, Explanation] = field(default_factory=dict)
+    tolerance: Any = None
+    reason: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of their own that people wrote, kept as they are."""
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+    """What real GPUs counted, by their names in the catalogue."""
+
+    @property
+    def is_annotated(self) -> bool:
+        """Whether people wrote something into this entry."""
+        return self.tolerance is not None or self.reason is not None or bool(self.extra)
+
+    def same_trace(self, other: Entry) -> bool:
+        """Tell whether the traced figures and the workload are the same."""
+        return self.figures == other.figures and self.workload == other.workload
+
+    def same_measurement(self, other: Entry) -> bool:
+        """Tell whether figures and workload are the same, and what ``other`` knows of real GPUs.
+
+        Another torch version, or another attribution of the same bytes, is no reason to rewrite an
+        entry: a file that changes without a cause is not read any more. Nor is that ``other`` was
+        measured on fewer GPUs.
+        """
+        return self.same_trace(other) and all(
+            gpu in self.measured and self.measured[gpu].figures == found.figures
+            for gpu, found in other.measured.items()
+        )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the entry as it stands in the file, of builtin types."""
+        identity = {name: getattr(self.key, name) for name in _IDENTITY}
+        plain: dict[str, Any] = {
+            **{name: value for name, value in identity.items() if value},
+            "torch": self.torch,
+        }
+        if self.workload:
+            plain["workload"] = self.workload
+        if self.tolerance is not None:
+            plain["tolerance"] = self.tolerance
+        if self.reason is not None:
+            plain["reason"] = self.reason
+        plain.update({key: self.extra[key] for key in sorted(self.extra)})
+        plain.update(sized(_in_order(self.figures)))
+        for peak in PEAKS:
+            if peak in self.explained:
+                found = self.explained[peak]
+                plain[f"at_{peak}"] = {
+                    "modules": sized(dict(sorted(found.modules.items()))),
+                    "operators": sized(dict(sorted(found.operators.items()))),
+                }
+        if self.measured:
+            plain["measured"] = {
+                gpu: {"torch": found.torch, **sized(_in_order(found.figures))}
+                for gpu, found in sorted(self.measured.items())
+            }
+        return plain
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The contents of one file."""
+
+    entries: Mapping[Key, Entry] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def dump(snapshot: Snapshot) -> str:
+    """Return the text of a file; equal contents give equal text."""
+    blocks = [block(snapshot.entries[key].to_plain(), "    ") for key in sorted(snapshot.entries)]
+    head = [f'  "schema": {SCHEMA},']
+    head += [f"  {text_of(key)}: {text_of(snapshot.extra[key])}," for key in sorted(snapshot.extra)]
+    body = '  "entries": [' + ("\n" + ",\n".join(blocks) + "\n  ]" if blocks else "]")
+    return "\n".join(["{", *head, body, "}", ""])
+
+
+def load(text: str) -> Snapshot:
+    """Return what a file's ``text`` holds; raises ``SnapshotError`` that says what is wrong."""
+    data = parse(text)
+    if not isinstance(data, dict):
+        raise SnapshotError(f"is not a snapshot: expected an object, found {kind_of(data)}")
+    schema = data.get("schema")
+    if isinstance(schema, bool) or not isinstance(schema, int):
+        raise SnapshotError('is not a snapshot: it has no "schema" number')
+    if schema > SCHEMA:
+        raise SnapshotError(
+            f"was written by a newer pytest-torchmem (schema {schema}; this one reads {SCHEMA}). "
+            "Upgrade pytest-torchmem"
+        )
+    if schema < 1:
+        raise SnapshotError(f"has schema {schema}, which never existed")
+    listed = data.get("entries")
+    if not isinstance(listed, list):
+        raise SnapshotError('is not a snapshot: it has no list "entries"')
+    entries: dict[Key, Entry] = {}
+    for number, plain in enumerate(listed, start=1):
+        entry = _entry(plain, f"entry {number}")
+        if entry.key in entries:
+            raise SnapshotError(f"holds two entries for {entry.key}. Remove one of them")
+        entries[entry.key] = entry
+    extra = {key: value for key, value in data.items() if key not in ("schema", "entries")}
+    return Snapshot(entries, extra)
+
+
+def entry_from_plain(plain: Any) -> Entry:
+    """Return the entry that ``Entry.to_plain`` gave."""
+    return _entry(plain, "the entry")
+
+
+def _entry(plain: Any, where: str) -> Entry:
+    if not isinstance(plain, dict):
+        raise SnapshotError(f"{where} is {kind_of(plain)}, not an object")
+    test = plain.get("test")
+    if isinstance(test, str) and test:
+        where = f"the entry of {test}"
+    texts = {name: plain.get(name, "") for name in (*_IDENTITY, *_TEXTS)}
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise SnapshotError(f'{where}: "{name}" is {kind_of(value)}, not a text')
+    for name in ("test", "device", "torch"):
+        if not texts[name]:
+            raise SnapshotError(f'{where} has no "{name}"')
+    reason = plain.get("reason")
+    if reason is not None and not isinstance(reason, str):
+        raise SnapshotError(f'{where}: "reason" is {kind_of(reason)}, not a text')
+    tolerance = plain.get("tolerance")
+    try:
+        parse_rules(tolerance, f"the tolerance in {where}")
+    except UsageError as error:
+        raise SnapshotError(str(error)) from None
+    if "peak" not in plain:
+        raise SnapshotError(f'{where} has no "peak"')
+    ours = {"reason", "tolerance", "measured", *(f"at_{peak}" for peak in PEAKS)}
+    known = {*_IDENTITY, *_TEXTS, *FIGURES, *ours}
+    return Entry(
+        key=Key(**{name: texts[name] for name in _IDENTITY}),
+        torch=texts["torch"],
+        workload=texts["workload"],
+        figures=_sizes({name: plain[name] for name in FIGURES if name in plain}, where),
+        explained={
+            peak: _explanation(plain[f"at_{peak}"], f"{where}, at_{peak}")
+            for peak in PEAKS
+            if f"at_{peak}" in plain
+        },
+        tolerance=tolerance,
+        reason=reason,
+        extra={key: value for key, value in plain.items() if key not in known},
+        measured=_measured(plain.get("measured", {}), f"{where}, measured"),
+    )
+
+
+def _measured(plain: Any, where: str) -> dict[str, Measured]:
+    if not isinstance(plain, dict):
+        raise SnapshotError(f"{where} is {kind_of(plain)}, not an object of GPUs")
+    found = {}
+    for gpu, told in plain.items():
+        version = told.get("torch") if isinstance(told, dict) else None
+        if not isinstance(version, str) or not version or set(told) - {"torch", *MEASURED}:
+            names = ", ".join(MEASURED)
+            raise SnapshotError(f'{where}, {gpu}: expected an object with "torch" and {names}')
+        figures = {name: told[name] for name in MEASURED if name in told}
+        found[gpu] = Measured(version, _sizes(figures, f"{where}, {gpu}"))
+    return found
+
+
+def _explanation(plain: Any, where: str) -> Explanation:
+    if not isinstance(plain, dict) or set(plain) - set(_TABLES):
+        raise SnapshotError(f'{where}: expected an object with "modules" and "operators"')
+    tables = {}
+    for name in _TABLES:
+        table = plain.get(name, {})
+        if not isinstance(table, dict):
+            raise SnapshotError(f'{where}: "{name}" is {kind_of(table)}, not an object')
+        tables[name] = _sizes(table, f"{where}, {name}")
+    return Explanation(**tables)
+
+
+def _sizes(table: Mapping[str, Any], where: str) -> dict[str, int]:
+    return {name: size(value, f'{where}: "{name}"') for name, value in table.items()}
+
+
+def _in_order(figures: Mapping[str, int]) -> dict[str, int]:
+    return {name: figures[name] for name in FIGURES if name in figures}
+
+
+def merged(entry: Entry, before: Entry | None) -> Entry:
+    """Return ``entry`` with what people wrote into ``before``, and what GPUs counted of it.
+
+    What GPUs counted is of the step as it was, so it is kept only where the trace is the same.
+    """
+    if before is None:
+        return entry
+    kept = before.measured if before.same_trace(entry) else {}
+    return replace(with_notes(entry, before), measured={**kept, **entry.measured})
+
+
+def with_notes(entry: Entry, annotated: Entry) -> Entry:
+    """Return ``entry`` with what people wrote into ``annotated``."""
+    return replace(
+        entry, tolerance=annotated.tolerance, reason=annotated.reason, extra=annotated.extra
+    )

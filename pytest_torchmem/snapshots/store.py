@@ -1,0 +1,197 @@
+"""Snapshot files on disk: reading them, and replacing them whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pytest_torchmem.errors import SnapshotError
+from pytest_torchmem.snapshots.conflicts import has_conflict, sides
+from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, load
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a file holds. In a merge conflict, ``contested`` has the keys whose sides differ."""
+
+    path: Path
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    exists: bool = False
+    text: str = ""
+    contested: Mapping[Key, tuple[Entry, Entry]] = field(default_factory=dict)
+    conflicted: bool = False
+
+    def entry(self, key: Key) -> Entry | None:
+        """Return the entry for ``key``, unless there is none or the sides of a merge differ."""
+        return self.snapshot.entries.get(key)
+
+    @property
+    def conflict_message(self) -> str:
+        """What to tell people about a merge conflict."""
+        return (
+            f"{self.path} has an unresolved merge conflict. Nothing has to be merged by hand: "
+            "pytest --torchmem-update, run on the tests whose entries differ, writes the file anew"
+        )
+
+
+def read(path: Path) -> Stored:
+    """Return what the file at ``path`` holds, nothing if there is none.
+
+    Raises ``SnapshotError`` for a file that cannot be read or understood. A merge conflict is no
+    error where both sides are whole: what they agree on is the snapshot.
+    """
+    text = read_text(path)
+    if text is None:
+        return Stored(path)
+    loaded = load_sides(path, text, load)
+    if len(loaded) == 1:
+        return Stored(path, loaded[0], exists=True, text=text)
+    ours, theirs = loaded
+    # An entry that only one side has was added there, or removed on the other: keeping it loses
+    # nothing, and one that is really gone will be found obsolete.
+    contested = {
+        key: (entry, theirs.entries[key])
+        for key, entry in ours.entries.items()
+        if theirs.entries.get(key, entry) != entry
+    }
+    agreed = {**theirs.entries, **ours.entries}
+    entries = {key: entry for key, entry in agreed.items() if key not in contested}
+    snapshot = Snapshot(entries, {**theirs.extra, **ours.extra})
+    return Stored(path, snapshot, True, text, contested, conflicted=True)
+
+
+def would_change(text: str | None, exists: bool, before: str) -> bool:
+    """Return whether a file changes that has ``text`` from now on, or is gone where it is ``None``.
+
+    A checkout may have other line endings; that alone is no reason to write.
+    """
+    if text is None:
+        return exists
+    return text != before.replace("\r\n", "\n")
+
+
+def read_text(path: Path) -> str | None:
+    """Return the text of the file at ``path``, ``None`` if there is none.
+
+    Raises ``SnapshotError`` where it cannot be read.
+    """
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError:
+        raise SnapshotError(_advice(path, "is not UTF-8 text")) from None
+    except OSError as error:
+        raise SnapshotError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def load_sides(path: Path, text: str, load: Callable[[str], T]) -> tuple[T, ...]:
+    """Return what ``text`` holds, or what both sides of a merge conflict hold.
+
+    Raises ``SnapshotError`` with advice on the file at ``path``.
+    """
+    conflict = has_conflict(text)
+    try:
+        return tuple(map(load, sides(text) if conflict else (text,)))
+    except SnapshotError as error:
+        problem = f"has an unresolved merge conflict, and one side {error}"
+        raise SnapshotError(_advice(path, problem if conflict else str(error))) from None
+
+
+def write(path: Path, text: str) -> None:
+    """Replace the file at ``path`` by ``text``, at once: a reader sees the old or the new one.
+
+    A file that is a symbolic link stays one, and permissions stay as they are.
+    """
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, _mode(target))
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    _sync_directory(target.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove the file at ``path``, and its directory if that was the last one."""
+    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other runs from changing files beside ``path`` while the body reads, merges and writes.
+
+    The directory itself is locked, so that no lock file is left for people to wonder about. Where
+    a platform cannot lock directories (Windows), a file among the user's temporary ones is.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:
+        with _lock_file(path.parent):
+            yield
+        return
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        # Some network file systems refuse to lock; a write is then still atomic.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock_file(directory: Path) -> FileLock:
+    """Return the lock that stands for ``directory`` where it cannot be locked itself."""
+    from filelock import FileLock
+
+    name = os.path.normcase(os.path.realpath(directory))
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return FileLock(Path(tempfile.gettempdir()) / f"torchmem-{digest}.lock")
+
+
+def _advice(path: Path, problem: str) -> str:
+    return (
+        f"{path}: {problem}. The file was left as it is: repair it, or take it back from version "
+        f"control (git checkout -- {path.name}), or delete it and run pytest --torchmem-update"
+    )
+
+
+def _mode(target: Path) -> int:
+    try:
+        return target.stat().st_mode & 0o7777
+    except FileNotFoundError:
+        umask = os.umask(0)
+        os.umask(umask)
+        return 0o666 & ~umask
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the replacement itself durable, where the platform lets a directory be synchronised."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

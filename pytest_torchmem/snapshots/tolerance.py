@@ -1,0 +1,178 @@
+"""How much a figure may differ from its snapshot ("1%", "2%+64KiB"), and whose rule holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.units import parse_size
+
+DEVICES = ("cpu", "cuda")
+PHASES = {
+    "forward": "forward_peak",
+    "backward": "backward_peak",
+    "optimizer": "optimizer_peak",
+    "peak": "peak",
+    "retained": "retained",
+    "reserved": "reserved_peak",
+}
+"""What people write for a phase, and the figure of a profile that it means."""
+
+_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%")
+_ACCEPTED = "write '2%', '64KiB', '2%+64KiB', or an int of bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """A relative and an absolute part, which add up."""
+
+    percent: Decimal
+    absolute: int
+    text: str
+
+    def allowance(self, before: int) -> int:
+        """Return the bytes by which a figure that was ``before`` may differ."""
+        return int(before * self.percent / 100) + self.absolute
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse_tolerance(value: object) -> Tolerance:
+    """Return the tolerance written as ``value``; raises ``UsageError`` for what cannot be read."""
+    if isinstance(value, Tolerance):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return Tolerance(Decimal(0), value, f"{value} B")
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(f"{value!r} is not a tolerance: {_ACCEPTED}")
+    percent, absolute = Decimal(0), 0
+    for part in value.split("+"):
+        match = _PERCENT.fullmatch(part.strip())
+        if match:
+            percent += Decimal(match.group(1))
+            continue
+        try:
+            absolute += parse_size(part.strip())
+        except UsageError:
+            raise UsageError(f"{value!r} is not a tolerance: {_ACCEPTED}") from None
+    return Tolerance(percent, absolute, "+".join(part.strip() for part in value.split("+")))
+
+
+DEFAULT_TOLERANCE = parse_tolerance("1%")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A tolerance, where it was written, and what it is for; ``None`` means for all of them."""
+
+    tolerance: Tolerance
+    source: str
+    device: str | None = None
+    figure: str | None = None
+    path: str | None = None
+
+    def fits(self, device: str, figure: str) -> bool:
+        """Tell whether this rule is for ``figure`` on ``device``."""
+        return self.device in (None, device) and self.figure in (None, figure)
+
+    def __str__(self) -> str:
+        return f"{self.tolerance}, {self.source}"
+
+
+Level = Sequence[Rule]
+"""The rules written in one place. Of several that fit, the one that says most holds."""
+
+BUILT_IN: Level = (
+    Rule(DEFAULT_TOLERANCE, "the built-in default"),
+    # Memory is reserved in segments, most of them of 20 MiB: a byte more can take another one.
+    Rule(parse_tolerance("1%+20MiB"), "the built-in default", figure="reserved_peak"),
+)
+
+
+def parse_rules(value: object, source: str) -> Level:
+    """Return the rules of a marker, an argument or a snapshot entry.
+
+    ``value`` is one tolerance, or a mapping such as ``{"backward": "2%", "cuda peak": "64KiB"}``.
+    """
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping):
+        return (Rule(_tolerance(value, source), source),)
+    rules = []
+    for selector, tolerance in value.items():
+        rule = _select(str(selector), _tolerance(tolerance, source), source)
+        if rule.path is not None:
+            raise UsageError(
+                f"{selector!r} in {source} is neither a device ({', '.join(DEVICES)}) "
+                f"nor a phase ({', '.join(PHASES)})"
+            )
+        rules.append(rule)
+    return tuple(rules)
+
+
+def parse_rule_lines(text: str, source: str) -> Level:
+    """Return the rules of an ini value: one a line, ``[path] [device] [phase]: tolerance``."""
+    rules = []
+    for line in (line.strip() for line in re.split(r"[\n;]", text)):
+        if not line or line.startswith("#"):
+            continue
+        selector, colon, tolerance = line.rpartition(":")
+        if not colon:
+            rules.append(Rule(_tolerance(line, source), source))
+        else:
+            where = f"{source} ({selector.strip()})"
+            rules.append(_select(selector, _tolerance(tolerance.strip(), source), where))
+    return tuple(rules)
+
+
+def for_path(rules: Iterable[Rule], path: str) -> tuple[Level, Level]:
+    """Split ini rules into those for ``path``, relative to the root, and the general ones."""
+    from fnmatch import fnmatchcase
+
+    rules = tuple(rules)
+    special = [
+        rule
+        for rule in rules
+        if rule.path
+        and (fnmatchcase(path, rule.path) or path.startswith(rule.path.rstrip("/") + "/"))
+    ]
+    # The longest pattern is the closest: "tests/vision/*" wins over "tests/*".
+    special.sort(key=lambda rule: -len(rule.path or ""))
+    return tuple(special), tuple(rule for rule in rules if rule.path is None)
+
+
+def find_rule(levels: Iterable[Level], device: str, figure: str) -> Rule:
+    """Return the rule that holds: of the first level that has one that fits, the most specific."""
+    for level in levels:
+        fitting = [rule for rule in level if rule.fits(device, figure)]
+        if fitting:
+            return max(fitting, key=lambda rule: (rule.figure is not None, rule.device is not None))
+    return BUILT_IN[0]
+
+
+def _tolerance(value: object, source: str) -> Tolerance:
+    try:
+        return parse_tolerance(value)
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None
+
+
+def _select(selector: str, tolerance: Tolerance, source: str) -> Rule:
+    device = figure = path = None
+    for word in selector.split():
+        if word in DEVICES and device is None:
+            device = word
+        elif word in PHASES and figure is None:
+            figure = PHASES[word]
+        elif path is None and ("/" in word or "*" in word or word.endswith(".py")):
+            path = word
+        else:
+            raise UsageError(
+                f"{source}: {word!r} in {selector.strip()!r} is not a device "
+                f"({', '.join(DEVICES)}), a phase ({', '.join(PHASES)}) or a path"
+            )
+    return Rule(tolerance, source, device, figure, path)

@@ -1,0 +1,172 @@
+"""What a traced program may change of the interpreter and of its thread, put back afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from pytest_torchmem.step.imports import imports_apart
+from pytest_torchmem.torch_private.internals import PROCESS_SETTINGS, global_device_context
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+@contextmanager
+def process_kept() -> Iterator[None]:
+    """Put back random generators, torch's settings, the garbage collector, the compiler's stance.
+
+    What of torch is imported meanwhile keeps nothing of the program.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_generators_kept())
+        stack.enter_context(_settings_kept())
+        stack.enter_context(_no_collection())
+        stack.enter_context(imports_apart())
+        stack.enter_context(weights_read_here())
+        stack.enter_context(eager())
+        yield
+
+
+@contextmanager
+def weights_read_here() -> Iterator[None]:
+    """Have ``from_pretrained`` of transformers read weights on the program's thread, which is the
+    only one that is seen, rather than in a pool (core_model_loading.py of transformers 5).
+    """
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def thread_kept() -> Iterator[None]:
+    """Put back the thread's default device, autocast and gradient mode.
+
+    In a process that another thread forked there is no such thread any more.
+    """
+    thread = threading.get_ident()
+    with ExitStack() as stack:
+        stack.enter_context(_default_device_kept())
+        stack.enter_context(_autocast_kept())
+        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
+        try:
+            yield
+        finally:
+            if threading.get_ident() != thread:
+                stack.pop_all()
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Give a trace the same random numbers every time, and leave the generators as they were."""
+    state, python_state = torch.get_rng_state(), random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy else None
+    torch.default_generator.manual_seed(0)
+    random.seed(0)
+    if numpy:
+        numpy.random.seed(0)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(python_state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Undo what a program sets for the process: its trace on the next device begins as this one."""
+    before = [(ask, set_to, ask()) for ask, set_to in PROCESS_SETTINGS]
+    try:
+        yield
+    finally:
+        for ask, set_to, setting in before:
+            if ask() != setting:
+                set_to(setting)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from freeing storages in cycles at a moment of its own choice."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Run compiled modules eagerly; importing the compiler for it is put off to its first use."""
+    with ExitStack() as stack:
+
+        def force_eager() -> None:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+
+        if "torch._dynamo" in sys.modules:
+            force_eager()
+        else:
+            original = torch.compile
+
+            def compile(*args: Any, **kwargs: Any) -> Any:
+                torch.compile = original
+                force_eager()
+                return original(*args, **kwargs)
+
+            torch.compile = compile
+            stack.callback(setattr, torch, "compile", original)
+        yield
+
+
+@contextmanager
+def _default_device_kept() -> Iterator[None]:
+    """Undo what ``torch.set_default_device`` did in the course of a trace."""
+    before = global_device_context()
+    try:
+        yield
+    finally:
+        if global_device_context() is not before:
+            torch.set_default_device(before.device if before is not None else None)
+
+
+@contextmanager
+def _autocast_kept() -> Iterator[None]:
+    """Leave the regions that a program entered and did not leave itself."""
+    nesting = _nesting()
+    before = [
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in _AUTOCAST_DEVICES
+    ]
+    caches = torch.is_autocast_cache_enabled()
+    try:
+        yield
+    finally:
+        for device, enabled, dtype in before:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(caches)
+        for _ in range(_nesting() - nesting):
+            torch.autocast_decrement_nesting()
+
+
+def _nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()

@@ -1,0 +1,96 @@
+"""What a program imports while it runs, kept apart from its step.
+
+Modules make their constants for good: those are real, as if the module had been imported before.
+Parts of torch are imported on a thread of their own, where they cannot keep what a program runs on.
+Python's decompositions and optimizers import the compiler when they are first used. An exception
+that a module caught as it was imported, and keeps, has the frames that were running then with all
+their variables: the tensors of the step would outlive it in that process's first step alone.
+"""
+
+from __future__ import annotations
+
+import _frozen_importlib
+import builtins
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from importlib.util import resolve_name
+from types import FrameType
+from typing import Any
+
+from pytest_torchmem.torch_private.patches import replaced
+
+_IMPORTING = "<frozen importlib._bootstrap>"
+"""Where Python says that its own import runs."""
+
+
+@contextmanager
+def imports_apart() -> Iterator[None]:
+    """Import what is not yet imported of torch on another thread, for which this one waits."""
+    original: Callable[..., Any] = builtins.__import__
+    thread = threading.get_ident()
+
+    def apart(
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Any = None,
+        fromlist: Any = (),
+        level: int = 0,
+    ) -> Any:  # its parameters have the names of those of ``__import__``: some give them by name
+        if threading.get_ident() == thread:
+            package = (globals or {}).get("__package__") or ""
+            absolute = resolve_name("." * level + name, package) if level and package else name
+            new = absolute.startswith("torch.") and absolute not in sys.modules
+            if new and not _is_importing(sys._getframe(1)):
+                _on_another_thread(original, absolute)
+        return original(name, globals, locals, fromlist, level)
+
+    with replaced(builtins, __import__=apart):
+        yield
+
+
+@contextmanager
+def imports_within(context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Run the modules that this thread imports for the first time within ``context()``.
+
+    Both ``import`` and ``importlib.import_module`` look ``_find_and_load`` up for each module that
+    is not there yet (Python/import.c, Lib/importlib/_bootstrap.py).
+    """
+    bootstrap: Any = _frozen_importlib
+    original: Callable[[str, Any], Any] = bootstrap._find_and_load
+    thread = threading.get_ident()
+
+    def find_and_load(name: str, import_: Any) -> Any:
+        __tracebackhide__ = True
+        if name in sys.modules or threading.get_ident() != thread:
+            return original(name, import_)
+        with context():
+            return original(name, import_)
+
+    with replaced(bootstrap, _find_and_load=find_and_load):
+        yield
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether this thread is importing already, and so holds the lock of a module.
+
+    The other thread would wait for that lock as soon as it imports the same, and for ever.
+    """
+    while frame is not None and frame.f_code.co_filename != _IMPORTING:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _on_another_thread(import_: Callable[..., Any], name: str) -> None:
+    """Import a module; what goes wrong is raised again by who imports it afterwards."""
+
+    def run() -> None:
+        try:
+            import_(name)
+        except Exception:
+            return
+
+    worker = threading.Thread(target=run, name=f"import of {name}")
+    worker.start()
+    worker.join()

@@ -1,0 +1,1 @@
+"""The machines a trace stands for: hosts, GPUs, and what was measured on them."""

@@ -1,0 +1,167 @@
+"""What is registered with torch's dispatcher for the length of a trace, and gone after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from pytest_torchmem.errors import UnsupportedTorchError
+from pytest_torchmem.torch_private.internals import (
+    FAKE,
+    TORCH_VERSION,
+    find_operator,
+    run_torch_dispatch,
+    set_excluded,
+    set_included,
+)
+
+_C: Any = torch._C
+_passes_by: Any = torch.library.fallthrough_kernel
+
+
+class Registrations:
+    """Kernels in one namespace, ``_`` for fallbacks; those of Python are kept alive by torch.
+
+    What ``torch.library.Library`` stands on, without what it writes down in Python about every
+    kernel, which takes as long as to register it.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self._library = _C._dispatch_library("IMPL", namespace, "", __file__, 0)
+
+    def impl(self, name: str, key: str, kernel: Callable[..., Any]) -> None:
+        """Register a kernel for an operator of the namespace (``"add.Tensor"``)."""
+        self._library.impl(name, key, kernel, False)
+
+    def fallback(self, key: str, kernel: Callable[..., Any]) -> None:
+        """Register what runs for a key where an operator has no kernel."""
+        self._library.fallback(key, kernel, False)
+
+    def __enter__(self) -> Registrations:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._library.reset()
+
+
+@contextmanager
+def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload], None]]:
+    """Route every operator of this thread that would reach a kernel to ``fallback(op, *args)``.
+
+    The usual view operators pass by and stay in C++. What this yields lets another one pass from
+    its next call on. The dispatcher writes the table of every operator anew, twice (Dispatcher.cpp,
+    ``registerFallback``): a millisecond, or more where the tables are not in the processor's caches
+    (benchmarks/registration_time.py); every view operator let pass is another 4 µs.
+    """
+    if _C._dispatch_has_backend_fallback(FAKE):
+        raise UnsupportedTorchError(
+            "pytest-torchmem cannot trace now: something else has registered a fallback for "
+            "torch's dispatch key Fake, of which there can be one (a trace inside of a trace?)"
+        )
+    if TORCH_VERSION < (2, 13):
+        _keep_for_lookup()
+    with Registrations("_") as everything, Registrations("aten") as passing:
+        everything.fallback("Fake", fallback)
+        for name in _usual_views():
+            passing.impl(name, "Fake", _passes_by)
+        set_included(FAKE, True)
+        try:
+            yield lambda view: passing.impl(view.name(), "Fake", _passes_by)
+        finally:
+            set_included(FAKE, False)
+            set_excluded(FAKE, False)
+
+
+_KEPT: set[str] = set()
+
+
+def _keep_for_lookup() -> None:
+    """Let modes and tensor subclasses be asked before the fallback, as they are from torch 2.13 on.
+
+    In 2.11 and 2.12 the key Fake comes before the key Python (c10/core/DispatchKey.h), and where
+    there is a mode or a subclass not the fallback is called, but what the operator and the key have
+    in a map (torch/csrc/utils/python_dispatch.cpp, ``python_op_registration_trampoline_impl``).
+    Fallbacks are not written to it. Kernels of operators are, and stay there when they are taken
+    back: so every operator has one for a moment, once in a process, which takes 25 ms.
+    """
+    namespaces: dict[str, list[str]] = {}
+    for name in set(_C._dispatch_get_all_op_names()) - _KEPT:
+        namespace, _, bare = name.partition("::")
+        namespaces.setdefault(namespace, []).append(bare)
+        _KEPT.add(name)
+    for namespace, names in namespaces.items():
+        with Registrations(namespace) as registrations:
+            for name in names:
+                registrations.impl(name, "Fake", run_torch_dispatch)
+
+
+#: View operators that never arrive at the fallback. ``detach`` must not: ``_make_subclass`` wants a
+#: tensor that Python has not seen. Nor may those that C++ applies to a Python number wrapped in a
+#: tensor: the fallback is handed the number. The others are the most frequent.
+_USUAL_VIEWS = (
+    "_conj",
+    "_neg_view",
+    "_reshape_alias",
+    "alias",
+    "detach",
+    "expand",
+    "permute",
+    "select.int",
+    "set_",
+    "set_.source_Storage",
+    "set_.source_Storage_storage_offset",
+    "set_.source_Tensor",
+    "set_.source_Tensor_storage_offset",
+    "slice.Tensor",
+    "squeeze.dim",
+    "t",
+    "transpose.int",
+    "unsqueeze",
+    "view",
+)
+
+
+@cache
+def _usual_views() -> tuple[str, ...]:
+    """Return those that this torch has."""
+    return tuple(name for name in _USUAL_VIEWS if find_operator(name) is not None)
+
+
+@contextmanager
+def composite_kernels(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Let composite operators of ATen (``"dropout"``) run Python kernels on CPU tensors.
+
+    Every thread of the process sees them while they stand.
+    """
+    with Registrations("aten") as registrations:
+        for name, kernel in kernels.items():
+            registrations.impl(name, "AutogradCPU", kernel)
+        yield
+
+
+@contextmanager
+def autocast_kernels(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Register casting kernels, by the operators' names (``"aten::mm"``).
+
+    They run where ``internals.autocast_key_included(True)`` is.
+    """
+    with ExitStack() as stack:
+        libraries = {"_": stack.enter_context(Registrations("_"))}
+        libraries["_"].fallback("AutocastIPU", _passes_by)
+        for name, kernel in kernels.items():
+            namespace, _, bare = name.partition("::")
+            if namespace not in libraries:
+                libraries[namespace] = stack.enter_context(Registrations(namespace))
+            libraries[namespace].impl(bare, "AutocastIPU", kernel)
+        yield

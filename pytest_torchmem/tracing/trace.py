@@ -1,0 +1,297 @@
+"""One trace: the layers switched on, the step run, the layers switched off."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from pytest_torchmem.allocator import AllocatorOptions, parse_options
+from pytest_torchmem.errors import UnsupportedTorchError, UsageError
+from pytest_torchmem.fake_cuda.memory import DeviceMemory
+from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.conversion import give_survivors_data
+from pytest_torchmem.interception.distributed import (
+    module_wrappers_refused,
+    process_group_kept,
+    refuse_wrapped,
+)
+from pytest_torchmem.interception.fingerprint import Program, of_step
+from pytest_torchmem.interception.gradient_accumulation import References
+from pytest_torchmem.interception.interceptor import Interceptor
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
+from pytest_torchmem.interception.tensor_methods import hollow_answers
+from pytest_torchmem.operators.machine import Machine
+from pytest_torchmem.profile.profile import MemoryProfile, Phase, summarise
+from pytest_torchmem.step.global_state import process_kept, thread_kept
+from pytest_torchmem.step.step import check_step, run_target
+from pytest_torchmem.targets.calibration import Calibration
+from pytest_torchmem.targets.gpus import DEFAULT_GPU, Gpu, find_gpu
+from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
+from pytest_torchmem.torch_private.self_test import check_torch
+from pytest_torchmem.tracing.clone import Twins
+from pytest_torchmem.tracing.lock import run_alone
+from pytest_torchmem.units import parse_size
+
+DEVICES = ("cpu", "cuda")
+_HOSTS: dict[str, Callable[[], Host]] = {"reference": lambda: REFERENCE, "here": this_machine}
+
+
+def trace(
+    target: Any,
+    *args: Any,
+    device: str = "cpu",
+    gpu: str | None = None,
+    host: str = "reference",
+    loss_fn: Callable[[Any], Any] | None = None,
+    backward: bool = True,
+    optimizer: Callable[..., Any] | None = None,
+    steps: int = 1,
+    allocator: str = "",
+    memory: int | str | None = None,
+    calibration: Calibration | None = None,
+    **kwargs: Any,
+) -> MemoryProfile:
+    """Run one training step of ``target`` on a fake device and return the bytes it would take.
+
+    ``target`` is an ``nn.Module``, whose parameters may be real or on ``meta`` and which is never
+    changed, or a callable that builds, runs and steps by itself. For a module the step is: the
+    forward with ``args`` and ``kwargs``; ``loss_fn(output)``, else the output's ``.loss``, else the
+    sum of its floating tensors that require grad; ``backward()``; and with ``optimizer`` (a class
+    or function of the parameters) its ``step()``. ``steps`` repeats it.
+
+    ``device`` is ``"cpu"`` or ``"cuda"``, ``gpu`` a name of the catalogue for cuda, ``host``
+    ``"reference"`` (the same figures on every machine) or ``"here"``.
+
+    ``allocator`` sets up cuda's caching allocator, written as for ``PYTORCH_ALLOC_CONF``; that
+    variable itself is not read, so that a trace is the same everywhere. ``memory`` is what the GPU
+    has, such as ``"20 GiB"``, or ``"unlimited"``; a ``gpu`` that is named has its own, and the
+    default GPU has no limit. Beyond it ``torch.OutOfMemoryError`` is raised where the GPU would.
+
+    ``calibration`` has what was measured on GPUs of kernels whose workspace cannot be computed
+    (``pytest_torchmem.read_calibration``, ``pytest_torchmem.calibrate``).
+
+    Raises ``UsageError`` for arguments that cannot be understood, ``UnknownValueError`` where the
+    program needs data, ``UnsupportedOperatorError`` for an operator of unknown geometry,
+    ``UnsupportedTorchError`` for a torch this package does not know, and whatever ``target``
+    raises.
+    """
+    __tracebackhide__ = True
+    machine = _machine(device, gpu, host, calibration)
+    limit = _Memory(parse_options(allocator), *_limit(memory, gpu))
+    check_step(target, loss_fn, backward, optimizer, steps)
+    check_torch()
+    return _trace(machine, limit, target, args, kwargs, (loss_fn, backward, optimizer, steps))
+
+
+class _Memory(NamedTuple):
+    """How the fake GPU's memory is asked for."""
+
+    options: AllocatorOptions
+    limited: bool
+    size: int | None
+    """What the GPU has, where it is not what the catalogue says."""
+
+    def of(self, ledger: DeviceLedger, gpu: Gpu) -> DeviceMemory:
+        """Return the memory of ``gpu``."""
+        if self.size is not None:
+            gpu = replace(gpu, memory=self.size, context=min(gpu.context, self.size))
+        return DeviceMemory(ledger, gpu, self.options, self.limited)
+
+
+def _limit(memory: int | str | None, gpu: str | None) -> tuple[bool, int | None]:
+    """Return whether the GPU's memory has an end, and where it is if not where it usually is."""
+    if memory is None:
+        return gpu is not None, None
+    if memory == "unlimited":
+        return False, None
+    try:
+        return True, parse_size(memory)
+    except UsageError as error:
+        raise UsageError(f"memory={memory!r}: {error}, or 'unlimited'") from None
+
+
+def _trace(
+    machine: Machine,
+    limit: _Memory,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    step: tuple[Any, ...],
+) -> MemoryProfile:
+    __tracebackhide__ = True
+    ledger = Ledger()
+    on_device = ledger.on(machine.device)
+    memory = limit.of(on_device, machine.gpu) if machine.gpu is not None else None
+    attribution = Attribution()
+    interceptor = Interceptor(machine, ledger, attribution, _gradient_held_by_engine_alone())
+
+    def switch_on(layers: ExitStack) -> None:
+        layers.enter_context(process_kept())
+        layers.enter_context(process_group_kept())
+        layers.callback(give_survivors_data, ledger)
+        layers.callback(interceptor.border.return_borrowed)
+        layers.enter_context(thread_kept())
+        layers.enter_context(_layers(interceptor, memory))
+
+    def run() -> MemoryProfile:
+        __tracebackhide__ = True
+        return _profile(interceptor, memory, target, args, kwargs, step)
+
+    # The step in a function of its own: when it returns, nothing of it is alive but what the
+    # program keeps for itself.
+    return run_alone(switch_on, run)
+
+
+def _profile(
+    interceptor: Interceptor,
+    memory: DeviceMemory | None,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    step: tuple[Any, ...],
+) -> MemoryProfile:
+    __tracebackhide__ = True
+    ledger, machine = interceptor.ledger, interceptor.machine
+    program = Program(ledger)
+    workload = ""
+    if isinstance(target, nn.Module):
+        refuse_wrapped(target)
+        ledger.begin(Phase.BASELINE)
+        twins = Twins(interceptor, machine.device)
+        target = twins.of_module(target)
+        args, kwargs = twins.of_inputs(args, kwargs)
+        workload = of_step(ledger, machine.device)
+        del twins
+        ledger.enter(Phase.FORWARD)
+    else:
+        interceptor.attribution.on_outermost_call = program.called
+        interceptor.border.names = program.names
+    outcome = run_target(target, args, kwargs, *step)
+    interceptor.numbers.settle()
+    device = ledger.devices[machine.device]
+    if memory is not None:
+        memory.close()
+    profile = summarise(
+        device.timeline(),
+        device=machine.device.type,
+        gpu=machine.gpu.name if machine.gpu else None,
+        host=machine.host.name,
+        torch_version=torch.__version__,
+        workload=workload or program.digest(),
+        warnings=(
+            *interceptor.values.warnings,
+            *_compiled(interceptor.attribution),
+            *_unknown(device.unknown_workspaces),
+        ),
+        unknown_workspaces=tuple(sorted(device.unknown_workspaces)),
+        calibrated_workspaces=tuple(sorted(device.calibrated_workspaces)),
+        questions=tuple(sorted(device.questions)),
+        replay=memory.peaks if memory is not None else None,
+    )
+    del outcome
+    return profile
+
+
+def _compiled(attribution: Attribution) -> tuple[str, ...]:
+    if not attribution.compiled_calls:
+        return ()
+    return (
+        "a module wrapped by torch.compile was traced eagerly: compiled, it may need more or less",
+    )
+
+
+def _unknown(operators: set[str]) -> tuple[str, ...]:
+    if not operators:
+        return ()
+    return (f"the workspace of {', '.join(sorted(operators))} is not known and not counted",)
+
+
+@cache
+def _gradient_held_by_engine_alone() -> References:
+    """Learn how many references a gradient has that the engine is about to add to in place.
+
+    Raises ``UnsupportedTorchError`` where the engine's addition is not seen.
+    """
+    ledger = Ledger()
+    interceptor = Interceptor(Machine(REFERENCE), ledger, Attribution(), None)
+
+    def program() -> None:
+        twice_used = torch.empty(2, requires_grad=True) * 1.0
+        ((twice_used * 2.0) + (twice_used * 3.0)).sum().backward()
+
+    try:
+        with torch.enable_grad(), interceptor.running():
+            program()
+    finally:
+        give_survivors_data(ledger)
+    if interceptor.sums.seen is None:
+        raise UnsupportedTorchError(
+            f"pytest-torchmem cannot trace on torch {torch.__version__}: the autograd engine does "
+            "not add gradients up as in the versions it knows (2.11 to 2.15)"
+        )
+    return interceptor.sums.seen
+
+
+@contextmanager
+def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[None]:
+    """Switch on interception, dispatch and identity, module and optimizer following; then off."""
+    machine = interceptor.machine
+    thread = threading.get_ident()
+
+    def here() -> bool:
+        return threading.get_ident() == thread
+
+    with ExitStack() as stack:
+        stack.enter_context(hollow_answers(interceptor))
+        stack.enter_context(module_wrappers_refused(interceptor))
+        if memory is not None:
+            from pytest_torchmem.fake_cuda.decompositions import cuda_dispatch
+            from pytest_torchmem.fake_cuda.identity import cuda_identity
+
+            stack.enter_context(cuda_dispatch(machine, interceptor))
+            stack.enter_context(cuda_identity(interceptor, memory))
+        stack.enter_context(interceptor.attribution.following_modules())
+        for hook in (
+            register_optimizer_step_pre_hook(
+                lambda *_: interceptor.enter_optimizer() if here() else None
+            ),
+            register_optimizer_step_post_hook(
+                lambda *_: interceptor.phases.leave_optimizer() if here() else None
+            ),
+        ):
+            stack.callback(hook.remove)
+        stack.enter_context(interceptor.running())
+        yield
+
+
+def _machine(
+    device: str, gpu: str | None, host: str, calibration: Calibration | None = None
+) -> Machine:
+    if device not in DEVICES:
+        raise UsageError(f"device={device!r}: expected one of {', '.join(map(repr, DEVICES))}")
+    if host not in _HOSTS:
+        raise UsageError(f"host={host!r}: expected one of {', '.join(map(repr, _HOSTS))}")
+    named: Gpu | None = None
+    if gpu is not None:
+        named = find_gpu(gpu)
+    if device == "cpu":
+        return Machine(_HOSTS[host]())
+    if calibration is not None and not isinstance(calibration, Calibration):
+        raise UsageError(
+            f"calibration={calibration!r}: expected what pytest_torchmem.read_calibration returns"
+        )
+    on = named or find_gpu(DEFAULT_GPU)
+    if calibration is not None and not calibration.covers(on.name):
+        calibration = None  # plans are then those of every other trace
+    return Machine(_HOSTS[host](), on, calibration=calibration)
