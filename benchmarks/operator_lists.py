@@ -45,10 +45,11 @@ from benchmarks.isolation.sample import NothingToDifferentiate, Sample
 from benchmarks.isolation.supervisor import Limits, Supervisor
 from pytest_torchmem import Gpu
 from pytest_torchmem.interception.interceptor import Interceptor
-from pytest_torchmem.interception.plan import remembered_plans, replace_tensors
+from pytest_torchmem.interception.plan import remembered_plans
 from pytest_torchmem.measurement.copies import copy_to_cpu
 from pytest_torchmem.operators.operator import operator_of
 from pytest_torchmem.step.step import run_target
+from pytest_torchmem.step.trees import replace_tensors
 from pytest_torchmem.targets.gpus import registered_gpus
 from pytest_torchmem.torch_private.dispatcher import interception
 from pytest_torchmem.torch_private.internals import (

@@ -27,9 +27,8 @@ LIMIT = 5.0
 
 _DOUBLE = """
 import sys, types
-from pytest_torchmem.profile.profile import (
-    Allocation, Kind, MemoryProfile, Origin, Phase, Timeline
-)
+from pytest_torchmem.profile.profile import MemoryProfile
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 
 ALLOCATIONS = tuple(
     Allocation(

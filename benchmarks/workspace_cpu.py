@@ -29,9 +29,9 @@ from torch import Tensor
 from torch._C._profiler import _EventType
 from torch._ops import OpOverload
 
-from pytest_torchmem.interception.plan import replace_tensors, tensors_in
 from pytest_torchmem.operators.operator import Treatment, operator_of
 from pytest_torchmem.operators.workspace import find_workspace
+from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.host import Host, this_machine
 from pytest_torchmem.torch_private.dispatcher import interception
 from pytest_torchmem.torch_private.internals import (
@@ -85,7 +85,7 @@ class Call:
         shapes = ", ".join(
             f"{tuple(tensor.shape)}{'' if tensor.is_contiguous() else tensor.stride()} "
             f"{str(tensor.dtype).removeprefix('torch.')}"
-            for tensor in tensors_in((self.args, self.kwargs))
+            for tensor in argument_tensors((self.args, self.kwargs))
         )
         return f"{self.operator.name()}({shapes})"
 
@@ -138,7 +138,7 @@ class Recorder:
 
     def _kernel(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
         operator = operator_of(overload)
-        tensors = list(tensors_in((args, kwargs)))
+        tensors = argument_tensors((args, kwargs))
         if operator.treatment is Treatment.IMPLICIT:
             return run_composite_implicit(overload, *args, **kwargs)
         if operator.composite and tensors:
@@ -165,7 +165,7 @@ class Recorder:
         with torch.autograd.profiler.record_function(f"{_MARK}{len(self._marked) - 1}"):
             result = overload(*args, **kwargs)
         made = {}
-        for tensor in tensors_in(result):
+        for tensor in argument_tensors(result):
             if not _is_dense(tensor):
                 return result
             storage = tensor.untyped_storage()
@@ -211,7 +211,7 @@ class _Shown(str):
 
 def _differentiate(result: Any) -> None:
     """Run the backward of all outputs: with expanded gradients, dense ones and transposed ones."""
-    outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
+    outputs = [tensor for tensor in argument_tensors(result) if tensor.requires_grad]
     if not outputs or any(output.is_complex() for output in outputs):
         return
     torch.autograd.backward([output.sum() for output in outputs], retain_graph=True)

@@ -30,16 +30,12 @@ UPWARDS = frozenset(
         ("operators/nested/kernels.py", "interception/layouts/nested.py"),
         ("operators/recurrent/dispatch.py", "fake_cuda/autocast.py"),
         ("operators/recurrent/dispatch.py", "interception/tensor_methods.py"),
-        ("operators/structured.py", "interception/plan.py"),
     }
 )
 
 #: The same for files that import each other.
 CIRCLES = frozenset(
     {
-        ("allocator/expandable.py", "allocator/caching.py"),
-        ("interception/values/assumptions.py", "interception/call.py"),
-        ("interception/values/assumptions.py", "interception/ledger.py"),
         ("operators/convolution/cpu_native.py", "operators/convolution/cpu.py"),
     }
 )

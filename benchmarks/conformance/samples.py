@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.isolation.sample import NothingToDifferentiate, Sample
-from pytest_torchmem.step.step import tensors_in
+from pytest_torchmem.step.trees import tensors_in
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LAYOUTS = ("contiguous", "channels_last")

@@ -66,6 +66,31 @@ class Block:
             after.before = self
         self.before, self.after = before, after
 
+    def merge(self, other: Block | None) -> int:
+        """Merge a free neighbour into this block; return its size, or 0 (``try_merge_blocks``)."""
+        if (
+            other is None
+            or other.allocated
+            or other.waiting is not None
+            or self.mapped is not other.mapped
+        ):
+            return 0
+        if self.before is other:
+            self.address = other.address
+            self.before = other.before
+            if other.before is not None:
+                other.before.after = self
+        else:
+            self.after = other.after
+            if other.after is not None:
+                other.after.before = self
+        if other.mapped:
+            other.pool.erase(other)
+        else:
+            other.pool.erase_unmapped(other)
+        self.size += other.size
+        return other.size
+
 
 class Pool:
     """The free blocks of the small or the large pool, by stream in order of size and address."""

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from pytest_torchmem.allocator.blocks import Block, Pool
 from pytest_torchmem.allocator.expandable import ExpandableSegments
 from pytest_torchmem.allocator.options import DEFAULTS, MIB, AllocatorOptions
-from pytest_torchmem.allocator.statistics import Statistics
+from pytest_torchmem.allocator.reserved import ROUND_LARGE, ReservedMemory
 
 MIN_BLOCK = 512
 SMALL = MIB
@@ -20,8 +20,6 @@ SMALL = MIB
 SMALL_SEGMENT = 2 * MIB
 MIN_LARGE = 10 * MIB
 """Requests from this size on have segments of their own, in multiples of ``ROUND_LARGE``."""
-ROUND_LARGE = 2 * MIB
-_ADDRESS_SPACE = 1 << 46
 
 
 class OutOfMemory(Exception):
@@ -34,7 +32,7 @@ class OutOfMemory(Exception):
         self.allocated, self.reserved = allocated, reserved
 
 
-class CachingAllocator:
+class CachingAllocator(ReservedMemory):
     """One device's caching allocator.
 
     ``capacity`` is the most bytes that the device can hand out as segments, ``None`` for a device
@@ -48,26 +46,11 @@ class CachingAllocator:
         capacity: int | None = None,
         total: int | None = None,
     ) -> None:
-        self.capacity, self.total = capacity, total if total is not None else capacity
-        self.statistics = Statistics()
+        super().__init__(options, capacity, total)
         self.small, self.large = Pool(is_small=True), Pool(is_small=False)
-        self.reserved = 0
         self.active: set[Block] = set()
-        self._next_address = ROUND_LARGE
         self._waiting: list[Block] = []
         self._expandable = ExpandableSegments(self)
-        self.allowed: int | None = None
-        """The most bytes of segments that this process may have, where it is limited."""
-        self.options = options
-        """May be replaced at any time; what is there stays as it is."""
-        self.set_memory_fraction(options.memory_fraction)
-
-    def set_memory_fraction(self, fraction: float) -> None:
-        """Limit this process to a part of the device's memory (``setMemoryFraction``)."""
-        if fraction >= 1:
-            self.allowed = None
-        elif self.total is not None:
-            self.allowed = int(fraction * self.total)
 
     def allocate(self, nbytes: int, stream: int = 0) -> Block | None:
         """Return a block for ``nbytes``, or ``None`` for no bytes (``malloc``).
@@ -142,60 +125,6 @@ class CachingAllocator:
         """Return all blocks that have memory, in use or free, in order of address."""
         every = [*self.active, *self.small.blocks(), *self.large.blocks()]
         return sorted(every, key=lambda block: block.address)
-
-    def has_room(self, size: int) -> bool:
-        """Whether the device can give, and this process may have, ``size`` bytes more."""
-        after = self.reserved + size
-        return (self.capacity is None or after <= self.capacity) and self.may_have(size)
-
-    def may_have(self, size: int) -> bool:
-        """Whether ``size`` bytes more are within what this process is limited to."""
-        return self.allowed is None or self.reserved + size <= self.allowed
-
-    def new_addresses(self, size: int) -> int:
-        """Return where ``size`` bytes of addresses begin that nothing else has."""
-        address = self._next_address
-        self._next_address += -(-size // ROUND_LARGE) * ROUND_LARGE
-        return address
-
-    def add_reserved(self, size: int, small: bool) -> None:
-        """Count memory that the device gave."""
-        self.reserved += size
-        self.statistics.num_device_alloc += 1
-        for statistics in self.statistics.of(small):
-            statistics.reserved_bytes.increase(size)
-
-    def remove_reserved(self, size: int, small: bool) -> None:
-        """Count memory that went back to the device."""
-        self.reserved -= size
-        self.statistics.num_device_free += 1
-        for statistics in self.statistics.of(small):
-            statistics.reserved_bytes.decrease(size)
-
-    def merge(self, block: Block, other: Block | None) -> int:
-        """Let ``block`` swallow a free neighbour; return its size, or 0 (``try_merge_blocks``)."""
-        if (
-            other is None
-            or other.allocated
-            or other.waiting is not None
-            or block.mapped is not other.mapped
-        ):
-            return 0
-        if block.before is other:
-            block.address = other.address
-            block.before = other.before
-            if other.before is not None:
-                other.before.after = block
-        else:
-            block.after = other.after
-            if other.after is not None:
-                other.after.before = block
-        if other.mapped:
-            other.pool.erase(other)
-        else:
-            other.pool.erase_unmapped(other)
-        block.size += other.size
-        return other.size
 
     def _from_cache(self, pool: Pool, size: int, stream: int) -> Block | None:
         """Return the smallest free block that is large enough (``get_free_block``)."""
@@ -311,7 +240,7 @@ class CachingAllocator:
         size, requested = block.size, block.requested
         blocks = nbytes = 0
         for neighbour in (block.before, block.after):
-            merged = self.merge(block, neighbour) if neighbour is not None else 0
+            merged = block.merge(neighbour)
             if merged:
                 blocks -= 1
                 nbytes -= merged

@@ -6,13 +6,9 @@ c10/cuda/CUDACachingAllocator.cpp, ``ExpandableSegment``, ``find_expandable_bloc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pytest_torchmem.allocator.blocks import Block, Expandable, Pool
 from pytest_torchmem.allocator.options import MIB
-
-if TYPE_CHECKING:
-    from pytest_torchmem.allocator.caching import CachingAllocator
+from pytest_torchmem.allocator.reserved import ReservedMemory
 
 _SMALL_PAGE = 2 * MIB
 #: Addresses for a device that never runs out.
@@ -22,8 +18,8 @@ _UNLIMITED = 1 << 44
 class ExpandableSegments:
     """What an allocator does differently with expandable segments."""
 
-    def __init__(self, allocator: CachingAllocator) -> None:
-        self._allocator = allocator
+    def __init__(self, memory: ReservedMemory) -> None:
+        self._memory = memory
 
     def choose(self, blocks: list[tuple[int, int, Block]], position: int) -> int:
         """Return the position of the free block to take, from the first that is large enough.
@@ -31,7 +27,7 @@ class ExpandableSegments:
         -1 where there is none. A block's size is here the one it can grow to, so that a full
         segment is taken before one that has room to grow (``get_free_block``).
         """
-        if not self._allocator.options.expandable_segments:
+        if not self._memory.options.expandable_segments:
             # Switched off in the meantime: only blocks of ordinary segments are taken.
             while position < len(blocks) and blocks[position][2].expandable is not None:
                 position += 1
@@ -79,10 +75,10 @@ class ExpandableSegments:
             if rest is not None:
                 pool.insert(rest)
         block.address, block.size, block.mapped = address, size, False
-        self._allocator.merge(block, block.before)
-        self._allocator.merge(block, block.after)
+        block.merge(block.before)
+        block.merge(block.after)
         pool.insert_unmapped(block)
-        self._allocator.remove_reserved(size, pool.is_small)
+        self._memory.remove_reserved(size, pool.is_small)
         if not block.is_split:
             pool.erase_unmapped(block)  # the whole segment is gone
 
@@ -93,12 +89,12 @@ class ExpandableSegments:
             assert start is not None
             if _addresses(start, size) >= size:
                 return start
-        allocator = self._allocator
-        page = _SMALL_PAGE if pool.is_small else allocator.options.large_segment_size
-        total = allocator.total if allocator.total is not None else _UNLIMITED
+        memory = self._memory
+        page = _SMALL_PAGE if pool.is_small else memory.options.large_segment_size
+        total = memory.total if memory.total is not None else _UNLIMITED
         # 1 1/8 of the device's memory, in whole pages.
         nbytes = -(-(total + total // 8) // page) * page
-        segment = Expandable(allocator.new_addresses(nbytes), nbytes, page)
+        segment = Expandable(memory.new_addresses(nbytes), nbytes, page)
         block = Block(segment.address, nbytes, stream, pool)
         block.mapped, block.expandable = False, segment
         pool.insert_unmapped(block)
@@ -106,12 +102,12 @@ class ExpandableSegments:
 
     def _map(self, block: Block, size: int) -> bool:
         """Have memory for the first ``size`` bytes of a block, in whole pages; whether there is."""
-        segment, pool, allocator = block.expandable, block.pool, self._allocator
+        segment, pool, memory = block.expandable, block.pool, self._memory
         assert segment is not None
         begin, end = segment.pages(block.address, size)
         nbytes = (end - begin) * segment.page
         if not nbytes or (
-            allocator.capacity is not None and allocator.reserved + nbytes > allocator.capacity
+            memory.capacity is not None and memory.reserved + nbytes > memory.capacity
         ):
             return False
         pool.erase_unmapped(block)
@@ -122,10 +118,10 @@ class ExpandableSegments:
             rest.splice(block, block.after)
             pool.insert_unmapped(rest)
             block.size = nbytes
-        allocator.merge(block, block.before)
-        allocator.merge(block, block.after)
+        block.merge(block.before)
+        block.merge(block.after)
         pool.insert(block)
-        allocator.add_reserved(nbytes, pool.is_small)
+        memory.add_reserved(nbytes, pool.is_small)
         return True
 
     @staticmethod

@@ -22,7 +22,8 @@ from pytest_torchmem.units import format_size
 if TYPE_CHECKING:
     from pytest_torchmem.measurement.cuda import MeasuredProfile
     from pytest_torchmem.measurement.device import Device
-    from pytest_torchmem.profile.profile import Allocation, MemoryProfile
+    from pytest_torchmem.profile.profile import MemoryProfile
+    from pytest_torchmem.profile.timeline import Allocation
     from pytest_torchmem.snapshots.tolerance import Level, Tolerance
     from pytest_torchmem.targets.calibration import Figure, Question
     from pytest_torchmem.targets.gpus import Gpu

@@ -13,7 +13,7 @@ from pytest_torchmem.snapshots.format import MEASURED, Entry, Key, Measured, ent
 from pytest_torchmem.targets.calibration import Figures, Question
 
 if TYPE_CHECKING:
-    from pytest_torchmem.profile.profile import Allocation
+    from pytest_torchmem.profile.timeline import Allocation
 
 _TUPLES = ("warnings", "unknown_workspaces", "calibrated_workspaces", "grew")
 

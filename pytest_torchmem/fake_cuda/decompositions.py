@@ -22,7 +22,6 @@ from torch._ops import OpOverload
 from pytest_torchmem.fake_cuda.api.attention import attention_answers
 from pytest_torchmem.fake_cuda.autocast import cuda_autocast
 from pytest_torchmem.interception.interceptor import Interceptor
-from pytest_torchmem.interception.plan import tensors_in
 from pytest_torchmem.interception.tensor_methods import Guard
 from pytest_torchmem.operators.attention.dispatch import BACKENDS, may_use
 from pytest_torchmem.operators.cuda_meta import CUDA_META
@@ -30,6 +29,7 @@ from pytest_torchmem.operators.decompositions import LEAVES, Composite, register
 from pytest_torchmem.operators.families import load
 from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.operators.sorting.storages import CUDA_STORAGES
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.dispatcher import composite_kernels
 from pytest_torchmem.torch_private.internals import (
     find_operator,
@@ -73,7 +73,7 @@ def _bind(
     function: Callable[..., Any], operator: Any, machine: Machine, guard: Guard
 ) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        first = next(iter(tensors_in((args, kwargs))), None)
+        first = next(iter(argument_tensors((args, kwargs))), None)
         record = None if first is None else guard.record(first)
         composite = Composite(guard, operator, args, kwargs)
         if record is None or record.ledger.device.type != "cuda":

@@ -20,8 +20,9 @@ from pytest_torchmem.allocator import (
 from pytest_torchmem.allocator.blocks import Block
 from pytest_torchmem.allocator.caching import SMALL, SMALL_SEGMENT
 from pytest_torchmem.fake_cuda.out_of_memory import out_of_memory_error
-from pytest_torchmem.interception.ledger import DeviceLedger, Entry
-from pytest_torchmem.profile.profile import PEAK_FIELDS, Phase
+from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger
+from pytest_torchmem.profile.profile import PEAK_FIELDS
+from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.targets.gpus import Gpu
 
 
@@ -176,7 +177,7 @@ class DeviceMemory:
         self._room = min(limits, default=0) - allocator.reserved
         self._ledger.before_adding = self._before_adding if limits else None
 
-    def _before_adding(self, entry: Entry, stream: int) -> None:
+    def _before_adding(self, entry: AllocationEntry, stream: int) -> None:
         """Make a request that might not fit at once; raise ``torch.OutOfMemoryError``."""
         nbytes = entry.nbytes
         if nbytes <= SMALL:

@@ -6,8 +6,9 @@ import torch
 from tabulate import tabulate
 
 from pytest_torchmem.allocator import OutOfMemory
-from pytest_torchmem.interception.ledger import DeviceLedger, Entry
-from pytest_torchmem.profile.profile import Allocation, Origin, describe
+from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger
+from pytest_torchmem.profile.tables import describe
+from pytest_torchmem.profile.timeline import Allocation, Origin
 from pytest_torchmem.targets.gpus import Gpu
 
 _LARGEST = 10
@@ -37,7 +38,7 @@ def out_of_memory_error(
     free: int,
     allowed: int | None,
     failure: OutOfMemory,
-    entry: Entry,
+    entry: AllocationEntry,
     ledger: DeviceLedger,
 ) -> OutOfMemoryError:
     """Return the error of a request that failed.
@@ -65,7 +66,7 @@ def out_of_memory_error(
     return error
 
 
-def _told(gpu: Gpu, entry: Entry, live: tuple[Allocation, ...]) -> str:
+def _told(gpu: Gpu, entry: AllocationEntry, live: tuple[Allocation, ...]) -> str:
     origin = entry.origin
     where = [f"in the {origin.phase.value}"]
     where += [f"in module {origin.module}"] if origin.module else []

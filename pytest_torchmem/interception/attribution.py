@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from pytest_torchmem.profile.profile import Origin, Phase
+from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.torch_private.internals import (
     current_graph_task,
     current_node,

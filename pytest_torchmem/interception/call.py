@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pytest_torchmem.interception.ledger import Record
+from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.operators.operator import Operator
 
 
@@ -20,5 +20,5 @@ class Call:
     kwargs: dict[str, Any]
     tensors: list[Tensor]
     """The tensors among the arguments, in order."""
-    records: list[Record]
+    records: list[StorageRecord]
     """What the ledger knows of their storages."""

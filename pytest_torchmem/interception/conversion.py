@@ -11,13 +11,13 @@ from torch import Tensor
 
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.layouts.compressed import LAYOUTS, storage_holder, without_entries
-from pytest_torchmem.interception.ledger import Ledger, Record
+from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.materialize import make_hollow
 from pytest_torchmem.interception.phases import Phases
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.values import known
 from pytest_torchmem.operators.machine import Machine
-from pytest_torchmem.profile.profile import Kind, Origin, Phase
+from pytest_torchmem.profile.timeline import Kind, Origin, Phase
 from pytest_torchmem.torch_private.internals import hollow_storage, storage_address, tensor_on
 
 _CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ class Border:
         self.names: dict[int, tuple[Kind, str, str]] = {}
         """Kind, label and module of real tensors that are known, by their storages' addresses."""
 
-    def borrow(self, tensor: Tensor) -> Record:
+    def borrow(self, tensor: Tensor) -> StorageRecord:
         """Book a real tensor that the program brought with it; nothing is ever written to it."""
         storage = tensor.untyped_storage()
         device = self._ledger.on(self._machine.normalise(tensor.device))
@@ -69,7 +69,7 @@ class Border:
             self._borrowed.append((weakref.ref(owner), owner.grad))
         return record
 
-    def meet(self, tensor: Tensor, device: torch.device, frame: FrameType) -> Record:
+    def meet(self, tensor: Tensor, device: torch.device, frame: FrameType) -> StorageRecord:
         """Book a real tensor that C++ made just now on ``device`` without an operator."""
         origin = self._attribution.origin(self._phases.find(), "", frame)
         storage = tensor.untyped_storage()

@@ -11,11 +11,12 @@ import torch
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.layouts.sparse import has_sparse
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.plan import Output, Plan, outputs_in, plan_of_result, tensors_in
+from pytest_torchmem.interception.plan import Output, Plan, Same, plan_of_result
 from pytest_torchmem.interception.requests import steps_of
 from pytest_torchmem.interception.wrapped_numbers import WrappedNumbers
 from pytest_torchmem.operators.workspace import Workspace, joined
-from pytest_torchmem.profile.profile import Confidence
+from pytest_torchmem.profile.timeline import Confidence
+from pytest_torchmem.step.trees import argument_leaves, argument_tensors
 from pytest_torchmem.torch_private.internals import storage_address
 
 _CPU = torch.device("cpu")
@@ -104,7 +105,9 @@ class Composites:
     def _made(self, plan: Plan, result: Any, device: DeviceLedger) -> dict[int, Output]:
         """Return the first outputs on each new storage by the storage's index on ``device``."""
         found: dict[int, Output] = {}
-        for tensor, output in zip(tensors_in(result), outputs_in(plan.outputs), strict=True):
+        for tensor, output in zip(
+            argument_tensors(result), argument_leaves(plan.outputs, (Output, Same)), strict=True
+        ):
             if type(output) is Output and plan.slots[output.slot] >= 0:
                 record = self._ledger.records.get(storage_address(tensor))
                 if record is not None and record.ledger is device:

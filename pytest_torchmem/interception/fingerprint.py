@@ -1,6 +1,6 @@
 """What a step works on: a digest of it, and the names of the parameters that it works with.
 
-The digest tells another workload (larger inputs, a wider model) from the same one that needs more,
+The digest tells other work (larger inputs, a wider model) from the same work that needs more,
 and a renamed test from a new one. It is made of what the program chose and of nothing that torch,
 the device or the machine choose: shapes, dtypes and the parameters' bytes.
 """
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pytest_torchmem.interception.ledger import Entry, Ledger
-from pytest_torchmem.profile.profile import Kind
+from pytest_torchmem.interception.ledger import AllocationEntry, Ledger
+from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.internals import storage_address
 
 _RANDOM = frozenset(("rand", "randn", "randint", "randperm", "normal"))
@@ -110,21 +111,14 @@ def owner_of(root: nn.Module, name: str) -> str:
 
 
 def _geometries(value: Any) -> Iterator[str]:
-    if isinstance(value, Tensor):
-        yield f"{value.dtype}{list(value.shape)}"
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _geometries(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _geometries(item)
+    return (f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors_in(value))
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: AllocationEntry) -> str:
     return f"{entry.dtype}{list(entry.shape)}\n"
 
 
-def _is_random(entry: Entry) -> bool:
+def _is_random(entry: AllocationEntry) -> bool:
     return entry.origin.operator.partition("::")[2].partition(".")[0] in _RANDOM
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.ledger import Record
+from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.torch_private.internals import (
     current_node,
     storage_address,
@@ -59,7 +59,7 @@ class GradientSums:
             self._node_number = number
             self._node_began = booked
 
-    def in_place(self, first: Tensor, second: Tensor, record: Record, python: int) -> bool:
+    def in_place(self, first: Tensor, second: Tensor, record: StorageRecord, python: int) -> bool:
         """Return whether the engine would really do ``first.add_(second)``.
 
         ``python`` is ``sys.getrefcount(first)`` where the interceptor stands.
@@ -76,7 +76,7 @@ class GradientSums:
             return False
         return self.is_sum(record)
 
-    def is_sum(self, record: Record) -> bool:
+    def is_sum(self, record: StorageRecord) -> bool:
         """Return whether what the engine adds to was there before the running node began."""
         return record.index <= self._node_began or _feeds_one_input_twice(current_node())
 

@@ -26,7 +26,7 @@ from pytest_torchmem.interception.gradient_accumulation import GradientSums, Ref
 from pytest_torchmem.interception.layouts.compressed import LAYOUTS
 from pytest_torchmem.interception.layouts.layouts import Layouts
 from pytest_torchmem.interception.layouts.sparse import has_sparse, reads_no_data, run_sparse
-from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, Record
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.interception.materialize import grow, make_hollow, make_outputs
 from pytest_torchmem.interception.output_order import steps_in_order
 from pytest_torchmem.interception.phases import Phases
@@ -36,7 +36,6 @@ from pytest_torchmem.interception.plan import (
     Plan,
     Same,
     remembered_plans,
-    tensors_in,
 )
 from pytest_torchmem.interception.staging import COPIES, stage, staged_pairs
 from pytest_torchmem.interception.streams import Streams
@@ -54,8 +53,9 @@ from pytest_torchmem.operators.workspace import (
     Workspace,
     environment_settings,
 )
-from pytest_torchmem.profile.profile import Origin, Phase
+from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.imports import imports_within
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.dispatcher import interception
 from pytest_torchmem.torch_private.internals import (
     ENGINE_CODE,
@@ -133,7 +133,7 @@ class Interceptor:
         try:
             records = [
                 self.ledger.records.get(storage_address(tensor))
-                for tensor in tensors_in((args, kwargs))
+                for tensor in argument_tensors((args, kwargs))
             ]
         except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, …
             return False
@@ -331,7 +331,7 @@ class Interceptor:
             recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             self.numbers.release(operator, numbers, wrapped, device, result if recorded else None)
         if self.machine.gpu is not None and self.target is None:
-            self._placement.note_guess(call, tensors_in(result))
+            self._placement.note_guess(call, result)
         if len(self.ledger.devices) > 1 and operator.name in COPIES:
             self._stage(call, result, device)
         self.values.know(call, plan, result)
@@ -423,10 +423,10 @@ class Interceptor:
         origin = self.attribution.origin(self.ledger.phase, operator.name, sys._getframe(4))
         return make_outputs(self.ledger, plan, [], self.ledger.on(device), origin)
 
-    def _records(self, tensors: list[Tensor]) -> list[Record] | None:
+    def _records(self, tensors: list[Tensor]) -> list[StorageRecord] | None:
         """Return the ledger's records of ``tensors``; None where torch's own kernel has to run."""
         get = self.ledger.records.get
-        found: list[Record] = []
+        found: list[StorageRecord] = []
         for tensor in tensors:
             try:
                 record = get(storage_address(tensor))

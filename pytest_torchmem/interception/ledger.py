@@ -15,20 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.values.assumptions import Assumption
+from pytest_torchmem.interception.values.assumption import Assumption
 from pytest_torchmem.operators.workspace import Buffer
-from pytest_torchmem.profile.profile import (
-    Allocation,
-    Confidence,
-    Kind,
-    Origin,
-    Phase,
-    Timeline,
-)
+from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase, Timeline
 from pytest_torchmem.targets.calibration import Question
 
 
-class Entry(NamedTuple):
+class AllocationEntry(NamedTuple):
     """What is written down of one allocation."""
 
     nbytes: int
@@ -46,7 +39,7 @@ class DeviceLedger:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.current = 0
-        self.entries: list[Entry] = []
+        self.entries: list[AllocationEntry] = []
         self.events: list[int] = []
         self.phases: list[tuple[int, Phase]] = []
         self.earlier: list[int] = []
@@ -69,11 +62,11 @@ class DeviceLedger:
         """Operators that ran and whose workspace was measured."""
         self.questions: set[Question] = set()
         """What a calibration was or would be asked."""
-        self.before_adding: Callable[[Entry, int], None] | None = None
+        self.before_adding: Callable[[AllocationEntry, int], None] | None = None
         """Is asked before anything is added, with its stream; it raises where the device has no
         memory left."""
 
-    def add(self, entry: Entry, earlier: bool = False) -> int:
+    def add(self, entry: AllocationEntry, earlier: bool = False) -> int:
         """Book an allocation and return its index; ``earlier`` than everything else, or now."""
         if self.before_adding is not None:
             self.before_adding(entry, 0 if earlier else self.stream)
@@ -127,7 +120,7 @@ class DeviceLedger:
         return Timeline(allocations, tuple(events), phases)
 
 
-def _allocation(entry: Entry) -> Allocation:
+def _allocation(entry: AllocationEntry) -> Allocation:
     nbytes, kind, origin, shape, dtype, label, confidence = entry
     return Allocation(nbytes, kind, origin, shape, _dtype_name(dtype), label, confidence)
 
@@ -137,7 +130,7 @@ def _dtype_name(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.") if dtype is not None else ""
 
 
-class Record(weakref.ref):  # type: ignore[type-arg]
+class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     """A storage the ledger knows: where it lives, and its values beside it where they are known."""
 
     __slots__ = ("address", "assumed", "hollow", "index", "known", "ledger", "memory")
@@ -160,7 +153,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.devices: dict[torch.device, DeviceLedger] = {}
-        self.records: dict[int, Record] = {}
+        self.records: dict[int, StorageRecord] = {}
         self.phase = Phase.FORWARD
 
     def on(self, device: torch.device) -> DeviceLedger:
@@ -199,14 +192,16 @@ class Ledger:
         hollow: bool = True,
         memory: Tensor | None = None,
         confidence: Confidence = Confidence.EXACT,
-    ) -> Record:
+    ) -> StorageRecord:
         """Write down that ``storage`` was made; it is struck off when its last reference dies."""
-        index = ledger.add(Entry(nbytes, kind, origin, shape, dtype, label, confidence), earlier)
+        index = ledger.add(
+            AllocationEntry(nbytes, kind, origin, shape, dtype, label, confidence), earlier
+        )
         return self.attach(storage, index, ledger, hollow, memory)
 
     def reserve(self, nbytes: int, ledger: DeviceLedger, kind: Kind, origin: Origin) -> int:
         """Write down bytes whose storage is not known yet; return their index in ``ledger``."""
-        return ledger.add(Entry(nbytes, kind, origin, (), None, ""))
+        return ledger.add(AllocationEntry(nbytes, kind, origin, (), None, ""))
 
     def attach(
         self,
@@ -215,9 +210,9 @@ class Ledger:
         ledger: DeviceLedger,
         hollow: bool = False,
         memory: Tensor | None = None,
-    ) -> Record:
+    ) -> StorageRecord:
         """Let what was written down at ``index`` be struck off when ``storage`` dies."""
-        record = Record(storage, self._strike)
+        record = StorageRecord(storage, self._strike)
         address = storage._cdata
         record.address, record.index, record.ledger = address, index, ledger
         record.known, record.hollow, record.memory = None, hollow, memory
@@ -225,7 +220,7 @@ class Ledger:
         self.records[address] = record
         return record
 
-    def move(self, record: Record, ledger: DeviceLedger) -> None:
+    def move(self, record: StorageRecord, ledger: DeviceLedger) -> None:
         """Book a storage on another device than it was thought to be made on."""
         index = ledger.add(record.ledger.entries[record.index - 1])
         record.ledger.remove(record.index)
@@ -242,7 +237,7 @@ class Ledger:
         indices: list[int] = []
         try:
             for nbytes in requests:
-                entry = Entry(nbytes, Kind.WORKSPACE, origin, (), None, "", confidence)
+                entry = AllocationEntry(nbytes, Kind.WORKSPACE, origin, (), None, "", confidence)
                 indices.append(ledger.add(entry))
         finally:  # the device may have no memory for the second of two
             for index in reversed(indices):  # C++ destroys what was made last first
@@ -257,7 +252,7 @@ class Ledger:
         name, nbytes, confidence = buffer.name, buffer.nbytes, buffer.confidence
         key = (name, False, 0) if buffer.process else (name, in_engine, ledger.stream)
         if key not in ledger.kept:
-            entry = Entry(nbytes, Kind.WORKSPACE, origin, (), None, name, confidence)
+            entry = AllocationEntry(nbytes, Kind.WORKSPACE, origin, (), None, name, confidence)
             ledger.kept[key] = ledger.add(entry)
 
     def close(self) -> set[int]:
@@ -275,6 +270,6 @@ class Ledger:
         self.records.clear()
         return survivors
 
-    def _strike(self, record: Record) -> None:
+    def _strike(self, record: StorageRecord) -> None:
         if self.records.pop(record.address, None) is record:
             record.ledger.remove(record.index)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.ledger import DeviceLedger, Entry, Ledger
+from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger, Ledger
 from pytest_torchmem.interception.plan import Output, Plan, Same, Temporary
 from pytest_torchmem.interception.values.known import memory_for
-from pytest_torchmem.profile.profile import Confidence, Kind, Origin, Phase
+from pytest_torchmem.profile.timeline import Confidence, Kind, Origin, Phase
+from pytest_torchmem.step.trees import replace_leaves
 from pytest_torchmem.torch_private.internals import hollow_storage, in_engine_thread, tensor_on
 
 _HOST = torch.device("cpu")
@@ -43,14 +43,12 @@ def make_outputs(
         for output, tensor in _follow(ledger, plan, device, origin):
             made[id(output)], storages[output.slot] = tensor, tensor.untyped_storage()
 
-    def tensor_of(output: Any) -> Any:
-        if type(output) is Same:
+    def tensor_of(output: Output | Same) -> Tensor:
+        if isinstance(output, Same):
             tensor = tensors[output.position]
             if output.grown is not None:
                 grow(ledger, tensor, output.grown, device, origin)
             return tensor
-        if type(output) is not Output:
-            return output
         if id(output) not in made:
             made[id(output)] = lay(output)
         return made[id(output)]
@@ -74,7 +72,7 @@ def make_outputs(
             return tensor
         return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
 
-    return _map_outputs(outputs, tensor_of)
+    return replace_leaves(outputs, (Output, Same), tensor_of)
 
 
 def _follow(
@@ -89,7 +87,9 @@ def _follow(
                 device.remove(temporaries.pop(-step))
             elif isinstance(step, Temporary):
                 number, nbytes, shape, dtype, label, confidence = step
-                entry = Entry(nbytes, Kind.WORKSPACE, origin, shape, dtype, label, confidence)
+                entry = AllocationEntry(
+                    nbytes, Kind.WORKSPACE, origin, shape, dtype, label, confidence
+                )
                 temporaries[number] = device.add(entry)
             elif isinstance(step, Output):
                 nbytes = plan.slots[step.slot]
@@ -142,9 +142,3 @@ def grow(
     if needed > storage.nbytes():
         storage = make_hollow(ledger, output, needed, device, origin).untyped_storage()
     tensor.set_(storage, int(tensor.storage_offset()), output.shape, output.stride)
-
-
-def _map_outputs(outputs: Any, function: Callable[[Any], Any]) -> Any:
-    if type(outputs) in (tuple, list):
-        return type(outputs)([_map_outputs(item, function) for item in outputs])
-    return function(outputs)

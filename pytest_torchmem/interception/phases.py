@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.streams import Streams
-from pytest_torchmem.profile.profile import Phase
+from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.torch_private.internals import current_graph_task
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor
 
 from pytest_torchmem.interception.call import Call
-from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, Record
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Plan
 from pytest_torchmem.operators.machine import Machine
-from pytest_torchmem.profile.profile import Phase
+from pytest_torchmem.profile.timeline import Phase
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.internals import storage_address
 
 _CPU = torch.device("cpu")
@@ -131,14 +130,14 @@ class Placement:
                 )
         return device
 
-    def note_guess(self, call: Call, results: Iterable[Tensor]) -> None:
+    def note_guess(self, call: Call, result: Any) -> None:
         """Remember results whose device nothing but guesses decided."""
         if all(self._is_guess(record) for record in call.records):
-            for tensor in results:
+            for tensor in argument_tensors(result):
                 record = self._ledger.records[storage_address(tensor)]
                 self._guessed[record.address] = record.index
 
-    def _is_guess(self, record: Record) -> bool:
+    def _is_guess(self, record: StorageRecord) -> bool:
         return self._guessed.get(record.address) == record.index
 
 

@@ -6,7 +6,7 @@ but the operator and the geometry of its arguments, so a repeated layer costs a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,7 +17,8 @@ from torch._ops import OpOverload
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.workspace import Buffer, Workspace
-from pytest_torchmem.profile.profile import Confidence
+from pytest_torchmem.profile.timeline import Confidence
+from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
@@ -131,41 +132,6 @@ def remembered_plans(
     ``settings`` are torch's own on which a GPU's kernels and their workspaces depend.
     """
     return PlanMemory()
-
-
-def replace_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Return ``value`` with every tensor in its lists, tuples and dicts passed through."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if type(value) in (list, tuple):
-        return type(value)([replace_tensors(item, function) for item in value])
-    if type(value) is dict:
-        return {key: replace_tensors(item, function) for key, item in value.items()}
-    return value
-
-
-def tensors_in(value: Any) -> Iterable[Tensor]:
-    """Yield the tensors in nested lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif type(value) in (list, tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif type(value) is dict:
-        for item in value.values():
-            yield from tensors_in(item)
-
-
-def outputs_in(outputs: Any) -> Iterable[Output | Same]:
-    """Yield what stands in the place of tensors in a plan's outputs, in order."""
-    if isinstance(outputs, Output | Same):
-        yield outputs
-    elif type(outputs) in (list, tuple):
-        for item in outputs:
-            yield from outputs_in(item)
-    elif type(outputs) is dict:
-        for item in outputs.values():
-            yield from outputs_in(item)
 
 
 def plan_of_result(
@@ -330,7 +296,8 @@ def _lay_out(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     out = kwargs["out"]
     if torch.Tag.pointwise in operator.tags:
         others = {name: value for name, value in kwargs.items() if name != "out"}
-        made: Any = sum(tensors_in((args, others)))  # operands that disagree are weighed alike
+        # TensorIterator weighs operands alike whose layouts disagree.
+        made: Any = sum(argument_tensors((args, others)))
         if isinstance(made, Tensor) and made.shape == out.shape:
             out.as_strided_(made.shape, made.stride())
 

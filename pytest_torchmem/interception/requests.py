@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pytest_torchmem.interception.ledger import DeviceLedger
 from pytest_torchmem.interception.plan import Output, Step, Temporary
 from pytest_torchmem.operators.workspace import Buffer
-from pytest_torchmem.profile.profile import Kind
+from pytest_torchmem.profile.timeline import Kind
 
 
 def steps_of(

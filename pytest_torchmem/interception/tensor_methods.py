@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pytest_torchmem.interception.addresses import Addresses
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.layouts.compressed import LAYOUTS
-from pytest_torchmem.interception.ledger import Record
+from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values import known
 from pytest_torchmem.torch_private.internals import (
     below_interception,
@@ -42,7 +42,7 @@ class Guard:
         """Return whether the caller is on the trace's thread."""
         return threading.get_ident() == self._thread
 
-    def record(self, tensor: Tensor) -> Record | None:
+    def record(self, tensor: Tensor) -> StorageRecord | None:
         """Return the ledger's record of a tensor, or None for one that is not hollow."""
         if self.off():
             return None

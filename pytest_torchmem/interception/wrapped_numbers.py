@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.operator import Operator
-from pytest_torchmem.profile.profile import Kind, Origin
+from pytest_torchmem.profile.timeline import Kind, Origin
 from pytest_torchmem.torch_private.internals import (
     current_node,
     keeps_graph,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profile.profile import Kind
-from pytest_torchmem.step.step import tensors_in
+from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.step.trees import tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,8 @@ def copy_where_they_are(
     copier = _Copier(None)
 
     def copied(value: Any) -> Any:
-        return copier.copy(value) if any(True for _ in _tensors_of(value)) else value
+        tensors = tensors_in(value, of_modules=True)
+        return value if next(tensors, None) is None else copier.copy(value)
 
     return tuple(map(copied, args)), {name: copied(value) for name, value in kwargs.items()}
 
@@ -102,7 +103,7 @@ class _Copier:
         self._storages: dict[int, tuple[Any, torch.UntypedStorage]] = {}
 
     def copy(self, value: Any) -> Any:
-        for tensor in _tensors_of(value):
+        for tensor in tensors_in(value, of_modules=True):
             self._copy_tensor(tensor)
         try:
             return copy.deepcopy(value, self._memo)
@@ -232,20 +233,6 @@ def _fill(tensor: torch.Tensor) -> None:
         tensor.normal_(0.0, 0.02)
     else:
         tensor.zero_()
-
-
-def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.nn.Module):
-        for module in value.modules():
-            yield from tensors_in(vars(module))
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors_of(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors_of(item)
-    else:
-        yield from tensors_in(value)
 
 
 def _label_module(labels: dict[int, Label], module: torch.nn.Module, prefix: str) -> None:

@@ -24,7 +24,8 @@ from pytest_torchmem.measurement.device import Device
 from pytest_torchmem.measurement.history import timeline_of
 from pytest_torchmem.measurement.labels import labels_after
 from pytest_torchmem.measurement.phases import PhaseMeter, following_phases
-from pytest_torchmem.profile.profile import MemoryProfile, Phase, Timeline, summarise
+from pytest_torchmem.profile.profile import MemoryProfile, summarise
+from pytest_torchmem.profile.timeline import Phase, Timeline
 from pytest_torchmem.step.step import run_target
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.units import format_size

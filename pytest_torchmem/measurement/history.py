@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_torchmem.measurement.copies import Label
-from pytest_torchmem.profile.profile import Allocation, Kind, Origin, Phase, Timeline
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 
 REQUEST, ASKED_BACK, RELEASE = "alloc", "free_requested", "free_completed"
 

@@ -6,8 +6,8 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pytest_torchmem.measurement.copies import Copies, Label
-from pytest_torchmem.profile.profile import Kind
-from pytest_torchmem.step.step import tensors_in
+from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.step.trees import tensors_in
 
 
 def labels_after(copies: Copies, outliving: object) -> dict[int, Label]:

@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from pytest_torchmem.measurement.device import Device
-from pytest_torchmem.profile.profile import Phase
+from pytest_torchmem.profile.timeline import Phase
 
 _COUNTERS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 _REQUESTS, _RELEASES = "allocation.all.allocated", "allocation.all.freed"

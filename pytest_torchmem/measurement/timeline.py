@@ -16,7 +16,7 @@ from pytest_torchmem.measurement.events import (
     Range,
     Recording,
 )
-from pytest_torchmem.profile.profile import Allocation, Kind, Origin, Phase, Timeline
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 
 _PHASES = {ENGINE: Phase.BACKWARD, ENGINE_NODE: Phase.BACKWARD, OPTIMIZER_STEP: Phase.OPTIMIZER}
 _FACTORIES = frozenset(

@@ -25,7 +25,7 @@ from pytest_torchmem.operators.workspace import (
     takes_nothing,
     unknown,
 )
-from pytest_torchmem.profile.profile import Confidence
+from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question
 from pytest_torchmem.targets.device_index import invalid_ordinal
 from pytest_torchmem.targets.gpus import Gpu

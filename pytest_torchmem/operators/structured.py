@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from pytest_torchmem.interception.plan import replace_tensors
+from pytest_torchmem.step.trees import replace_tensors
 
 
 def meta_result(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:

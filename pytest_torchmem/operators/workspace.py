@@ -26,7 +26,7 @@ from typing import TypeVar
 from torch._ops import OpOverload
 
 from pytest_torchmem.operators.families import load
-from pytest_torchmem.profile.profile import Confidence
+from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.calibration import Question
 from pytest_torchmem.torch_private.patches import is_another
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.checks.request import Overrun
     from pytest_torchmem.checks.result import Record
     from pytest_torchmem.fake_cuda.out_of_memory import OutOfMemoryError
-    from pytest_torchmem.profile.profile import Allocation
+    from pytest_torchmem.profile.timeline import Allocation
     from pytest_torchmem.snapshots.format import Key
 
 _LARGEST = 5
@@ -266,12 +266,9 @@ def _at_peak(
 
 def largest(allocations: Sequence[Allocation]) -> str:
     """Return the first of ``allocations``, which are in order, and the sum of the rest."""
-    from pytest_torchmem.profile.profile import describe, describe_kind
+    from pytest_torchmem.profile.tables import allocation_rows
 
-    rows = [
-        (format_size(a.nbytes), describe_kind(a), describe(a), a.origin.operator, a.origin.line)
-        for a in allocations[:_LARGEST]
-    ]
+    rows = allocation_rows(allocations[:_LARGEST])
     rest = allocations[_LARGEST:]
     if rest:
         total = format_size(sum(a.nbytes for a in rest))

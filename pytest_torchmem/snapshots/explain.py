@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from pytest_torchmem.snapshots.format import Explanation
 
 if TYPE_CHECKING:
-    from pytest_torchmem.profile.profile import Allocation, MemoryProfile
+    from pytest_torchmem.profile.profile import MemoryProfile
+    from pytest_torchmem.profile.timeline import Allocation
 
 LARGEST = 6
 REST = "(rest)"

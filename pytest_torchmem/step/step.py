@@ -7,13 +7,13 @@ before the first forward and outlives the last step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.step.trees import tensors_in
 
 
 def run_target(
@@ -137,18 +137,3 @@ def reduce_to_scalar(output: Any) -> torch.Tensor:
             "grad, so there is nothing to call backward() on: pass loss_fn= or backward=False"
         )
     return total
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of nested mappings, sequences and dataclasses, in their order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for entry in fields(value):
-            yield from tensors_in(getattr(value, entry.name, None))

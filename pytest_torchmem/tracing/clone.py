@@ -15,7 +15,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from pytest_torchmem.interception.fingerprint import owner_of
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.layouts.compressed import LAYOUTS
-from pytest_torchmem.profile.profile import Kind
+from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.internals import storage_address, tensor_on
 
 
@@ -45,10 +46,10 @@ class Twins:
 
     def of_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Return the twins of a step's arguments."""
-        for position, tensor in enumerate(_plain_tensors(args)):
+        for position, tensor in enumerate(tensors_in(args)):
             self._labels.setdefault(id(tensor), (Kind.INPUT, f"input {position}", ""))
         for name, value in kwargs.items():
-            for tensor in _plain_tensors((value,)):
+            for tensor in tensors_in(value):
                 self._labels.setdefault(id(tensor), (Kind.INPUT, name, ""))
         return self._copy(args), self._copy(kwargs)
 
@@ -207,14 +208,3 @@ def _subclasses(kind: type) -> set[type]:
     for subclass in subclasses:
         found |= {subclass} | _subclasses(subclass)
     return found
-
-
-def _plain_tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _plain_tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _plain_tensors(item)

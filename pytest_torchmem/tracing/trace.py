@@ -32,7 +32,8 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.tensor_methods import hollow_answers
 from pytest_torchmem.operators.machine import Machine
-from pytest_torchmem.profile.profile import MemoryProfile, Phase, summarise
+from pytest_torchmem.profile.profile import MemoryProfile, summarise
+from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.global_state import process_kept, thread_kept
 from pytest_torchmem.step.step import check_step, run_target
 from pytest_torchmem.targets.calibration import Calibration

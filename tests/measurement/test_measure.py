@@ -14,7 +14,7 @@ from torch import nn
 
 import pytest_torchmem as torchmem
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profile.profile import Kind, Phase
+from pytest_torchmem.profile.timeline import Kind, Phase
 
 FLOAT = 4
 

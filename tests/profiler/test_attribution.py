@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.profile.profile import Kind, Phase
+from pytest_torchmem.profile.timeline import Kind, Phase
 
 
 class Block(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchmem.profile.profile import Allocation, Kind, Origin, Phase, Timeline
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 
 ORIGIN = Origin(Phase.FORWARD)
 

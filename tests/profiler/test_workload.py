@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import trace
-from pytest_torchmem.profile.profile import Kind
+from pytest_torchmem.profile.timeline import Kind
 
 
 class Net(nn.Module):

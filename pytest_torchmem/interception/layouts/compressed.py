@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.plan import tensors_in, unsupported
+from pytest_torchmem.interception.plan import unsupported
 from pytest_torchmem.operators.operator import Operator
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.internals import has_compressed_kernel, run_compressed_kernel
 
@@ -68,7 +69,7 @@ def has_compressed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     for.
     """
     return kwargs.get("layout") in LAYOUTS or any(
-        tensor.layout in LAYOUTS for tensor in tensors_in((args, kwargs))
+        tensor.layout in LAYOUTS for tensor in argument_tensors((args, kwargs))
     )
 
 

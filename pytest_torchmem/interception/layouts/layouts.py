@@ -18,10 +18,10 @@ from pytest_torchmem.interception.layouts.compressed import (
 from pytest_torchmem.interception.layouts.nested import NestedTensors, has_nested
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.placement import Placement
-from pytest_torchmem.interception.plan import tensors_in
 from pytest_torchmem.interception.values.known import LIMIT_NESTED, KnownValues
 from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.operators.operator import Operator, Treatment
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.internals import storage_address
 
 
@@ -80,7 +80,7 @@ class Layouts:
 
     def _device_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
         """Return where the first tensor among the arguments is, which may be compressed."""
-        for tensor in tensors_in((args, kwargs)):
+        for tensor in argument_tensors((args, kwargs)):
             record = self._ledger.records.get(storage_address(storage_holder(tensor)))
             if record is not None:
                 return record.ledger

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.plan import tensors_in
 from pytest_torchmem.interception.values.known import value_of
 from pytest_torchmem.operators.families import load
 from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.operators.operator import Operator
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.internals import (
@@ -62,7 +62,7 @@ def nested_kernel(*operators: str, device: str | None = None) -> Callable[[_F], 
 
 def has_nested(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a nested tensor is among the arguments of an operator."""
-    return any(tensor.is_nested for tensor in tensors_in((args, kwargs)))
+    return any(tensor.is_nested for tensor in argument_tensors((args, kwargs)))
 
 
 class NestedTensors:
@@ -106,7 +106,7 @@ class NestedTensors:
 
     def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
         """Return where the first tensor among the arguments of an operator is."""
-        for tensor in tensors_in((args, kwargs)):
+        for tensor in argument_tensors((args, kwargs)):
             record = self._ledger.records.get(storage_address(tensor))
             if record is not None:
                 return record.ledger

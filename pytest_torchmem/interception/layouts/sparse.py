@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.plan import tensors_in, unsupported
+from pytest_torchmem.interception.plan import unsupported
 from pytest_torchmem.operators.operator import Operator
+from pytest_torchmem.step.trees import argument_tensors
 
 _METADATA = frozenset(
     {
@@ -37,7 +38,7 @@ _ON_VALUES = frozenset({"aten::mul", "aten::div", "aten::neg", "aten::pow", "ate
 
 def has_sparse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a sparse COO tensor is among the arguments of an operator."""
-    return any(tensor.layout is torch.sparse_coo for tensor in tensors_in((args, kwargs)))
+    return any(tensor.layout is torch.sparse_coo for tensor in argument_tensors((args, kwargs)))
 
 
 def reads_no_data(operator: Operator) -> bool:

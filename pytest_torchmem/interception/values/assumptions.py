@@ -16,38 +16,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from pytest_torchmem.interception.call import Call
+from pytest_torchmem.interception.ledger import StorageRecord
+from pytest_torchmem.interception.values.assumption import Assumption
 from pytest_torchmem.torch_private.internals import storage_address
-
-if TYPE_CHECKING:
-    from pytest_torchmem.interception.call import Call
-    from pytest_torchmem.interception.ledger import Record
-
-
-class Assumption(Enum):
-    """A value that stands for all elements of a storage, and whether it is a guess."""
-
-    TRUE = (True, False)
-    FALSE = (False, False)
-    GUESSED_TRUE = (True, True)
-    GUESSED_FALSE = (False, True)
-    FIRST = (0, "position")
-    """Of the positions that were found, one that exists wherever there is any."""
-
-    @property
-    def answer(self) -> Any:
-        """The value."""
-        return self.value[0]
-
-    @property
-    def guessed(self) -> bool:
-        """Whether the value may well be another one in a real run."""
-        return bool(self.value[1])
-
 
 _CLASSES = {
     "aten::isfinite": True,
@@ -146,7 +122,7 @@ def is_floating(tensor: torch.Tensor) -> bool:
     return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
-def _told(tensor: torch.Tensor, record: Record) -> Assumption | None:
+def _told(tensor: torch.Tensor, record: StorageRecord) -> Assumption | None:
     """Return what is assumed of a storage, or known of all its elements: that it is 0, or 1."""
     if record.known is None:
         return record.assumed if record.assumed is not Assumption.FIRST else None

@@ -17,15 +17,16 @@ from torch import Tensor
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.call import Call
-from pytest_torchmem.interception.ledger import Ledger, Record
-from pytest_torchmem.interception.plan import Output, Plan, replace_tensors, tensors_in
+from pytest_torchmem.interception.ledger import Ledger, StorageRecord
+from pytest_torchmem.interception.plan import Output, Plan
+from pytest_torchmem.interception.values.assumption import Assumption
 from pytest_torchmem.interception.values.assumptions import (
     OPERATORS,
-    Assumption,
     assume,
     assumed_output,
 )
 from pytest_torchmem.interception.values.unknown_integers import UnknownInteger
+from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.internals import storage_address
 
 #: Elements up to which values are kept. Integers and booleans decide control flow and shapes; of
@@ -97,13 +98,13 @@ def memory_for(dtype: torch.dtype, nbytes: int, operator: str = "") -> Tensor | 
     return torch.zeros(nbytes, dtype=torch.uint8)
 
 
-def remember(record: Record, tensor: Tensor) -> None:
+def remember(record: StorageRecord, tensor: Tensor) -> None:
     """Keep the content of the whole storage of the real ``tensor`` as that of ``record``."""
     content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
     record.known = content.clone() if record.memory is None else record.memory.copy_(content)
 
 
-def value_of(record: Record, tensor: Tensor) -> Tensor:
+def value_of(record: StorageRecord, tensor: Tensor) -> Tensor:
     """Return the real values of ``tensor``, a view of the known content of its storage."""
     assert record.known is not None
     return torch.empty(0, dtype=tensor.dtype).set_(
@@ -151,7 +152,7 @@ class KnownValues:
         if operator.mutated or operator.mutated_names:
             self._written(call)
 
-    def item(self, tensor: Tensor, record: Record) -> Any:
+    def item(self, tensor: Tensor, record: StorageRecord) -> Any:
         """Return the number of a tensor of one element; what is not known and not integer is 1."""
         __tracebackhide__ = True
         if record.known is not None:
@@ -171,7 +172,7 @@ class KnownValues:
         self._warn(f"the value of a {tensor.dtype} tensor was asked for; what is not known is 1")
         return UnknownInteger(1.0, self)
 
-    def stand_in(self, tensor: Tensor, record: Record, what: str) -> Tensor:
+    def stand_in(self, tensor: Tensor, record: StorageRecord, what: str) -> Tensor:
         """Return a real tensor for one whose values a program takes out of torch.
 
         What is not known is 1, and a position that was found is 0. Raises ``UnknownValueError`` for
@@ -189,7 +190,7 @@ class KnownValues:
             return one.expand(tensor.shape)
         return one.repeat(tensor.shape) if tensor.dim() else one
 
-    def _truth(self, record: Record) -> bool:
+    def _truth(self, record: StorageRecord) -> bool:
         """Return what an unknown truth value counts as."""
         __tracebackhide__ = True
         assumed = record.assumed or Assumption.GUESSED_TRUE
@@ -262,7 +263,7 @@ class KnownValues:
 
         ``largest``: the elements of the largest known tensor that they were computed from.
         """
-        for tensor, value in zip(tensors_in(results), tensors_in(values), strict=False):
+        for tensor, value in zip(argument_tensors(results), argument_tensors(values), strict=False):
             record = self._ledger.records.get(storage_address(tensor))
             if record is None or record.known is not None or tensor.shape != value.shape:
                 continue
@@ -306,7 +307,7 @@ class KnownValues:
         for argument in operator.written(call.args, call.kwargs):
             if argument is kept and kept is not None:
                 continue
-            for tensor in tensors_in(argument):
+            for tensor in argument_tensors(argument):
                 record = self._ledger.records.get(storage_address(tensor))
                 if record is None:
                     continue
@@ -319,7 +320,7 @@ class KnownValues:
                 ):
                     self._overwrite(call, tensor, record, nbytes)
 
-    def _overwrite(self, call: Call, tensor: Tensor, record: Record, nbytes: int) -> None:
+    def _overwrite(self, call: Call, tensor: Tensor, record: StorageRecord, nbytes: int) -> None:
         """Know the whole storage of ``tensor`` anew, if what is written to it is known."""
         pairs = list(zip(call.tensors, call.records, strict=True))
         if any(other is not tensor and source.known is None for other, source in pairs):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import dense_bytes
 from pytest_torchmem.operators.workspace import Buffer, Workspace, workspace
-from pytest_torchmem.profile.profile import Confidence
+from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu
 
 _KIB = 1024

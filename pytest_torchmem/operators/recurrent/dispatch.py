@@ -19,7 +19,7 @@ from pytest_torchmem.operators.recurrent.native import gru_cell as native_gru_ce
 from pytest_torchmem.operators.recurrent.native import lstm_cell as native_lstm_cell
 from pytest_torchmem.operators.recurrent.native import run_layers, simple_cell
 from pytest_torchmem.operators.workspace import Buffer
-from pytest_torchmem.profile.profile import Confidence, Phase
+from pytest_torchmem.profile.timeline import Confidence, Phase
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.internals import storage_address, tensor_on
 

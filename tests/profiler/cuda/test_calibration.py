@@ -15,7 +15,7 @@ from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.calibration_key import geometry_text, question_of
 from pytest_torchmem.operators.operator import operator_of
-from pytest_torchmem.profile.profile import Confidence, Kind
+from pytest_torchmem.profile.timeline import Confidence, Kind
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
 from pytest_torchmem.torch_private.internals import TORCH_SERIES
 
@@ -66,10 +66,10 @@ def test_a_figure_replaces_what_is_unknown() -> None:
     assert profile.calibrated_workspaces == ("aten::convolution",)
     assert profile.questions == (CONVOLUTION,)
     assert "workspace, measured" in profile.table()
-    told = "taken by kernels for themselves at the peak:"
+    told = "kernel workspace at the peak:"
     assert profile.table().endswith(f"{told} 12.06 KiB measured")
     unknown = trace(convolve, device="cuda", gpu="a100").table()
-    assert unknown.endswith(f"{told} not known of aten::convolution")
+    assert unknown.endswith(f"{told} unknown for aten::convolution")
     assert told not in trace(nn.ReLU(), torch.ones(2, requires_grad=True)).table()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_torchmem import MemoryProfile, trace
-from pytest_torchmem.profile.profile import Kind
+from pytest_torchmem.profile.timeline import Kind
 
 MIB = 1024**2
 

@@ -12,7 +12,7 @@ from pytest_torchmem import MemoryProfile, read_calibration, trace, write_calibr
 from pytest_torchmem.measurement.calibrate import _reserve_of
 from pytest_torchmem.operators.calibration_key import question_of
 from pytest_torchmem.operators.operator import operator_of
-from pytest_torchmem.profile.profile import Allocation, Confidence
+from pytest_torchmem.profile.timeline import Allocation, Confidence
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
 from pytest_torchmem.torch_private.internals import TORCH_SERIES
 

@@ -14,7 +14,7 @@ from pytest_torchmem import trace
 from pytest_torchmem.allocator import replay
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.out_of_memory import OutOfMemoryError, format_size
-from pytest_torchmem.profile.profile import Phase
+from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.targets.gpus import find_gpu, gpu_names
 
 MIB, GIB = 1024**2, 1024**3

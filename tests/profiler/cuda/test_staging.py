@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_torchmem import trace
-from pytest_torchmem.profile.profile import Timeline
+from pytest_torchmem.profile.timeline import Timeline
 
 ROWS, COLUMNS = 64, 128
 N = ROWS * COLUMNS

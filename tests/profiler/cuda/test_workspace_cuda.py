@@ -11,7 +11,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from pytest_torchmem import MemoryProfile, trace
-from pytest_torchmem.profile.profile import Allocation, Kind
+from pytest_torchmem.profile.timeline import Allocation, Kind
 
 MIB = 2**20
 CUBLAS = 4096 * 1024 * 2 + 16 * 1024 * 8

@@ -16,7 +16,7 @@ from pytest_torchmem.operators import simple as nothing
 from pytest_torchmem.operators.reduction.cuda import sum_buffers
 from pytest_torchmem.operators.sorting.cuda import sort_bytes
 from pytest_torchmem.operators.workspace import Workspace, as_workspace, find_workspace
-from pytest_torchmem.profile.profile import Confidence
+from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import find_gpu
 
 A100 = find_gpu("a100")

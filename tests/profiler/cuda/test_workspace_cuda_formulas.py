@@ -27,7 +27,7 @@ from pytest_torchmem.operators.workspace import (
     find_workspace,
     workspace,
 )
-from pytest_torchmem.profile.profile import Confidence
+from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 
 MIB = 2**20

@@ -1,0 +1,68 @@
+"""A profile as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from tabulate import tabulate
+
+from pytest_torchmem.profile.timeline import Allocation, Confidence
+from pytest_torchmem.units import format_size
+
+
+def describe(allocation: Allocation) -> str:
+    """Return what an allocation is in a few words: its label or module, and its geometry."""
+    name = allocation.label or allocation.origin.module
+    geometry = f"{allocation.dtype}{list(allocation.shape)}" if allocation.dtype else ""
+    return " ".join(part for part in (name, geometry) if part)
+
+
+_HOW_SURE = {
+    Confidence.EXACT: "computed",
+    Confidence.CALIBRATED: "measured",
+    Confidence.BOUNDED: "at most",
+    Confidence.UNKNOWN: "at least",
+}
+
+
+def describe_kind(allocation: Allocation) -> str:
+    """Return what an allocation is to the step, and how sure its bytes are if they are not."""
+    kind, confidence = allocation.kind.value, allocation.confidence
+    return kind if confidence is Confidence.EXACT else f"{kind}, {_HOW_SURE[confidence]}"
+
+
+def figures_table(device: str, figures: Mapping[str, int]) -> str:
+    """Return the figures by name, for people and exactly."""
+    rows = [
+        (name.replace("_", " "), format_size(size), f"{size:,}") for name, size in figures.items()
+    ]
+    return tabulate(rows, headers=(device, "", "bytes"), colalign=("left", "right", "right"))
+
+
+def allocation_rows(allocations: Iterable[Allocation]) -> list[tuple[str, str, str, str, str]]:
+    """Return size, kind, description, operator and source line of each allocation."""
+    return [
+        (format_size(a.nbytes), describe_kind(a), describe(a), a.origin.operator, a.origin.line)
+        for a in allocations
+    ]
+
+
+def allocations_table(allocations: Iterable[Allocation]) -> str:
+    """Return what was alive at a peak, a row for each allocation."""
+    return tabulate(
+        allocation_rows(allocations),
+        headers=("alive at the peak", "kind", "what", "operator", "line"),
+        colalign=("right", "left", "left", "left", "left"),
+    )
+
+
+def workspace_lines(by_confidence: Mapping[str, int], unknown: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence on how sure the workspace of kernels is, where there is any."""
+    parts = [
+        f"{format_size(size)} {_HOW_SURE[Confidence(name)]}" for name, size in by_confidence.items()
+    ]
+    told = [", ".join(parts)] if parts else []
+    if unknown:
+        told.append(f"unknown for {', '.join(unknown)}")
+    if told:
+        yield f"kernel workspace at the peak: {'; '.join(told)}"

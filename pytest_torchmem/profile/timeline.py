@@ -1,0 +1,143 @@
+"""What happened on one device, in order: every allocation, what made it, and the phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Phase(str, Enum):
+    """Where a program is in its training step; found from what runs, never declared."""
+
+    BASELINE = "baseline"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    BETWEEN = "between"
+    OPTIMIZER = "optimizer"
+
+
+class Kind(str, Enum):
+    """What an allocation is to the training step."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    INPUT = "input"
+    ACTIVATION = "activation"
+    GRADIENT = "gradient"
+    OPTIMIZER_STATE = "optimizer state"
+    WORKSPACE = "workspace"
+    OTHER = "other"
+
+
+class Confidence(str, Enum):
+    """How sure the bytes of an allocation are; from the most certain to the least."""
+
+    EXACT = "exact"
+    """Computed as the source of the kernel computes them."""
+    CALIBRATED = "calibrated"
+    """Measured on the GPU that is named, for this operator and geometry."""
+    BOUNDED = "bounded"
+    """At most these."""
+    UNKNOWN = "unknown"
+    """At least these: the kernel takes more, and how much is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What made an allocation: module path, operator and source line, each "" where unknown."""
+
+    phase: Phase
+    module: str = ""
+    operator: str = ""
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One storage, or one kernel's workspace, of ``nbytes`` bytes."""
+
+    nbytes: int
+    kind: Kind
+    origin: Origin
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    label: str = ""
+    """The name of a parameter, buffer or input, such as ``"encoder.0.weight"``, or of a library
+    whose workspace stays."""
+    confidence: Confidence = Confidence.EXACT
+    """How sure the bytes are; only what a library decides on can be less than exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Every allocation of one device in order.
+
+    ``events`` holds ``index + 1`` where ``allocations[index]`` was made and ``-(index + 1)`` where
+    it was freed. ``phases`` holds ``(position in events, phase)`` for every change of phase, in
+    order; the first begins at 0.
+    """
+
+    allocations: tuple[Allocation, ...] = ()
+    events: tuple[int, ...] = ()
+    phases: tuple[tuple[int, Phase], ...] = ()
+
+    def peaks(self) -> dict[Phase, tuple[int, int]]:
+        """Return for each phase that ran its peak in bytes and the events' count when reached.
+
+        What is live when a phase begins counts for that phase.
+        """
+        peaks: dict[Phase, tuple[int, int]] = {}
+        live = 0
+        for start, stop, phase in self.spans():
+            best = peaks.get(phase, (-1, 0))
+            if live > best[0]:
+                best = (live, start)
+            for position in range(start, stop):
+                event = self.events[position]
+                if event > 0:
+                    live += self.allocations[event - 1].nbytes
+                    if live > best[0]:
+                        best = (live, position + 1)
+                else:
+                    live -= self.allocations[-event - 1].nbytes
+            peaks[phase] = best
+        return peaks
+
+    def live_at(self, position: int) -> list[Allocation]:
+        """Return what was alive after the first ``position`` events, largest first."""
+        live: dict[int, Allocation] = {}
+        for event in self.events[:position]:
+            if event > 0:
+                live[event] = self.allocations[event - 1]
+            else:
+                live.pop(-event, None)
+        return sorted(live.values(), key=lambda allocation: -allocation.nbytes)
+
+    def live_bytes(self) -> list[int]:
+        """Return the bytes live after each event."""
+        live, result = 0, []
+        for event in self.events:
+            nbytes = self.allocations[abs(event) - 1].nbytes
+            live += nbytes if event > 0 else -nbytes
+            result.append(live)
+        return result
+
+    def spans(self) -> Iterator[tuple[int, int, Phase]]:
+        """Yield where among the events each time in a phase starts and stops."""
+        if not self.phases:
+            return
+        starts = [start for start, _ in self.phases[1:]] + [len(self.events)]
+        for (start, phase), stop in zip(self.phases, starts, strict=True):
+            yield start, stop, phase
+
+
+def totals_by(
+    allocations: Iterable[Allocation], key: Callable[[Allocation], str]
+) -> dict[str, int]:
+    """Return the bytes of allocations by what ``key`` says of them, largest first."""
+    totals: dict[str, int] = {}
+    for allocation in allocations:
+        name = key(allocation)
+        totals[name] = totals.get(name, 0) + allocation.nbytes
+    return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,78 @@
+"""The tensors among nested values: those of a program, and the arguments of operators.
+
+The two nest in different ways. A program passes and returns mappings, sequences and dataclasses of
+any class (``transformers.BatchEncoding``, ``ModelOutput``), and all of them are walked. To an
+operator the dispatcher passes plain lists, tuples and dicts and nothing else
+(torch/csrc/jit/python/pybind_utils.h, ``toPyObject``), for every operator of a trace: there exact
+types are compared, which is faster, and anything else is a value (``torch.Size``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+_Leaf = TypeVar("_Leaf")
+
+
+def tensors_in(value: Any, *, of_modules: bool = False) -> Iterator[Tensor]:
+    """Yield the tensors of nested mappings, sequences and dataclasses, in their order.
+
+    ``of_modules``: those that modules have as attributes as well.
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item, of_modules=of_modules)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item, of_modules=of_modules)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for entry in fields(value):
+            yield from tensors_in(getattr(value, entry.name, None), of_modules=of_modules)
+    elif of_modules and isinstance(value, nn.Module):
+        for module in value.modules():
+            yield from tensors_in(vars(module))
+
+
+def argument_tensors(value: Any) -> list[Tensor]:
+    """Return the tensors of an operator's arguments, or of its result, in order."""
+    return argument_leaves(value, Tensor)
+
+
+def argument_leaves(value: Any, kind: type[_Leaf] | tuple[type[_Leaf], ...]) -> list[_Leaf]:
+    """Return what is of ``kind`` in nested plain lists, tuples and dicts, in order."""
+    found: list[_Leaf] = []
+    _collect(value, kind, found)
+    return found
+
+
+def _collect(value: Any, kind: Any, found: list[Any]) -> None:
+    if isinstance(value, kind):
+        found.append(value)
+    elif type(value) in (list, tuple):
+        for item in value:
+            _collect(item, kind, found)
+    elif type(value) is dict:
+        for item in value.values():
+            _collect(item, kind, found)
+
+
+def replace_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Return an operator's arguments or result with ``function`` of every tensor in its place."""
+    return replace_leaves(value, Tensor, function)
+
+
+def replace_leaves(value: Any, kind: Any, function: Callable[[Any], Any]) -> Any:
+    """Return nested plain lists, tuples and dicts with what is of ``kind`` replaced."""
+    if isinstance(value, kind):
+        return function(value)
+    if type(value) in (list, tuple):
+        return type(value)([replace_leaves(item, kind, function) for item in value])
+    if type(value) is dict:
+        return {key: replace_leaves(item, kind, function) for key, item in value.items()}
+    return value
