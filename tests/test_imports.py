@@ -25,11 +25,9 @@ UPWARDS = frozenset(
         ("checks/judge.py", "reports/text.py"),
         ("checks/settings.py", "plugin/options.py"),
         ("operators/custom_operators.py", "interception/plan.py"),
-        ("operators/decompositions.py", "interception/tensor_methods.py"),
         ("operators/nested/dispatch.py", "interception/layouts/nested.py"),
         ("operators/nested/kernels.py", "interception/layouts/nested.py"),
         ("operators/recurrent/dispatch.py", "fake_cuda/autocast.py"),
-        ("operators/recurrent/dispatch.py", "interception/tensor_methods.py"),
     }
 )
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators import autocast as lists
 from pytest_torchmem.operators.recurrent.dispatch import autocast_rnn
 from pytest_torchmem.torch_private.dispatcher import autocast_kernels
@@ -42,7 +42,7 @@ _BANNED = (
 class Casts:
     """Casts arguments to what autocast runs an operator in, and keeps the casts of parameters."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: TraceContext) -> None:
         self.guard = guard
         self._cache: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
 
@@ -112,7 +112,7 @@ def _to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @contextmanager
-def cuda_autocast(guard: Guard) -> Iterator[None]:
+def cuda_autocast(guard: TraceContext) -> Iterator[None]:
     """Let ``torch.autocast("cuda")`` cast fake cuda tensors on the trace's thread."""
     casts = Casts(guard)
     kernels = ExitStack()

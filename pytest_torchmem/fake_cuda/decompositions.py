@@ -21,8 +21,7 @@ from torch._ops import OpOverload
 
 from pytest_torchmem.fake_cuda.api.attention import attention_answers
 from pytest_torchmem.fake_cuda.autocast import cuda_autocast
-from pytest_torchmem.interception.interceptor import Interceptor
-from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.attention.dispatch import BACKENDS, may_use
 from pytest_torchmem.operators.cuda_meta import CUDA_META
 from pytest_torchmem.operators.decompositions import LEAVES, Composite, registered_kernels
@@ -37,9 +36,8 @@ from pytest_torchmem.torch_private.internals import (
 
 
 @contextmanager
-def cuda_dispatch(machine: Machine, interceptor: Interceptor) -> Iterator[None]:
+def cuda_dispatch(machine: Machine, guard: TraceContext) -> Iterator[None]:
     """Let composite operators on fake cuda tensors of this thread take the GPU's path."""
-    guard = Guard(interceptor)
     assert machine.gpu is not None
     kernels = {
         name: _bind(function, operator, machine, guard) for name, operator, function in _kernels()
@@ -70,7 +68,7 @@ def _kernels() -> tuple[tuple[str, OpOverload, Callable[..., Any]], ...]:
 
 
 def _bind(
-    function: Callable[..., Any], operator: Any, machine: Machine, guard: Guard
+    function: Callable[..., Any], operator: Any, machine: Machine, guard: TraceContext
 ) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         first = next(iter(argument_tensors((args, kwargs))), None)

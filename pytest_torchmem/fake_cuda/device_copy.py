@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.interceptor import Interceptor
+from pytest_torchmem.interception.context import TraceContext
 
 _Base: Any = torch._C.TensorBase
 
@@ -32,7 +32,7 @@ def parse_to(*args: Any, **kwargs: Any) -> Any:
     return _parse_to(*args, **kwargs)
 
 
-def mover(interceptor: Interceptor) -> Callable[..., Tensor]:
+def mover(trace: TraceContext) -> Callable[..., Tensor]:
     """Return the differentiable copy from one device to another."""
 
     def copy(
@@ -44,7 +44,7 @@ def mover(interceptor: Interceptor) -> Callable[..., Tensor]:
     ) -> Tensor:
         if device.type == "meta":
             return cast(Tensor, _Base.to(tensor, device, dtype or tensor.dtype))
-        with interceptor.placing_on(device):
+        with trace.placing_on(device):
             return torch.ops.aten._to_copy.default(  # type: ignore[no-any-return]
                 tensor,
                 dtype=dtype or tensor.dtype,

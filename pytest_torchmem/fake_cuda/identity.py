@@ -20,8 +20,7 @@ from pytest_torchmem.fake_cuda.api.triton import triton_refused
 from pytest_torchmem.fake_cuda.device_copy import as_device, parse_to
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.fake_cuda.methods import pin, tensor_methods
-from pytest_torchmem.interception.interceptor import Interceptor
-from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.internals import (
     default_device,
     device_constructors,
@@ -46,27 +45,26 @@ _BESIDE_TENSORS = (
 
 
 @contextmanager
-def cuda_identity(interceptor: Interceptor, memory: DeviceMemory) -> Iterator[None]:
+def cuda_identity(trace: TraceContext, memory: DeviceMemory) -> Iterator[None]:
     """Let every common way of placing and asking for a device work for fake cuda."""
-    guard = Guard(interceptor)
     constructors = _constructors(device_constructors())
     functions = {getattr(torch, name) for name in _BESIDE_TENSORS}
     beside = _constructors(functions)
-    grouping = functools.partial(_group_tensors, guard, torch._C._group_tensors_by_device_and_dtype)
+    grouping = functools.partial(_group_tensors, trace, torch._C._group_tensors_by_device_and_dtype)
     with ExitStack() as stack:
-        stack.enter_context(cuda_answers(interceptor, guard, memory))
-        stack.enter_context(cuda_outside_tensors(guard))
-        stack.enter_context(legacy_types(guard))
-        stack.enter_context(loaders_pin_here(guard))
-        stack.enter_context(triton_refused(guard))
+        stack.enter_context(cuda_answers(trace, memory))
+        stack.enter_context(cuda_outside_tensors(trace))
+        stack.enter_context(legacy_types(trace))
+        stack.enter_context(loaders_pin_here(trace))
+        stack.enter_context(triton_refused(trace))
         stack.enter_context(
             replaced_all(
                 [
-                    (Tensor, tensor_methods(interceptor, guard, memory)),
+                    (Tensor, tensor_methods(trace, memory)),
                     (torch, _under_their_names(constructors)),
                     (torch, _under_their_names(beside)),
-                    (torch, {"_use_cudnn_rnn_flatten_weight": _flattens(guard)}),
-                    (device_context(), _context(guard, constructors)),
+                    (torch, {"_use_cudnn_rnn_flatten_weight": _flattens(trace)}),
+                    (device_context(), _context(trace, constructors)),
                     (torch._C, {"_group_tensors_by_device_and_dtype": grouping}),
                     (torch._C._nn, {"_parse_to": parse_to}),
                 ]
@@ -103,15 +101,15 @@ def _constructor(original: Callable[..., Any]) -> Callable[..., Any]:
     only_if_asked = original.__name__ in _BESIDE_TENSORS
 
     def constructor(*args: Any, **kwargs: Any) -> Any:
-        if session.off() or session.interceptor.target is not None:
+        if session.off() or session.running.is_placing:
             return original(*args, **kwargs)
         device = kwargs.get("device")
         if device is None:
             if only_if_asked or (keeps_device and args and isinstance(args[0], Tensor)):
                 return original(*args, **kwargs)
             device = default_device()
-        interceptor = session.interceptor
-        target = interceptor.machine.normalise(as_device(device))
+        trace = session.running
+        target = trace.device(as_device(device))
         if target.type == "meta":
             return original(*args, **kwargs)
         kwargs["device"] = _CPU
@@ -120,10 +118,10 @@ def _constructor(original: Callable[..., Any]) -> Callable[..., Any]:
                 return args[0].to(target, kwargs.get("dtype") or args[0].dtype)
             if args[0].device.type != "meta":
                 kwargs.pop("device")
-        with interceptor.placing_on(target):
+        with trace.placing_on(target):
             made = original(*args, **kwargs)
-        if kwargs.get("pin_memory") and session.guard is not None:
-            pin(session.guard, made)
+        if kwargs.get("pin_memory"):
+            pin(trace, made)
         return made
 
     constructor.__name__ = original.__name__
@@ -132,7 +130,7 @@ def _constructor(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _context(
-    guard: Guard, constructors: dict[Callable[..., Any], Callable[..., Any]]
+    trace: TraceContext, constructors: dict[Callable[..., Any], Callable[..., Any]]
 ) -> dict[str, Any]:
     """Return ``DeviceContext``'s method: ``with torch.device("cuda")``, ``set_default_device``."""
 
@@ -145,26 +143,26 @@ def _context(
             return function(*args, **kwargs)
         if kwargs.get("device") is None:
             kwargs["device"] = context.device
-        return (function if guard.off() else constructor)(*args, **kwargs)
+        return (function if trace.off() else constructor)(*args, **kwargs)
 
     return {"__torch_function__": torch_function}
 
 
-def _flattens(guard: Guard) -> Callable[[], bool]:
+def _flattens(trace: TraceContext) -> Callable[[], bool]:
     """Return ``torch._use_cudnn_rnn_flatten_weight``: CUDA builds come with cuDNN."""
     original: Callable[[], bool] = torch._use_cudnn_rnn_flatten_weight
-    return lambda: original() if guard.off() else True
+    return lambda: original() if trace.off() else True
 
 
 def _group_tensors(
-    guard: Guard, original: Callable[..., Any], lists: Any, with_indices: bool = False
+    trace: TraceContext, original: Callable[..., Any], lists: Any, with_indices: bool = False
 ) -> Any:
     """Group lists of tensors by the device and dtype of the first list's.
 
     As torch/csrc/utils/../ATen/native/ForeachUtils.h ``_group_tensors_by_first_tensors_device_and
     _dtype`` does by the devices C++ sees.
     """
-    if guard.off():
+    if trace.off():
         return original(lists, with_indices)
     groups: dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int]]] = {}
     for position, tensor in enumerate(lists[0]):

@@ -12,8 +12,7 @@ from pytest_torchmem.fake_cuda.api.legacy_types import find_legacy_type
 from pytest_torchmem.fake_cuda.api.wrappers import Wrappers
 from pytest_torchmem.fake_cuda.device_copy import as_device, mover, parse_to
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
-from pytest_torchmem.interception.interceptor import Interceptor
-from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.interception.context import TraceContext
 
 _CPU = torch.device("cpu")
 _Base: Any = torch._C.TensorBase
@@ -29,31 +28,31 @@ _MAKING = (
 DeviceOf = Callable[[Tensor], torch.device]
 
 
-def tensor_methods(interceptor: Interceptor, guard: Guard, memory: DeviceMemory) -> dict[str, Any]:
+def tensor_methods(trace: TraceContext, memory: DeviceMemory) -> dict[str, Any]:
     """Return what stands for attributes of ``torch.Tensor`` in a trace on fake cuda, by name."""
-    wrappers = Wrappers(guard)
-    device_of = _device_of(guard, wrappers)
+    wrappers = Wrappers(trace)
+    device_of = _device_of(trace, wrappers)
     return {
         **_questions(device_of),
-        **_moves(interceptor, guard, device_of),
-        **_pinned_memory(guard, device_of),
-        **{name: _making(name, interceptor, guard, device_of) for name in _MAKING},
+        **_moves(trace, device_of),
+        **_pinned_memory(trace, device_of),
+        **{name: _making(name, trace, device_of) for name in _MAKING},
         **{name: _on_host_only(name, device_of) for name in ("numpy", "__array__")},
         "_make_wrapper_subclass": wrappers.making(),
-        "record_stream": _record_stream(guard, memory),
+        "record_stream": _record_stream(trace, memory),
     }
 
 
-def pin(guard: Guard, tensor: Tensor) -> None:
+def pin(trace: TraceContext, tensor: Tensor) -> None:
     """Take note that a tensor of the host is in pinned memory."""
-    record = guard.record(tensor)
+    record = trace.record(tensor)
     if record is not None:
         record.ledger.pinned.add(record.index)
 
 
-def _device_of(guard: Guard, wrappers: Wrappers) -> DeviceOf:
+def _device_of(trace: TraceContext, wrappers: Wrappers) -> DeviceOf:
     def device_of(tensor: Tensor) -> torch.device:
-        record = guard.record(tensor)
+        record = trace.record(tensor)
         if record is None:
             wrapped = wrappers.device_of(tensor)
             return wrapped or cast(torch.device, _Base.device.__get__(tensor))
@@ -77,9 +76,9 @@ def _questions(device_of: DeviceOf) -> dict[str, Any]:
     }
 
 
-def _moves(interceptor: Interceptor, guard: Guard, device_of: DeviceOf) -> dict[str, Any]:
+def _moves(trace: TraceContext, device_of: DeviceOf) -> dict[str, Any]:
     """Copies to another device, and those that a conversion of types asks for."""
-    to = _to(interceptor, guard, device_of)
+    to = _to(trace, device_of)
 
     def cuda(
         tensor: Tensor,
@@ -87,7 +86,7 @@ def _moves(interceptor: Interceptor, guard: Guard, device_of: DeviceOf) -> dict[
         non_blocking: bool = False,
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> Tensor:
-        if guard.off():
+        if trace.off():
             return cast(Tensor, _Base.cuda(tensor, device))
         target = torch.device("cuda", device) if isinstance(device, int) else device
         return to(
@@ -98,12 +97,12 @@ def _moves(interceptor: Interceptor, guard: Guard, device_of: DeviceOf) -> dict[
         )
 
     def cpu(tensor: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
-        if guard.off():
+        if trace.off():
             return cast(Tensor, _Base.cpu(tensor))
         return to(tensor, _CPU, memory_format=memory_format)
 
     def type_of(tensor: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
-        if guard.off():
+        if trace.off():
             return _Base.type(tensor) if dtype is None else _Base.type(tensor, dtype)
         if dtype is None:
             name = cast(str, _Base.type(tensor))
@@ -116,7 +115,7 @@ def _moves(interceptor: Interceptor, guard: Guard, device_of: DeviceOf) -> dict[
         return _Base.type(tensor, dtype)
 
     def type_as(tensor: Tensor, other: Tensor) -> Tensor:
-        return cast(Tensor, _Base.type_as(tensor, other)) if guard.off() else to(tensor, other)
+        return cast(Tensor, _Base.type_as(tensor, other)) if trace.off() else to(tensor, other)
 
     def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
         """Copy; a source on another device that gets a gradient is moved, so that it does too."""
@@ -124,7 +123,7 @@ def _moves(interceptor: Interceptor, guard: Guard, device_of: DeviceOf) -> dict[
             isinstance(source, Tensor)
             and source.requires_grad
             and torch.is_grad_enabled()
-            and not guard.off()
+            and not trace.off()
             and device_of(source) != device_of(tensor)
         ):
             source = to(source, device_of(tensor))
@@ -140,11 +139,11 @@ def _moves(interceptor: Interceptor, guard: Guard, device_of: DeviceOf) -> dict[
     }
 
 
-def _to(interceptor: Interceptor, guard: Guard, device_of: DeviceOf) -> Callable[..., Tensor]:
-    machine, move = interceptor.machine, mover(interceptor)
+def _to(trace: TraceContext, device_of: DeviceOf) -> Callable[..., Tensor]:
+    move = mover(trace)
 
     def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if guard.off():
+        if trace.off():
             return cast(Tensor, _Base.to(tensor, *args, **kwargs))
         other = kwargs.get("other", args[0] if args else None)
         if isinstance(other, Tensor):
@@ -162,22 +161,22 @@ def _to(interceptor: Interceptor, guard: Guard, device_of: DeviceOf) -> Callable
         layout = given.get("memory_format")
         copies = bool(given.get("copy", False))
         non_blocking = bool(given.get("non_blocking", False))
-        if device is None or machine.normalise(device) == device_of(tensor):
+        if device is None or trace.device(device) == device_of(tensor):
             options = {} if layout is None else {"memory_format": layout}
             return cast(Tensor, _Base.to(tensor, dtype or tensor.dtype, copy=copies, **options))
-        moved = move(tensor, machine.normalise(device), dtype, layout, non_blocking)
+        moved = move(tensor, trace.device(device), dtype, layout, non_blocking)
         if non_blocking and device.type == "cpu":  # TensorConversions.cpp, _to_copy, ``pin_out``
-            pin(guard, moved)
+            pin(trace, moved)
         return moved
 
     return to
 
 
-def _pinned_memory(guard: Guard, device_of: DeviceOf) -> dict[str, Any]:
+def _pinned_memory(trace: TraceContext, device_of: DeviceOf) -> dict[str, Any]:
     """Pinned memory, which is the host's."""
 
     def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
-        if guard.off():
+        if trace.off():
             return cast(Tensor, _Base.pin_memory(tensor))
         if device_of(tensor).type == "cuda":
             raise RuntimeError(
@@ -187,22 +186,22 @@ def _pinned_memory(guard: Guard, device_of: DeviceOf) -> dict[str, Any]:
         if is_pinned(tensor):
             return tensor
         made = tensor.clone(memory_format=torch.contiguous_format)
-        pin(guard, made)
+        pin(trace, made)
         return made
 
     def is_pinned(tensor: Tensor, device: Any = None) -> bool:
-        if guard.off():
+        if trace.off():
             return cast(bool, _Base.is_pinned(tensor))
-        record = guard.record(tensor)
+        record = trace.record(tensor)
         return record is not None and record.index in record.ledger.pinned
 
     return {"pin_memory": pin_memory, "is_pinned": is_pinned}
 
 
-def _record_stream(guard: Guard, memory: DeviceMemory) -> Callable[..., None]:
+def _record_stream(trace: TraceContext, memory: DeviceMemory) -> Callable[..., None]:
     def record_stream(tensor: Tensor, stream: Any) -> None:
-        record = guard.record(tensor)
-        if guard.off():
+        record = trace.record(tensor)
+        if trace.off():
             _Base.record_stream(tensor, stream)
         elif record is not None and record.ledger.device.type == "cuda":
             memory.record_stream(record.index, stream.stream_id)
@@ -225,20 +224,18 @@ def _on_host_only(name: str, device_of: DeviceOf) -> Callable[..., Any]:
     return method
 
 
-def _making(
-    name: str, interceptor: Interceptor, guard: Guard, device_of: DeviceOf
-) -> Callable[..., Any]:
+def _making(name: str, trace: TraceContext, device_of: DeviceOf) -> Callable[..., Any]:
     """A tensor like this one, on its device or another."""
     original = getattr(_Base, name)
 
     def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        placed = interceptor.target is not None  # a function mode hands the call back to here
-        if placed or guard.off() or (device is None and name not in ("new", "new_tensor")):
+        placed = trace.is_placing  # a function mode hands the call back to here
+        if placed or trace.off() or (device is None and name not in ("new", "new_tensor")):
             return original(tensor, *args, **kwargs)
         kwargs["device"] = _CPU
         target = device_of(tensor) if device is None else as_device(device)
-        with interceptor.placing_on(interceptor.machine.normalise(target)):
+        with trace.placing_on(trace.device(target)):
             return original(tensor, *args, **kwargs)
 
     return method

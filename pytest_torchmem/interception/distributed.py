@@ -19,9 +19,8 @@ import torch
 from torch import nn
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.interception.interceptor import Interceptor
-from pytest_torchmem.interception.tensor_methods import Guard
-from pytest_torchmem.torch_private.patches import replaced_all
+from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.torch_private.patches import Replacements, replaced_all
 
 _DATA_PARALLEL = (
     "DistributedDataParallel cannot be traced: it reads and copies memory in C++, which a trace "
@@ -69,51 +68,45 @@ def refuse_wrapped(target: nn.Module) -> None:
 
 
 @contextmanager
-def module_wrappers_refused(interceptor: Interceptor) -> Iterator[None]:
+def module_wrappers_refused(trace: TraceContext) -> Iterator[None]:
     """Raise ``UnsupportedOperatorError`` where this thread wraps a module for several processes.
 
     So does the forward of a module that was wrapped before.
     """
-    guard = Guard(interceptor)
-
-    def refusing(owner: Any, name: str, message: str) -> Callable[..., Any]:
-        # Not yet a hook's turn: ``FSDPState._pre_forward`` would note that a forward has begun.
-        # ``FSDPModule`` is mixed into a module's own class, which brings ``__call__``.
-        original = nn.Module.__call__ if name == "__call__" else getattr(owner, name)
-
-        def method(*args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
-            if guard.on_thread():
-                line = interceptor.attribution.user_line() or "the traced program"
-                raise UnsupportedOperatorError(f"{line}: {message}")
-            return original(*args, **kwargs)
-
-        return method
-
-    original_resize: Any = torch.UntypedStorage.resize_
+    original: Any = torch.UntypedStorage.resize_
 
     def resize(storage: torch.UntypedStorage, size: int) -> Any:
         __tracebackhide__ = True
-        record = None if guard.off() else interceptor.ledger.records.get(storage._cdata)
+        record = trace.record_of(storage)
         if record is None or not record.hollow:
-            return original_resize(storage, size)
-        line = interceptor.attribution.user_line() or "the traced program"
-        raise UnsupportedOperatorError(f"{line}: {_RESIZED}")
+            return original(storage, size)
+        raise UnsupportedOperatorError(f"{trace.user_line()}: {_RESIZED}")
 
     parallel = nn.parallel.DistributedDataParallel
-    replacements: list[tuple[Any, dict[str, Any]]] = [
-        (torch.UntypedStorage, {"resize_": resize}),
-        (
-            parallel,
-            {name: refusing(parallel, name, _DATA_PARALLEL) for name in ("__init__", "forward")},
-        ),
-    ]
+    refused = [(parallel, name, _DATA_PARALLEL) for name in ("__init__", "forward")]
     for module, name, method in _SHARDING:
         owner = getattr(sys.modules.get(module), name, None)
         if owner is not None:
-            replacements.append((owner, {method: refusing(owner, method, _SHARDED)}))
+            refused.append((owner, method, _SHARDED))
+    replacements: Replacements = [(torch.UntypedStorage, {"resize_": resize})]
+    for owner, name, message in refused:
+        replacements.append((owner, {name: _refusing(trace, owner, name, message)}))
     with replaced_all(replacements):
         yield
+
+
+def _refusing(trace: TraceContext, owner: Any, name: str, message: str) -> Callable[..., Any]:
+    # Not yet a hook's turn: ``FSDPState._pre_forward`` would note that a forward has begun.
+    # ``FSDPModule`` is mixed into a module's own class, which brings ``__call__``.
+    original = nn.Module.__call__ if name == "__call__" else getattr(owner, name)
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if trace.on_thread():
+            raise UnsupportedOperatorError(f"{trace.user_line()}: {message}")
+        return original(*args, **kwargs)
+
+    return method
 
 
 @contextmanager

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
 
-from pytest_torchmem.interception.tensor_methods import Guard
+from torch import Tensor
+from torch._ops import OpOverload
+
+from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.torch_private.internals import (
     below_autograd,
     is_composite_implicit,
@@ -17,15 +21,28 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _KERNELS: dict[str, Callable[..., Any]] = {}
 
 
+class Trace(Protocol):
+    """What a decomposition asks of the trace that it runs in, and does in it."""
+
+    def made_before_step(self, tensor: Tensor) -> bool:
+        """Return whether a tensor's storage was there before the step."""
+
+    def working(self) -> AbstractContextManager[None]:
+        """Let the caller use tensors without anything being intercepted."""
+
+    def keep(self, buffer: Buffer, overload: OpOverload) -> None:
+        """Book a library's workspace that stays and that ``overload`` makes on its first use."""
+
+
 class Composite:
     """The call that a kernel stands in for: calling it runs the operator as the CPU would."""
 
-    __slots__ = ("_args", "_kwargs", "_operator", "guard")
+    __slots__ = ("_args", "_kwargs", "_operator", "trace")
 
     def __init__(
-        self, guard: Guard, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, trace: Trace, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self.guard = guard
+        self.trace = trace
         self._operator = operator
         self._args = args
         self._kwargs = kwargs

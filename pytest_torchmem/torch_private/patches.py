@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import MethodType
+from typing import Any, TypeAlias
 
 _ABSENT = object()
+
+Replacements: TypeAlias = list[tuple[Any, Mapping[str, Any]]]
+"""Classes or modules, and their attributes by name.
+
+A bound method among the attributes of a class becomes a method of that class: what the class is
+called with follows the object that the method is bound to.
+"""
 
 
 @contextmanager
@@ -25,6 +33,8 @@ def replaced_all(replacements: Sequence[tuple[Any, Mapping[str, Any]]]) -> Itera
             own = vars(owner)
             for name, replacement in attributes.items():
                 before.append((owner, name, own.get(name, _ABSENT)))
+                if isinstance(replacement, MethodType) and isinstance(owner, type):
+                    replacement = _unbound(replacement)
                 setattr(owner, name, replacement)
         yield
     finally:
@@ -33,6 +43,14 @@ def replaced_all(replacements: Sequence[tuple[Any, Mapping[str, Any]]]) -> Itera
                 setattr(owner, name, original)
             elif name in vars(owner):
                 delattr(owner, name)
+
+
+def _unbound(method: MethodType) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        return method(*args, **kwargs)
+
+    return function
 
 
 def is_another(known: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:

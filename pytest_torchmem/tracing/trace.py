@@ -20,6 +20,7 @@ from pytest_torchmem.allocator import AllocatorOptions, parse_options
 from pytest_torchmem.errors import UnsupportedTorchError, UsageError
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.conversion import give_survivors_data
 from pytest_torchmem.interception.distributed import (
     module_wrappers_refused,
@@ -30,7 +31,7 @@ from pytest_torchmem.interception.fingerprint import Program, of_step
 from pytest_torchmem.interception.gradient_accumulation import References
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.tensor_methods import hollow_answers
+from pytest_torchmem.interception.python_api.functions import python_functions
 from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.profile.profile import MemoryProfile, summarise
 from pytest_torchmem.profile.timeline import Phase
@@ -254,14 +255,15 @@ def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[N
         return threading.get_ident() == thread
 
     with ExitStack() as stack:
-        stack.enter_context(hollow_answers(interceptor))
-        stack.enter_context(module_wrappers_refused(interceptor))
+        context = TraceContext(interceptor)
+        stack.enter_context(python_functions(context))
+        stack.enter_context(module_wrappers_refused(context))
         if memory is not None:
             from pytest_torchmem.fake_cuda.decompositions import cuda_dispatch
             from pytest_torchmem.fake_cuda.identity import cuda_identity
 
-            stack.enter_context(cuda_dispatch(machine, interceptor))
-            stack.enter_context(cuda_identity(interceptor, memory))
+            stack.enter_context(cuda_dispatch(machine, context))
+            stack.enter_context(cuda_identity(context, memory))
         stack.enter_context(interceptor.attribution.following_modules())
         for hook in (
             register_optimizer_step_pre_hook(

@@ -12,7 +12,7 @@ import pytest_torchmem
 PACKAGE = Path(pytest_torchmem.__file__).parent
 PLACES = (
     "torch_private/",
-    "interception/tensor_methods.py",
+    "interception/python_api/",
     "fake_cuda/",
     "measurement/events.py",
     "measurement/device.py",

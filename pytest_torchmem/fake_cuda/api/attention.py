@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import replaced
 
 
 @contextmanager
 def attention_answers(
-    guard: Guard, backends: Mapping[str, int], may_use: Callable[[int, Any], bool]
+    trace: TraceContext, backends: Mapping[str, int], may_use: Callable[[int, Any], bool]
 ) -> Iterator[None]:
     """Answer by ``may_use`` and the number of an implementation; ``backends`` has those by the
     names that torch gives them (``"flash"``, ``"mem_efficient"``, ``"cudnn"``).
@@ -24,7 +24,7 @@ def attention_answers(
         original: Callable[..., bool] = getattr(torch._C, name)
 
         def can_use(params: Any, debug: bool = False) -> bool:
-            return original(params, debug) if guard.off() else may_use(backend, params)
+            return original(params, debug) if trace.off() else may_use(backend, params)
 
         return can_use
 

@@ -39,8 +39,7 @@ from pytest_torchmem.fake_cuda.api.streams import (
     streams_of,
 )
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
-from pytest_torchmem.interception.interceptor import Interceptor
-from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.matmul.cuda import cublas_workspace, cublaslt_workspace
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.patches import replaced
@@ -58,12 +57,9 @@ _RNN_MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
 
 
 @contextmanager
-def cuda_answers(
-    interceptor: Interceptor, guard: Guard, device_memory: DeviceMemory
-) -> Iterator[None]:
+def cuda_answers(trace: TraceContext, device_memory: DeviceMemory) -> Iterator[None]:
     """Answer for the GPU on the trace's thread; nothing reaches a real CUDA context."""
-    gpu = interceptor.machine.gpu
-    assert gpu is not None
+    gpu = trace.gpu
     memory = memory_answers(device_memory)
     streams = stream_answers()
     generator = default_generator()
@@ -105,18 +101,18 @@ def cuda_answers(
         *[(module, "MemPool", MemPool) for module in (torch.cuda, torch.cuda.memory)],
     ]
     with (
-        streams_of(interceptor.streams),
-        standing_in(guard, functions, classes),
+        streams_of(trace.streams),
+        standing_in(trace, functions, classes),
         generators(generator),
-        profilers_of_nothing(guard),
-        scattering(guard),
+        profilers_of_nothing(trace),
+        scattering(trace),
         replaced(torch.version, cuda=torch.version.cuda or _CUDA_VERSION),
-        replaced(torch.cuda, _lazy_init=_lazy_init(guard)),
+        replaced(torch.cuda, _lazy_init=_lazy_init(trace)),
     ):
         yield
 
 
-def _lazy_init(guard: Guard) -> Callable[[], None]:
+def _lazy_init(trace: TraceContext) -> Callable[[], None]:
     """Return what C++ calls before it makes its first tensor on cuda, and then remembers.
 
     Every known way of making one is rewritten before it gets there. Where another does, a build
@@ -125,11 +121,11 @@ def _lazy_init(guard: Guard) -> Callable[[], None]:
     original: Any = torch.cuda._lazy_init
 
     def lazy_init() -> None:
-        if guard.off():
+        if trace.off():
             original()
         elif _HAS_CUDA:
             raise UsageError(
-                f"{guard.interceptor.attribution.user_line() or 'the traced program'}: a trace on "
+                f"{trace.user_line()}: a trace on "
                 'fake cuda does not know this way of making a tensor on "cuda"; make it with '
                 'torch.empty(..., device="cuda") or move it there with .cuda()'
             )

@@ -14,19 +14,19 @@ from weakref import WeakSet
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import replaced
 
 
 @contextmanager
-def loaders_pin_here(guard: Guard) -> Iterator[None]:
+def loaders_pin_here(trace: TraceContext) -> Iterator[None]:
     """Let loaders that are iterated in the trace have no thread of their own to pin on."""
     kind: Any = _MultiProcessingDataLoaderIter
     original_init, original_next = kind.__init__, kind._next_data
     pinning: WeakSet[Any] = WeakSet()
 
     def init(iterator: Any, loader: Any) -> None:
-        if guard.off() or not loader.pin_memory:
+        if trace.off() or not loader.pin_memory:
             original_init(iterator, loader)
             return
         loader.pin_memory = False
@@ -38,7 +38,7 @@ def loaders_pin_here(guard: Guard) -> Iterator[None]:
 
     def next_data(iterator: Any) -> Any:
         data = original_next(iterator)
-        return pin_memory(data) if iterator in pinning and not guard.off() else data
+        return pin_memory(data) if iterator in pinning and not trace.off() else data
 
     with replaced(kind, __init__=init, _next_data=next_data):
         yield

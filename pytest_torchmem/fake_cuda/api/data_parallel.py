@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import comm, scatter_gather
 
-from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import replaced
 
 _CPU = torch.device("cpu")
@@ -21,14 +21,14 @@ _GPU = torch.device("cuda", 0)
 
 
 @contextmanager
-def scattering(guard: Guard) -> Iterator[None]:
+def scattering(trace: TraceContext) -> Iterator[None]:
     """Let ``Scatter`` ask for no device by its number alone, which C++ takes for a real one."""
     original: Any = vars(scatter_gather)["Scatter"]
 
     class Scatter:
         @staticmethod
         def apply(target_gpus: Any, chunk_sizes: Any, dim: int, input: Tensor) -> Any:
-            if guard.off():
+            if trace.off():
                 return original.apply(target_gpus, chunk_sizes, dim, input)
             return comm.scatter(input, target_gpus, chunk_sizes, dim)
 

@@ -13,8 +13,7 @@ from inspect import signature
 from types import ModuleType
 from typing import Any
 
-from pytest_torchmem.interception.interceptor import Interceptor
-from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import check_ordinal
 from pytest_torchmem.torch_private.patches import replaced_all
 
@@ -23,19 +22,19 @@ class Session:
     """The answers of the trace that is running; a process runs one at a time."""
 
     def __init__(self) -> None:
-        self.guard: Guard | None = None
+        self.trace: TraceContext | None = None
         self.answers: Mapping[str, Mapping[str, Callable[..., Any]]] = {}
         """By module and name."""
 
     def off(self) -> bool:
         """Return whether torch's own function or class is meant."""
-        return self.guard is None or self.guard.off()
+        return self.trace is None or self.trace.off()
 
     @property
-    def interceptor(self) -> Interceptor:
-        """The interceptor of the trace that is running, while replaced functions are on."""
-        assert self.guard is not None
-        return self.guard.interceptor
+    def running(self) -> TraceContext:
+        """The trace that is running, while replaced functions are on."""
+        assert self.trace is not None
+        return self.trace
 
 
 SESSION = Session()
@@ -43,7 +42,7 @@ SESSION = Session()
 
 @contextmanager
 def standing_in(
-    guard: Guard,
+    trace: TraceContext,
     answers: Sequence[tuple[ModuleType | Any, Mapping[str, Callable[..., Any]]]],
     classes: Sequence[tuple[ModuleType, str, type]],
 ) -> Iterator[None]:
@@ -67,12 +66,12 @@ def standing_in(
         original = vars(module).get(name)
         if original is not None:
             replacements.append((module, {name: _class(original, stand_in)}))
-    SESSION.guard, SESSION.answers = guard, by_module
+    SESSION.trace, SESSION.answers = trace, by_module
     try:
         with replaced_all(replacements):
             yield
     finally:
-        SESSION.guard, SESSION.answers = None, {}
+        SESSION.trace, SESSION.answers = None, {}
 
 
 class _Attributes:

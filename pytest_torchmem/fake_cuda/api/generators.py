@@ -108,9 +108,9 @@ def _generator(original: Any) -> type:
             content = b"".join(number.to_bytes(_NUMBER, "little") for number in numbers)
             if session.off():
                 return torch.tensor(list(content), dtype=torch.uint8)
-            with session.interceptor.working():
+            with session.running.working():
                 made = torch.tensor(list(content), dtype=torch.uint8)
-            session.interceptor.meet(made)
+            session.running.meet(made)
             return made
 
         def set_state(self, new_state: Tensor) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.fake_cuda.api.factories import SESSION
-from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import replaced_all
 
 _DTYPES = {
@@ -46,7 +46,7 @@ class LegacyType(type):
             return cls.original(*args, **kwargs)
         if args and isinstance(args[0], Tensor):
             return args[0].to(cls.device, cls.dtype)
-        with SESSION.interceptor.placing_on(cls.device):
+        with SESSION.running.placing_on(cls.device):
             return cls.on_host(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -57,14 +57,14 @@ class LegacyType(type):
 
 
 @contextmanager
-def legacy_types(guard: Guard) -> Iterator[None]:
+def legacy_types(trace: TraceContext) -> Iterator[None]:
     """Have stand-ins for the types of the host and of the GPU."""
     host, gpu = torch.device("cpu"), torch.device("cuda", 0)
     set_type = torch.set_default_tensor_type
 
     def set_default_tensor_type(kind: Any) -> None:
         """Set the default dtype and the device, which C++ has in one."""
-        found = None if guard.off() else find_legacy_type(kind)
+        found = None if trace.off() else find_legacy_type(kind)
         if found is None:
             set_type(kind)
             return

@@ -10,29 +10,29 @@ from typing import Any
 from torch.autograd import profiler
 
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
-from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import replaced_all
 
 _SUCCESS = 0
 
 
 @contextmanager
-def profilers_of_nothing(guard: Guard) -> Iterator[None]:
+def profilers_of_nothing(trace: TraceContext) -> Iterator[None]:
     """Let ``torch.profiler`` look at the host alone, and ``emit_nvtx`` do nothing."""
     original: Any = profiler.profile.__init__
     enter: Any = profiler.emit_nvtx.__enter__
     leave: Any = profiler.emit_nvtx.__exit__
 
     def init(self: Any, enabled: bool = True, **options: Any) -> None:
-        if not guard.off() and (options.get("use_cuda") or options.get("use_device") == "cuda"):
+        if not trace.off() and (options.get("use_cuda") or options.get("use_device") == "cuda"):
             options |= {"use_cuda": False, "use_device": None, "use_cpu": True}
         original(self, enabled, **options)
 
     def enter_nvtx(self: Any) -> Any:
-        return enter(self) if guard.off() else self
+        return enter(self) if trace.off() else self
 
     def leave_nvtx(self: Any, *exception: Any) -> Any:
-        return leave(self, *exception) if guard.off() else None
+        return leave(self, *exception) if trace.off() else None
 
     with replaced_all(
         [

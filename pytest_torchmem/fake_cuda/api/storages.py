@@ -8,26 +8,20 @@ from typing import Any, cast
 
 import torch
 
-from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import replaced
 
 _CPU = torch.device("cpu")
 
 
 @contextmanager
-def cuda_storages(guard: Guard) -> Iterator[None]:
+def cuda_storages(trace: TraceContext) -> Iterator[None]:
     """Let ``torch.UntypedStorage`` know of fake cuda; ``TypedStorage`` asks the one it wraps."""
     kind: Any = torch.UntypedStorage
     base: Any = kind.__mro__[1]
-    interceptor = guard.interceptor
-
-    def record(storage: torch.UntypedStorage) -> Any:
-        if guard.off():
-            return None
-        return interceptor.ledger.records.get(storage._cdata)
 
     def device(storage: torch.UntypedStorage) -> torch.device:
-        known = record(storage)
+        known = trace.record_of(storage)
         return (
             cast(torch.device, base.device.__get__(storage))
             if known is None
@@ -42,17 +36,17 @@ def cuda_storages(guard: Guard) -> Iterator[None]:
 
     def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
         """Return a tensor on a storage, which one that C++ made is met with here."""
-        with interceptor.working():
+        with trace.working():
             tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
-        if record(storage) is None:
-            interceptor.meet(tensor, _CPU)
+        if trace.record_of(storage) is None:
+            trace.meet(tensor, _CPU)
         return tensor
 
     def moving(original: Callable[..., Any]) -> Callable[..., Any]:
         """Return what copies a storage to where ``original`` (``cuda``, ``cpu``, ``to``) does."""
 
         def move(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-            if guard.off() or storage.device.type == "meta":
+            if trace.off() or storage.device.type == "meta":
                 return original(storage, *args, **kwargs)
             tensor = as_bytes(storage)
             moved = getattr(tensor, original.__name__)(*args, **kwargs)
@@ -61,7 +55,7 @@ def cuda_storages(guard: Guard) -> Iterator[None]:
         return move
 
     def clone(storage: torch.UntypedStorage) -> Any:
-        if record(storage) is None:
+        if trace.record_of(storage) is None:
             return original_clone(storage)
         return as_bytes(storage).clone().untyped_storage()
 

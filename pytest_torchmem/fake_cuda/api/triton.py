@@ -11,12 +11,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import replaced
 
 
 @contextmanager
-def triton_refused(guard: Guard) -> Iterator[None]:
+def triton_refused(trace: TraceContext) -> Iterator[None]:
     """Raise a clear error where the traced program launches a triton kernel.
 
     With a GPU present the launch would read addresses that do not exist, and take the CUDA context
@@ -29,16 +29,15 @@ def triton_refused(guard: Guard) -> Iterator[None]:
     original = kernel.run
 
     def run(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if guard.off():
+        if trace.off():
             # ``torch.library.triton_op`` finds an operator's geometry by running its body, with
             # the launch, on tensors of ``meta``.
-            if guard.on_thread() and guard.interceptor.inside:
+            if trace.on_thread() and trace.inside:
                 return None
             return original(function, *args, **kwargs)
         name = getattr(function, "__name__", None) or getattr(function, "_fn_name", "kernel")
-        line = guard.interceptor.attribution.user_line()
         raise UnsupportedOperatorError(
-            f"{line or 'the traced program'}: the triton kernel {name!r} was launched on tensors "
+            f"{trace.user_line()}: the triton kernel {name!r} was launched on tensors "
             "of a trace, which have no memory. Launch it from a function that is decorated with "
             f'@torch.library.custom_op("mylib::{name}", mutates_args=...), and give that operator '
             "the geometry of its outputs with @<operator>.register_fake: the trace then books the "

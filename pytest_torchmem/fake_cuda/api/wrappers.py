@@ -1,7 +1,7 @@
 """Tensor subclasses that wrap others: they have no storage of their own, and a device all the same.
 
 ``torch.Tensor._make_wrapper_subclass`` makes one on the device it is given. C++ must not hear of
-cuda: autograd asks for a device guard as soon as such a tensor becomes an input of a node, and that
+cuda: autograd asks for a device trace as soon as such a tensor becomes an input of a node, and that
 ends the process.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pytest_torchmem.interception.tensor_methods import Guard
+from pytest_torchmem.interception.context import TraceContext
 
 _DEVICE = 7
 """The position of ``device`` among the arguments; torch/csrc/autograd/python_variable.cpp,
@@ -25,8 +25,8 @@ THPVariable_make_wrapper_subclass.
 class Wrappers:
     """The devices that wrapper subclasses say they are on, for one trace."""
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
         self._devices: Any = WeakIdKeyDictionary()
 
     def device_of(self, tensor: Tensor) -> torch.device | None:
@@ -40,7 +40,7 @@ class Wrappers:
 
         def make_wrapper_subclass(*args: Any, **kwargs: Any) -> Any:
             device = args[_DEVICE] if len(args) > _DEVICE else kwargs.get("device")
-            if device is None or self._guard.off():
+            if device is None or self._trace.off():
                 return original(*args, **kwargs)
             device = torch.device(device)
             if device.type == "cuda":

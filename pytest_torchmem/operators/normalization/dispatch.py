@@ -86,7 +86,7 @@ def group_norm(
     """
     if input.is_contiguous():
         return composite()
-    with composite.guard.interceptor.working():
+    with composite.trace.working():
         copies = _group_norm_copies()
     if not copies:
         return composite()

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.tensor_methods import Guard
-from pytest_torchmem.operators.decompositions import Composite, cuda_kernel
+from pytest_torchmem.operators.decompositions import Composite, Trace, cuda_kernel
 from pytest_torchmem.operators.recurrent.native import gru_cell as native_gru_cell
 from pytest_torchmem.operators.recurrent.native import lstm_cell as native_lstm_cell
 from pytest_torchmem.operators.recurrent.native import run_layers, simple_cell
 from pytest_torchmem.operators.workspace import Buffer
-from pytest_torchmem.profile.timeline import Confidence, Phase
+from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.internals import storage_address, tensor_on
 
@@ -64,7 +63,7 @@ def weight_elements(weights: Sequence[Tensor], stride: int, mode: int, hidden_si
     return elements
 
 
-def _weight_buffer(guard: Guard, params: list[Tensor], elements: int) -> Tensor | None:
+def _weight_buffer(trace: Trace, params: list[Tensor], elements: int) -> Tensor | None:
     """Return the flat buffer the weights lie in, or None; ``try_get_weight_buf``.
 
     Weights that were there before the step have been through ``Module.to``, which flattens them.
@@ -72,13 +71,10 @@ def _weight_buffer(guard: Guard, params: list[Tensor], elements: int) -> Tensor 
     first = params[0]
     address = storage_address(first)
     if all(storage_address(param) == address for param in params[1:]):
-        with guard.interceptor.working():
+        with trace.working():
             storage = first.untyped_storage()
             return tensor_on(storage, first.dtype, (elements,), (1,), 0)
-    record = guard.record(first)
-    if record is not None and record.ledger.origin(record.index).phase is Phase.BASELINE:
-        return first.detach()
-    return None
+    return first.detach() if trace.made_before_step(first) else None
 
 
 def _run(
@@ -104,12 +100,12 @@ def _run(
     elements = weight_elements(params, stride, mode, hidden_size)
     if train and dropout > 0:
         maker = _aten._cudnn_init_dropout_state.default
-        composite.guard.interceptor.keep(DROPOUT_STATE, maker)
+        composite.trace.keep(DROPOUT_STATE, maker)
     return _aten._cudnn_rnn.default(
         input,
         params,
         stride,
-        _weight_buffer(composite.guard, params, elements),
+        _weight_buffer(composite.trace, params, elements),
         hx,
         cx,
         mode,
@@ -202,7 +198,7 @@ def flatten_weight(
     """Copy the weights into one buffer and let them lie there; ``_cudnn_rnn_flatten_weight``."""
     elements = weight_elements(weights, stride, mode, hidden_size)
     buffer = torch.zeros(elements, dtype=weights[0].dtype, device=weights[0].device)
-    views = _laid_out(composite.guard, buffer, weights)
+    views = _laid_out(composite.trace, buffer, weights)
     for weight, view in zip(weights, views, strict=True):
         view.copy_(weight)
         weight.set_(view)  # type: ignore[call-overload]
@@ -249,7 +245,7 @@ def gru_cell(
 
 def autocast_rnn(
     casts: Casts,
-    guard: Guard,
+    trace: Trace,
     input: Tensor,
     weight: list[Tensor],
     stride: int,
@@ -269,7 +265,7 @@ def autocast_rnn(
     if weight[0].dtype is not half and casts.eligible(weight[0]):
         elements = weight_elements(weight, stride, mode, hidden_size)
         buffer = torch.zeros(elements, dtype=half, device=weight[0].device)
-        views = _laid_out(guard, buffer, weight)
+        views = _laid_out(trace, buffer, weight)
         for view, one in zip(views, weight, strict=True):
             view.copy_(one)
         weight = views
@@ -286,7 +282,7 @@ def autocast_rnn(
     )
 
 
-def _laid_out(guard: Guard, buffer: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+def _laid_out(trace: Trace, buffer: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors of the weights' shapes, one behind the other in ``buffer``.
 
     As ``get_parameters`` makes them they are not views to autograd.
@@ -294,7 +290,7 @@ def _laid_out(guard: Guard, buffer: Tensor, weights: Sequence[Tensor]) -> list[T
     offset = 0
     made = []
     storage = buffer.untyped_storage()
-    with guard.interceptor.working():
+    with trace.working():
         for weight in weights:
             shape = tuple(weight.shape)
             stride = (shape[1], 1) if len(shape) == 2 else (1,)

@@ -1,0 +1,121 @@
+"""The trace as functions see it that take the place of torch's own."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from pytest_torchmem.interception.interceptor import Interceptor
+from pytest_torchmem.interception.layouts.compressed import LAYOUTS
+from pytest_torchmem.interception.ledger import StorageRecord
+from pytest_torchmem.interception.streams import Streams
+from pytest_torchmem.interception.values.known import KnownValues
+from pytest_torchmem.operators.workspace import Buffer
+from pytest_torchmem.profile.timeline import Phase
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.torch_private.internals import storage_address, unwrapped
+
+_CPU = torch.device("cpu")
+
+
+class TraceContext:
+    """What replaced functions ask of the trace that is running, and do in it.
+
+    It belongs to the thread on which it was made.
+    """
+
+    def __init__(self, interceptor: Interceptor) -> None:
+        self._interceptor = interceptor
+        self._thread = threading.get_ident()
+
+    def off(self) -> bool:
+        """Return whether the caller is the profiler itself or another thread."""
+        return self._interceptor.inside or not self.on_thread()
+
+    def on_thread(self) -> bool:
+        """Return whether the caller is on the trace's thread."""
+        return threading.get_ident() == self._thread
+
+    def record(self, tensor: Tensor) -> StorageRecord | None:
+        """Return the ledger's record of a tensor's storage, or None where it has none."""
+        if self.off():
+            return None
+        try:
+            return self._interceptor.ledger.records.get(storage_address(tensor))
+        except (RuntimeError, NotImplementedError):  # a tensor without storage
+            inner = tensor.values() if tensor.layout in LAYOUTS else unwrapped(tensor)
+            return None if inner is None else self.record(inner)
+
+    def record_of(self, storage: torch.UntypedStorage) -> StorageRecord | None:
+        """Return the ledger's record of a storage, or None where it has none."""
+        return None if self.off() else self._interceptor.ledger.records.get(storage._cdata)
+
+    def without_memory(self, tensor: Tensor) -> StorageRecord | None:
+        """Return the record of a tensor whose storage has no memory, or None."""
+        record = self.record(tensor)
+        return record if record is not None and record.hollow else None
+
+    def made_before_step(self, tensor: Tensor) -> bool:
+        """Return whether a tensor's storage was there before the step."""
+        record = self.record(tensor)
+        return record is not None and record.ledger.origin(record.index).phase is Phase.BASELINE
+
+    def working(self) -> AbstractContextManager[None]:
+        """Let the profiler itself use tensors: nothing is intercepted, devices are torch's own."""
+        return self._interceptor.working()
+
+    def placing_on(self, device: torch.device) -> AbstractContextManager[None]:
+        """Make outputs on ``device`` rather than where their inputs are."""
+        return self._interceptor.placing_on(device)
+
+    def meet(self, tensor: Tensor, device: torch.device = _CPU) -> None:
+        """Book a real tensor that C++ made just now on ``device`` without an operator."""
+        self._interceptor.meet(tensor, device)
+
+    def meet_storage(self, storage: torch.UntypedStorage, device: torch.device = _CPU) -> None:
+        """Book a real storage that C++ made just now."""
+        with self.working():
+            self.meet(torch.empty(0, dtype=torch.uint8).set_(storage), device)
+
+    def keep(self, buffer: Buffer, overload: OpOverload) -> None:
+        """Book a library's workspace that stays and that ``overload`` makes on its first use."""
+        self._interceptor.keep(buffer, overload)
+
+    def device(self, named: torch.device) -> torch.device:
+        """Return a device as the trace writes it; raise for a GPU that is not there."""
+        return self._interceptor.machine.normalise(named)
+
+    def user_line(self) -> str:
+        """Return the line of the traced program that is running, as errors begin."""
+        return self._interceptor.attribution.user_line() or "the traced program"
+
+    @property
+    def inside(self) -> bool:
+        """Whether the profiler itself is at work."""
+        return self._interceptor.inside
+
+    @property
+    def is_placing(self) -> bool:
+        """Whether ``placing_on`` is in force."""
+        return self._interceptor.target is not None
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that fake cuda stands for."""
+        gpu = self._interceptor.machine.gpu
+        assert gpu is not None
+        return gpu
+
+    @property
+    def streams(self) -> Streams:
+        """The streams of the traced device."""
+        return self._interceptor.streams
+
+    @property
+    def values(self) -> KnownValues:
+        """The values that the trace knows."""
+        return self._interceptor.values

@@ -1,0 +1,73 @@
+"""Addresses that storages without memory say they lie at.
+
+Programs compare them, and libraries read and write there without torch (safetensors): each is the
+beginning of pages that the operating system gives when they are first touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.ledger import StorageRecord
+from pytest_torchmem.torch_private.patches import Replacements
+
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+"""``MAP_NORESERVE`` of Linux: pages that nobody touches are not counted (mmap(2))."""
+_APART = 1 << 40
+"""Between addresses that stand for nothing, where there are no such pages."""
+
+
+class Addresses:
+    """The addresses given to the storages of one trace, by their devices and numbers."""
+
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+        self._of_tensor: Any = Tensor.data_ptr
+        self._of_storage: Any = torch.UntypedStorage.data_ptr
+        self._pages: dict[tuple[torch.device, int], tuple[mmap.mmap, int]] = {}
+
+    def replacements(self) -> Replacements:
+        """Return what takes the place of torch's own."""
+        return [
+            (Tensor, {"data_ptr": self.of_tensor}),
+            (torch.UntypedStorage, {"data_ptr": self.of_storage}),
+        ]
+
+    def of_tensor(self, tensor: Tensor) -> int:
+        """Return an address that differs where memory would."""
+        if self._trace.without_memory(tensor) is None or tensor.numel() == 0:
+            return cast(int, self._of_tensor(tensor))
+        start = self.of_storage(tensor.untyped_storage())
+        return start + int(tensor.storage_offset()) * tensor.element_size()
+
+    def of_storage(self, storage: torch.UntypedStorage) -> int:
+        """Return where a storage begins."""
+        record = self._trace.record_of(storage)
+        if record is None or not record.hollow:
+            return cast(int, self._of_storage(storage))
+        if record.memory is not None:
+            return record.memory.data_ptr()
+        return self._reserved(record, storage.nbytes())
+
+    def _reserved(self, record: StorageRecord, nbytes: int) -> int:
+        key = (record.ledger.device, record.index)
+        known = self._pages.get(key)
+        if known is not None and len(known[0]) >= nbytes:
+            return known[1]
+        if not hasattr(mmap, "MAP_ANONYMOUS"):
+            return record.index * _APART
+        try:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+            pages = mmap.mmap(-1, nbytes, flags=flags)
+        except (OSError, ValueError, OverflowError):
+            return record.index * _APART
+        address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        self._pages[key] = (pages, address)
+        return address

@@ -1,0 +1,62 @@
+"""Real modules of the traced program, which have their own tensors again after the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.torch_private.patches import replaced
+
+
+@contextmanager
+def modules_given_back(trace: TraceContext) -> Iterator[None]:
+    """Give real modules that a program moves or converts their own tensors back afterwards."""
+    original: Any = nn.Module._apply
+    tensors = _OwnTensors(trace)
+
+    def apply(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not trace.off():
+            tensors.note(module)
+        return original(module, *args, **kwargs)
+
+    try:
+        with replaced(nn.Module, _apply=apply):
+            yield
+    finally:
+        tensors.give_back()
+
+
+class _OwnTensors:
+    """The tensors that real modules came with.
+
+    Weakly: a module that the program makes on another thread is real too, and dies in the trace.
+    """
+
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+        self._parameters: Any = WeakIdKeyDictionary()
+        self._buffers: Any = WeakIdKeyDictionary()
+
+    def note(self, module: nn.Module) -> None:
+        """Keep the data, gradients and buffers of a module that is about to be converted."""
+        for parameter in module._parameters.values():
+            if parameter is not None and self._trace.record(parameter) is None:
+                self._parameters.setdefault(parameter, (parameter.data, parameter.grad))
+        for name, buffer in module._buffers.items():
+            if buffer is not None and self._trace.record(buffer) is None:
+                self._buffers.setdefault(module, {}).setdefault(name, buffer)
+
+    def give_back(self) -> None:
+        """Put back what has changed."""
+        for parameter, (data, gradient) in self._parameters.items():
+            if data.device.type != "meta" and parameter.data.data_ptr() != data.data_ptr():
+                parameter.grad = None
+                parameter.data = data
+                parameter.grad = gradient
+        for module, named in self._buffers.items():
+            module._buffers.update(named)

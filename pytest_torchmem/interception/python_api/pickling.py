@@ -1,0 +1,52 @@
+"""Tensors without memory that are pickled or saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.serialization
+from torch import Tensor
+
+from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.torch_private.internals import tensor_on
+from pytest_torchmem.torch_private.patches import Replacements
+
+
+class Pickling:
+    """Pickles known values, and zeros, of pages that nobody has touched, for those not known."""
+
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+        self._reduce: Any = Tensor.__reduce_ex__
+        self._location_tag: Any = torch.serialization.location_tag
+        self._places: dict[int, tuple[torch.UntypedStorage, str]] = {}
+        """Storages that were pickled, and the devices of those they stand for, by address."""
+
+    def replacements(self) -> Replacements:
+        """Return what takes the place of torch's own."""
+        return [
+            (Tensor, {"__reduce_ex__": self.reduce}),
+            (torch.serialization, {"location_tag": self.location_tag}),
+        ]
+
+    def reduce(self, tensor: Tensor, protocol: Any) -> Any:
+        """Pickle a real tensor of the same geometry."""
+        record = self._trace.without_memory(tensor)
+        if record is None:
+            return self._reduce(tensor, protocol)
+        nbytes = tensor.untyped_storage().nbytes()
+        with self._trace.working():
+            content = record.known
+            if content is None:
+                content = torch.zeros(nbytes, dtype=torch.uint8)
+            storage = content.untyped_storage()
+            self._places[storage._cdata] = storage, str(record.ledger.device)
+            shape, offset = tuple(tensor.shape), int(tensor.storage_offset())
+            real = tensor_on(storage, tensor.dtype, shape, tensor.stride(), offset)
+            return self._reduce(real.requires_grad_(tensor.requires_grad), protocol)
+
+    def location_tag(self, storage: Any) -> Any:
+        """Return where a pickled storage was, which ``torch.load`` will put it to."""
+        place = self._places.get(storage._cdata) if hasattr(storage, "_cdata") else None
+        return self._location_tag(storage) if place is None else place[1]

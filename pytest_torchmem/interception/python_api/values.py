@@ -1,0 +1,125 @@
+"""Numbers, arrays and text that a program takes out of a tensor."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.ledger import StorageRecord
+from pytest_torchmem.interception.values import known
+from pytest_torchmem.torch_private.patches import Replacements
+
+
+class Values:
+    """Methods of ``torch.Tensor`` that give values to Python, or need them."""
+
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+        self._item: Any = Tensor.item
+        self._tolist: Any = Tensor.tolist
+        self._numpy: Any = Tensor.numpy
+        self._dlpack: Any = Tensor.__dlpack__
+        self._repr: Any = Tensor.__repr__
+        self._one_hot: Any = nn.functional.one_hot
+
+    def replacements(self) -> Replacements:
+        """Return what takes the place of torch's own."""
+        methods = {
+            "item": self.item,
+            "tolist": self.tolist,
+            "numpy": self.numpy,
+            "__dlpack__": self.dlpack,
+            "__repr__": self.text,
+        }
+        return [(Tensor, methods), (nn.functional, {"one_hot": self.one_hot})]
+
+    def item(self, tensor: Tensor) -> Any:
+        """Return a number; an integer that is not known is one that may be a count."""
+        __tracebackhide__ = True
+        record = self._trace.record(tensor)
+        if (
+            record is None
+            or record.known is not None
+            or record.assumed is not None
+            or tensor.numel() != 1
+            or not known.is_count(tensor.dtype)
+        ):
+            return self._item(tensor)
+        return self._trace.values.count(tensor)
+
+    def tolist(self, tensor: Tensor) -> Any:
+        """Return lists of numbers."""
+        __tracebackhide__ = True
+        record = self._trace.without_memory(tensor)
+        if record is None:
+            return self._tolist(tensor)
+        with self._trace.working():
+            return self._tolist(self._real(tensor, record, "tolist"))
+
+    def numpy(self, tensor: Tensor, *, force: bool = False) -> Any:
+        """Return an array that keeps ``tensor`` alive, as one of its memory would."""
+        __tracebackhide__ = True
+        record = self._trace.without_memory(tensor)
+        if record is None:
+            return self._numpy(tensor, force=force)
+        if force:
+            return self.numpy(tensor.detach().cpu())
+        with self._trace.working():
+            real = self._real(tensor, record, "numpy")
+            if tensor.requires_grad:
+                real = real.clone().requires_grad_()  # which numpy refuses
+            return _array_that_keeps(self._numpy(real), tensor)
+
+    def dlpack(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Return a capsule of values that are known."""
+        __tracebackhide__ = True
+        record = self._trace.without_memory(tensor)
+        if record is None:
+            return self._dlpack(tensor, *args, **kwargs)
+        if record.known is None:
+            raise self._trace.values.unknown(".__dlpack__() of a tensor was asked for")
+        with self._trace.working():
+            return self._dlpack(known.value_of(record, tensor.detach()), *args, **kwargs)
+
+    def text(self, tensor: Tensor, *, tensor_contents: Any = None) -> str:
+        """Return what a tensor without memory is printed as."""
+        record = self._trace.without_memory(tensor)
+        if record is None:
+            return cast(str, self._repr(tensor, tensor_contents=tensor_contents))
+        gradient = ", requires_grad=True" if tensor.requires_grad else ""
+        return (
+            f"tensor(..., device='{record.ledger.device}', size={tuple(tensor.shape)}, "
+            f"dtype={tensor.dtype}{gradient})"
+        )
+
+    def one_hot(self, tensor: Tensor, num_classes: int = -1) -> Tensor:
+        """Make the output without the check of the classes, which decides nothing where their
+        number is given; native/Onehot.cpp.
+        """
+        record = self._trace.record(tensor)
+        if record is None or record.known is not None or num_classes <= 0 or not tensor.numel():
+            return cast(Tensor, self._one_hot(tensor, num_classes))
+        if record.ledger.device.type == "cpu":
+            tensor.min(), tensor.max()
+        return tensor.new_zeros((*tensor.shape, num_classes)).scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    def _real(self, tensor: Tensor, record: StorageRecord, method: str) -> Tensor:
+        __tracebackhide__ = True
+        asked = f".{method}() of a tensor was asked for"
+        return self._trace.values.stand_in(tensor.detach(), record, asked)
+
+
+def _array_that_keeps(array: Any, tensor: Tensor) -> Any:
+    """Return an array of the same memory that holds ``tensor``, as one made of it would."""
+    import numpy
+
+    class Owner:
+        """What the array's memory belongs to; numpy keeps it as its base."""
+
+        def __init__(self) -> None:
+            self.__array_interface__ = array.__array_interface__
+            self.array, self.tensor = array, tensor
+
+    return numpy.asarray(Owner())
