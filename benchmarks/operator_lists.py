@@ -52,11 +52,8 @@ from pytest_torchmem.step.step import run_target
 from pytest_torchmem.step.trees import replace_tensors
 from pytest_torchmem.targets.gpus import registered_gpus
 from pytest_torchmem.torch_private.dispatcher import interception
-from pytest_torchmem.torch_private.internals import (
-    FAKE,
-    is_view,
-    set_excluded,
-)
+from pytest_torchmem.torch_private.keys import FAKE, set_excluded
+from pytest_torchmem.torch_private.operators import is_view
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.tracing import trace as tracing
 

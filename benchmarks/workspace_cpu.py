@@ -34,13 +34,9 @@ from pytest_torchmem.operators.workspace import find_workspace
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.host import Host, this_machine
 from pytest_torchmem.torch_private.dispatcher import interception
-from pytest_torchmem.torch_private.internals import (
-    FAKE,
-    is_view,
-    run_composite_explicit,
-    run_composite_implicit,
-    set_excluded,
-)
+from pytest_torchmem.torch_private.kernels import run_composite_explicit, run_composite_implicit
+from pytest_torchmem.torch_private.keys import FAKE, set_excluded
+from pytest_torchmem.torch_private.operators import is_view
 
 Program = Callable[[], Any]
 

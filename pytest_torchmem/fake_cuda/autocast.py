@@ -19,13 +19,13 @@ from torch import Tensor
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators import autocast as lists
 from pytest_torchmem.operators.recurrent.dispatch import autocast_rnn
-from pytest_torchmem.torch_private.dispatcher import autocast_kernels
-from pytest_torchmem.torch_private.internals import (
+from pytest_torchmem.torch_private.autocast import (
+    autocast_kernels,
     autocast_key_included,
-    find_operator,
     outside_autocast,
     own_autocast_kernels,
 )
+from pytest_torchmem.torch_private.operators import find_operator
 from pytest_torchmem.torch_private.patches import replaced
 
 _FLOATING = (torch.float32, torch.float16, torch.bfloat16)

@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
-from torch._ops import OpOverload
-
 from pytest_torchmem.fake_cuda.api.attention import attention_answers
 from pytest_torchmem.fake_cuda.autocast import cuda_autocast
 from pytest_torchmem.interception.context import TraceContext
@@ -30,9 +28,7 @@ from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.operators.sorting.storages import CUDA_STORAGES
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.dispatcher import composite_kernels
-from pytest_torchmem.torch_private.internals import (
-    find_operator,
-)
+from pytest_torchmem.torch_private.operators import OpOverload, find_operator
 
 
 @contextmanager

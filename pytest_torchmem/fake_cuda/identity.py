@@ -21,11 +21,7 @@ from pytest_torchmem.fake_cuda.device_copy import as_device, parse_to
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.fake_cuda.methods import pin, tensor_methods
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.internals import (
-    default_device,
-    device_constructors,
-    device_context,
-)
+from pytest_torchmem.torch_private.modes import DeviceContext, default_device, device_constructors
 from pytest_torchmem.torch_private.patches import replaced_all
 
 _CPU = torch.device("cpu")
@@ -64,7 +60,7 @@ def cuda_identity(trace: TraceContext, memory: DeviceMemory) -> Iterator[None]:
                     (torch, _under_their_names(constructors)),
                     (torch, _under_their_names(beside)),
                     (torch, {"_use_cudnn_rnn_flatten_weight": _flattens(trace)}),
-                    (device_context(), _context(trace, constructors)),
+                    (DeviceContext, _context(trace, constructors)),
                     (torch._C, {"_group_tensors_by_device_and_dtype": grouping}),
                     (torch._C._nn, {"_parse_to": parse_to}),
                 ]

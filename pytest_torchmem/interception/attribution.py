@@ -22,11 +22,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem.profile.timeline import Origin, Phase
-from pytest_torchmem.torch_private.internals import (
-    current_graph_task,
-    current_node,
-    sequence_number,
-)
+from pytest_torchmem.torch_private.autograd import current_graph_task, current_node, sequence_number
 
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
 #: Installed beside torch where it is: a kernel's launch is the user's, in whose line it stands.

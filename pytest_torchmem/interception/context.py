@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.layouts.compressed import LAYOUTS
@@ -17,7 +16,8 @@ from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.internals import storage_address, unwrapped
+from pytest_torchmem.torch_private.operators import OpOverload
+from pytest_torchmem.torch_private.storages import storage_address, unwrapped
 
 _CPU = torch.device("cpu")
 

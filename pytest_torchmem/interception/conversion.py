@@ -18,7 +18,7 @@ from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.values import known
 from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase
-from pytest_torchmem.torch_private.internals import hollow_storage, storage_address, tensor_on
+from pytest_torchmem.torch_private.storages import hollow_storage, storage_address, tensor_on
 
 _CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from pytest_torchmem.interception.ledger import AllocationEntry, Ledger
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.internals import storage_address
+from pytest_torchmem.torch_private.storages import storage_address
 
 _RANDOM = frozenset(("rand", "randn", "randint", "randperm", "normal"))
 """Factories by which a program without modules makes its inputs."""

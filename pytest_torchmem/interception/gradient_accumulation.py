@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.ledger import StorageRecord
-from pytest_torchmem.torch_private.internals import (
-    current_node,
+from pytest_torchmem.torch_private.autograd import current_node
+from pytest_torchmem.torch_private.storages import (
     storage_address,
     storage_use_count,
     tensor_use_count,

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.call import Call
@@ -56,21 +55,15 @@ from pytest_torchmem.operators.workspace import (
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.imports import imports_within
 from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.torch_private.autograd import ENGINE_CODE, in_engine_thread
 from pytest_torchmem.torch_private.dispatcher import interception
-from pytest_torchmem.torch_private.internals import (
-    ENGINE_CODE,
-    FAKE,
-    NoFunctionModes,
-    function_modes,
-    host_settings,
-    in_engine_thread,
-    is_view,
-    kernel_settings,
-    run_composite_implicit,
-    set_excluded,
-    storage_address,
-)
+from pytest_torchmem.torch_private.kernels import run_composite_implicit
+from pytest_torchmem.torch_private.keys import FAKE, set_excluded
 from pytest_torchmem.torch_private.meta import LIKE_ANOTHER
+from pytest_torchmem.torch_private.modes import NoFunctionModes, function_modes
+from pytest_torchmem.torch_private.operators import OpOverload, is_view
+from pytest_torchmem.torch_private.settings import host_settings, kernel_settings
+from pytest_torchmem.torch_private.storages import storage_address
 
 _CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.streams import Streams
 from pytest_torchmem.profile.timeline import Phase
-from pytest_torchmem.torch_private.internals import current_graph_task
+from pytest_torchmem.torch_private.autograd import current_graph_task
 
 
 class Phases:

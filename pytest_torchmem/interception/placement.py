@@ -13,7 +13,7 @@ from pytest_torchmem.interception.plan import Plan
 from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.torch_private.internals import storage_address
+from pytest_torchmem.torch_private.storages import storage_address
 
 _CPU = torch.device("cpu")
 

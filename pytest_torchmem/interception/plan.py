@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.workspace import Buffer, Workspace
@@ -22,15 +21,12 @@ from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.internals import (
-    lacks_geometry,
-)
 from pytest_torchmem.torch_private.meta import (
-    is_structured,
     makes_one_like_another,
     run_like_another,
     run_structured,
 )
+from pytest_torchmem.torch_private.operators import OpOverload, is_structured, lacks_geometry
 
 
 @dataclass(slots=True)

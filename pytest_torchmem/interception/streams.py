@@ -15,11 +15,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.interception.ledger import DeviceLedger
-from pytest_torchmem.torch_private.internals import (
-    current_graph_task,
-    current_node,
-    sequence_number,
-)
+from pytest_torchmem.torch_private.autograd import current_graph_task, current_node, sequence_number
 
 #: Streams of one priority, which are handed out in turn (c10/cuda/CUDAStream.cpp).
 POOL = 32

@@ -18,11 +18,8 @@ from torch import Tensor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.operator import Operator
 from pytest_torchmem.profile.timeline import Kind, Origin
-from pytest_torchmem.torch_private.internals import (
-    current_node,
-    keeps_graph,
-    storage_address,
-)
+from pytest_torchmem.torch_private.autograd import current_node, keeps_graph
+from pytest_torchmem.torch_private.storages import storage_address
 
 #: Operators in place whose node saves a number given to them (tools/autograd/derivatives.yaml).
 #: On a view the node stands inside of a ``CopySlices``, which does not show it.

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement import device as devices
@@ -30,15 +29,11 @@ from pytest_torchmem.step.step import check_step, run_target
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
 from pytest_torchmem.targets.gpus import Gpu, gpu_names, registered_gpus
 from pytest_torchmem.torch_private.dispatcher import interception
-from pytest_torchmem.torch_private.internals import (
-    FAKE,
-    TORCH_SERIES,
-    has_kernel_on,
-    run_composite_explicit,
-    run_composite_implicit,
-    set_excluded,
-)
+from pytest_torchmem.torch_private.kernels import run_composite_explicit, run_composite_implicit
+from pytest_torchmem.torch_private.keys import FAKE, set_excluded
+from pytest_torchmem.torch_private.operators import OpOverload, has_kernel_on
 from pytest_torchmem.torch_private.self_test import check_torch
+from pytest_torchmem.torch_private.version import TORCH_SERIES
 from pytest_torchmem.tracing.trace import trace
 
 _PEAK, _CURRENT = f"{REQUESTED}.all.peak", f"{REQUESTED}.all.current"

@@ -18,12 +18,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverloadPacket
 from torch.autograd import Variable
 from torch.autograd.profiler import profile
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.torch_private.internals import (
+from pytest_torchmem.torch_private.operators import (
+    OpOverloadPacket,
     has_kernels,
     is_composite_implicit,
     is_view,

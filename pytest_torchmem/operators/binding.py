@@ -11,9 +11,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch._ops import OpOverload
-
 from pytest_torchmem.operators import signatures as arguments
+from pytest_torchmem.torch_private.operators import OpOverload
 
 #: Parameters that are no arguments of the operator: what a trace hands over besides.
 BESIDES = frozenset({"machine", "outputs", "call", "nested"})

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.operator import Operator
 from pytest_torchmem.targets.calibration import Question
-from pytest_torchmem.torch_private.internals import library_settings
+from pytest_torchmem.torch_private.settings import library_settings
 
 RESERVES = {
     "aten::_batch_norm_with_update": 3,

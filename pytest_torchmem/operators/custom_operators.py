@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.plan import remembered_plans
-from pytest_torchmem.torch_private.internals import custom_operator, is_composite_implicit
+from pytest_torchmem.torch_private.operators import (
+    OpOverload,
+    OpOverloadPacket,
+    custom_operator,
+    is_composite_implicit,
+)
 
 DEVICES = ("cpu", "cuda")
 

@@ -7,14 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
-from torch._ops import OpOverload
 
 from pytest_torchmem.operators.workspace import Buffer
-from pytest_torchmem.torch_private.internals import (
-    below_autograd,
-    is_composite_implicit,
-    run_composite_implicit,
-)
+from pytest_torchmem.torch_private.kernels import run_composite_implicit
+from pytest_torchmem.torch_private.keys import below_autograd
+from pytest_torchmem.torch_private.operators import OpOverload, is_composite_implicit
 from pytest_torchmem.torch_private.patches import is_another
 
 _F = TypeVar("_F", bound=Callable[..., Any])

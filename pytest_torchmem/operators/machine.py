@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from pytest_torchmem.operators.calibration_key import RESERVES, question_of
 from pytest_torchmem.operators.cpu_bodies import find_body
@@ -30,7 +29,9 @@ from pytest_torchmem.targets.calibration import Calibration, Figure, Question
 from pytest_torchmem.targets.device_index import invalid_ordinal
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.internals import TORCH_SERIES, run_composite_explicit
+from pytest_torchmem.torch_private.kernels import run_composite_explicit
+from pytest_torchmem.torch_private.operators import OpOverload
+from pytest_torchmem.torch_private.version import TORCH_SERIES
 
 #: The tensor arguments that decide the shape of an operator's outputs by their values; where an
 #: operator is not named, all of them do.

@@ -9,14 +9,14 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
-from pytest_torchmem.torch_private.internals import (
-    TORCH_VERSION,
+from pytest_torchmem.torch_private.operators import (
+    OpOverload,
     is_composite_explicit,
     is_composite_implicit,
     is_opaque,
 )
+from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 
 class Treatment(Enum):

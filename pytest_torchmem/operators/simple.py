@@ -10,7 +10,8 @@ launch's own arguments (native/cuda/MultiTensorApply.cuh), as ``cat`` does (nati
 from __future__ import annotations
 
 import torch
-from torch._ops import OpOverload
+
+from pytest_torchmem.torch_private.operators import OpOverload
 
 _PREFIXES = ("_foreach_", "_fused_ada", "_fused_sgd", "_amp_", "_philox_", "new_")
 _POINTWISE_WITHOUT_TAG = """

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from pytest_torchmem.step.trees import replace_tensors
+from pytest_torchmem.torch_private.operators import OpOverload
 
 
 def meta_result(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:

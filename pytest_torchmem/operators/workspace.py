@@ -23,11 +23,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from torch._ops import OpOverload
-
 from pytest_torchmem.operators.families import load
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.calibration import Question
+from pytest_torchmem.torch_private.operators import OpOverload
 from pytest_torchmem.torch_private.patches import is_another
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from pytest_torchmem.step.imports import imports_apart
-from pytest_torchmem.torch_private.internals import PROCESS_SETTINGS, global_device_context
+from pytest_torchmem.torch_private.modes import global_device_context
+from pytest_torchmem.torch_private.settings import PROCESS_SETTINGS
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
 from typing import Any
 
-import torch
-from torch._ops import OpOverload
-
 from pytest_torchmem.errors import UnsupportedTorchError
-from pytest_torchmem.torch_private.internals import (
-    FAKE,
-    TORCH_VERSION,
-    find_operator,
-    run_torch_dispatch,
-    set_excluded,
-    set_included,
-)
+from pytest_torchmem.torch_private.kernels import run_torch_dispatch
+from pytest_torchmem.torch_private.keys import FAKE, set_excluded, set_included
+from pytest_torchmem.torch_private.names import private
+from pytest_torchmem.torch_private.operators import OpOverload, all_operators, find_operator
+from pytest_torchmem.torch_private.version import TORCH_VERSION
 
-_C: Any = torch._C
-_passes_by: Any = torch.library.fallthrough_kernel
+_new_library: Callable[..., Any] = private("torch._C._dispatch_library")
+_has_fallback: Callable[[Any], bool] = private("torch._C._dispatch_has_backend_fallback")
+#: The kernel that lets an operator pass on to the next key.
+passes_by: Any = private("torch.library.fallthrough_kernel")
 
 
 class Registrations:
@@ -33,7 +29,7 @@ class Registrations:
     """
 
     def __init__(self, namespace: str) -> None:
-        self._library = _C._dispatch_library("IMPL", namespace, "", __file__, 0)
+        self._library = _new_library("IMPL", namespace, "", __file__, 0)
 
     def impl(self, name: str, key: str, kernel: Callable[..., Any]) -> None:
         """Register a kernel for an operator of the namespace (``"add.Tensor"``)."""
@@ -64,20 +60,20 @@ def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload]
     ``registerFallback``): a millisecond, or more where the tables are not in the processor's caches
     (benchmarks/registration_time.py); every view operator let pass is another 4 µs.
     """
-    if _C._dispatch_has_backend_fallback(FAKE):
+    if _has_fallback(FAKE):
         raise UnsupportedTorchError(
-            "pytest-torchmem cannot trace now: something else has registered a fallback for "
-            "torch's dispatch key Fake, of which there can be one (a trace inside of a trace?)"
+            "pytest-torchmem cannot trace now: another fallback is already registered for dispatch "
+            "key Fake (nested trace?)"
         )
     if TORCH_VERSION < (2, 13):
         _keep_for_lookup()
     with Registrations("_") as everything, Registrations("aten") as passing:
         everything.fallback("Fake", fallback)
         for name in _usual_views():
-            passing.impl(name, "Fake", _passes_by)
+            passing.impl(name, "Fake", passes_by)
         set_included(FAKE, True)
         try:
-            yield lambda view: passing.impl(view.name(), "Fake", _passes_by)
+            yield lambda view: passing.impl(view.name(), "Fake", passes_by)
         finally:
             set_included(FAKE, False)
             set_excluded(FAKE, False)
@@ -96,7 +92,7 @@ def _keep_for_lookup() -> None:
     back: so every operator has one for a moment, once in a process, which takes 25 ms.
     """
     namespaces: dict[str, list[str]] = {}
-    for name in set(_C._dispatch_get_all_op_names()) - _KEPT:
+    for name in set(all_operators()) - _KEPT:
         namespace, _, bare = name.partition("::")
         namespaces.setdefault(namespace, []).append(bare)
         _KEPT.add(name)
@@ -147,21 +143,4 @@ def composite_kernels(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[Non
     with Registrations("aten") as registrations:
         for name, kernel in kernels.items():
             registrations.impl(name, "AutogradCPU", kernel)
-        yield
-
-
-@contextmanager
-def autocast_kernels(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Register casting kernels, by the operators' names (``"aten::mm"``).
-
-    They run where ``internals.autocast_key_included(True)`` is.
-    """
-    with ExitStack() as stack:
-        libraries = {"_": stack.enter_context(Registrations("_"))}
-        libraries["_"].fallback("AutocastIPU", _passes_by)
-        for name, kernel in kernels.items():
-            namespace, _, bare = name.partition("::")
-            if namespace not in libraries:
-                libraries[namespace] = stack.enter_context(Registrations(namespace))
-            libraries[namespace].impl(bare, "AutocastIPU", kernel)
         yield

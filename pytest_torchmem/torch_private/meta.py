@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from pytest_torchmem.torch_private.kernels import kernel_for
+from pytest_torchmem.torch_private.keys import COMPOSITE_EXPLICIT, COMPOSITE_NON_FUNCTIONAL
+from pytest_torchmem.torch_private.names import private
+from pytest_torchmem.torch_private.operators import OpOverload, has_kernel, schema
 
-_C: Any = torch._C
-_COMPOSITE_EXPLICIT = _C.DispatchKey.CompositeExplicitAutograd
-_COMPOSITE_NON_FUNCTIONAL = _C.DispatchKey.CompositeExplicitAutogradNonFunctional
-
-
-@cache
-def is_structured(operator: OpOverload) -> bool:
-    """Return whether the geometry of an operator's outputs is set in C++ for all devices.
-
-    Such an operator has a kernel for the CPU, and one on top of all kernels that makes the outputs
-    and calls the ``out=`` overload (torchgen/dest/register_dispatch_key.py, StructuredRegister).
-    """
-    name, has = operator.name(), _C._dispatch_has_kernel_for_dispatch_key
-    return bool(has(name, _COMPOSITE_NON_FUNCTIONAL)) and bool(has(name, "CPU"))
+if TYPE_CHECKING:
+    from torch.utils._python_dispatch import TorchDispatchMode
+else:
+    TorchDispatchMode = private("torch.utils._python_dispatch.TorchDispatchMode")
 
 
 class _OnlyGeometry(TorchDispatchMode):
@@ -50,20 +41,20 @@ class _OnlyGeometry(TorchDispatchMode):
             return args[0]
         if makes_one_like_another(function):
             with self:
-                return function._op_dk(_COMPOSITE_EXPLICIT, *args, **(kwargs or {}))
+                return kernel_for(function)(COMPOSITE_EXPLICIT, *args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
 
 @cache
 def _outputs_of(operator: OpOverload) -> tuple[str, ...]:
     """Return the names of an ``out=`` overload's outputs."""
-    return tuple(argument.name for argument in operator._schema.arguments if argument.is_out)
+    return tuple(argument.name for argument in schema(operator).arguments if argument.is_out)
 
 
 def run_structured(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run a structured operator on ``meta`` tensors with the geometry that kernels have."""
     with cast(Any, _OnlyGeometry)():
-        return operator._op_dk(_COMPOSITE_NON_FUNCTIONAL, *args, **kwargs)
+        return kernel_for(operator)(COMPOSITE_NON_FUNCTIONAL, *args, **kwargs)
 
 
 LIKE_ANOTHER = (
@@ -85,12 +76,10 @@ _FILLING = frozenset({"aten::fill_.Scalar", "aten::normal_", "aten::uniform_", "
 @cache
 def makes_one_like_another(operator: OpOverload) -> bool:
     """Return whether ``operator`` makes a tensor like another one, and is composite in C++."""
-    return operator.name() in LIKE_ANOTHER and bool(
-        _C._dispatch_has_kernel_for_dispatch_key(operator.name(), _COMPOSITE_EXPLICIT)
-    )
+    return operator.name() in LIKE_ANOTHER and has_kernel(operator.name(), COMPOSITE_EXPLICIT)
 
 
 def run_like_another(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run an operator that ``makes_one_like_another`` on ``meta`` tensors."""
     with cast(Any, _OnlyGeometry)():
-        return operator._op_dk(_COMPOSITE_EXPLICIT, *args, **kwargs)
+        return kernel_for(operator)(COMPOSITE_EXPLICIT, *args, **kwargs)

@@ -5,29 +5,24 @@ A torch that behaves differently gives one clear sentence instead of a wrong num
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from pytest_torchmem.errors import UnsupportedTorchError
+from pytest_torchmem.torch_private.autograd import current_graph_task, sequence_number
 from pytest_torchmem.torch_private.dispatcher import interception
-from pytest_torchmem.torch_private.internals import (
-    FAKE,
-    current_graph_task,
-    hollow_storage,
-    sequence_number,
-    set_excluded,
-    storage_address,
-    tensor_on,
-)
+from pytest_torchmem.torch_private.keys import FAKE, set_excluded
+from pytest_torchmem.torch_private.names import check_names, unsupported
+from pytest_torchmem.torch_private.operators import OpOverload
+from pytest_torchmem.torch_private.storages import hollow_storage, storage_address, tensor_on
 
 _CHECKED: list[bool] = []
 
 
 def check_torch() -> None:
     """Try every private part once per process; raise ``UnsupportedTorchError`` where one fails."""
+    check_names()
     if _CHECKED:
         return
     try:
@@ -35,7 +30,7 @@ def check_torch() -> None:
     except UnsupportedTorchError:
         raise
     except Exception as error:
-        raise _unsupported(f"{type(error).__name__}: {error}") from error
+        raise unsupported(f"{type(error).__name__}: {error}") from error
     _CHECKED.append(True)
 
 
@@ -62,16 +57,10 @@ def _try_interception() -> None:
         (weight * 2.0).view(3, 2).sum().backward()
     gradient = weight.grad
     if seen.count("aten::mul.Tensor") != 2 or gradient is None:
-        raise _unsupported(f"the Fake key saw {seen}")
+        raise unsupported(f"the Fake key saw {seen}")
     if gradient.data_ptr() != 0 or storage_address(gradient) != gradient.untyped_storage()._cdata:
-        raise _unsupported("a storage without memory is not kept as it is")
+        raise unsupported("a storage without memory is not kept as it is")
     if current_graph_task() != -1 or sequence_number() < 1:
-        raise _unsupported("the autograd engine does not say what it runs")
-
-
-def _unsupported(reason: str) -> UnsupportedTorchError:
-    return UnsupportedTorchError(
-        f"pytest-torchmem cannot trace on torch {torch.__version__} with Python "
-        f"{sys.version_info.major}.{sys.version_info.minor} (its private parts are not as in the "
-        f"torch versions it knows, 2.11 to 2.15): {reason}"
-    )
+        raise unsupported(
+            "`_current_graph_task_id` or `_get_sequence_nr` returned an unexpected value"
+        )

@@ -17,7 +17,7 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.layouts.compressed import LAYOUTS
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.internals import storage_address, tensor_on
+from pytest_torchmem.torch_private.storages import storage_address, tensor_on
 
 
 class Twins:

@@ -21,7 +21,7 @@ from pytest_torchmem.measurement.device import version_of_cudnn
 from pytest_torchmem.operators import calibration_key as questions
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
-from pytest_torchmem.torch_private.internals import TORCH_SERIES
+from pytest_torchmem.torch_private.version import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
 
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"

@@ -15,7 +15,7 @@ from pytest_torchmem.snapshots.calibration_format import load
 from pytest_torchmem.snapshots.calibration_store import read_calibration_file
 from pytest_torchmem.targets.calibration import Figure, Question, Setup
 from pytest_torchmem.targets.gpus import find_gpu
-from pytest_torchmem.torch_private.internals import TORCH_SERIES
+from pytest_torchmem.torch_private.version import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
 from tests.plugin.conftest import DOUBLE, Project
 

@@ -19,7 +19,8 @@ from pytest_torchmem.interception.plan import unsupported
 from pytest_torchmem.operators.operator import Operator
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.internals import has_compressed_kernel, run_compressed_kernel
+from pytest_torchmem.torch_private.kernels import run_compressed_kernel
+from pytest_torchmem.torch_private.operators import has_compressed_kernel
 
 LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _aten: Any = torch.ops.aten

@@ -22,7 +22,7 @@ from pytest_torchmem.interception.values.known import LIMIT_NESTED, KnownValues
 from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.operators.operator import Operator, Treatment
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.torch_private.internals import storage_address
+from pytest_torchmem.torch_private.storages import storage_address
 
 
 class Layouts:

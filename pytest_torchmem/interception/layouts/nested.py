@@ -30,12 +30,10 @@ from pytest_torchmem.operators.operator import Operator
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.internals import (
-    outside_interception,
-    run_nested_kernel,
-    storage_address,
-)
+from pytest_torchmem.torch_private.kernels import run_nested_kernel
+from pytest_torchmem.torch_private.keys import outside_interception
 from pytest_torchmem.torch_private.patches import is_another
+from pytest_torchmem.torch_private.storages import storage_address
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _NO_MEMORY = "its data is not allocated"

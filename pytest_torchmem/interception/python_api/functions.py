@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch._ops import HigherOrderOperator
-
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.addresses import Addresses
 from pytest_torchmem.interception.python_api.copies import Copies
@@ -14,7 +12,8 @@ from pytest_torchmem.interception.python_api.modules import modules_given_back
 from pytest_torchmem.interception.python_api.pickling import Pickling
 from pytest_torchmem.interception.python_api.storages import RealStorages
 from pytest_torchmem.interception.python_api.values import Values
-from pytest_torchmem.torch_private.internals import below_interception
+from pytest_torchmem.torch_private.kernels import below_interception
+from pytest_torchmem.torch_private.operators import HigherOrderOperator
 from pytest_torchmem.torch_private.patches import replaced_all
 
 

@@ -9,8 +9,8 @@ import torch.serialization
 from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.internals import tensor_on
 from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.storages import tensor_on
 
 
 class Pickling:

@@ -23,7 +23,7 @@ import torch
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values.assumption import Assumption
-from pytest_torchmem.torch_private.internals import storage_address
+from pytest_torchmem.torch_private.storages import storage_address
 
 _CLASSES = {
     "aten::isfinite": True,

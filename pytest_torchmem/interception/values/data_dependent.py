@@ -12,7 +12,7 @@ from pytest_torchmem.interception.plan import Plan, plan_of_result
 from pytest_torchmem.interception.values.assumptions import is_same
 from pytest_torchmem.interception.values.known import KnownValues, value_of
 from pytest_torchmem.operators.machine import Machine
-from pytest_torchmem.torch_private.internals import storage_address
+from pytest_torchmem.torch_private.storages import storage_address
 
 _MASKS = (torch.bool, torch.uint8)
 

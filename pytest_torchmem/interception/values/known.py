@@ -27,7 +27,7 @@ from pytest_torchmem.interception.values.assumptions import (
 )
 from pytest_torchmem.interception.values.unknown_integers import UnknownInteger
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
-from pytest_torchmem.torch_private.internals import storage_address
+from pytest_torchmem.torch_private.storages import storage_address
 
 #: Elements up to which values are kept. Integers and booleans decide control flow and shapes; of
 #: floating values only small tables (drop path rates, optimizer steps) are ever asked for, and

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from pytest_torchmem.operators.decompositions import Composite, cuda_kernel
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.internals import TORCH_VERSION, attention_priority
+from pytest_torchmem.torch_private.settings import attention_priority
+from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 MATH, FLASH, EFFICIENT, CUDNN = range(4)
 """``at::SDPBackend``."""

@@ -8,7 +8,7 @@ import torch
 
 from pytest_torchmem.operators.cpu_bodies import body
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.internals import run_cpu_kernel
+from pytest_torchmem.torch_private.kernels import run_cpu_kernel
 
 _aten: Any = torch.ops.aten
 

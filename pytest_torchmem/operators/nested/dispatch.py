@@ -19,7 +19,7 @@ from pytest_torchmem.interception.layouts.nested import NestedTensors, nested_ke
 from pytest_torchmem.operators.attention.dispatch import FLASH, MATH, choose_nested
 from pytest_torchmem.operators.nested.kernels import from_padded_by_mask, to_padded_by_parts
 from pytest_torchmem.operators.signatures import AttentionLayer
-from pytest_torchmem.torch_private.internals import run_nested_kernel
+from pytest_torchmem.torch_private.kernels import run_nested_kernel
 
 _aten: Any = torch.ops.aten
 _TENSOR_CORES = 8

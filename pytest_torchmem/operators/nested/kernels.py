@@ -14,7 +14,7 @@ from pytest_torchmem.interception.layouts.nested import NestedTensors, nested_ke
 from pytest_torchmem.operators.encoder_layer.paths import first_product, run_encoder_layer
 from pytest_torchmem.operators.indexing.cpu import selects_serially
 from pytest_torchmem.operators.signatures import EncoderLayer
-from pytest_torchmem.torch_private.internals import run_nested_kernel
+from pytest_torchmem.torch_private.kernels import run_nested_kernel
 
 _aten: Any = torch.ops.aten
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.decompositions import LEAVES, Composite, cuda_kernel
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.internals import below_autograd
+from pytest_torchmem.torch_private.keys import below_autograd
 
 _CUDNN_INDEX = 1
 #: cuDNN's spatial persistent mode takes at most this many images (native/Normalization.cpp).

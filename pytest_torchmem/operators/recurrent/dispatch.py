@@ -20,7 +20,7 @@ from pytest_torchmem.operators.recurrent.native import run_layers, simple_cell
 from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.internals import storage_address, tensor_on
+from pytest_torchmem.torch_private.storages import storage_address, tensor_on
 
 if TYPE_CHECKING:
     from pytest_torchmem.fake_cuda.autocast import Casts

@@ -17,7 +17,7 @@ from pytest_torchmem.operators.calibration_key import geometry_text, question_of
 from pytest_torchmem.operators.operator import operator_of
 from pytest_torchmem.profile.timeline import Confidence, Kind
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
-from pytest_torchmem.torch_private.internals import TORCH_SERIES
+from pytest_torchmem.torch_private.version import TORCH_SERIES
 
 A100 = Setup("a100-80gb", TORCH_SERIES, "9.19.0")
 GEOMETRY = "float32[2,3,8,8], float32[4,3,3,3], None, [1,1], [0,0], [1,1], False, [0,0], 1"

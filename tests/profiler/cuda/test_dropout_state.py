@@ -14,7 +14,7 @@ from pytest_torchmem.operators.calibration_key import question_of
 from pytest_torchmem.operators.operator import operator_of
 from pytest_torchmem.profile.timeline import Allocation, Confidence
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
-from pytest_torchmem.torch_private.internals import TORCH_SERIES
+from pytest_torchmem.torch_private.version import TORCH_SERIES
 
 MAKER = torch.ops.aten._cudnn_init_dropout_state.default
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.torch_private.internals import TORCH_VERSION
+from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 
 def test_every_way_of_placing_a_tensor() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_torchmem.torch_private.internals import TORCH_VERSION
+from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 #: By the first version of torch that has it. The build that runs is not asked: one without oneDNN
 #: stands for the same reference host.

@@ -1,0 +1,27 @@
+"""What the autograd engine says of itself, and of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+from pytest_torchmem.torch_private.names import private
+
+#: -1 outside of a backward, else the number of the running graph task of this thread.
+current_graph_task: Callable[[], int] = private("torch._C._current_graph_task_id")
+current_node: Callable[[], Any] = private("torch._C._current_autograd_node")
+#: Whether the running backward leaves its nodes what they have saved (``retain_graph``).
+keeps_graph: Callable[[], bool] = private("torch._C._autograd._get_current_graph_task_keep_graph")
+#: One more than the sequence number of the autograd node this thread made last.
+sequence_number: Callable[[], int] = private("torch._C._autograd._get_sequence_nr")
+_engine_has_threads: Callable[[], bool] = private("torch._C._is_multithreading_enabled")
+
+#: The frame that the autograd engine is called from; an operator whose caller it is was issued by
+#: C++ inside of the engine and not by a hook or a custom function.
+ENGINE_CODE: CodeType = private("torch.autograd.graph._engine_run_backward.__code__")
+
+
+def in_engine_thread() -> bool:
+    """Return whether a GPU's kernels would be launched by the autograd engine's own thread now."""
+    return current_graph_task() != -1 and _engine_has_threads()

@@ -1,0 +1,39 @@
+"""Function modes, and the default device that one of them stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+from pytest_torchmem.torch_private.names import private
+
+_CPU = torch.device("cpu")
+
+#: Whether the program's function modes (``torch.set_default_device`` leaves one) see calls now, and
+#: a context in which they do not.
+function_modes: Callable[[], bool] = private("torch._C._is_torch_function_mode_enabled")
+NoFunctionModes: Callable[[], Any] = private("torch._C.DisableTorchFunction")
+_mode_stack: Callable[[], list[Any]] = private("torch.overrides._get_current_function_mode_stack")
+
+#: Torch's functions that take a ``device`` and make a tensor.
+device_constructors: Callable[[], set[Callable[..., Any]]] = private(
+    "torch.utils._device._device_constructors"
+)
+#: The function mode behind ``with torch.device(...)`` and ``set_default_device``.
+DeviceContext: type = private("torch.utils._device.DeviceContext")
+_global_context: Any = private("torch._GLOBAL_DEVICE_CONTEXT")
+
+
+def default_device() -> torch.device:
+    """Return the device that ``with torch.device(...)`` or ``set_default_device`` asks for."""
+    for mode in reversed(_mode_stack()):
+        if isinstance(mode, DeviceContext):
+            return cast(torch.device, cast(Any, mode).device)
+    return _CPU
+
+
+def global_device_context() -> Any:
+    """Return the function mode that ``torch.set_default_device`` left in force, or None."""
+    return getattr(_global_context, "device_context", None)

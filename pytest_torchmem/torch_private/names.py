@@ -1,0 +1,103 @@
+"""Private names of torch, looked up in one place: what is missing is reported in one sentence."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from operator import attrgetter
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from pytest_torchmem.errors import UnsupportedTorchError
+
+#: What the modules imported so far declared, by dotted path.
+DECLARED: dict[str, Any] = {}
+
+
+class Missing:
+    """What a name stands for that this torch does not have: whatever uses it raises."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def _raise(self, *args: Any, **kwargs: Any) -> Any:
+        raise unsupported(f"it has no {self._path}")
+
+    __call__ = __getattr__ = __iter__ = __enter__ = __hash__ = _raise
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        """Let classes be derived from it: modules are imported before names are checked."""
+        return ()
+
+
+def private(path: str) -> Any:
+    """Return what a private name of torch stands for, or a ``Missing``.
+
+    The result is bound to a name of the module that declares it, so that using it costs nothing.
+    """
+    DECLARED[path] = found = _find(path)
+    return found
+
+
+def private_attribute(path: str) -> Any:
+    """Return a function that reads a private attribute of an object like the one in ``path``."""
+    private(path)
+    return attrgetter(path.rpartition(".")[2])
+
+
+def dispatch_key(name: str) -> Any:
+    """Return a dispatch key by its name (c10/core/DispatchKey.h), or a ``Missing``."""
+    parse = private("torch._C._parse_dispatch_key")
+    try:
+        found = parse(name)
+    except (RuntimeError, UnsupportedTorchError):
+        found = None
+    path = f"dispatch key {name}"
+    DECLARED[path] = Missing(path) if found is None else found
+    return DECLARED[path]
+
+
+def missing_names() -> list[str]:
+    """Return the declared names that this torch does not have."""
+    return sorted(path for path, found in DECLARED.items() if isinstance(found, Missing))
+
+
+def check_names() -> None:
+    """Raise ``UnsupportedTorchError`` that lists what is missing."""
+    missing = missing_names()
+    if missing:
+        raise unsupported(f"it has no {', '.join(missing)}")
+
+
+def unsupported(reason: str) -> UnsupportedTorchError:
+    """Return the error of a torch whose private parts are not as in the versions known."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return UnsupportedTorchError(
+        f"pytest-torchmem cannot trace on torch {torch.__version__} with Python {python}: "
+        f"{reason}. It knows torch 2.11 to 2.15: install one of these or a newer pytest-torchmem"
+    )
+
+
+def _find(path: str) -> Any:
+    found: Any = torch
+    prefix, *rest = path.split(".")
+    for part in rest:
+        prefix = f"{prefix}.{part}"
+        try:
+            if isinstance(found, ModuleType) and not hasattr(found, part):
+                found = import_module(prefix)
+            elif isinstance(found, type) and not hasattr(found, part):
+                return part if _methods_name(found, part) else Missing(path)
+            else:
+                found = getattr(found, part)
+        except (AttributeError, ImportError):
+            return Missing(path)
+    return found
+
+
+def _methods_name(kind: type, attribute: str) -> bool:
+    """Return whether methods of a class in Python name an attribute, which its instances have."""
+    codes = (getattr(method, "__code__", None) for method in vars(kind).values())
+    return any(attribute in code.co_names for code in codes if code is not None)

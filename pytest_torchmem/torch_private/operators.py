@@ -1,0 +1,154 @@
+"""What torch says of an operator: its schema, and which kernels there are for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from pytest_torchmem.torch_private.keys import (
+    COMPOSITE_EXPLICIT,
+    COMPOSITE_IMPLICIT,
+    COMPOSITE_NON_FUNCTIONAL,
+)
+from pytest_torchmem.torch_private.names import private, private_attribute
+
+if TYPE_CHECKING:
+    from torch._ops import HigherOrderOperator as HigherOrderOperator
+    from torch._ops import OpOverload as OpOverload
+    from torch._ops import OpOverloadPacket as OpOverloadPacket
+else:
+    HigherOrderOperator = private("torch._ops.HigherOrderOperator")
+    OpOverload = private("torch._ops.OpOverload")
+    OpOverloadPacket = private("torch._ops.OpOverloadPacket")
+
+#: The ``FunctionSchema`` of an overload.
+schema: Callable[[OpOverload], torch.FunctionSchema] = private_attribute(
+    "torch._ops.OpOverload._schema"
+)
+has_kernel: Callable[[str, Any], bool] = private("torch._C._dispatch_has_kernel_for_dispatch_key")
+_is_dispatched: Callable[[str], bool] = private("torch._C._dispatch_has_kernel")
+all_operators: Callable[[], list[str]] = private("torch._C._dispatch_get_all_op_names")
+
+_CustomOpDef: Any = private("torch._library.custom_ops.CustomOpDef")
+_overload_of: Callable[[Any], OpOverload] = private_attribute(
+    "torch._library.custom_ops.CustomOpDef._opoverload"
+)
+_fake_kernel_of: Callable[[Any], Any] = private_attribute(
+    "torch._library.custom_ops.CustomOpDef._abstract_fn"
+)
+_find_definition: Callable[[str], Any] = private("torch._library.custom_ops._maybe_get_opdef")
+_returns_nothing: Callable[[OpOverload], bool] = private(
+    "torch._library.utils.can_generate_trivial_fake_impl"
+)
+_custom: Any = private("torch._library.simple_registry.singleton")
+
+
+def has_kernels(operator: OpOverload) -> bool:
+    """Return whether ``operator`` is dispatched at all, and not TorchScript's alone."""
+    return _is_dispatched(operator.name())
+
+
+def is_composite_implicit(operator: OpOverload) -> bool:
+    """Return whether ``operator`` is made of other operators that carry its gradient.
+
+    Some (``silu_backward``) have a kernel for the CPU as well, which is what the CPU runs.
+    """
+    name = operator.name()
+    return has_kernel(name, COMPOSITE_IMPLICIT) and not has_kernel(name, "CPU")
+
+
+def is_composite_explicit(operator: OpOverload) -> bool:
+    """Return whether the CPU runs ``operator`` as a sequence of other operators."""
+    return composite_key(operator) is not None
+
+
+@cache
+def composite_key(operator: OpOverload) -> Any:
+    """Return the key that such an operator's body is registered for, or None."""
+    name = operator.name()
+    if has_kernel(name, "CPU"):
+        return None
+    keys = (COMPOSITE_EXPLICIT, COMPOSITE_NON_FUNCTIONAL)
+    return next((key for key in keys if has_kernel(name, key)), None)
+
+
+def has_kernel_on(operator: OpOverload, device: str) -> bool:
+    """Return whether ``operator`` has a kernel of its own for ``"cpu"`` or ``"cuda"``."""
+    return has_kernel(operator.name(), {"cpu": "CPU", "cuda": "CUDA"}[device])
+
+
+@cache
+def has_compressed_kernel(operator: OpOverload) -> bool:
+    """Return whether ``operator`` has a kernel of its own for compressed sparse tensors."""
+    return has_kernel(operator.name(), "SparseCsrCPU")
+
+
+@cache
+def is_structured(operator: OpOverload) -> bool:
+    """Return whether the geometry of an operator's outputs is set in C++ for all devices.
+
+    Such an operator has a kernel for the CPU, and one on top of all kernels that makes the outputs
+    and calls the ``out=`` overload (torchgen/dest/register_dispatch_key.py, StructuredRegister).
+    """
+    name = operator.name()
+    return has_kernel(name, COMPOSITE_NON_FUNCTIONAL) and has_kernel(name, "CPU")
+
+
+def custom_operator(definition: Any) -> OpOverload | None:
+    """Return the operator that ``torch.library.custom_op`` made, or None for anything else."""
+    return _overload_of(definition) if isinstance(definition, _CustomOpDef) else None
+
+
+def is_opaque(operator: OpOverload) -> bool:
+    """Return whether somebody registered how to find an operator's outputs without running it.
+
+    Every ``custom_op`` has: the body of one is no place to look into, since it may hand addresses
+    to a kernel. Those of ``torch.nn.functional`` itself are made of operators.
+    """
+    if operator.namespace == "torch_nn":
+        return False
+    entry = _custom.find(operator.name())  # ``get`` came with torch 2.13
+    return entry.fake_impl.kernel is not None
+
+
+def lacks_geometry(operator: OpOverload) -> bool:
+    """Return whether ``operator`` is a ``custom_op`` whose outputs nobody has described."""
+    if operator.namespace == "aten":
+        return False
+    definition = _find_definition(operator.name())
+    return (
+        definition is not None
+        and _fake_kernel_of(definition) is None
+        and not _returns_nothing(operator)
+    )
+
+
+@cache
+def is_view(operator: OpOverload) -> bool:
+    """Return whether ``operator`` is of ATen and makes neither a storage nor data.
+
+    ``lift_fresh`` does not count: by it a tensor that C++ made of Python numbers enters a trace.
+    """
+    described = schema(operator)
+    base = described.name.removeprefix("aten::")
+    if operator.namespace != "aten" or base == "lift_fresh":
+        return False
+    if base == "set_":
+        return True
+    return (operator.is_view or base in ("detach", "alias")) and any(
+        argument.alias_info is not None and not argument.alias_info.is_write
+        for argument in described.arguments
+    )
+
+
+@cache
+def find_operator(name: str) -> OpOverload | None:
+    """Return ``torch.ops.aten.<name>`` (``"add.Tensor"``, ``"relu"``), or ``None``."""
+    base, _, overload = name.partition(".")
+    try:
+        return cast(OpOverload, getattr(getattr(torch.ops.aten, base), overload or "default"))
+    except (AttributeError, RuntimeError):
+        return None
