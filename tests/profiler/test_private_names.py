@@ -12,7 +12,6 @@ import pytest_torchmem
 PACKAGE = Path(pytest_torchmem.__file__).parent
 PLACES = (
     "torch_private/",
-    "interception/python_api/",
     "fake_cuda/",
     "measurement/events.py",
     "measurement/device.py",
