@@ -48,14 +48,13 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.plan import remembered_plans
 from pytest_torchmem.measurement.copies import copy_to_cpu
 from pytest_torchmem.operators.operator import operator_of
-from pytest_torchmem.step.step import run_target
+from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import replace_tensors
 from pytest_torchmem.targets.gpus import registered_gpus
 from pytest_torchmem.torch_private.dispatcher import interception
 from pytest_torchmem.torch_private.keys import FAKE, set_excluded
 from pytest_torchmem.torch_private.operators import is_view
 from pytest_torchmem.torch_private.self_test import check_torch
-from pytest_torchmem.tracing import trace as tracing
 
 FAKE_TENSORS = "fake-tensors"
 HERE = "this-machine"
@@ -100,7 +99,7 @@ def recorded_for_real(sample: Sample, device: str, **options: Any) -> list[str]:
         args, kwargs = replace_tensors((args, kwargs), functools.partial(_moved, device=device))
     torch.manual_seed(0)
     with torch.enable_grad(), interception(run):
-        run_target(target, args, kwargs, **options)
+        Step(**options).run(target, args, kwargs)
     return names
 
 
@@ -171,7 +170,7 @@ def recorded_in_trace(sample: Sample, device: str, gpu: str | None, **options: A
     remembered_plans.cache_clear()
     with (
         _recording(names),
-        mock.patch.object(tracing, "run_target", functools.partial(_run, names)),
+        mock.patch.object(Step, "run", _noting_from_here(names)),
     ):
         torchmem.trace(
             sample.target,
@@ -185,10 +184,15 @@ def recorded_in_trace(sample: Sample, device: str, gpu: str | None, **options: A
     return names
 
 
-def _run(names: list[str], *step: Any) -> object:
-    """Run the step, before which hollow twins were made of its module and arguments."""
-    names.clear()
-    return run_target(*step)
+def _noting_from_here(names: list[str]) -> Callable[..., object]:
+    """Return ``Step.run`` that forgets the operators that copied the module and its arguments."""
+    original = Step.run
+
+    def run(step: Step, *args: Any) -> object:
+        names.clear()
+        return original(step, *args)
+
+    return run
 
 
 def _nothing() -> None:

@@ -26,7 +26,7 @@ from tabulate import tabulate
 import pytest_torchmem as torchmem
 from benchmarks.conformance.report import machine
 from benchmarks.language_models import BERT, GPT2, LanguageModel
-from pytest_torchmem.step.step import run_step
+from pytest_torchmem.step.step import Step
 
 MODELS = {"gpt2": GPT2, "bert": BERT}
 Times = dict[str, float]
@@ -69,7 +69,7 @@ def on_meta(model: LanguageModel) -> Callable[[], object]:
 
     def run() -> None:
         network.zero_grad()
-        run_step(network, (), inputs)
+        Step().run(network, (), inputs)
 
     return run
 
@@ -90,7 +90,7 @@ def tracked(model: LanguageModel) -> Callable[[], object]:
             tracker = MemTracker()
             tracker.track_external(network)
             with tracker:
-                run_step(network, (), inputs)
+                Step().run(network, (), inputs)
 
     return run
 

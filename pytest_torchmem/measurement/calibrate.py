@@ -25,7 +25,7 @@ from pytest_torchmem.measurement.device import Device
 from pytest_torchmem.operators.calibration_key import RESERVES, STATES, question_of
 from pytest_torchmem.operators.operator import Operator, Treatment, operator_of
 from pytest_torchmem.step.global_state import eager
-from pytest_torchmem.step.step import check_step, run_target
+from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
 from pytest_torchmem.targets.gpus import Gpu, gpu_names, registered_gpus
 from pytest_torchmem.torch_private.dispatcher import interception
@@ -58,13 +58,13 @@ def calibrate(
     Raises ``UsageError`` where there is no such GPU or its allocator does not count,
     ``DeviceMemoryError`` where its memory does not suffice, and what ``trace`` raises.
     """
-    check_step(target, loss_fn, backward, optimizer, steps)
+    step = Step(loss_fn, backward, optimizer, steps)
+    step.check(target)
     device = devices.cuda_device()
     reason = device.why_not()
     if reason:
         raise UsageError(f"nothing can be calibrated: {reason}. Run this on a machine with the GPU")
     gpu = device.gpu()
-    step = (loss_fn, backward, optimizer, steps)
     questions = questions_on(gpu, target, args, kwargs, step)
     figures = record_figures(device, gpu, questions, target, args, kwargs, step)
     return Calibration({setup_of(device, gpu): figures})
@@ -76,11 +76,10 @@ def setup_of(device: Device, gpu: Gpu) -> Setup:
 
 
 def questions_on(
-    gpu: Gpu, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: tuple[Any, ...]
+    gpu: Gpu, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step
 ) -> tuple[Question, ...]:
     """Return the workspaces of a step on ``gpu`` that no formula gives exactly."""
-    names = ("loss_fn", "backward", "optimizer", "steps")
-    options = {**dict(zip(names, step, strict=True)), **kwargs}
+    options = {**step.options(), **kwargs}
     with _known(gpu):
         profile = trace(target, *args, device="cuda", gpu=gpu.name, memory="unlimited", **options)
     return profile.questions
@@ -93,7 +92,7 @@ def record_figures(
     target: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    step: tuple[Any, ...],
+    step: Step,
 ) -> dict[Question, Figure]:
     """Run a step on ``device`` and return what it says to ``questions``, as far as it answers them.
 
@@ -113,7 +112,7 @@ def record_figures(
         # (cudnn/RNN.cpp, get_dropout_state), though earlier layers have made one.
         torch.manual_seed(0)
         with interception(recorder):
-            run_target(copies.target, copies.args, copies.kwargs, *step)
+            step.run(copies.target, copies.args, copies.kwargs)
         return recorder.figures
 
     with random_states_kept(), no_garbage_collection(), eager():

@@ -18,7 +18,7 @@ from pytest_torchmem.measurement.timeline import build_timeline
 from pytest_torchmem.profile.profile import MemoryProfile, summarise
 from pytest_torchmem.step.global_state import weights_read_here
 from pytest_torchmem.step.imports import imports_apart
-from pytest_torchmem.step.step import check_step, run_target
+from pytest_torchmem.step.step import Step
 
 
 def measure(
@@ -50,21 +50,19 @@ def measure(
     """
     if device not in ("cpu", "cuda"):
         raise UsageError(f"device={device!r}: expected 'cpu' or 'cuda'")
-    check_step(target, loss_fn, backward, optimizer, steps)
+    step = Step(loss_fn, backward, optimizer, steps)
+    step.check(target)
     if device == "cuda":
         from pytest_torchmem.measurement.cuda import measure_cuda
 
         with _as_in_a_trace():
-            step = (loss_fn, backward, optimizer, steps)
             return measure_cuda(target, args, kwargs, step)
     with ExitStack() as stack:
         stack.enter_context(_as_in_a_trace())
         recorder = stack.enter_context(Recorder())
         copies = copy_to_cpu(target, args, kwargs)
         with recorder.step():
-            outliving = run_target(
-                copies.target, copies.args, copies.kwargs, loss_fn, backward, optimizer, steps
-            )
+            outliving = step.run(copies.target, copies.args, copies.kwargs)
         after = labels_after(copies, outliving)
     timeline = build_timeline(recorder.recording, copies.labels, after)
     return summarise(

@@ -24,20 +24,15 @@ from pytest_torchmem.measurement.device import Device
 from pytest_torchmem.measurement.history import timeline_of
 from pytest_torchmem.measurement.labels import labels_after
 from pytest_torchmem.measurement.phases import PhaseMeter, following_phases
-from pytest_torchmem.profile.profile import MemoryProfile, summarise
+from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile, summarise
 from pytest_torchmem.profile.timeline import Phase, Timeline
-from pytest_torchmem.step.step import run_target
+from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.units import format_size
 
 REQUESTED, ALLOCATED, RESERVED = "requested_bytes", "allocated_bytes", "reserved_bytes"
 T = TypeVar("T")
 COUNTERS = (REQUESTED, ALLOCATED, RESERVED)
-_PEAKS = {
-    "forward_peak": Phase.FORWARD,
-    "backward_peak": Phase.BACKWARD,
-    "optimizer_peak": Phase.OPTIMIZER,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +48,25 @@ class MeasuredProfile(MemoryProfile):
     reserved: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def measure_on(
-    device: Device,
-    target: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    step: tuple[Any, ...],
-    warm_up: int | None = None,
+def measure_cuda(
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step
 ) -> MeasuredProfile:
-    """Run a step on a real GPU; ``step`` is what ``run_target`` takes after ``kwargs``.
+    """Run a step on the GPU of this machine.
 
-    ``warm_up`` steps run first, on copies of their own: one for a module, so that libraries have
-    chosen their kernels, and none for a callable, which would change what it works on. Figures are
-    those above what was alive before; other processes' memory is not among them.
-
-    Raises ``DeviceMemoryError`` where the GPU's memory does not suffice, once everything is freed.
+    Figures are those above what was alive before; other processes' memory is not among them. Raises
+    ``UsageError`` where there is no GPU, and ``DeviceMemoryError`` where its memory does not
+    suffice, once everything is freed.
     """
+    device = devices.cuda_device()
+    reason = device.why_not()
+    if reason:
+        raise UsageError(f"device='cuda': {reason}, so nothing can be measured; trace() needs none")
     gpu = device.gpu()
 
     def run() -> MeasuredProfile:
         return _measured(device, gpu, target, args, kwargs, step)
 
-    return run_warm(device, gpu, target, args, kwargs, step, run, warm_up)
+    return run_warm(device, gpu, target, args, kwargs, step, run)
 
 
 def run_warm(
@@ -83,25 +75,23 @@ def run_warm(
     target: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    step: tuple[Any, ...],
+    step: Step,
     run: Callable[[], T],
-    warm_up: int | None = None,
 ) -> T:
-    """Return what ``run`` returns after ``warm_up`` steps, as :func:`measure_on` has them.
+    """Return what ``run`` returns, after a step of a module that runs on copies of its own.
 
-    Libraries' buffers that stay are taken by then. The device is the current one meanwhile, and
+    Libraries have chosen their kernels by then, and taken the buffers that stay. A callable has no
+    such step, which would change what it works on. The device is the current one meanwhile, and
     afterwards nothing is left there. Raises ``DeviceMemoryError``.
     """
-    if warm_up is None:
-        warm_up = 1 if isinstance(target, torch.nn.Module) else 0
     failure = ""
     results: list[T] = []
     with ExitStack() as stack:
         stack.enter_context(device.current())
         stack.enter_context(_generator_kept(device))
         try:
-            for _ in range(warm_up):
-                run_once(device, target, args, kwargs, step)
+            if isinstance(target, torch.nn.Module):
+                _run_once(device, target, args, kwargs, step)
                 gc.collect()
             results.append(run())
         except device.out_of_memory as error:
@@ -115,12 +105,12 @@ def run_warm(
     return results[0]
 
 
-def run_once(
-    device: Device, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Any
+def _run_once(
+    device: Device, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step
 ) -> None:
     """Run a step on copies on the device, which are gone afterwards."""
     copies = copy_to(device.torch_device, target, args, kwargs, moved=True)
-    run_target(copies.target, copies.args, copies.kwargs, *step)
+    step.run(copies.target, copies.args, copies.kwargs)
 
 
 def _measured(
@@ -129,7 +119,7 @@ def _measured(
     target: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    step: tuple[Any, ...],
+    step: Step,
 ) -> MeasuredProfile:
     device.empty_cache()
     device.synchronise()
@@ -140,7 +130,7 @@ def _measured(
         copies = copy_to(device.torch_device, target, args, kwargs, moved=True)
         meter.change(Phase.FORWARD)
         with following_phases(meter):
-            outliving = run_target(copies.target, copies.args, copies.kwargs, *step)
+            outliving = step.run(copies.target, copies.args, copies.kwargs)
         meter.finish()
         after = labels_after(copies, outliving)
     finally:
@@ -172,7 +162,7 @@ def _profile(
             f"{format_size(meter.base[REQUESTED])} were alive on the GPU before and are not "
             "counted; segments they share make reserved_peak less than it would be alone"
         )
-    by_name = {name: requested.get(phase) for name, phase in _PEAKS.items()}
+    by_name = {name: requested.get(phase) for name, phase in PEAK_FIELDS.items()}
     told_of = summarise(
         timeline,
         device="cuda",
@@ -196,7 +186,7 @@ def _profile(
 
 def _by_name(meter: PhaseMeter, counter: str) -> Mapping[str, int]:
     peaks = meter.peaks(counter)
-    found = {name: peaks[phase] for name, phase in _PEAKS.items() if phase in peaks}
+    found = {name: peaks[phase] for name, phase in PEAK_FIELDS.items() if phase in peaks}
     return MappingProxyType({**found, "peak": max(peaks.values())})
 
 
@@ -219,14 +209,3 @@ def _generator_kept(device: Device) -> Iterator[None]:
         yield
     finally:
         device.set_generator_state(state)
-
-
-def measure_cuda(
-    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: tuple[Any, ...]
-) -> MeasuredProfile:
-    """Measure on the GPU of this machine; raises ``UsageError`` where there is none."""
-    device = devices.cuda_device()
-    reason = device.why_not()
-    if reason:
-        raise UsageError(f"device='cuda': {reason}, so nothing can be measured; trace() needs none")
-    return measure_on(device, target, args, kwargs, step)

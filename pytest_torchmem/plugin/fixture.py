@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 _DISABLED = "not checked: --torchmem-disable"
 _OF_TRACES = ("host", "allocator", "memory", "calibration")
 """Options of ``check`` that are meant for its traces alone."""
-_STEP = {"loss_fn": None, "backward": True, "optimizer": None, "steps": 1}
-"""Options that describe the step, in the order of ``run_target``, with their defaults."""
 
 
 class Torchmem:
@@ -78,8 +76,7 @@ class Torchmem:
         def record(on: Device, of: Gpu, questions: Collection[Question]) -> Figures:
             __tracebackhide__ = True
             given = _without_trace_options(kwargs)
-            options = {key: given.pop(key, value) for key, value in _STEP.items()}
-            return _record(on, of, questions, target, args, given, tuple(options.values()))
+            return _record(on, of, questions, target, args, given)
 
         asked = Target(run, run_for_real, None if "calibration" in kwargs else record)
         return self._checker.check(asked, name, device, gpu, tolerance, measure)
@@ -187,7 +184,7 @@ def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
 
             own_args, own_kwargs = copy_where_they_are(args, kwargs)
             whole = functools.partial(body, *own_args, **own_kwargs)
-            return _record(on, of, questions, whole, (), {}, tuple(_STEP.values()))
+            return _record(on, of, questions, whole, (), {})
 
         checker.in_body = True
         try:
@@ -229,11 +226,12 @@ def _record(
     target: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    step: tuple[Any, ...],
 ) -> Figures:
     __tracebackhide__ = True
     from pytest_torchmem.measurement.calibrate import record_figures
+    from pytest_torchmem.step.step import Step
 
+    step, kwargs = Step.taken_from(kwargs)
     return record_figures(device, gpu, questions, target, args, kwargs, step)
 
 

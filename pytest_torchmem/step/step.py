@@ -8,110 +8,102 @@ before the first forward and outlives the last step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch import nn
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.step.trees import tensors_in
 
 
-def run_target(
-    target: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    loss_fn: Callable[[Any], Any] | None = None,
-    backward: bool = True,
-    optimizer: Callable[..., Any] | None = None,
-    steps: int = 1,
-) -> object:
-    """Run a module's training step, or a callable as it is, and return what outlives it.
-
-    That is what ``run_step`` returns for a module, and for a callable what it returned; whoever
-    wants to know what is live at the end holds it until then.
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is done with a module: its forward, ``backward()`` and the optimizer's step, ``steps``
+    times over. A callable does its whole step itself.
     """
-    __tracebackhide__ = True
-    check_step(target, loss_fn, backward, optimizer, steps)
-    if isinstance(target, torch.nn.Module):
-        return run_step(target, args, kwargs, loss_fn, backward, optimizer, steps)
-    result: object = target(*args, **kwargs)
-    return result
 
+    loss_fn: Callable[[Any], Any] | None = None
+    backward: bool = True
+    optimizer: Callable[..., Any] | None = None
+    steps: int = 1
 
-def check_step(
-    target: Any,
-    loss_fn: Callable[[Any], Any] | None = None,
-    backward: bool = True,
-    optimizer: Callable[..., Any] | None = None,
-    steps: int = 1,
-) -> None:
-    """Raise ``UsageError`` where the arguments of a step contradict each other."""
-    if not callable(target):
-        raise UsageError(f"expected an nn.Module or a callable, not {type(target).__name__}")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise UsageError(f"steps={steps!r}: expected a whole number of at least 1")
-    if isinstance(target, torch.nn.Module):
-        if optimizer is not None and not callable(optimizer):
-            raise UsageError(
-                f"optimizer={type(optimizer).__name__} object: expected a class or function that "
-                "makes an optimizer from parameters, such as torch.optim.AdamW"
+    @classmethod
+    def taken_from(cls, kwargs: Mapping[str, Any]) -> tuple[Step, dict[str, Any]]:
+        """Return the step that keyword arguments describe, and those that are the target's own."""
+        names = {option.name for option in fields(cls)}
+        options = {name: value for name, value in kwargs.items() if name in names}
+        return cls(**options), {name: kwargs[name] for name in kwargs if name not in names}
+
+    def options(self) -> dict[str, Any]:
+        """Return the step as keyword arguments of ``trace`` and ``measure``."""
+        return {option.name: getattr(self, option.name) for option in fields(self)}
+
+    def check(self, target: Any) -> None:
+        """Raise ``UsageError`` where these options contradict each other or ``target``."""
+        if not callable(target):
+            raise UsageError(f"expected an nn.Module or a callable, not {type(target).__name__}")
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise UsageError(f"steps={self.steps!r}: expected a whole number of at least 1")
+        if not isinstance(target, nn.Module):
+            names = ", ".join(
+                f"{option.name}="
+                for option in fields(self)
+                if getattr(self, option.name) != option.default
             )
-        if optimizer is not None and not backward:
-            raise UsageError("an optimizer steps on gradients: leave backward=True with optimizer=")
-        return
-    given = {
-        "loss_fn": loss_fn is not None,
-        "backward": not backward,
-        "optimizer": optimizer is not None,
-        "steps": steps != 1,
-    }
-    names = ", ".join(f"{name}=" for name, is_given in given.items() if is_given)
-    if names:
-        raise UsageError(
-            f"{names} only applies to an nn.Module; a callable does its whole step itself"
-        )
+            if names:
+                raise UsageError(
+                    f"{names} only applies to an nn.Module; a callable does its whole step itself"
+                )
+        elif self.optimizer is not None:
+            if not callable(self.optimizer):
+                raise UsageError(
+                    f"optimizer={type(self.optimizer).__name__} object: expected a class or "
+                    "function that makes an optimizer from parameters, such as torch.optim.AdamW"
+                )
+            if not self.backward:
+                raise UsageError(
+                    "an optimizer steps on gradients: leave backward=True with optimizer="
+                )
 
+    def run(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        """Run a module's steps, or a callable as it is, and return what outlives them.
 
-def run_step(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    loss_fn: Callable[[Any], Any] | None = None,
-    backward: bool = True,
-    optimizer: Callable[..., Any] | None = None,
-    steps: int = 1,
-) -> object:
-    """Run ``steps`` training steps of ``model`` and return what outlives them.
+        That is what the callable returned, or the optimizer if there is one; without ``backward``
+        the last output, which is then what the forward is for. Whoever wants to know what is live
+        at the end holds it until then. Without an optimizer the gradients of several steps
+        accumulate.
+        """
+        __tracebackhide__ = True
+        self.check(target)
+        if not isinstance(target, nn.Module):
+            result: object = target(*args, **kwargs)
+            return result
+        if not self.backward:
+            for _ in range(self.steps):
+                output = target(*args, **kwargs)
+            return output
+        optimizer = self.optimizer(target.parameters()) if self.optimizer is not None else None
+        for index in range(self.steps):
+            if index and optimizer is not None:
+                optimizer.zero_grad()
+            self._run_once(target, args, kwargs, optimizer)
+        return optimizer
 
-    That is the optimizer if there is one; without ``backward`` it is the last output, which is
-    then what the forward is for. Without an optimizer the gradients of several steps accumulate.
-    """
-    __tracebackhide__ = True
-    if not backward:
-        for _ in range(steps):
-            output = model(*args, **kwargs)
-        return output
-    stepper = optimizer(model.parameters()) if optimizer is not None else None
-    for index in range(steps):
-        if index and stepper is not None:
-            stepper.zero_grad()
-        _one_step(model, args, kwargs, loss_fn, stepper)
-    return stepper
-
-
-def _one_step(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    loss_fn: Callable[[Any], Any] | None,
-    stepper: torch.optim.Optimizer | None,
-) -> None:
-    __tracebackhide__ = True
-    output = model(*args, **kwargs)
-    loss = loss_fn(output) if loss_fn is not None else reduce_to_scalar(output)
-    loss.backward()
-    if stepper is not None:
-        stepper.step()
+    def _run_once(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        __tracebackhide__ = True
+        output = model(*args, **kwargs)
+        loss = self.loss_fn(output) if self.loss_fn is not None else reduce_to_scalar(output)
+        loss.backward()
+        if optimizer is not None:
+            optimizer.step()
 
 
 def reduce_to_scalar(output: Any) -> torch.Tensor:

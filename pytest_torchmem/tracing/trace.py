@@ -36,7 +36,7 @@ from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.profile.profile import MemoryProfile, summarise
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.global_state import process_kept, thread_kept
-from pytest_torchmem.step.step import check_step, run_target
+from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, Gpu, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
@@ -91,9 +91,10 @@ def trace(
     __tracebackhide__ = True
     machine = _machine(device, gpu, host, calibration)
     limit = _Memory(parse_options(allocator), *_limit(memory, gpu))
-    check_step(target, loss_fn, backward, optimizer, steps)
+    step = Step(loss_fn, backward, optimizer, steps)
+    step.check(target)
     check_torch()
-    return _trace(machine, limit, target, args, kwargs, (loss_fn, backward, optimizer, steps))
+    return _trace(machine, limit, target, args, kwargs, step)
 
 
 class _Memory(NamedTuple):
@@ -129,7 +130,7 @@ def _trace(
     target: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    step: tuple[Any, ...],
+    step: Step,
 ) -> MemoryProfile:
     __tracebackhide__ = True
     ledger = Ledger()
@@ -161,7 +162,7 @@ def _profile(
     target: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    step: tuple[Any, ...],
+    step: Step,
 ) -> MemoryProfile:
     __tracebackhide__ = True
     ledger, machine = interceptor.ledger, interceptor.machine
@@ -179,7 +180,7 @@ def _profile(
     else:
         interceptor.attribution.on_outermost_call = program.called
         interceptor.border.names = program.names
-    outcome = run_target(target, args, kwargs, *step)
+    outcome = step.run(target, args, kwargs)
     interceptor.numbers.settle()
     device = ledger.devices[machine.device]
     if memory is not None:

@@ -19,6 +19,7 @@ from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.measurement.calibrate import record_figures
 from pytest_torchmem.measurement.device import version_of_cudnn
 from pytest_torchmem.operators import calibration_key as questions
+from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from pytest_torchmem.torch_private.version import TORCH_SERIES
@@ -91,7 +92,7 @@ def test_buffers_that_libraries_keep_are_no_workspace(gpu: StandIn, as_callable:
     if as_callable:
         assert not calibration.figures[SETUP]  # in the trace of such a body all is on the CPU
         (asked,) = torchmem.trace(net(), x, device="cuda", backward=False).questions
-        step = (None, True, None, 1)
+        step = Step()
         found = record_figures(gpu, find_gpu("a100"), (asked,), body, (), {}, step)
         assert found == {asked: Figure(100)}
     else:
@@ -143,7 +144,7 @@ def test_operators_in_the_engines_own_threads_answer(gpu: StandIn) -> None:
     x = torch.randn(2, 3, 8, 8, requires_grad=True)
     questions_of_one = torchmem.trace(net(), x, device="cuda").questions
     gpu.workspaces = {FORWARD: taken, BACKWARD: taken}
-    step = (None, True, None, 1)
+    step = Step()
     found = record_figures(gpu, find_gpu("a100"), questions_of_one, Nested(), (x,), {}, step)
     assert found == dict.fromkeys(questions_of_one, Figure(400))
     assert len(threads) == 2
