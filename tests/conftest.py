@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import gc
+import os
+import random
+import secrets
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["pytester"]
+
+#: Other programs are drawn in every run. A failure prints what draws its own again: hypothesis a
+#: blob, for ``@reproduce_failure``, and ``chance`` a seed, for the environment variable.
+SEED = os.environ.setdefault("TORCHMEM_SEED", str(secrets.randbits(32)))
+
+# Explicitly, since hypothesis draws the same in every run where it finds itself in CI.
+settings.register_profile("torchmem", derandomize=False, deadline=None, print_blob=True)
+settings.load_profile("torchmem")
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    """Random numbers that are others in every run of the tests."""
+    print(f"TORCHMEM_SEED={SEED}")
+    return random.Random(SEED)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.truth.published.kineto import compare_step, read_step
 from benchmarks.truth.published.programs import recording
-from benchmarks.truth.published.replaying import replay
+from benchmarks.truth.published.replaying import Outcome, replay
 from benchmarks.truth.published.snapshots import (
     History,
     SnapshotError,
@@ -115,9 +115,8 @@ class Recorder(CachingAllocator):
                 yield chain
 
 
-def recorded(seed: int, options: str = "") -> tuple[Recorder, int]:
+def recorded(chance: random.Random, options: str = "") -> tuple[Recorder, int]:
     """Return a recorder after a program, and the event at which a recording might begin."""
-    chance = random.Random(seed)
     recorder = Recorder(options, chance)
     live: list[Block] = []
     begin = 0
@@ -133,18 +132,47 @@ def recorded(seed: int, options: str = "") -> tuple[Recorder, int]:
     return recorder, begin
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("program", range(6))
 @pytest.mark.parametrize("options", ["", "max_split_size_mb:32"])
-def test_a_recording_is_replayed_from_its_beginning_and_from_its_midst(
-    seed: int, options: str
+def test_a_recording_is_replayed_from_its_beginning(
+    program: int, options: str, chance: random.Random
 ) -> None:
-    recorder, begin = recorded(seed, options)
-    for from_event in (0, begin):
-        (history,) = histories_of(recorder.snapshot(from_event))
-        outcome = replay(history)
-        assert outcome.is_exact, outcome
-        assert outcome.requests == history.requests > 0
-        assert outcome.reserved_end == (recorder.reserved, recorder.reserved)
+    recorder, _ = recorded(chance, options)
+    (history,) = histories_of(recorder.snapshot())
+    outcome = replay(history)
+    assert outcome.is_exact, outcome
+    assert outcome.requests == history.requests > 0
+    assert outcome.reserved_end == (recorder.reserved, recorder.reserved)
+
+
+#: Programs whose recording, begun in its midst, does not tell what a block had that it frees: of
+#: what was split off behind it, nothing is seen (benchmarks/truth/published/beginning.py, _size).
+AMBIGUOUS = pytest.mark.xfail(
+    strict=True, reason="moves 1 of 145 requests: the size of a block is not in the recording"
+)
+
+
+def from_the_midst(seed: int, options: str) -> tuple[Outcome, Recorder]:
+    recorder, begin = recorded(random.Random(seed), options)
+    (history,) = histories_of(recorder.snapshot(begin))
+    return replay(history), recorder
+
+
+@pytest.mark.parametrize("options", ["", "max_split_size_mb:32"])
+@pytest.mark.parametrize("seed", [*range(6), pytest.param(1039, marks=AMBIGUOUS)])
+def test_a_recording_is_replayed_from_its_midst(seed: int, options: str) -> None:
+    outcome, recorder = from_the_midst(seed, options)
+    assert outcome.is_exact, outcome
+    assert outcome.requests > 0
+    assert outcome.reserved_end == (recorder.reserved, recorder.reserved)
+
+
+@pytest.mark.parametrize("options", ["", "max_split_size_mb:32"])
+def test_a_size_that_is_not_recorded_moves_a_request_and_reserves_the_same(options: str) -> None:
+    outcome, recorder = from_the_midst(1039, options)
+    assert (outcome.moved, outcome.requests) == (1, 145)
+    assert outcome.reserved_peak[0] == outcome.reserved_peak[1]
+    assert outcome.reserved_end == (recorder.reserved, recorder.reserved)
 
 
 def _other_address(snapshot: dict[str, Any]) -> None:
@@ -175,18 +203,21 @@ def _not_released(snapshot: dict[str, Any]) -> None:
     trace.remove(next(entry for entry in trace if entry["action"] == "segment_free"))
 
 
-@pytest.mark.parametrize("change", [_other_address, _other_segment, _other_block, _not_released])
+@pytest.mark.parametrize("change", [_other_address, _other_segment, _other_block])
 def test_what_is_not_the_same_is_found(change: Callable[[dict[str, Any]], None]) -> None:
-    recorder, _ = recorded(1)
-    snapshot = recorder.snapshot()
+    snapshot = recorded(random.Random(2))[0].snapshot()
     change(snapshot)
-    try:
-        (history,) = histories_of(snapshot)
-        outcome = replay(history)
-    except SnapshotError:
-        return
+    (history,) = histories_of(snapshot)
+    outcome = replay(history)
     assert not outcome.is_exact
     assert outcome.first
+
+
+def test_a_segment_that_is_not_released_is_an_error() -> None:
+    snapshot = recorded(random.Random(1))[0].snapshot()
+    _not_released(snapshot)
+    with pytest.raises(SnapshotError, match=r"the segment at .* is never seen again"):
+        replay(histories_of(snapshot)[0])
 
 
 def expandable() -> dict[str, Any]:
@@ -253,7 +284,7 @@ def test_expandable_segments_may_be_there_before_the_recording_begins() -> None:
 
 def test_a_snapshot_is_read_from_a_file_and_runs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
-    path.write_bytes(pickle.dumps(recorded(2)[0].snapshot()))
+    path.write_bytes(pickle.dumps(recorded(random.Random(2))[0].snapshot()))
     assert isinstance(histories(path)[0], History)
     with pytest.raises(SnapshotError, match=r"has no pathlib\.\w+ in it"):
         plain(pickle.dumps(tmp_path))
@@ -264,7 +295,7 @@ def test_a_snapshot_is_read_from_a_file_and_runs_nothing(tmp_path: Path) -> None
 
 
 def test_events_that_do_not_fit_the_end_are_an_error() -> None:
-    snapshot = recorded(3)[0].snapshot()
+    snapshot = recorded(random.Random(3))[0].snapshot()
     snapshot["segments"] = []
     with pytest.raises(SnapshotError, match="never seen again"):
         replay(histories_of(snapshot)[0])

@@ -74,7 +74,7 @@ def test_every_kind_of_convolution(threads: int, dims: int, dtype: torch.dtype) 
 
 
 @onednn
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(
     dims=st.integers(1, 3),
     channels=st.sampled_from([1, 3, 8, 16, 24, 64]),

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from workspaces import assert_predicted, calls_of, onednn
 
-from benchmarks.workspace_cpu import CLOSE
 from pytest_torchmem.operators.meta_functions import META_FUNCTIONS, meta
 from pytest_torchmem.operators.workspace import find_workspace, workspace
 from pytest_torchmem.targets.host import REFERENCE
@@ -114,7 +113,7 @@ def test_attention(threads: int, dtype: torch.dtype) -> None:
     query, key, value = (image(1, 2, length, 32, dtype=dtype) for length in (300, 700, 700))
     calls = calls_of(lambda: F.scaled_dot_product_attention(query, key, value))
     assert {"aten::_scaled_dot_product_flash_attention_for_cpu"} <= {call.name for call in calls}
-    assert_predicted(calls, within=CLOSE)
+    assert_predicted(calls)
 
 
 @onednn

@@ -21,12 +21,12 @@ def calls_of(*programs: Program) -> list[Call]:
     return recorder.calls
 
 
-def assert_predicted(calls: list[Call], within: int = 0) -> None:
-    """Fail with the calls whose workspace differs by more bytes than ``within``."""
+def assert_predicted(calls: list[Call]) -> None:
+    """Fail with the calls whose workspace differs."""
     host = this_machine()
     different = [
         f"{call}: {call.predicted(host)}, measured {call.measured}"
         for call in calls
-        if abs(call.predicted(host) - call.measured) > within
+        if call.predicted(host) != call.measured
     ]
     assert not different, "\n".join(different)

@@ -19,21 +19,24 @@ def multinomial(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """native/Distributions.cpp, multinomial_out: checks, and a race of exponential variables; with
-    replacement the cumulated distribution of a row.
+    replacement (native/cpu/MultinomialKernel.cpp) the cumulated distribution of a row, of 16 bits
+    in float.
     """
     shape = (*self.shape[:-1], num_samples)
     result = torch.empty(shape, dtype=torch.int64)
     if replacement and num_samples > 1:
-        self.new_empty((self.shape[-1],))
+        dtype = torch.float32 if self.dtype.itemsize == 2 else self.dtype
+        self.new_empty((self.shape[-1],), dtype=dtype)
         return result
     least, most = torch.aminmax(self)
     valid = (least >= 0) & (most < torch.inf)
-    totals = self.sum(-1)
-    torch.any(totals == 0)
-    del totals
+    impossible = self.sum(-1) == 0
+    if self.dim() > 1:
+        impossible = impossible.any()
+    torch.bitwise_not(impossible)
     race = torch.empty_like(self)
     if num_samples > 1:
         values = self.new_empty(shape)
         del values
-    del race, valid, least, most
+    del race, impossible, valid, least, most
     return result

@@ -148,13 +148,13 @@ def run(here: CachingAllocator, steps: list[Any]) -> None:
     check(here, [])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(steps=STEPS, options=OPTIONS)
 def test_without_an_end(steps: list[Any], options: str) -> None:
     run(CachingAllocator(parse_options(options), total=10**12), steps)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(steps=STEPS, options=OPTIONS, capacity=st.integers(10, 200))
 def test_on_a_device_that_runs_out(steps: list[Any], options: str, capacity: int) -> None:
     run(CachingAllocator(parse_options(options), capacity * MIB, (capacity + 8) * MIB), steps)

@@ -45,7 +45,7 @@ def told(profile: MemoryProfile) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", COMPOSITES)
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(size=st.integers(1, 5000))
 def test_a_call_that_is_remembered_is_as_the_first(name: str, size: int) -> None:
     def body() -> None:

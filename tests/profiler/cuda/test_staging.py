@@ -160,7 +160,7 @@ def test_saved_tensors_on_the_host() -> None:
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     shape=st.lists(st.integers(1, 5), min_size=1, max_size=3),
     order=st.randoms(use_true_random=False),

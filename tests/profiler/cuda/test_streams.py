@@ -339,7 +339,7 @@ def run(program: list[Any], choose: Callable[[int], torch.cuda.Stream]) -> None:
                 total = leaf.sum()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(program=PROGRAM)
 def test_one_stream_is_as_good_as_another(program: list[Any]) -> None:
     """On one stream, default or not, the figures are those of a program that knows of none."""
@@ -366,7 +366,7 @@ def test_one_stream_is_as_good_as_another(program: list[Any]) -> None:
         assert profile.allocator_peaks() == profiles[0].allocator_peaks()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(program=PROGRAM)
 def test_streams_move_blocks_and_nothing_else(program: list[Any]) -> None:
     def one() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -449,7 +449,6 @@ shapes = st.lists(st.sampled_from([1, 2, 3, 8, 33, 128, 1000, 4096]), min_size=1
     st.data(),
     st.sampled_from([FLOAT, BFLOAT, torch.float64]),
 )
-@settings(deadline=None)
 def test_reductions_take_what_their_blocks_can_use(
     name: str, shape: list[int], data: st.DataObject, dtype: torch.dtype
 ) -> None:
@@ -478,7 +477,6 @@ def test_reductions_take_what_their_blocks_can_use(
     st.integers(1, 3000),
     st.integers(1, 32),
 )
-@settings(deadline=None)
 def test_attention_takes_no_negative_bytes_and_more_for_more(
     name: str, batch: int, heads: int, queries: int, keys: int, size: int
 ) -> None:
