@@ -1,6 +1,6 @@
-"""What a step works on: a digest of it, and the names of the parameters that it works with.
+"""The fingerprint of what a step works on, and the names of the parameters that it works with.
 
-The digest tells other work (larger inputs, a wider model) from the same work that needs more,
+It tells other work (larger inputs, a wider model) from the same work that needs more,
 and a renamed test from a new one. It is made of what the program chose and of nothing that torch,
 the device or the machine choose: shapes, dtypes and the parameters' bytes.
 """
@@ -25,8 +25,8 @@ _RANDOM = frozenset(("rand", "randn", "randint", "randperm", "normal"))
 """Factories by which a program without modules makes its inputs."""
 
 
-def of_step(ledger: Ledger, device: torch.device) -> str:
-    """Return the digest of a module's step: its inputs' geometry and its parameters' bytes.
+def fingerprint_of_step(ledger: Ledger, device: torch.device) -> str:
+    """Return the fingerprint of a module's step: its inputs' geometry and its parameters' bytes.
 
     Called before the forward, when nothing else is in the ledger.
     """
@@ -68,8 +68,8 @@ class Program:
         ]
         self._calls.add(f"{known[1]} {' '.join(given)}\n")
 
-    def digest(self) -> str:
-        """Return the digest of what was met, "" where the program works on nothing known."""
+    def fingerprint(self) -> str:
+        """Return the fingerprint of what was met, "" where the program works on nothing known."""
         lines = sorted(self._calls)
         devices = self._ledger.devices.values()
         brought = (device.entries[index - 1] for device in devices for index in device.earlier)

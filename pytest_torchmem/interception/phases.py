@@ -1,4 +1,4 @@
-"""Phases, found from what runs: forward, backward, between, optimizer; and the stream it is on."""
+"""The ledger's phase, and its stream, as operators come; nothing of the engine is replaced."""
 
 from __future__ import annotations
 
@@ -6,46 +6,70 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.streams import Streams
 from pytest_torchmem.profile.timeline import Phase
+from pytest_torchmem.step.phases import StepPhases
 from pytest_torchmem.torch_private.autograd import current_graph_task
 
 
 class Phases:
-    """Keeps the ledger's phase, and its stream, in step with the program.
-
-    Backward is while the autograd engine runs, and optimizer while a ``step`` does. What comes
-    after a backward outside of both is between, until a module is called again.
-    """
+    """Finds the phase that an operator belongs to, from the task that the autograd engine is at."""
 
     def __init__(self, ledger: Ledger, attribution: Attribution, streams: Streams) -> None:
         self._ledger = ledger
         self._streams = streams
         self._attribution = attribution
-        self._calls_before = -1
-        """Calls of outermost modules up to the last backward or optimizer step."""
-        self._before_optimizer = Phase.FORWARD
+        self._step = StepPhases()
+        self._entered = self._step.phase
+        self._tasks: list[int] = []
+        """The engine's task that each phase which is running belongs to, -1 for none."""
+        self._calls = 0
+        """Calls of outermost modules when last looked."""
 
     def find(self) -> Phase:
         """Enter the phase that an operator issued now belongs to, and return it."""
         if self._streams.several:
             self._streams.find()
-        ledger, calls = self._ledger, self._attribution.outermost_calls
-        if current_graph_task() != -1:
-            ledger.enter(Phase.BACKWARD)
-            self._calls_before = calls
-            return Phase.BACKWARD
-        if ledger.phase is Phase.BACKWARD:
-            ledger.enter(Phase.BETWEEN)
-        if ledger.phase is Phase.BETWEEN and calls != self._calls_before:
-            ledger.enter(Phase.FORWARD)
-        return ledger.phase
+        self._follow_engine()
+        calls = self._attribution.outermost_calls
+        if calls != self._calls:
+            self._calls = calls
+            self._step.module_called()
+        return self._enter()
 
     def enter_optimizer(self) -> None:
         """Begin an optimizer's step."""
-        self._before_optimizer = self._ledger.phase
-        self._ledger.enter(Phase.OPTIMIZER)
+        self._follow_engine()
+        self._begin(Phase.OPTIMIZER, current_graph_task())
+        self._enter()
 
     def leave_optimizer(self) -> None:
         """End an optimizer's step."""
-        before = self._before_optimizer
-        self._ledger.enter(Phase.FORWARD if before is Phase.FORWARD else Phase.BETWEEN)
-        self._calls_before = self._attribution.outermost_calls
+        self._follow_engine()
+        self._end()
+        self._calls = self._attribution.outermost_calls
+        self._enter()
+
+    def _follow_engine(self) -> None:
+        """Begin and end backwards, which the engine does without a word."""
+        task, tasks = current_graph_task(), self._tasks
+        if task == (tasks[-1] if tasks else -1):
+            return
+        while tasks and tasks[-1] != task and (task == -1 or self._step.phase is Phase.BACKWARD):
+            self._end()
+        if task != (tasks[-1] if tasks else -1):
+            self._begin(Phase.BACKWARD, task)
+
+    def _begin(self, phase: Phase, task: int) -> None:
+        self._step.begin(phase)
+        self._tasks.append(task)
+
+    def _end(self) -> None:
+        if self._tasks:
+            self._step.end()
+            self._tasks.pop()
+
+    def _enter(self) -> Phase:
+        phase = self._step.phase
+        if phase is not self._entered:
+            self._entered = phase
+            self._ledger.enter(phase)
+        return self._ledger.phase

@@ -10,7 +10,6 @@ is not reported; whatever belongs to a step must therefore be allocated inside t
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -18,10 +17,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.autograd import Variable
 from torch.autograd.profiler import profile
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.step.phases import engine_runs, outermost_module_calls
 from pytest_torchmem.torch_private.operators import (
     OpOverloadPacket,
     has_kernels,
@@ -56,7 +55,8 @@ class Range:
     stop: int
     name: str
     works: int | None = None
-    """When it first took memory or ran an operator that is more than a view; None where never."""
+    """When it first took memory, ran an operator that is more than a view or began an optimizer's
+    step; None where never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,9 @@ class Recorder:
     def __enter__(self) -> Recorder:
         with ExitStack() as stack:
             stack.enter_context(_quiet_kineto())
-            stack.enter_context(_marked_engine())
-            stack.enter_context(_marked_modules())
+            # A run that a C++ extension starts is known by the nodes that the engine evaluates.
+            stack.enter_context(engine_runs(lambda: _mark(ENGINE)))
+            stack.enter_context(outermost_module_calls(lambda: _mark(MODULE)))
             self._profile = profile(profile_memory=True)
             try:
                 stack.enter_context(self._profile)
@@ -120,61 +121,6 @@ def _quiet_kineto() -> Iterator[None]:
         os.environ.pop(name, None)
 
 
-class _MarkedEngine:
-    """The autograd engine, with a mark around every run that Python starts."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        with _mark(ENGINE):
-            return self._engine.run_backward(*args, **kwargs)
-
-
-@contextmanager
-def _marked_engine() -> Iterator[None]:
-    """Every run that Python starts goes through ``Variable._execution_engine`` (autograd/graph.py).
-
-    A run that a C++ extension starts is known by the nodes the engine evaluates.
-    """
-    engine = Variable._execution_engine
-    Variable._execution_engine = _MarkedEngine(engine)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        Variable._execution_engine = engine
-
-
-@contextmanager
-def _marked_modules() -> Iterator[None]:
-    """Mark every call of a module that is not inside another's: a forward begins there."""
-    original = torch.nn.Module.__call__
-    thread = threading.get_ident()
-    depth = 0
-
-    # torch's Python tracer reads this frame's module as its local ``self``, and ends the process
-    # where there is none (torch/csrc/autograd/profiler_python.cpp, recordPyCall).
-    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        nonlocal depth
-        if depth or threading.get_ident() != thread:
-            return original(self, *args, **kwargs)
-        depth += 1
-        try:
-            with _mark(MODULE):
-                return original(self, *args, **kwargs)
-        finally:
-            depth -= 1
-
-    torch.nn.Module.__call__ = call  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.nn.Module.__call__ = original  # type: ignore[method-assign]
-
-
 def _read(roots: list[Any]) -> Recording:
     """Flatten the profiler's event tree; the order of events is that of their time stamps."""
     from torch._C._profiler import _EventType
@@ -202,6 +148,8 @@ def _read(roots: list[Any]) -> Recording:
                     works(open_ranges, time)
             continue
         name = node.name
+        if name.startswith(OPTIMIZER_STEP):
+            works(open_ranges, node.start_time_ns)  # in a hook of the backward, say
         if name.startswith(_RANGES):
             found = Range(node.start_time_ns, node.end_time_ns, name)
             ranges.append(found)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch.autograd import Variable
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from pytest_torchmem.measurement.device import Device
 from pytest_torchmem.profile.timeline import Phase
+from pytest_torchmem.step.phases import (
+    StepPhases,
+    engine_runs,
+    optimizer_steps,
+    outermost_module_calls,
+)
 
 _COUNTERS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 _REQUESTS, _RELEASES = "allocation.all.allocated", "allocation.all.freed"
@@ -108,85 +105,34 @@ def _read(found: Mapping[str, int], name: str) -> int:
 
 @contextmanager
 def following_phases(meter: PhaseMeter) -> Iterator[None]:
-    """Have ``meter`` follow the phases of what this thread runs.
+    """Have ``meter`` follow the phases of what this thread runs."""
+    phases = StepPhases()
 
-    Backward is while the autograd engine runs, optimizer while a ``step`` does; what comes after a
-    backward outside of both is between, until a module is called again.
-    """
-    thread = threading.get_ident()
-    before: list[Phase] = []
+    def begin(phase: Phase) -> None:
+        phases.begin(phase)
+        meter.change(phases.phase)
 
-    def here() -> bool:
-        return threading.get_ident() == thread
+    def end() -> None:
+        phases.end()
+        meter.change(phases.phase)
 
-    def enter(phase: Phase) -> None:
-        before.append(meter.phase)
-        meter.change(phase)
-
-    def leave() -> None:
-        ended, outer = meter.phase, before.pop()
-        if before or (ended is Phase.OPTIMIZER and outer is Phase.FORWARD):
-            meter.change(outer)
-        else:
-            meter.change(Phase.BETWEEN)
-
-    def called() -> None:
-        if not before and meter.phase is Phase.BETWEEN:
-            meter.change(Phase.FORWARD)
-
-    with ExitStack() as stack:
-        stack.enter_context(_followed_engine(here, enter, leave))
-        stack.enter_context(_followed_modules(here, called))
-        for hook in (
-            register_optimizer_step_pre_hook(lambda *_: enter(Phase.OPTIMIZER) if here() else None),
-            register_optimizer_step_post_hook(lambda *_: leave() if here() else None),
-        ):
-            stack.callback(hook.remove)
-        yield
-
-
-class _FollowedEngine:
-    """The autograd engine, with a phase around every run that Python starts."""
-
-    def __init__(self, engine: Any, here: Any, enter: Any, leave: Any) -> None:
-        self._engine, self._here, self._enter, self._leave = engine, here, enter, leave
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._here():
-            return self._engine.run_backward(*args, **kwargs)
-        self._enter(Phase.BACKWARD)
+    @contextmanager
+    def backward() -> Iterator[None]:
+        begin(Phase.BACKWARD)
         try:
-            return self._engine.run_backward(*args, **kwargs)
+            yield
         finally:
-            self._leave()
+            end()
 
-
-@contextmanager
-def _followed_engine(here: Any, enter: Any, leave: Any) -> Iterator[None]:
-    """Every run that Python starts goes through ``Variable._execution_engine``."""
-    engine = Variable._execution_engine
-    Variable._execution_engine = _FollowedEngine(engine, here, enter, leave)  # type: ignore[assignment]
-    try:
+    @contextmanager
+    def module_call() -> Iterator[None]:
+        phases.module_called()
+        meter.change(phases.phase)
         yield
-    finally:
-        Variable._execution_engine = engine
 
-
-@contextmanager
-def _followed_modules(here: Any, called: Any) -> Iterator[None]:
-    original = torch.nn.Module.__call__
-
-    # The first parameter is named as torch's Python tracer wants it (``events._marked_modules``).
-    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if here():
-            called()
-        return original(self, *args, **kwargs)
-
-    torch.nn.Module.__call__ = call  # type: ignore[method-assign]
-    try:
+    with (
+        engine_runs(backward),
+        outermost_module_calls(module_call),
+        optimizer_steps(lambda: begin(Phase.OPTIMIZER), end),
+    ):
         yield
-    finally:
-        torch.nn.Module.__call__ = original  # type: ignore[method-assign]

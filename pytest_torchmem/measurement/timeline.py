@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement.copies import Label
@@ -17,6 +18,7 @@ from pytest_torchmem.measurement.events import (
     Recording,
 )
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
+from pytest_torchmem.step.phases import StepPhases
 
 _PHASES = {ENGINE: Phase.BACKWARD, ENGINE_NODE: Phase.BACKWARD, OPTIMIZER_STEP: Phase.OPTIMIZER}
 _FACTORIES = frozenset(
@@ -140,15 +142,12 @@ def operators_in(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _phase_changes(ranges: Iterable[Range], step: Range) -> list[tuple[int, Phase]]:
-    """Return when the phase changes; the innermost range decides.
-
-    An optimizer may run backward in its closure, and backward an optimizer in a hook. After a
-    backward, what is outside of both is between, until a module is called.
-    """
-    bounds: list[tuple[int, int, Phase | None]] = []
+    """Return when the phase changes."""
+    phases = StepPhases()
+    bounds: list[tuple[int, int, Callable[[], None]]] = []
     for found in ranges:
         if found.name == MODULE and step.start <= found.start:
-            bounds.append((found.start, 2, None))
+            bounds.append((found.start, 2, phases.module_called))
         phase = next(
             (phase for name, phase in _PHASES.items() if found.name.startswith(name)), None
         )
@@ -156,20 +155,11 @@ def _phase_changes(ranges: Iterable[Range], step: Range) -> list[tuple[int, Phas
             continue  # a trace sees nothing of a backward that only makes views
         if phase is not None and step.start <= found.start and found.stop <= step.stop:
             begins = found.works if phase is Phase.BACKWARD else found.start
-            bounds.append((begins or found.start, 1, phase))
-            bounds.append((found.stop, 0, phase))
-    changes = [(step.start, Phase.FORWARD)]
-    open_phases = [Phase.FORWARD]
-    for time, begins, phase in sorted(bounds, key=lambda bound: bound[:2]):
-        if phase is None:
-            if len(open_phases) == 1:
-                open_phases[0] = Phase.FORWARD
-        elif begins:
-            open_phases.append(phase)
-            if phase is Phase.BACKWARD:
-                open_phases[0] = Phase.BETWEEN
-        else:
-            open_phases.pop()
-        if open_phases[-1] is not changes[-1][1]:
-            changes.append((time, open_phases[-1]))
+            bounds.append((begins or found.start, 1, partial(phases.begin, phase)))
+            bounds.append((found.stop, 0, phases.end))
+    changes = [(step.start, phases.phase)]
+    for time, _, take_note in sorted(bounds, key=lambda bound: bound[:2]):
+        take_note()
+        if phases.phase is not changes[-1][1]:
+            changes.append((time, phases.phase))
     return changes

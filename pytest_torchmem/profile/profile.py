@@ -49,7 +49,7 @@ class MemoryProfile:
     reserved_peak: int | None = None
     torch_version: str = ""
     workload: str = ""
-    """A digest of input shapes, dtypes and parameter bytes: tells another workload apart."""
+    """The fingerprint of the step: input shapes, dtypes and parameter bytes."""
     warnings: tuple[str, ...] = ()
     unknown_workspaces: tuple[str, ...] = ()
     """Operators that ran and whose kernels take a workspace of unknown size, in order of name."""

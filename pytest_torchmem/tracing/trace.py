@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,10 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from pytest_torchmem.allocator import AllocatorOptions, parse_options
 from pytest_torchmem.errors import UnsupportedTorchError, UsageError
@@ -27,7 +22,7 @@ from pytest_torchmem.interception.distributed import (
     process_group_kept,
     refuse_wrapped,
 )
-from pytest_torchmem.interception.fingerprint import Program, of_step
+from pytest_torchmem.interception.fingerprint import Program, fingerprint_of_step
 from pytest_torchmem.interception.gradient_accumulation import References
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
@@ -36,6 +31,7 @@ from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.profile.profile import MemoryProfile, summarise
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.global_state import process_kept, thread_kept
+from pytest_torchmem.step.phases import optimizer_steps
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, Gpu, find_gpu
@@ -167,14 +163,14 @@ def _profile(
     __tracebackhide__ = True
     ledger, machine = interceptor.ledger, interceptor.machine
     program = Program(ledger)
-    workload = ""
+    fingerprint = ""
     if isinstance(target, nn.Module):
         refuse_wrapped(target)
         ledger.begin(Phase.BASELINE)
         twins = Twins(interceptor, machine.device)
         target = twins.of_module(target)
         args, kwargs = twins.of_inputs(args, kwargs)
-        workload = of_step(ledger, machine.device)
+        fingerprint = fingerprint_of_step(ledger, machine.device)
         del twins
         ledger.enter(Phase.FORWARD)
     else:
@@ -191,7 +187,7 @@ def _profile(
         gpu=machine.gpu.name if machine.gpu else None,
         host=machine.host.name,
         torch_version=torch.__version__,
-        workload=workload or program.digest(),
+        workload=fingerprint or program.fingerprint(),
         warnings=(
             *interceptor.values.warnings,
             *_compiled(interceptor.attribution),
@@ -250,11 +246,6 @@ def _gradient_held_by_engine_alone() -> References:
 def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[None]:
     """Switch on interception, dispatch and identity, module and optimizer following; then off."""
     machine = interceptor.machine
-    thread = threading.get_ident()
-
-    def here() -> bool:
-        return threading.get_ident() == thread
-
     with ExitStack() as stack:
         context = TraceContext(interceptor)
         stack.enter_context(python_functions(context))
@@ -266,15 +257,9 @@ def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[N
             stack.enter_context(cuda_dispatch(machine, context))
             stack.enter_context(cuda_identity(context, memory))
         stack.enter_context(interceptor.attribution.following_modules())
-        for hook in (
-            register_optimizer_step_pre_hook(
-                lambda *_: interceptor.enter_optimizer() if here() else None
-            ),
-            register_optimizer_step_post_hook(
-                lambda *_: interceptor.phases.leave_optimizer() if here() else None
-            ),
-        ):
-            stack.callback(hook.remove)
+        stack.enter_context(
+            optimizer_steps(interceptor.enter_optimizer, interceptor.phases.leave_optimizer)
+        )
         stack.enter_context(interceptor.running())
         yield
 

@@ -1,4 +1,4 @@
-"""The digest of what a step works on: the same for the same work, however it is come by."""
+"""The fingerprint of what a step works on: the same for the same work, however it is come by."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def built(width: int = 16, batch: int = 4, copies: int = 1) -> Callable[[], None
     return program
 
 
-def digest(program: Any, device: str = "cpu") -> str:
+def fingerprint(program: Any, device: str = "cpu") -> str:
     return trace(program, device=device).workload
 
 
-def test_the_same_work_has_the_same_digest() -> None:
+def test_the_same_work_has_the_same_fingerprint() -> None:
     model = Net()
 
     def brought() -> None:
@@ -57,18 +57,18 @@ def test_the_same_work_has_the_same_digest() -> None:
         x = torch.randn(4, 8, requires_grad=True)
         checkpoint(Net(), x, use_reentrant=False).sum().backward()
 
-    same = digest(built())
+    same = fingerprint(built())
     assert same
-    assert digest(built(copies=5)) == same, "more memory for the same work"
-    assert digest(several_steps) == same
-    assert digest(on_cuda, "cuda") == same
-    assert digest(recomputed) == same
-    assert digest(brought) == same
+    assert fingerprint(built(copies=5)) == same, "more memory for the same work"
+    assert fingerprint(several_steps) == same
+    assert fingerprint(on_cuda, "cuda") == same
+    assert fingerprint(recomputed) == same
+    assert fingerprint(brought) == same
 
 
 @pytest.mark.parametrize("other", [built(width=17), built(batch=5)])
-def test_other_work_has_another_digest(other: Callable[[], None]) -> None:
-    assert digest(other) != digest(built())
+def test_other_work_has_another_fingerprint(other: Callable[[], None]) -> None:
+    assert fingerprint(other) != fingerprint(built())
 
 
 def test_programs_without_modules() -> None:
@@ -83,8 +83,8 @@ def test_programs_without_modules() -> None:
     first = trace(functional, torch.randn(4, 8)).workload
     assert first == trace(functional, torch.zeros(4, 8)).workload
     assert first != trace(functional, torch.zeros(5, 8)).workload
-    assert digest(made(3)) == digest(made(3)) != digest(made(4))
-    assert digest(lambda: None) == ""
+    assert fingerprint(made(3)) == fingerprint(made(3)) != fingerprint(made(4))
+    assert fingerprint(lambda: None) == ""
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -1,0 +1,122 @@
+"""What a phase of a step is; a trace and a measurement both go by it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch import nn
+from torch.autograd import Variable
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from pytest_torchmem.profile.timeline import Phase
+from pytest_torchmem.torch_private.patches import replaced
+
+_Within = Callable[[], AbstractContextManager[object]]
+
+
+class StepPhases:
+    """Which phase it is, from what begins and ends.
+
+    Backward is while the autograd engine runs, and optimizer while a ``step`` does; of one in the
+    other, such as a closure's backward, the inner one counts. Outside of both it is forward at
+    first, and between from a backward on until a module is called that no other module calls.
+    """
+
+    def __init__(self) -> None:
+        self._outside = Phase.FORWARD
+        self._running: list[Phase] = []
+
+    @property
+    def phase(self) -> Phase:
+        """The present phase."""
+        return self._running[-1] if self._running else self._outside
+
+    def begin(self, phase: Phase) -> None:
+        """Begin a backward or an optimizer's step."""
+        self._running.append(phase)
+        if phase is Phase.BACKWARD:
+            self._outside = Phase.BETWEEN
+
+    def end(self) -> None:
+        """End what began last."""
+        self._running.pop()
+
+    def module_called(self) -> None:
+        """Take note of a call of a module that no other module makes."""
+        if not self._running:
+            self._outside = Phase.FORWARD
+
+
+class _Engine:
+    """The autograd engine, with a context around every run that Python starts."""
+
+    def __init__(self, engine: Any, within: _Within) -> None:
+        self._engine, self._within = engine, within
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            return self._engine.run_backward(*args, **kwargs)
+        with self._within():
+            return self._engine.run_backward(*args, **kwargs)
+
+
+@contextmanager
+def engine_runs(within: _Within) -> Iterator[None]:
+    """Run the autograd engine within ``within()`` where this thread starts it.
+
+    Every run that Python starts goes through ``Variable._execution_engine`` (autograd/graph.py,
+    ``_engine_run_backward``).
+    """
+    with replaced(Variable, _execution_engine=_Engine(Variable._execution_engine, within)):
+        yield
+
+
+@contextmanager
+def outermost_module_calls(within: _Within) -> Iterator[None]:
+    """Run this thread's calls of modules that no other module makes within ``within()``."""
+    original = nn.Module.__call__
+    thread, depth = threading.get_ident(), 0
+
+    # torch's Python tracer reads this frame's module as its local ``self``, and ends the process
+    # where there is none (torch/csrc/autograd/profiler_python.cpp, recordPyCall).
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        if depth or threading.get_ident() != thread:
+            return original(self, *args, **kwargs)
+        depth += 1
+        try:
+            with within():
+                return original(self, *args, **kwargs)
+        finally:
+            depth -= 1
+
+    with replaced(nn.Module, __call__=call):
+        yield
+
+
+@contextmanager
+def optimizer_steps(begin: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
+    """Call ``begin`` and ``end`` around each step of an optimizer on this thread."""
+    thread = threading.get_ident()
+    hooks = [
+        register(lambda *_, told=told: told() if threading.get_ident() == thread else None)
+        for register, told in (
+            (register_optimizer_step_pre_hook, begin),
+            (register_optimizer_step_post_hook, end),
+        )
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
