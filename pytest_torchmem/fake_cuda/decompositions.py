@@ -14,13 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
-from pytest_torchmem.fake_cuda.api.attention import attention_answers
 from pytest_torchmem.fake_cuda.autocast import cuda_autocast
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.operators.attention.dispatch import BACKENDS, may_use
 from pytest_torchmem.operators.cuda_meta import CUDA_META
 from pytest_torchmem.operators.decompositions import LEAVES, Composite, registered_kernels
 from pytest_torchmem.operators.families import load
@@ -43,11 +41,7 @@ def cuda_dispatch(machine: Machine, guard: TraceContext) -> Iterator[None]:
     machine.leaves = frozenset(LEAVES)
     machine.meta_functions = CUDA_META
     machine.storages = CUDA_STORAGES
-    with (
-        composite_kernels(kernels),
-        cuda_autocast(guard),
-        attention_answers(guard, BACKENDS, partial(may_use, machine.gpu)),
-    ):
+    with composite_kernels(kernels), cuda_autocast(guard):
         yield
 
 

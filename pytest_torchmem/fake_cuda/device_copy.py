@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -11,14 +11,12 @@ from torch import Tensor
 from pytest_torchmem.interception.context import TraceContext
 
 _Base: Any = torch._C.TensorBase
+_parse_to: Callable[..., Any] = torch._C._nn._parse_to
 
 
 def as_device(device: Any) -> torch.device:
     """Return the device that a program names; a number is one of ``cuda``."""
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-
-
-_parse_to: Callable[..., Any] = torch._C._nn._parse_to
 
 
 def parse_to(*args: Any, **kwargs: Any) -> Any:
@@ -32,50 +30,71 @@ def parse_to(*args: Any, **kwargs: Any) -> Any:
     return _parse_to(*args, **kwargs)
 
 
-def mover(trace: TraceContext) -> Callable[..., Tensor]:
-    """Return the differentiable copy from one device to another."""
+class Target(NamedTuple):
+    """What ``Tensor.to`` is asked for."""
 
-    def copy(
-        tensor: Tensor,
-        device: torch.device,
-        dtype: torch.dtype | None,
-        layout: torch.memory_format | None,
-        non_blocking: bool,
-    ) -> Tensor:
-        if device.type == "meta":
-            return cast(Tensor, _Base.to(tensor, device, dtype or tensor.dtype))
-        with trace.placing_on(device):
-            return torch.ops.aten._to_copy.default(  # type: ignore[no-any-return]
-                tensor,
-                dtype=dtype or tensor.dtype,
-                non_blocking=non_blocking,
-                memory_format=layout or torch.preserve_format,
-            )
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
+    memory_format: torch.memory_format | None = None
+    non_blocking: bool = False
+    copy: bool = False
 
-    def move(
-        tensor: Tensor,
-        device: torch.device,
-        dtype: torch.dtype | None,
-        layout: torch.memory_format | None,
-        non_blocking: bool,
-    ) -> Tensor:
-        options = (device, dtype, layout, non_blocking)
+
+def parse_target(*args: Any, **kwargs: Any) -> Target:
+    """Return the arguments of ``Tensor.to`` by name, however they were given."""
+    other = kwargs.get("other", args[0] if args else None)
+    if isinstance(other, Tensor):
+        device, dtype = other.device, other.dtype
+        flags = list(args[1:])
+    else:
+        flags = [argument for argument in args if isinstance(argument, bool)]
+        device, dtype, _, _ = parse_to(
+            *[argument for argument in args if not isinstance(argument, bool)],
+            **{name: kwargs[name] for name in ("device", "dtype") if name in kwargs},
+        )
+    given = {**dict(zip(("non_blocking", "copy"), flags, strict=False)), **kwargs}
+    non_blocking, copy = bool(given.get("non_blocking")), bool(given.get("copy"))
+    return Target(device, dtype, given.get("memory_format"), non_blocking, copy)
+
+
+class DeviceCopy:
+    """The differentiable copy from one device to another."""
+
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+
+    def __call__(self, tensor: Tensor, target: Target) -> Tensor:
+        """Return ``tensor`` on the device of ``target``, which has one."""
         if tensor.requires_grad and torch.is_grad_enabled():
-            return cast(Tensor, cast(Any, ToCopy).apply(tensor, copy, *options))
-        return copy(tensor, *options)
+            return cast(Tensor, cast(Any, ToCopy).apply(tensor, self.copy, target))
+        return self.copy(tensor, target)
 
-    return move
+    def copy(self, tensor: Tensor, target: Target) -> Tensor:
+        """Issue the operator."""
+        device, dtype = target.device, target.dtype or tensor.dtype
+        assert device is not None
+        if device.type == "meta":
+            return cast(Tensor, _Base.to(tensor, device, dtype))
+        with self._trace.placing_on(device):
+            copied = torch.ops.aten._to_copy.default(
+                tensor,
+                dtype=dtype,
+                non_blocking=target.non_blocking,
+                memory_format=target.memory_format or torch.preserve_format,
+            )
+        return cast(Tensor, copied)
 
 
 class ToCopy(torch.autograd.Function):
     """``ToCopyBackward0`` for two devices that C++ cannot tell apart."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, copy: Callable[..., Tensor], *options: Any) -> Tensor:
-        ctx.copy, ctx.device, ctx.dtype = copy, tensor.device, tensor.dtype
-        return copy(tensor, *options)
+    def forward(
+        ctx: Any, tensor: Tensor, copy: Callable[[Tensor, Target], Tensor], target: Target
+    ) -> Tensor:
+        ctx.copy, ctx.origin = copy, Target(tensor.device, tensor.dtype)
+        return copy(tensor, target)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        moved = ctx.copy(gradients[0], ctx.device, ctx.dtype, None, False)
-        return moved, None, None, None, None, None
+        return ctx.copy(gradients[0], ctx.origin), None, None

@@ -73,6 +73,11 @@ class DeviceMemory:
         """What the device has left: neither reserved nor taken by CUDA itself; never below 0."""
         return max(0, self.gpu.memory - self.gpu.context - self.allocator.reserved)
 
+    def free_and_total(self) -> tuple[int, int]:
+        """Return what ``torch.cuda.mem_get_info`` does."""
+        self.follow()
+        return self.free, self.gpu.memory
+
     def follow(self) -> CachingAllocator:
         """Catch up with the ledger; return the allocator as it then is."""
         ledger = self._ledger

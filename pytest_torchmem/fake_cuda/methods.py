@@ -1,4 +1,4 @@
-"""The attributes of ``torch.Tensor`` that know of fake devices, by what they are asked for."""
+"""The methods of ``torch.Tensor`` that know of devices."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch import Tensor
 
 from pytest_torchmem.fake_cuda.api.legacy_types import find_legacy_type
 from pytest_torchmem.fake_cuda.api.wrappers import Wrappers
-from pytest_torchmem.fake_cuda.device_copy import as_device, mover, parse_to
+from pytest_torchmem.fake_cuda.device_copy import DeviceCopy, as_device, parse_target
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.torch_private.patches import Replacements
 
 _CPU = torch.device("cpu")
 _Base: Any = torch._C.TensorBase
-_MAKING = (
+_FACTORIES = (
     "new",
     "new_tensor",
     "new_zeros",
@@ -25,22 +26,6 @@ _MAKING = (
     "new_empty",
     "new_empty_strided",
 )
-DeviceOf = Callable[[Tensor], torch.device]
-
-
-def tensor_methods(trace: TraceContext, memory: DeviceMemory) -> dict[str, Any]:
-    """Return what stands for attributes of ``torch.Tensor`` in a trace on fake cuda, by name."""
-    wrappers = Wrappers(trace)
-    device_of = _device_of(trace, wrappers)
-    return {
-        **_questions(device_of),
-        **_moves(trace, device_of),
-        **_pinned_memory(trace, device_of),
-        **{name: _making(name, trace, device_of) for name in _MAKING},
-        **{name: _on_host_only(name, device_of) for name in ("numpy", "__array__")},
-        "_make_wrapper_subclass": wrappers.making(),
-        "record_stream": _record_stream(trace, memory),
-    }
 
 
 def pin(trace: TraceContext, tensor: Tensor) -> None:
@@ -50,192 +35,175 @@ def pin(trace: TraceContext, tensor: Tensor) -> None:
         record.ledger.pinned.add(record.index)
 
 
-def _device_of(trace: TraceContext, wrappers: Wrappers) -> DeviceOf:
-    def device_of(tensor: Tensor) -> torch.device:
-        record = trace.record(tensor)
+class DeviceMethods:
+    """``torch.Tensor`` in a trace on fake cuda."""
+
+    def __init__(self, trace: TraceContext, memory: DeviceMemory) -> None:
+        self._trace = trace
+        self._memory = memory
+        self._wrappers = Wrappers(trace)
+        self._copy = DeviceCopy(trace)
+
+    def replacements(self) -> Replacements:
+        """Return what takes the place of torch's own."""
+        methods: dict[str, Any] = {
+            "device": property(self.device_of),
+            "is_cuda": property(lambda tensor: self.device_of(tensor).type == "cuda"),
+            "is_cpu": property(lambda tensor: self.device_of(tensor).type == "cpu"),
+            "get_device": self.get_device,
+            "to": self.to,
+            "cuda": self.cuda,
+            "cpu": self.cpu,
+            "type": self.type,
+            "type_as": self.type_as,
+            "copy_": self.copy_,
+            "pin_memory": self.pin_memory,
+            "is_pinned": self.is_pinned,
+            "record_stream": self.record_stream,
+            "_make_wrapper_subclass": self._wrappers.making(),
+            **{name: self._factory(name) for name in _FACTORIES},
+            **{name: self._on_host_only(name) for name in ("numpy", "__array__")},
+        }
+        return [(Tensor, methods)]
+
+    def device_of(self, tensor: Tensor) -> torch.device:
+        """Return where a tensor is."""
+        record = self._trace.record(tensor)
         if record is None:
-            wrapped = wrappers.device_of(tensor)
+            wrapped = self._wrappers.device_of(tensor)
             return wrapped or cast(torch.device, _Base.device.__get__(tensor))
         return record.ledger.device
 
-    return device_of
-
-
-def _questions(device_of: DeviceOf) -> dict[str, Any]:
-    """Where a tensor is."""
-
-    def get_device(tensor: Tensor) -> int:
-        device = device_of(tensor)
+    def get_device(self, tensor: Tensor) -> int:
+        """Return the index of a tensor's GPU, -1 for the CPU."""
+        device = self.device_of(tensor)
         return -1 if device.type == "cpu" else device.index or 0
 
-    return {
-        "device": property(device_of),
-        "is_cuda": property(lambda tensor: device_of(tensor).type == "cuda"),
-        "is_cpu": property(lambda tensor: device_of(tensor).type == "cpu"),
-        "get_device": get_device,
-    }
-
-
-def _moves(trace: TraceContext, device_of: DeviceOf) -> dict[str, Any]:
-    """Copies to another device, and those that a conversion of types asks for."""
-    to = _to(trace, device_of)
+    def to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Convert a tensor, or copy it to another device."""
+        if self._trace.off():
+            return cast(Tensor, _Base.to(tensor, *args, **kwargs))
+        target = parse_target(*args, **kwargs)
+        device = None if target.device is None else self._trace.device(target.device)
+        if device is None or device == self.device_of(tensor):
+            layout = target.memory_format
+            options = {} if layout is None else {"memory_format": layout}
+            dtype = target.dtype or tensor.dtype
+            return cast(Tensor, _Base.to(tensor, dtype, copy=target.copy, **options))
+        copied = self._copy(tensor, target._replace(device=device))
+        if target.non_blocking and device.type == "cpu":
+            pin(self._trace, copied)  # TensorConversions.cpp, _to_copy, ``pin_out``
+        return copied
 
     def cuda(
+        self,
         tensor: Tensor,
         device: Any = None,
         non_blocking: bool = False,
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> Tensor:
-        if trace.off():
+        """Copy a tensor to the GPU."""
+        if self._trace.off():
             return cast(Tensor, _Base.cuda(tensor, device))
-        target = torch.device("cuda", device) if isinstance(device, int) else device
-        return to(
-            tensor,
-            torch.device(target or "cuda"),
-            non_blocking=non_blocking,
-            memory_format=memory_format,
-        )
+        target = torch.device("cuda") if device is None else as_device(device)
+        return self.to(tensor, target, non_blocking=non_blocking, memory_format=memory_format)
 
-    def cpu(tensor: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
-        if trace.off():
+    def cpu(
+        self, tensor: Tensor, memory_format: torch.memory_format = torch.preserve_format
+    ) -> Tensor:
+        """Copy a tensor to the host."""
+        if self._trace.off():
             return cast(Tensor, _Base.cpu(tensor))
-        return to(tensor, _CPU, memory_format=memory_format)
+        return self.to(tensor, _CPU, memory_format=memory_format)
 
-    def type_of(tensor: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
-        if trace.off():
+    def type(self, tensor: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+        """Return the name of a tensor's legacy type, or a tensor of another type."""
+        if self._trace.off():
             return _Base.type(tensor) if dtype is None else _Base.type(tensor, dtype)
         if dtype is None:
             name = cast(str, _Base.type(tensor))
-            if device_of(tensor).type != "cuda" or name.startswith("torch.cuda."):
+            if self.device_of(tensor).type != "cuda" or name.startswith("torch.cuda."):
                 return name  # a function mode hands the call back to here
             return name.replace("torch.", "torch.cuda.", 1)
         legacy = find_legacy_type(dtype)
         if legacy is not None:
-            return to(tensor, legacy.device, legacy.dtype, non_blocking=non_blocking)
+            return self.to(tensor, legacy.device, legacy.dtype, non_blocking=non_blocking)
         return _Base.type(tensor, dtype)
 
-    def type_as(tensor: Tensor, other: Tensor) -> Tensor:
-        return cast(Tensor, _Base.type_as(tensor, other)) if trace.off() else to(tensor, other)
+    def type_as(self, tensor: Tensor, other: Tensor) -> Tensor:
+        """Convert a tensor to the dtype and device of another."""
+        if self._trace.off():
+            return cast(Tensor, _Base.type_as(tensor, other))
+        return self.to(tensor, other)
 
-    def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
+    def copy_(self, tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
         """Copy; a source on another device that gets a gradient is moved, so that it does too."""
         if (
             isinstance(source, Tensor)
             and source.requires_grad
             and torch.is_grad_enabled()
-            and not trace.off()
-            and device_of(source) != device_of(tensor)
+            and not self._trace.off()
+            and self.device_of(source) != self.device_of(tensor)
         ):
-            source = to(source, device_of(tensor))
+            source = self.to(source, self.device_of(tensor))
         return cast(Tensor, _Base.copy_(tensor, source, non_blocking))
 
-    return {
-        "to": to,
-        "cuda": cuda,
-        "cpu": cpu,
-        "type": type_of,
-        "type_as": type_as,
-        "copy_": copy_,
-    }
-
-
-def _to(trace: TraceContext, device_of: DeviceOf) -> Callable[..., Tensor]:
-    move = mover(trace)
-
-    def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if trace.off():
-            return cast(Tensor, _Base.to(tensor, *args, **kwargs))
-        other = kwargs.get("other", args[0] if args else None)
-        if isinstance(other, Tensor):
-            names = ("other", "non_blocking", "copy")
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            device: torch.device | None = device_of(other)
-            dtype: torch.dtype | None = other.dtype
-        else:
-            device, dtype, _, _ = parse_to(
-                *[argument for argument in args if not isinstance(argument, bool)],
-                **{name: kwargs[name] for name in ("device", "dtype") if name in kwargs},
-            )
-            flags = [argument for argument in args if isinstance(argument, bool)]
-            given = {**dict(zip(("non_blocking", "copy"), flags, strict=False)), **kwargs}
-        layout = given.get("memory_format")
-        copies = bool(given.get("copy", False))
-        non_blocking = bool(given.get("non_blocking", False))
-        if device is None or trace.device(device) == device_of(tensor):
-            options = {} if layout is None else {"memory_format": layout}
-            return cast(Tensor, _Base.to(tensor, dtype or tensor.dtype, copy=copies, **options))
-        moved = move(tensor, trace.device(device), dtype, layout, non_blocking)
-        if non_blocking and device.type == "cpu":  # TensorConversions.cpp, _to_copy, ``pin_out``
-            pin(trace, moved)
-        return moved
-
-    return to
-
-
-def _pinned_memory(trace: TraceContext, device_of: DeviceOf) -> dict[str, Any]:
-    """Pinned memory, which is the host's."""
-
-    def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
-        if trace.off():
+    def pin_memory(self, tensor: Tensor, device: Any = None) -> Tensor:
+        """Copy a tensor of the host to pinned memory."""
+        if self._trace.off():
             return cast(Tensor, _Base.pin_memory(tensor))
-        if device_of(tensor).type == "cuda":
+        if self.device_of(tensor).type == "cuda":
             raise RuntimeError(
                 f"cannot pin 'torch.cuda.{_Base.type(tensor).removeprefix('torch.')}' only dense "
                 "CPU tensors can be pinned"
             )
-        if is_pinned(tensor):
+        if self.is_pinned(tensor):
             return tensor
         made = tensor.clone(memory_format=torch.contiguous_format)
-        pin(trace, made)
+        pin(self._trace, made)
         return made
 
-    def is_pinned(tensor: Tensor, device: Any = None) -> bool:
-        if trace.off():
+    def is_pinned(self, tensor: Tensor, device: Any = None) -> bool:
+        """Return whether a tensor is in pinned memory."""
+        if self._trace.off():
             return cast(bool, _Base.is_pinned(tensor))
-        record = trace.record(tensor)
+        record = self._trace.record(tensor)
         return record is not None and record.index in record.ledger.pinned
 
-    return {"pin_memory": pin_memory, "is_pinned": is_pinned}
-
-
-def _record_stream(trace: TraceContext, memory: DeviceMemory) -> Callable[..., None]:
-    def record_stream(tensor: Tensor, stream: Any) -> None:
-        record = trace.record(tensor)
-        if trace.off():
+    def record_stream(self, tensor: Tensor, stream: Any) -> None:
+        """Let the allocator wait for ``stream`` before it gives the tensor's block again."""
+        record = self._trace.record(tensor)
+        if self._trace.off():
             _Base.record_stream(tensor, stream)
         elif record is not None and record.ledger.device.type == "cuda":
-            memory.record_stream(record.index, stream.stream_id)
+            self._memory.record_stream(record.index, stream.stream_id)
 
-    return record_stream
+    def _on_host_only(self, name: str) -> Callable[..., Any]:
+        original = getattr(Tensor, name)  # as the layer below has it
 
-
-def _on_host_only(name: str, device_of: DeviceOf) -> Callable[..., Any]:
-    original = getattr(Tensor, name)  # as the layer below has it
-
-    def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        device = device_of(tensor)
-        if device.type == "cuda" and not kwargs.get("force", False):
-            raise TypeError(
-                f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy "
-                "the tensor to host memory first."
-            )
-        return original(tensor, *args, **kwargs)
-
-    return method
-
-
-def _making(name: str, trace: TraceContext, device_of: DeviceOf) -> Callable[..., Any]:
-    """A tensor like this one, on its device or another."""
-    original = getattr(_Base, name)
-
-    def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device")
-        placed = trace.is_placing  # a function mode hands the call back to here
-        if placed or trace.off() or (device is None and name not in ("new", "new_tensor")):
-            return original(tensor, *args, **kwargs)
-        kwargs["device"] = _CPU
-        target = device_of(tensor) if device is None else as_device(device)
-        with trace.placing_on(trace.device(target)):
+        def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            device = self.device_of(tensor)
+            if device.type == "cuda" and not kwargs.get("force", False):
+                raise TypeError(
+                    f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy "
+                    "the tensor to host memory first."
+                )
             return original(tensor, *args, **kwargs)
 
-    return method
+        return method
+
+    def _factory(self, name: str) -> Callable[..., Any]:
+        """Return the method that makes a tensor like another, on its device or a named one."""
+        original = getattr(_Base, name)
+
+        def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            trace, device = self._trace, kwargs.get("device")
+            placed = trace.is_placing  # a function mode hands the call back to here
+            if placed or trace.off() or (device is None and name not in ("new", "new_tensor")):
+                return original(tensor, *args, **kwargs)
+            kwargs["device"] = _CPU
+            target = self.device_of(tensor) if device is None else as_device(device)
+            with trace.placing_on(trace.device(target)):
+                return original(tensor, *args, **kwargs)
+
+        return method

@@ -1,4 +1,4 @@
-"""The error of a fake GPU that has no memory left: what torch says, and what took the memory."""
+"""The error of a fake GPU that is out of memory: torch's message, and what took the memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LARGEST = 10
 
 
 class OutOfMemoryError(torch.OutOfMemoryError):
-    """The GPU that a trace stands for has no memory left.
+    """The GPU that a trace models has no memory left.
 
-    A program catches it as it does on the GPU; what it does not catch tells, beside what torch
-    would have said, what asked for how much, and what was alive.
+    A program catches it as it does on the GPU. Its message is torch's, followed by what requested
+    how much, and what was alive.
     """
 
     # As torch's own: a traceback shows "torch.OutOfMemoryError: CUDA out of memory. …".
@@ -29,8 +29,19 @@ class OutOfMemoryError(torch.OutOfMemoryError):
     """The bytes that were asked for."""
     origin: Origin
     """Who asked for them."""
+    what: str
+    """The operator that asked for them, or what they are for."""
     live: tuple[Allocation, ...]
     """What was alive on the GPU, largest first."""
+
+    @property
+    def request(self) -> str:
+        """The request that failed, as one clause: what, how much, and where."""
+        origin = self.origin
+        where = [f"in the {origin.phase.value}"]
+        where += [f"in module {origin.module}"] if origin.module else []
+        where += [f"at {origin.line}"] if origin.line else []
+        return f"{self.what} requested {format_size(self.nbytes)} {', '.join(where)}"
 
 
 def out_of_memory_error(
@@ -46,8 +57,7 @@ def out_of_memory_error(
     ``free`` is what the device has left, ``allowed`` what the process may have where it limited
     itself, ``entry`` what the request was for.
     """
-    live = ledger.live_allocations()
-    said = (
+    message = (
         f"CUDA out of memory. Tried to allocate {format_size(failure.segment)}. GPU 0 has a total "
         f"capacity of {format_size(gpu.memory)} of which {format_size(free)} is free. "
         f"Including non-PyTorch memory, this process has "
@@ -60,22 +70,17 @@ def out_of_memory_error(
         "documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html"
         "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
     )
-    # The error has one argument, as torch's: programs that tell it by its text look for that.
-    error = OutOfMemoryError(f"{said}\n\n{_told(gpu, entry, live)}")
-    error.gpu, error.nbytes, error.origin, error.live = gpu, entry.nbytes, entry.origin, live
+    error = OutOfMemoryError()
+    error.gpu, error.nbytes, error.origin = gpu, entry.nbytes, entry.origin
+    error.what = entry.origin.operator or entry.label or entry.kind.value
+    error.live = ledger.live_allocations()
+    # One argument, as torch's has: programs that tell it by its text look for that.
+    error.args = (f"{message}\n\n{_explanation(error)}",)
     return error
 
 
-def _told(gpu: Gpu, entry: AllocationEntry, live: tuple[Allocation, ...]) -> str:
-    origin = entry.origin
-    where = [f"in the {origin.phase.value}"]
-    where += [f"in module {origin.module}"] if origin.module else []
-    where += [f"at {origin.line}"] if origin.line else []
-    what = origin.operator or entry.label or entry.kind.value
-    asked = (
-        f"A trace on fake cuda ({gpu.name}) got this: {what} asked for "
-        f"{format_size(entry.nbytes)} {', '.join(where)}."
-    )
+def _explanation(error: OutOfMemoryError) -> str:
+    request = f"Trace on fake cuda ({error.gpu.name}): {error.request}."
     rows = [
         (
             format_size(found.nbytes),
@@ -84,16 +89,16 @@ def _told(gpu: Gpu, entry: AllocationEntry, live: tuple[Allocation, ...]) -> str
             found.origin.operator,
             found.origin.line,
         )
-        for found in live[:_LARGEST]
+        for found in error.live[:_LARGEST]
     ]
     if not rows:
-        return asked
+        return request
     table = tabulate(
         rows,
-        headers=("alive then", "kind", "what", "operator", "line"),
+        headers=("live", "kind", "what", "operator", "line"),
         colalign=("right", "left", "left", "left", "left"),
     )
-    return f"{asked}\n\n{table}"
+    return f"{request}\n\n{table}"
 
 
 def format_size(nbytes: int) -> str:

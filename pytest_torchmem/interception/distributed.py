@@ -23,20 +23,20 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import Replacements, replaced_all
 
 _DATA_PARALLEL = (
-    "DistributedDataParallel cannot be traced: it reads and copies memory in C++, which a trace "
-    "does not have. Trace the module that it wraps (ddp.module), without the wrapper. In a real "
-    "step DDP's buckets take as many bytes again as the gradients, unless gradient_as_bucket_view "
-    "is True"
+    "DistributedDataParallel cannot be traced, because it reads and copies memory in C++ that "
+    "traced tensors do not have. Trace the module that it wraps (ddp.module). In a real step, "
+    "DDP's buckets take as many bytes again as the gradients, unless gradient_as_bucket_view is "
+    "True"
 )
 _SHARDED = (
-    "fully_shard (FSDP) cannot be traced: it frees and refills the memory of storages, which a "
-    "trace does not have. Trace the module as it is without it: parameters, gradients and the "
-    "optimizer's state are then those of a single process, not a shard of them"
+    "fully_shard (FSDP) cannot be traced, because it frees and refills the memory of storages, "
+    "which traced tensors do not have. Trace the module without it; parameters, gradients and "
+    "optimizer state are then those of a single process, not of one shard"
 )
 _RESIZED = (
-    "UntypedStorage.resize_ of a tensor in a trace is not supported: it changes the memory of a "
-    "storage without an operator. Use tensor.resize_(size), or make a new tensor. Where this comes "
-    "from torch.distributed (FSDP): "
+    "UntypedStorage.resize_ is not supported in a trace, because it changes memory without an "
+    "operator. Use tensor.resize_(size), or make a new tensor. If torch.distributed (FSDP) called "
+    "it: "
 ) + _SHARDED
 _SHARDING = (
     ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup", "__init__"),

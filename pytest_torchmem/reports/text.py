@@ -121,14 +121,10 @@ def unknown_bytes(record: Record) -> str:
 
 def does_not_fit(record: Record, error: OutOfMemoryError) -> str:
     """Return the message of a trace that ran out of its GPU's memory."""
-    gpu, origin = error.gpu, error.origin
-    where = [f"in the {origin.phase.value}"]
-    where += [f"in module {origin.module}"] if origin.module else []
-    where += [f"at {origin.line}"] if origin.line else []
-    what = origin.operator or "something"
+    gpu = error.gpu
     headline = (
         f"{title(record.key)}: does not fit on {gpu.name}, which has {format_size(gpu.memory)}: "
-        f"{what} asked for {format_size(error.nbytes)} {', '.join(where)}"
+        f"{error.request}"
     )
     said = str(error).partition("\n")[0].partition(" If reserved but")[0]
     return in_sections(headline, [f"torch would have said\n  {said}", _alive(error)])

@@ -1,4 +1,4 @@
-"""Which device a program means, of the one GPU that a trace stands for."""
+"""The device index of the one GPU that a trace models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 def invalid_ordinal(device: torch.device | str) -> RuntimeError:
     """Return the error for a GPU that is not there (c10/cuda/CUDAException.cpp)."""
     return torch.AcceleratorError(
-        f"CUDA error: invalid device ordinal: {device} in a trace, which stands for one GPU, cuda:0"
+        f"CUDA error: invalid device ordinal: {device} (a trace models one GPU, cuda:0)"
     )
 
 

@@ -6,8 +6,6 @@ knows nothing of: with a GPU present it would get pinned memory from the real on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -15,11 +13,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.patches import Replacements
 
 
-@contextmanager
-def loaders_pin_here(trace: TraceContext) -> Iterator[None]:
+def data_loaders(trace: TraceContext) -> Replacements:
     """Let loaders that are iterated in the trace have no thread of their own to pin on."""
     kind: Any = _MultiProcessingDataLoaderIter
     original_init, original_next = kind.__init__, kind._next_data
@@ -40,5 +37,4 @@ def loaders_pin_here(trace: TraceContext) -> Iterator[None]:
         data = original_next(iterator)
         return pin_memory(data) if iterator in pinning and not trace.off() else data
 
-    with replaced(kind, __init__=init, _next_data=next_data):
-        yield
+    return [(kind, {"__init__": init, "_next_data": next_data})]

@@ -5,8 +5,7 @@ On that GPU a part is the whole, and a sum is that of one tensor; torch/csrc/cud
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,14 +13,13 @@ from torch import Tensor
 from torch.nn.parallel import comm, scatter_gather
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.patches import Replacements
 
 _CPU = torch.device("cpu")
 _GPU = torch.device("cuda", 0)
 
 
-@contextmanager
-def scattering(trace: TraceContext) -> Iterator[None]:
+def scatter(trace: TraceContext) -> Replacements:
     """Let ``Scatter`` ask for no device by its number alone, which C++ takes for a real one."""
     original: Any = vars(scatter_gather)["Scatter"]
 
@@ -32,22 +30,7 @@ def scattering(trace: TraceContext) -> Iterator[None]:
                 return original.apply(target_gpus, chunk_sizes, dim, input)
             return comm.scatter(input, target_gpus, chunk_sizes, dim)
 
-    with replaced(scatter_gather, Scatter=Scatter):
-        yield
-
-
-def communication_answers() -> tuple[Any, dict[str, Callable[..., Any]]]:
-    """Return what stands for the functions of ``torch.nn.parallel.comm``, by name."""
-    return comm, {
-        "broadcast": lambda tensor, devices=None, *, out=None: (_moved(tensor, out),),
-        "broadcast_coalesced": lambda tensors, devices, buffer_size=0: [
-            [tensor.to(_GPU) for tensor in tensors]
-        ],
-        "gather": _gather,
-        "reduce_add": lambda inputs, destination=None: inputs[0],
-        "reduce_add_coalesced": lambda inputs, destination=None, buffer_size=0: tuple(inputs[0]),
-        "scatter": _scatter,
-    }
+    return [(scatter_gather, {"Scatter": Scatter})]
 
 
 def _moved(tensor: Tensor, out: Sequence[Tensor] | None) -> Tensor:
@@ -72,3 +55,16 @@ def _gather(
     if out is not None:
         return torch.cat(list(tensors), dim, out=out)
     return torch.cat(list(tensors), dim).to(_CPU if destination in (-1, "cpu", _CPU) else _GPU)
+
+
+COMMUNICATION: dict[str, Callable[..., Any]] = {
+    "broadcast": lambda tensor, devices=None, *, out=None: (_moved(tensor, out),),
+    "broadcast_coalesced": lambda tensors, devices, buffer_size=0: [
+        [tensor.to(_GPU) for tensor in tensors]
+    ],
+    "gather": _gather,
+    "reduce_add": lambda inputs, destination=None: inputs[0],
+    "reduce_add_coalesced": lambda inputs, destination=None, buffer_size=0: tuple(inputs[0]),
+    "scatter": _scatter,
+}
+"""The functions of ``torch.nn.parallel.comm``."""

@@ -1,139 +1,101 @@
-"""What stands in for functions and classes of torch while a trace asks for a GPU.
-
-Stand-ins are made once for a process, and a trace lends them its answers: there are more than a
-hundred, and to make them anew would be the most of what a small model's trace takes.
-"""
+"""Tensor factories: functions of torch with a ``device`` argument, and the default device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import cache
-from inspect import signature
-from types import ModuleType
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from pytest_torchmem.fake_cuda.api.session import SESSION
+from pytest_torchmem.fake_cuda.device_copy import as_device
+from pytest_torchmem.fake_cuda.methods import pin
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.targets.device_index import check_ordinal
-from pytest_torchmem.torch_private.patches import replaced_all
+from pytest_torchmem.torch_private.modes import DeviceContext, default_device, device_constructors
+from pytest_torchmem.torch_private.patches import Replacements
+
+_CPU = torch.device("cpu")
+_Factory = Callable[..., Any]
+_OF_VALUES = ("as_tensor", "asarray")
+
+#: Functions with a ``device`` argument that the default device says nothing about
+#: (torch/utils/_device.py). A build with CUDA initialises it before it calls the operator.
+_BESIDE_DEFAULT_DEVICE = (
+    "empty_like",
+    "full_like",
+    "normal",
+    "ones_like",
+    "rand_like",
+    "randint_like",
+    "randn_like",
+    "zeros_like",
+)
 
 
-class Session:
-    """The answers of the trace that is running; a process runs one at a time."""
+def factories(trace: TraceContext) -> Replacements:
+    """Let factories make tensors on fake cuda, and ``torch.device`` as a context say where."""
+    replaced = {original: _factory(original) for original in device_constructors()}
+    beside = {name: _factory(getattr(torch, name)) for name in _BESIDE_DEFAULT_DEVICE}
 
-    def __init__(self) -> None:
-        self.trace: TraceContext | None = None
-        self.answers: Mapping[str, Mapping[str, Callable[..., Any]]] = {}
-        """By module and name."""
+    def torch_function(
+        context: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        factory = replaced.get(function)
+        if factory is None:
+            return function(*args, **kwargs)
+        if kwargs.get("device") is None:
+            kwargs["device"] = context.device
+        return (function if trace.off() else factory)(*args, **kwargs)
 
-    def off(self) -> bool:
-        """Return whether torch's own function or class is meant."""
-        return self.trace is None or self.trace.off()
-
-    @property
-    def running(self) -> TraceContext:
-        """The trace that is running, while replaced functions are on."""
-        assert self.trace is not None
-        return self.trace
-
-
-SESSION = Session()
-
-
-@contextmanager
-def standing_in(
-    trace: TraceContext,
-    answers: Sequence[tuple[ModuleType | Any, Mapping[str, Callable[..., Any]]]],
-    classes: Sequence[tuple[ModuleType, str, type]],
-) -> Iterator[None]:
-    """Replace functions of modules that there are answers for, and classes, by name.
-
-    What this version of torch does not have is passed over.
-    """
-    by_module: dict[str, Mapping[str, Callable[..., Any]]] = {}
-    replacements: list[tuple[Any, dict[str, Any]]] = []
-    for module, functions in answers:
-        prefix = module.__name__
-        by_module[prefix] = functions
-        found = {}
-        present = _attributes(module)
-        for name in _known(module, tuple(functions)):
-            original = present.get(name)
-            if original is not None:
-                found[name] = _function(original, prefix, name)
-        replacements.append((module, found))
-    for module, name, stand_in in classes:
-        original = vars(module).get(name)
-        if original is not None:
-            replacements.append((module, {name: _class(original, stand_in)}))
-    SESSION.trace, SESSION.answers = trace, by_module
-    try:
-        with replaced_all(replacements):
-            yield
-    finally:
-        SESSION.trace, SESSION.answers = None, {}
+    return [
+        (torch, {**_of_torch(replaced.items()), **beside}),
+        (DeviceContext, {"__torch_function__": torch_function}),
+    ]
 
 
-class _Attributes:
-    """The attributes of what stands in a module's place, as ``torch.backends.cudnn`` does."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def get(self, name: str) -> Any:
-        return getattr(self._module, name, None)
-
-
-def _attributes(module: Any) -> Mapping[str, Any] | _Attributes:
-    return vars(module) if type(module) is ModuleType else _Attributes(module)
+def _of_torch(factories: Iterable[tuple[_Factory, _Factory]]) -> dict[str, _Factory]:
+    """Return replacements for the functions that stand in ``torch`` itself."""
+    return {
+        original.__name__: factory
+        for original, factory in factories
+        if getattr(torch, original.__name__, None) is original
+    }
 
 
 @cache
-def _known(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names that a module has: most do not have most of them."""
-    attributes = _attributes(module)
-    return tuple(name for name in names if attributes.get(name) is not None)
+def _factory(original: _Factory) -> _Factory:
+    """Return the function that makes on fake cuda what ``original`` makes on a device."""
+    name = original.__name__
+    of_values = name in _OF_VALUES
+    keeps_device = name.endswith("_like") or of_values
 
-
-@cache
-def _function(original: Any, module: str, name: str) -> Callable[..., Any]:
-    session = SESSION
-    place, keyword = _device_argument(original)
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        if session.off():
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        if SESSION.off() or SESSION.running.is_placing:
             return original(*args, **kwargs)
-        if place is not None:
-            check_ordinal(args[place] if len(args) > place else kwargs.get(keyword))
-        return session.answers[module][name](*args, **kwargs)
+        trace = SESSION.running
+        of_tensor = keeps_device and bool(args) and isinstance(args[0], Tensor)
+        device = kwargs.get("device")
+        if device is None:
+            if of_tensor or name in _BESIDE_DEFAULT_DEVICE:
+                return original(*args, **kwargs)
+            device = default_device()
+        target = trace.device(as_device(device))
+        if target.type == "meta":
+            return original(*args, **kwargs)
+        kwargs["device"] = _CPU
+        if of_tensor and of_values:
+            return args[0].to(target, kwargs.get("dtype") or args[0].dtype)
+        if of_tensor and args[0].device.type != "meta":
+            kwargs.pop("device")
+        with trace.placing_on(target):
+            made = original(*args, **kwargs)
+        if kwargs.get("pin_memory"):
+            pin(trace, made)
+        return made
 
-    function.__name__ = original.__name__
-    function.__doc__ = original.__doc__
-    function.__wrapped__ = original  # type: ignore[attr-defined]
-    return function
-
-
-def _device_argument(function: Any) -> tuple[int | None, str]:
-    """Return position and name of the argument that says which device, if there is one."""
-    try:
-        names = list(signature(function).parameters)
-    except (TypeError, ValueError):
-        return None, ""
-    for name in ("device", "device_index"):
-        if name in names:
-            return names.index(name), name
-    return None, ""
-
-
-@cache
-def _class(original: Any, stand_in: type) -> Any:
-    session = SESSION
-
-    class Kind(type(original)):  # type: ignore[misc]
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            return (original if session.off() else stand_in)(*args, **kwargs)
-
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, (original, stand_in))
-
-    return Kind(original.__name__, (), {"__doc__": original.__doc__})
+    factory.__name__ = name
+    factory.__wrapped__ = original  # type: ignore[attr-defined]
+    return factory

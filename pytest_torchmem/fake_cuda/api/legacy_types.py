@@ -5,17 +5,15 @@ C++ knows those of cuda in builds with CUDA alone, and asks the real device as s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.fake_cuda.api.factories import SESSION
+from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import replaced_all
+from pytest_torchmem.torch_private.patches import Replacements
 
 _DTYPES = {
     "BFloat16Tensor": torch.bfloat16,
@@ -32,7 +30,7 @@ _DTYPES = {
 
 
 class LegacyType(type):
-    """The type of the stand-ins."""
+    """The type of these types."""
 
     original: Any
     on_host: Any
@@ -56,9 +54,8 @@ class LegacyType(type):
         return instance.dtype is cls.dtype and instance.device == cls.device
 
 
-@contextmanager
-def legacy_types(trace: TraceContext) -> Iterator[None]:
-    """Have stand-ins for the types of the host and of the GPU."""
+def legacy_types(trace: TraceContext) -> Replacements:
+    """Have types of the host and of the GPU that make fake tensors."""
     host, gpu = torch.device("cpu"), torch.device("cuda", 0)
     set_type = torch.set_default_tensor_type
 
@@ -71,16 +68,17 @@ def legacy_types(trace: TraceContext) -> Iterator[None]:
         torch.set_default_dtype(found.dtype)
         torch.set_default_device(None if found.device == host else found.device)
 
-    replacements: list[tuple[Any, dict[str, Any]]] = []
-    for module, device in ((torch, host), (torch.cuda, gpu)):
-        replacements.append((module, {name: _stand_in(module, name, device) for name in _DTYPES}))
-    replacements.append((torch, {"set_default_tensor_type": set_default_tensor_type}))
-    with replaced_all(replacements):
-        yield
+    return [
+        *[
+            (module, {name: _legacy_type(module, name, device) for name in _DTYPES})
+            for module, device in ((torch, host), (torch.cuda, gpu))
+        ],
+        (torch, {"set_default_tensor_type": set_default_tensor_type}),
+    ]
 
 
 def find_legacy_type(kind: Any) -> LegacyType | None:
-    """Return the stand-in for a type or the name of one (``"torch.cuda.FloatTensor"``)."""
+    """Return the fake type for a type or the name of one (``"torch.cuda.FloatTensor"``)."""
     if isinstance(kind, LegacyType):
         return kind
     path, _, name = kind.rpartition(".") if isinstance(kind, str) else ("", "", "")
@@ -90,7 +88,7 @@ def find_legacy_type(kind: Any) -> LegacyType | None:
 
 
 @cache
-def _stand_in(module: Any, name: str, device: torch.device) -> LegacyType:
+def _legacy_type(module: Any, name: str, device: torch.device) -> LegacyType:
     original = getattr(module, name)
     made = LegacyType(name, (), {"__module__": module.__name__, "__doc__": original.__doc__})
     made.original, made.on_host = original, getattr(torch, name)

@@ -1,4 +1,4 @@
-"""What ``torch.cuda``'s and ``torch.accelerator``'s memory functions answer in a trace."""
+"""The memory functions of ``torch.cuda`` and ``torch.accelerator`` in a trace."""
 
 from __future__ import annotations
 
@@ -10,24 +10,55 @@ import torch
 
 from pytest_torchmem.allocator import CachingAllocator, parse_options
 from pytest_torchmem.allocator.blocks import Block
-from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 
-#: torch's own function goes through its own ``memory_stats``, which answers here.
+#: torch's own function goes through its own ``memory_stats``, which is replaced here.
 _SUMMARY: Callable[..., str] = torch.cuda.memory_summary
 
 
-#: Functions that hand out addresses, or memory that is not the caching allocator's.
-_UNDER_THE_ALLOCATOR = (
-    "caching_allocator_alloc",
-    "caching_allocator_delete",
-    "caching_allocator_enable",
-    "change_current_allocator",
-)
+def memory_functions(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
+    """Return the functions about memory by name; all of them tell of one replay."""
+
+    def nested_stats(device: Any = None) -> dict[str, Any]:
+        return _nested(memory.statistics())
+
+    def snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
+        found = segments(memory.follow())
+        return {"segments": found, "device_traces": [[]], "external_annotations": []}
+
+    def reset_totals(device: Any = None) -> None:
+        memory.follow().statistics.reset_totals()
+
+    def set_settings(env: str) -> None:
+        memory.set_options(parse_options(env, memory.allocator.options))
+
+    return {
+        **_figures(memory),
+        "memory_stats": lambda device=None: OrderedDict(memory.statistics()),
+        "memory_stats_as_nested_dict": nested_stats,
+        "memory_summary": lambda device=None, abbreviated=False: _SUMMARY(device, abbreviated),
+        "memory_snapshot": lambda mempool_id=None, include_traces=True: segments(memory.follow()),
+        "_snapshot": snapshot,
+        "_record_memory_history": lambda *args, **kwargs: None,
+        "mem_get_info": lambda device=None: memory.free_and_total(),
+        "device_memory_used": lambda device=None: memory.gpu.memory - memory.free_and_total()[0],
+        "reset_accumulated_memory_stats": reset_totals,
+        "empty_cache": memory.empty_cache,
+        "set_per_process_memory_fraction": lambda fraction, device=None: _set_fraction(
+            memory, fraction
+        ),
+        "get_per_process_memory_fraction": lambda device=None: _fraction(memory),
+        "_set_allocator_settings": set_settings,
+        "get_allocator_backend": lambda: "native",
+        "host_memory_stats": dict,
+        "host_memory_stats_as_nested_dict": dict,
+        "reset_accumulated_host_memory_stats": lambda: None,
+        "reset_peak_host_memory_stats": lambda: None,
+    }
 
 
-def memory_answers(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
-    """Return the functions that ask about memory by name; all of them tell of one replay."""
+def _figures(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
+    """Return the functions that give one figure of the allocator's statistics, or reset peaks."""
 
     def current(name: str) -> Callable[..., int]:
         return lambda device=None: getattr(memory.follow().statistics.all, name).current
@@ -35,9 +66,8 @@ def memory_answers(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
     def peak(name: str) -> Callable[..., int]:
         return lambda device=None: getattr(memory.follow().statistics.all, name).peak
 
-    def mem_get_info(device: Any = None) -> tuple[int, int]:
-        memory.follow()
-        return memory.free, memory.gpu.memory
+    def reset_peaks(device: Any = None) -> None:
+        memory.follow().statistics.reset_peaks()
 
     return {
         "memory_allocated": current("allocated_bytes"),
@@ -46,38 +76,9 @@ def memory_answers(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
         "max_memory_reserved": peak("reserved_bytes"),
         "memory_cached": current("reserved_bytes"),
         "max_memory_cached": peak("reserved_bytes"),
-        "memory_stats": lambda device=None: OrderedDict(memory.statistics()),
-        "memory_stats_as_nested_dict": lambda device=None: _nested(memory.statistics()),
-        "memory_summary": lambda device=None, abbreviated=False: _SUMMARY(device, abbreviated),
-        "memory_snapshot": lambda mempool_id=None, include_traces=True: segments(memory.follow()),
-        "_snapshot": lambda device=None, augment_with_fx_traces=False: {
-            "segments": segments(memory.follow()),
-            "device_traces": [[]],
-            "external_annotations": [],
-        },
-        "mem_get_info": mem_get_info,
-        "reset_peak_memory_stats": lambda device=None: memory.follow().statistics.reset_peaks(),
-        "reset_max_memory_allocated": lambda device=None: memory.follow().statistics.reset_peaks(),
-        "reset_max_memory_cached": lambda device=None: memory.follow().statistics.reset_peaks(),
-        "reset_accumulated_memory_stats": lambda device=None: (
-            memory.follow().statistics.reset_totals()
-        ),
-        "empty_cache": memory.empty_cache,
-        "set_per_process_memory_fraction": lambda fraction, device=None: _set_fraction(
-            memory, fraction
-        ),
-        "get_per_process_memory_fraction": lambda device=None: _fraction(memory),
-        "_set_allocator_settings": lambda env: memory.set_options(
-            parse_options(env, memory.allocator.options)
-        ),
-        "get_allocator_backend": lambda: "native",
-        "device_memory_used": lambda device=None: memory.gpu.memory - mem_get_info()[0],
-        "host_memory_stats": dict,
-        "host_memory_stats_as_nested_dict": dict,
-        "reset_accumulated_host_memory_stats": lambda: None,
-        "reset_peak_host_memory_stats": lambda: None,
-        **{name: _refused(name) for name in _UNDER_THE_ALLOCATOR},
-        "_record_memory_history": lambda *args, **kwargs: None,
+        "reset_peak_memory_stats": reset_peaks,
+        "reset_max_memory_allocated": reset_peaks,
+        "reset_max_memory_cached": reset_peaks,
     }
 
 
@@ -125,16 +126,6 @@ def segments(allocator: CachingAllocator) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _refused(name: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise UsageError(
-            f"torch.cuda.{name}: a trace knows the memory of tensors, and no address on the GPU. "
-            "Make a tensor of that size, or leave the call out of what is traced"
-        )
-
-    return refuse
 
 
 def _nested(statistics: dict[str, Any]) -> dict[str, Any]:

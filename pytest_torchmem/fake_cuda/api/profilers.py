@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 from torch.autograd import profiler
 
-from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import replaced_all
+from pytest_torchmem.torch_private.patches import Replacements
 
-_SUCCESS = 0
+NVTX: dict[str, Callable[..., Any]] = {
+    "range_push": lambda msg: 0,
+    "range_pop": lambda: 0,
+    "range_start": lambda msg: 0,
+    "range_end": lambda range_id: None,
+    "mark": lambda msg: None,
+}
+"""``torch.cuda.nvtx``."""
+
+CUDA_PROFILER: dict[str, Callable[..., Any]] = {"start": lambda: None, "stop": lambda: None}
+"""``torch.cuda.profiler``."""
 
 
-@contextmanager
-def profilers_of_nothing(trace: TraceContext) -> Iterator[None]:
+def profilers(trace: TraceContext) -> Replacements:
     """Let ``torch.profiler`` look at the host alone, and ``emit_nvtx`` do nothing."""
     original: Any = profiler.profile.__init__
     enter: Any = profiler.emit_nvtx.__enter__
@@ -34,29 +40,7 @@ def profilers_of_nothing(trace: TraceContext) -> Iterator[None]:
     def leave_nvtx(self: Any, *exception: Any) -> Any:
         return leave(self, *exception) if trace.off() else None
 
-    with replaced_all(
-        [
-            (profiler.profile, {"__init__": init}),
-            (profiler.emit_nvtx, {"__enter__": enter_nvtx, "__exit__": leave_nvtx}),
-        ]
-    ):
-        yield
-
-
-def runtime_answers(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
-    """Return what ``torch.cuda.cudart()`` gives, and how its results are looked at."""
-
-    def mem_get_info(device: Any = 0) -> tuple[int, int]:
-        memory.follow()
-        return memory.free, memory.gpu.memory
-
-    runtime = SimpleNamespace(
-        cudaError=SimpleNamespace(success=_SUCCESS),
-        cudaGetErrorString=lambda error: "no error",
-        cudaHostRegister=lambda address, size, flags: _SUCCESS,
-        cudaHostUnregister=lambda address: _SUCCESS,
-        cudaMemGetInfo=mem_get_info,
-        cudaProfilerStart=lambda: _SUCCESS,
-        cudaProfilerStop=lambda: _SUCCESS,
-    )
-    return {"cudart": lambda: runtime, "check_error": lambda res: None}
+    return [
+        (profiler.profile, {"__init__": init}),
+        (profiler.emit_nvtx, {"__enter__": enter_nvtx, "__exit__": leave_nvtx}),
+    ]

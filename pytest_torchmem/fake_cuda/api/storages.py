@@ -2,70 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+import torch.serialization
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.patches import Replacements
 
-_CPU = torch.device("cpu")
+_CUDA = torch.device("cuda", 0)
+_Base: Any = torch.UntypedStorage.__mro__[1]
 
 
-@contextmanager
-def cuda_storages(trace: TraceContext) -> Iterator[None]:
-    """Let ``torch.UntypedStorage`` know of fake cuda; ``TypedStorage`` asks the one it wraps."""
-    kind: Any = torch.UntypedStorage
-    base: Any = kind.__mro__[1]
+class Storages:
+    """``torch.UntypedStorage`` on fake cuda; ``TypedStorage`` asks the one it wraps."""
 
-    def device(storage: torch.UntypedStorage) -> torch.device:
-        known = trace.record_of(storage)
-        return (
-            cast(torch.device, base.device.__get__(storage))
-            if known is None
-            else known.ledger.device
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+        self._clone: Any = torch.UntypedStorage.clone
+        self._restore: Any = torch.serialization.default_restore_location
+
+    def replacements(self) -> Replacements:
+        """Return what takes the place of torch's own."""
+        storage: dict[str, Any] = {
+            "device": property(self.device),
+            "is_cuda": property(self.is_cuda),
+            "get_device": self.get_device,
+            "clone": self.clone,
+            **{name: self._copying(name) for name in ("cuda", "cpu", "to")},
+        }
+        return [
+            (torch.UntypedStorage, storage),
+            (torch.serialization, {"default_restore_location": self.restore}),
+        ]
+
+    def device(self, storage: torch.UntypedStorage) -> torch.device:
+        """Return where a storage is."""
+        record = self._trace.record_of(storage)
+        return cast(
+            torch.device, _Base.device.__get__(storage) if record is None else record.ledger.device
         )
 
-    def is_cuda(storage: torch.UntypedStorage) -> bool:
-        return device(storage).type == "cuda"
+    def is_cuda(self, storage: torch.UntypedStorage) -> bool:
+        """Return whether a storage is on the GPU."""
+        return self.device(storage).type == "cuda"
 
-    def get_device(storage: torch.UntypedStorage) -> int:
-        return 0 if is_cuda(storage) else -1
+    def get_device(self, storage: torch.UntypedStorage) -> int:
+        """Return the index of a storage's GPU, -1 for the CPU."""
+        return 0 if self.is_cuda(storage) else -1
 
-    def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-        """Return a tensor on a storage, which one that C++ made is met with here."""
-        with trace.working():
-            tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
-        if trace.record_of(storage) is None:
-            trace.meet(tensor, _CPU)
-        return tensor
+    def clone(self, storage: torch.UntypedStorage) -> Any:
+        """Copy a storage on its device."""
+        if self._trace.record_of(storage) is None:
+            return self._clone(storage)
+        return self._as_bytes(storage).clone().untyped_storage()
 
-    def moving(original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what copies a storage to where ``original`` (``cuda``, ``cpu``, ``to``) does."""
+    def restore(self, storage: Any, location: str) -> Any:
+        """Book a storage that a file holds, or ``map_location`` asks to have, on the GPU."""
+        if self._trace.off() or not str(location).startswith("cuda"):
+            return self._restore(storage, location)
+        self._trace.meet_storage(storage, _CUDA)
+        return storage
 
-        def move(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-            if trace.off() or storage.device.type == "meta":
+    def _copying(self, name: str) -> Callable[..., Any]:
+        """Return the method that copies a storage as the tensor's method ``name`` does."""
+        original: Any = getattr(torch.UntypedStorage, name)
+
+        def copy(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+            if self._trace.off() or storage.device.type == "meta":
                 return original(storage, *args, **kwargs)
-            tensor = as_bytes(storage)
-            moved = getattr(tensor, original.__name__)(*args, **kwargs)
-            return storage if moved is tensor else moved.untyped_storage()
+            tensor = self._as_bytes(storage)
+            copied = getattr(tensor, name)(*args, **kwargs)
+            return storage if copied is tensor else copied.untyped_storage()
 
-        return move
+        return copy
 
-    def clone(storage: torch.UntypedStorage) -> Any:
-        if trace.record_of(storage) is None:
-            return original_clone(storage)
-        return as_bytes(storage).clone().untyped_storage()
-
-    original_clone = kind.clone
-    with replaced(
-        kind,
-        device=property(device),
-        is_cuda=property(is_cuda),
-        get_device=get_device,
-        clone=clone,
-        **{name: moving(getattr(kind, name)) for name in ("cuda", "cpu", "to")},
-    ):
-        yield
+    def _as_bytes(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Return a tensor on a storage, which one that C++ made is met with here."""
+        with self._trace.working():
+            tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
+        if self._trace.record_of(storage) is None:
+            self._trace.meet(tensor)
+        return tensor

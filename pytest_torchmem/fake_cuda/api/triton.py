@@ -1,10 +1,8 @@
-"""Triton kernels: what to do instead of launching one on tensors without memory."""
+"""Triton kernels, which cannot be launched on tensors without memory."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,11 +10,10 @@ from typing import Any
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.patches import Replacements
 
 
-@contextmanager
-def triton_refused(trace: TraceContext) -> Iterator[None]:
+def triton_launches(trace: TraceContext) -> Replacements:
     """Raise a clear error where the traced program launches a triton kernel.
 
     With a GPU present the launch would read addresses that do not exist, and take the CUDA context
@@ -24,28 +21,26 @@ def triton_refused(trace: TraceContext) -> Iterator[None]:
     """
     kernel: Any = _kernel_class()
     if kernel is None:
-        yield
-        return
+        return []
     original = kernel.run
 
     def run(function: Any, *args: Any, **kwargs: Any) -> Any:
+        # ``torch.library.triton_op`` finds an operator's geometry by running its body, with the
+        # launch, on tensors of ``meta``.
+        if trace.on_thread() and trace.inside:
+            return None
         if trace.off():
-            # ``torch.library.triton_op`` finds an operator's geometry by running its body, with
-            # the launch, on tensors of ``meta``.
-            if trace.on_thread() and trace.inside:
-                return None
             return original(function, *args, **kwargs)
         name = getattr(function, "__name__", None) or getattr(function, "_fn_name", "kernel")
         raise UnsupportedOperatorError(
-            f"{trace.user_line()}: the triton kernel {name!r} was launched on tensors "
-            "of a trace, which have no memory. Launch it from a function that is decorated with "
-            f'@torch.library.custom_op("mylib::{name}", mutates_args=...), and give that operator '
-            "the geometry of its outputs with @<operator>.register_fake: the trace then books the "
-            "outputs and does not run the kernel"
+            f"{trace.user_line()}: the triton kernel {name!r} cannot run in a trace, whose tensors "
+            "have no memory. Launch it from a function decorated with "
+            f'@torch.library.custom_op("mylib::{name}", mutates_args=...) and describe that '
+            "operator's outputs with @<operator>.register_fake: the trace then counts the outputs "
+            "without running the kernel"
         )
 
-    with replaced(kernel, run=run):
-        yield
+    return [(kernel, {"run": run})]
 
 
 def _kernel_class() -> Any:

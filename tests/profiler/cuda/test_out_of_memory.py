@@ -52,7 +52,7 @@ def test_the_operator_that_fails_is_named_with_what_was_alive() -> None:
     assert "Including non-PyTorch memory, this process has 7.94 GiB memory in use." in text
     assert "is reserved by PyTorch but unallocated. If reserved but unallocated memory" in text
     assert "fake cuda (t4)" in text
-    assert "aten::addmm asked for 7.81 GiB in the forward, in module Net.first" in text
+    assert "aten::addmm requested 7.81 GiB in the forward, in module Net.first" in text
     assert "test_out_of_memory.py:" in text
     assert "input 0 float32[2097152, 1000]" in text
     error = raised.value
@@ -87,7 +87,7 @@ def test_parameters_alone_can_be_too_much() -> None:
     with pytest.raises(OutOfMemoryError) as raised:
         trace(on_meta(50_000), torch.empty(1, 50_000), device="cuda", gpu="t4")
     assert raised.value.origin.phase is Phase.BASELINE
-    assert "second.weight asked for 9.31 GiB in the baseline" in str(raised.value)
+    assert "second.weight requested 9.31 GiB in the baseline" in str(raised.value)
 
 
 def test_a_program_that_halves_its_batch_gets_through() -> None:

@@ -152,10 +152,10 @@ def test_what_the_driver_and_the_libraries_are_asked() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: torch.cuda.caching_allocator_alloc(512), "no address on the GPU"),
+        (lambda: torch.cuda.caching_allocator_alloc(512), "raw GPU pointers"),
         (lambda: torch.backends.cuda.cublas_workspace_size(0), "CUBLAS_WORKSPACE_CONFIG"),
     ],
-    ids=["address", "size"],
+    ids=["pointer", "size"],
 )
 def test_what_a_trace_cannot_do_is_refused(call: Callable[[], Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):

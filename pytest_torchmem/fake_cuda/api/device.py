@@ -1,0 +1,168 @@
+"""The device functions of ``torch.cuda`` and ``torch.accelerator`` for the GPU of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.fake_cuda.memory import DeviceMemory
+from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.targets.gpus import Gpu
+
+_HAS_CUDA = torch.backends.cuda.is_built()
+_CUDA_SUCCESS = 0
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool)
+_SYNC_DEBUG_MODES = ("default", "warn", "error")
+
+#: What the driver measures, of a GPU that does nothing.
+_DRIVER_FIGURES = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
+
+
+def lazy_init(trace: TraceContext) -> Callable[[], None]:
+    """Return what C++ calls before it makes its first tensor on cuda, and then remembers.
+
+    Every known way of making one is rewritten before it gets there. Where another does, a build
+    with CUDA must not go on: it would take its context for initialised ever after.
+    """
+    original: Any = torch.cuda._lazy_init
+
+    def lazy_init() -> None:
+        if trace.off():
+            original()
+        elif _HAS_CUDA:
+            raise UsageError(
+                f"{trace.user_line()}: this way of creating a CUDA tensor is not supported in a "
+                'trace. Use torch.empty(..., device="cuda"), or create the tensor on the CPU and '
+                "move it with .cuda()"
+            )
+
+    return lazy_init
+
+
+def device_functions(gpu: Gpu) -> dict[str, Callable[..., Any]]:
+    """Return the functions of ``torch.cuda`` about the device itself, by name."""
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "get_device_name": lambda device=None: gpu.product,
+        "get_device_capability": lambda device=None: gpu.capability,
+        "get_device_properties": lambda device=None: DeviceProperties(gpu),
+        "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
+        "can_device_access_peer": lambda device, peer: False,
+        "is_bf16_supported": lambda including_emulation=True: (
+            including_emulation or gpu.capability >= (8, 0)
+        ),
+        "is_tf32_supported": lambda: gpu.capability >= (8, 0),
+        "current_blas_handle": lambda: 0,
+        "current_solver_handle": lambda: 0,
+        "ipc_collect": lambda: None,
+        **dict.fromkeys(_DRIVER_FIGURES, lambda device=None: 0),
+        "_exchange_device": lambda device: 0,
+        "_maybe_exchange_device": lambda device: 0,
+        "_sleep": lambda cycles: None,
+        **_sync_debug_mode(),
+    }
+
+
+def accelerator_functions(
+    gpu: Gpu, memory: Mapping[str, Callable[..., Any]]
+) -> dict[str, Callable[..., Any]]:
+    """Return those of ``torch.accelerator``, whose memory functions are ``torch.cuda``'s."""
+    return {
+        **{name: memory[name] for name in memory if not name.startswith("_")},
+        "get_memory_info": memory["mem_get_info"],
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": lambda device: None,
+        "set_device_idx": lambda device: None,
+        "get_device_capability": lambda device=None: {"supported_dtypes": set(_DTYPES)},
+        "synchronize": lambda device=None: None,
+        "empty_host_cache": lambda: None,
+        "device_index": lambda device: nullcontext(),
+    }
+
+
+def runtime_functions(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
+    """Return ``torch.cuda.cudart`` and the check of its results, by name."""
+    runtime = SimpleNamespace(
+        cudaError=SimpleNamespace(success=_CUDA_SUCCESS),
+        cudaGetErrorString=lambda error: "no error",
+        cudaHostRegister=lambda address, size, flags: _CUDA_SUCCESS,
+        cudaHostUnregister=lambda address: _CUDA_SUCCESS,
+        cudaMemGetInfo=lambda device=0: memory.free_and_total(),
+        cudaProfilerStart=lambda: _CUDA_SUCCESS,
+        cudaProfilerStop=lambda: _CUDA_SUCCESS,
+    )
+    return {"cudart": lambda: runtime, "check_error": lambda res: None}
+
+
+def _sync_debug_mode() -> dict[str, Callable[..., Any]]:
+    """``torch.cuda.set_sync_debug_mode``, without effect: nothing synchronizes."""
+    mode = 0
+
+    def set_mode(debug_mode: int | str) -> None:
+        nonlocal mode
+        if debug_mode not in (*_SYNC_DEBUG_MODES, 0, 1, 2):
+            raise RuntimeError(
+                "invalid value of debug_mode, expected one of `default`, `warn`, `error`"
+            )
+        mode = (
+            _SYNC_DEBUG_MODES.index(debug_mode) if isinstance(debug_mode, str) else int(debug_mode)
+        )
+
+    return {"set_sync_debug_mode": set_mode, "get_sync_debug_mode": lambda: mode}
+
+
+#: Shared memory in KiB by compute capability: of a multiprocessor, and the most of it for a block
+#: (CUDA C++ Programming Guide, technical specifications per compute capability).
+_SHARED_MEMORY = {
+    (7, 0): (96, 96),
+    (7, 5): (64, 64),
+    (8, 0): (164, 163),
+    (8, 6): (100, 99),
+    (8, 9): (100, 99),
+    (9, 0): (228, 227),
+    (10, 0): (228, 227),
+    (12, 0): (100, 99),
+}
+
+
+class DeviceProperties:
+    """What ``torch.cuda.get_device_properties`` returns."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.name = gpu.product
+        self.major, self.minor = gpu.capability
+        self.total_memory = gpu.memory
+        self.multi_processor_count = gpu.multiprocessors
+        self.max_threads_per_multi_processor = gpu.threads_per_multiprocessor
+        self.warp_size = 32
+        self.regs_per_multiprocessor = 65536
+        self.is_integrated = self.is_multi_gpu_board = 0
+        self.gcnArchName = gpu.product
+        self.max_threads_per_block = 1024
+        self.shared_memory_per_block = 48 * 1024
+        if gpu.capability in _SHARED_MEMORY:
+            multiprocessor, block = _SHARED_MEMORY[gpu.capability]
+            self.shared_memory_per_multiprocessor = multiprocessor * 1024
+            self.shared_memory_per_block_optin = block * 1024
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name={self.name!r}, major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // 1024**2}MB, "
+            f"multi_processor_count={self.multi_processor_count})"
+        )

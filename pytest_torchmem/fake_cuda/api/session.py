@@ -1,0 +1,136 @@
+"""The trace that ``torch.cuda`` belongs to, and functions and classes that ask it.
+
+These are made once for a process, and a trace lends them what they call: there are more than a
+hundred, and to make them anew would be the most of what a small model's trace takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from inspect import signature
+from types import ModuleType
+from typing import Any
+
+from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.targets.device_index import check_ordinal
+from pytest_torchmem.torch_private.patches import replaced_all
+
+Functions = Mapping[str, Callable[..., Any]]
+"""Functions by their names in a module."""
+
+
+@dataclass(frozen=True)
+class Api:
+    """What modules of torch have in a trace; what this version of torch lacks is passed over."""
+
+    functions: tuple[tuple[Any, Functions], ...]
+    classes: tuple[tuple[ModuleType, str, type], ...]
+
+
+class Session:
+    """The trace that is running; a process runs one at a time."""
+
+    def __init__(self) -> None:
+        self.trace: TraceContext | None = None
+        self.functions: Mapping[str, Functions] = {}
+        """By module."""
+
+    def off(self) -> bool:
+        """Return whether torch's own function or class is meant."""
+        return self.trace is None or self.trace.off()
+
+    @property
+    def running(self) -> TraceContext:
+        """The trace that is running, while replaced functions are on."""
+        assert self.trace is not None
+        return self.trace
+
+
+SESSION = Session()
+
+
+@contextmanager
+def session(trace: TraceContext, api: Api) -> Iterator[None]:
+    """Let modules of torch have the functions and classes of ``api``."""
+    replacements: list[tuple[Any, dict[str, Any]]] = []
+    for module, functions in api.functions:
+        present = _attributes(module)
+        names = _present(module, tuple(functions))
+        lent = {name: _function(present.get(name), module.__name__, name) for name in names}
+        replacements.append((module, lent))
+    for module, name, kind in api.classes:
+        original = vars(module).get(name)
+        if original is not None:
+            replacements.append((module, {name: _class(original, kind)}))
+    SESSION.trace = trace
+    SESSION.functions = {module.__name__: functions for module, functions in api.functions}
+    try:
+        with replaced_all(replacements):
+            yield
+    finally:
+        SESSION.trace, SESSION.functions = None, {}
+
+
+class _Attributes:
+    """The attributes of what stands in a module's place, as ``torch.backends.cudnn`` does."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def get(self, name: str) -> Any:
+        return getattr(self._module, name, None)
+
+
+def _attributes(module: Any) -> Mapping[str, Any] | _Attributes:
+    return vars(module) if type(module) is ModuleType else _Attributes(module)
+
+
+@cache
+def _present(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that a module has: most do not have most of them."""
+    attributes = _attributes(module)
+    return tuple(name for name in names if attributes.get(name) is not None)
+
+
+@cache
+def _function(original: Any, module: str, name: str) -> Callable[..., Any]:
+    place, keyword = _device_argument(original)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if SESSION.off():
+            return original(*args, **kwargs)
+        if place is not None:
+            check_ordinal(args[place] if len(args) > place else kwargs.get(keyword))
+        return SESSION.functions[module][name](*args, **kwargs)
+
+    function.__name__ = original.__name__
+    function.__doc__ = original.__doc__
+    function.__wrapped__ = original  # type: ignore[attr-defined]
+    return function
+
+
+def _device_argument(function: Any) -> tuple[int | None, str]:
+    """Return position and name of the argument that says which device, if there is one."""
+    try:
+        names = list(signature(function).parameters)
+    except (TypeError, ValueError):
+        return None, ""
+    for name in ("device", "device_index"):
+        if name in names:
+            return names.index(name), name
+    return None, ""
+
+
+@cache
+def _class(original: Any, in_trace: type) -> Any:
+    class Kind(type(original)):  # type: ignore[misc]
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return (original if SESSION.off() else in_trace)(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, (original, in_trace))
+
+    return Kind(original.__name__, (), {"__doc__": original.__doc__})
