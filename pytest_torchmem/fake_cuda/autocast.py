@@ -25,8 +25,9 @@ from pytest_torchmem.torch_private.autocast import (
     outside_autocast,
     own_autocast_kernels,
 )
-from pytest_torchmem.torch_private.operators import find_operator
+from pytest_torchmem.torch_private.operators import find_operator, schema
 from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.tensors import is_view_of_another
 
 _FLOATING = (torch.float32, torch.float16, torch.bfloat16)
 _BANNED = (
@@ -93,7 +94,7 @@ class Casts:
             and tensor.dtype is torch.float32
             and tensor.requires_grad
             and tensor.is_leaf
-            and not tensor._is_view()
+            and not is_view_of_another(tensor)
             and torch.is_autocast_cache_enabled()
             and not torch.is_inference_mode_enabled()
         ):
@@ -206,7 +207,7 @@ def _float32(casts: Casts, operator: Any) -> Callable[..., Any]:
 def _float32_by_dtype_argument(casts: Casts, operator: Any) -> Callable[..., Any]:
     position = next(
         index
-        for index, argument in enumerate(operator._schema.arguments)
+        for index, argument in enumerate(schema(operator).arguments)
         if argument.name == "dtype"
     )
 
@@ -224,7 +225,7 @@ def _float32_by_dtype_argument(casts: Casts, operator: Any) -> Callable[..., Any
 def _float32_by_overload(casts: Casts, operator: Any) -> Callable[..., Any]:
     name = str(operator.name()).removeprefix("aten::")
     target: Any = find_operator(lists.FLOAT32_BY_OVERLOAD[name])
-    defaults = [argument.default_value for argument in operator._schema.arguments]
+    defaults = [argument.default_value for argument in schema(operator).arguments]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with outside_autocast():

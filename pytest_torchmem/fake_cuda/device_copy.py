@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.torch_private import replaceable
+from pytest_torchmem.torch_private.tensors import TensorBase
 
-_Base: Any = torch._C.TensorBase
-_parse_to: Callable[..., Any] = torch._C._nn._parse_to
+_parse_to: Callable[..., Any] = replaceable.parse_to.original
 
 
 def as_device(device: Any) -> torch.device:
@@ -74,7 +75,7 @@ class DeviceCopy:
         device, dtype = target.device, target.dtype or tensor.dtype
         assert device is not None
         if device.type == "meta":
-            return cast(Tensor, _Base.to(tensor, device, dtype))
+            return cast(Tensor, TensorBase.to(tensor, device, dtype))
         with self._trace.placing_on(device):
             copied = torch.ops.aten._to_copy.default(
                 tensor,

@@ -24,6 +24,7 @@ from pytest_torchmem.fake_cuda.device_copy import parse_to
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.fake_cuda.methods import DeviceMethods
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.torch_private import replaceable
 from pytest_torchmem.torch_private.patches import Replacements, replaced_all
 
 
@@ -43,7 +44,7 @@ def cuda_identity(trace: TraceContext, memory: DeviceMemory) -> Iterator[None]:
         *scatter(trace),
         *triton_launches(trace),
         *_private_functions(trace),
-        (torch.cuda, {"_lazy_init": lazy_init(trace)}),
+        *lazy_init(trace),
         (torch.version, {"cuda": CUDA_VERSION}),
     ]
     with session(trace, torch_cuda(memory, generator)), replaced_all(replacements):
@@ -52,8 +53,8 @@ def cuda_identity(trace: TraceContext, memory: DeviceMemory) -> Iterator[None]:
 
 def _private_functions(trace: TraceContext) -> Replacements:
     """Return what stands for functions by which torch's own Python asks for devices."""
-    flattens = torch._use_cudnn_rnn_flatten_weight
-    group = torch._C._group_tensors_by_device_and_dtype
+    flattens = replaceable.flatten_weights.original
+    group = replaceable.group_tensors.original
 
     def flattens_weight() -> bool:
         return flattens() if trace.off() else True  # CUDA builds come with cuDNN
@@ -62,9 +63,9 @@ def _private_functions(trace: TraceContext) -> Replacements:
         return group(lists, with_indices) if trace.off() else _group(lists, with_indices)
 
     return [
-        (torch, {"_use_cudnn_rnn_flatten_weight": flattens_weight}),
-        (torch._C, {"_group_tensors_by_device_and_dtype": group_tensors}),
-        (torch._C._nn, {"_parse_to": parse_to}),
+        replaceable.flatten_weights.by(flattens_weight),
+        replaceable.group_tensors.by(group_tensors),
+        replaceable.parse_to.by(parse_to),
     ]
 
 

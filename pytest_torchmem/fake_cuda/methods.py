@@ -14,9 +14,10 @@ from pytest_torchmem.fake_cuda.device_copy import DeviceCopy, as_device, parse_t
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.replaceable import make_wrapper
+from pytest_torchmem.torch_private.tensors import TensorBase
 
 _CPU = torch.device("cpu")
-_Base: Any = torch._C.TensorBase
 _FACTORIES = (
     "new",
     "new_tensor",
@@ -60,7 +61,7 @@ class DeviceMethods:
             "pin_memory": self.pin_memory,
             "is_pinned": self.is_pinned,
             "record_stream": self.record_stream,
-            "_make_wrapper_subclass": self._wrappers.making(),
+            **make_wrapper.by(self._wrappers.making())[1],
             **{name: self._factory(name) for name in _FACTORIES},
             **{name: self._on_host_only(name) for name in ("numpy", "__array__")},
         }
@@ -71,7 +72,7 @@ class DeviceMethods:
         record = self._trace.record(tensor)
         if record is None:
             wrapped = self._wrappers.device_of(tensor)
-            return wrapped or cast(torch.device, _Base.device.__get__(tensor))
+            return wrapped or cast(torch.device, TensorBase.device.__get__(tensor))
         return record.ledger.device
 
     def get_device(self, tensor: Tensor) -> int:
@@ -82,14 +83,14 @@ class DeviceMethods:
     def to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Convert a tensor, or copy it to another device."""
         if self._trace.off():
-            return cast(Tensor, _Base.to(tensor, *args, **kwargs))
+            return cast(Tensor, TensorBase.to(tensor, *args, **kwargs))
         target = parse_target(*args, **kwargs)
         device = None if target.device is None else self._trace.device(target.device)
         if device is None or device == self.device_of(tensor):
             layout = target.memory_format
             options = {} if layout is None else {"memory_format": layout}
             dtype = target.dtype or tensor.dtype
-            return cast(Tensor, _Base.to(tensor, dtype, copy=target.copy, **options))
+            return cast(Tensor, TensorBase.to(tensor, dtype, copy=target.copy, **options))
         copied = self._copy(tensor, target._replace(device=device))
         if target.non_blocking and device.type == "cpu":
             pin(self._trace, copied)  # TensorConversions.cpp, _to_copy, ``pin_out``
@@ -104,7 +105,7 @@ class DeviceMethods:
     ) -> Tensor:
         """Copy a tensor to the GPU."""
         if self._trace.off():
-            return cast(Tensor, _Base.cuda(tensor, device))
+            return cast(Tensor, TensorBase.cuda(tensor, device))
         target = torch.device("cuda") if device is None else as_device(device)
         return self.to(tensor, target, non_blocking=non_blocking, memory_format=memory_format)
 
@@ -113,27 +114,27 @@ class DeviceMethods:
     ) -> Tensor:
         """Copy a tensor to the host."""
         if self._trace.off():
-            return cast(Tensor, _Base.cpu(tensor))
+            return cast(Tensor, TensorBase.cpu(tensor))
         return self.to(tensor, _CPU, memory_format=memory_format)
 
     def type(self, tensor: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
         """Return the name of a tensor's legacy type, or a tensor of another type."""
         if self._trace.off():
-            return _Base.type(tensor) if dtype is None else _Base.type(tensor, dtype)
+            return TensorBase.type(tensor) if dtype is None else TensorBase.type(tensor, dtype)
         if dtype is None:
-            name = cast(str, _Base.type(tensor))
+            name = cast(str, TensorBase.type(tensor))
             if self.device_of(tensor).type != "cuda" or name.startswith("torch.cuda."):
                 return name  # a function mode hands the call back to here
             return name.replace("torch.", "torch.cuda.", 1)
         legacy = find_legacy_type(dtype)
         if legacy is not None:
             return self.to(tensor, legacy.device, legacy.dtype, non_blocking=non_blocking)
-        return _Base.type(tensor, dtype)
+        return TensorBase.type(tensor, dtype)
 
     def type_as(self, tensor: Tensor, other: Tensor) -> Tensor:
         """Convert a tensor to the dtype and device of another."""
         if self._trace.off():
-            return cast(Tensor, _Base.type_as(tensor, other))
+            return cast(Tensor, TensorBase.type_as(tensor, other))
         return self.to(tensor, other)
 
     def copy_(self, tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
@@ -146,16 +147,16 @@ class DeviceMethods:
             and self.device_of(source) != self.device_of(tensor)
         ):
             source = self.to(source, self.device_of(tensor))
-        return cast(Tensor, _Base.copy_(tensor, source, non_blocking))
+        return cast(Tensor, TensorBase.copy_(tensor, source, non_blocking))
 
     def pin_memory(self, tensor: Tensor, device: Any = None) -> Tensor:
         """Copy a tensor of the host to pinned memory."""
         if self._trace.off():
-            return cast(Tensor, _Base.pin_memory(tensor))
+            return cast(Tensor, TensorBase.pin_memory(tensor))
         if self.device_of(tensor).type == "cuda":
             raise RuntimeError(
-                f"cannot pin 'torch.cuda.{_Base.type(tensor).removeprefix('torch.')}' only dense "
-                "CPU tensors can be pinned"
+                f"cannot pin 'torch.cuda.{TensorBase.type(tensor).removeprefix('torch.')}' only "
+                "dense CPU tensors can be pinned"
             )
         if self.is_pinned(tensor):
             return tensor
@@ -166,7 +167,7 @@ class DeviceMethods:
     def is_pinned(self, tensor: Tensor, device: Any = None) -> bool:
         """Return whether a tensor is in pinned memory."""
         if self._trace.off():
-            return cast(bool, _Base.is_pinned(tensor))
+            return cast(bool, TensorBase.is_pinned(tensor))
         record = self._trace.record(tensor)
         return record is not None and record.index in record.ledger.pinned
 
@@ -174,7 +175,7 @@ class DeviceMethods:
         """Let the allocator wait for ``stream`` before it gives the tensor's block again."""
         record = self._trace.record(tensor)
         if self._trace.off():
-            _Base.record_stream(tensor, stream)
+            TensorBase.record_stream(tensor, stream)
         elif record is not None and record.ledger.device.type == "cuda":
             self._memory.record_stream(record.index, stream.stream_id)
 
@@ -194,7 +195,7 @@ class DeviceMethods:
 
     def _factory(self, name: str) -> Callable[..., Any]:
         """Return the method that makes a tensor like another, on its device or a named one."""
-        original = getattr(_Base, name)
+        original = getattr(TensorBase, name)
 
         def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             trace, device = self._trace, kwargs.get("device")

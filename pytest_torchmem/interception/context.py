@@ -17,7 +17,8 @@ from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.operators import OpOverload
-from pytest_torchmem.torch_private.storages import storage_address, unwrapped
+from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.tensors import unwrapped
 
 _CPU = torch.device("cpu")
 

@@ -19,6 +19,7 @@ from pytest_torchmem.interception.values import known
 from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase
 from pytest_torchmem.torch_private.storages import hollow_storage, storage_address, tensor_on
+from pytest_torchmem.torch_private.tensors import is_view_of_another, view_base
 
 _CPU = torch.device("cpu")
 
@@ -63,7 +64,7 @@ class Border:
         if storage.data_ptr() != 0 and known.worth_knowing(tensor.dtype, tensor.numel()):
             known.remember(record, tensor)
         # What a program takes of a weight first may be a view of it, such as its transpose.
-        owner = tensor._base if tensor._is_view() else tensor
+        owner = view_base(tensor) if is_view_of_another(tensor) else tensor
         if owner is not None and owner.requires_grad and owner.is_leaf:
             # Weakly: what another thread of the program made dies in the course of the trace.
             self._borrowed.append((weakref.ref(owner), owner.grad))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from torch import nn
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import Replacements, replaced_all
+from pytest_torchmem.torch_private.patches import replaced_all
+from pytest_torchmem.torch_private.replaceable import sharded_parameters
 
 _DATA_PARALLEL = (
     "DistributedDataParallel cannot be traced, because it reads and copies memory in C++ that "
@@ -38,17 +40,24 @@ _RESIZED = (
     "operator. Use tensor.resize_(size), or make a new tensor. If torch.distributed (FSDP) called "
     "it: "
 ) + _SHARDED
+
+
+def _of_fsdp(name: str) -> Any:
+    """Return a class of ``torch.distributed.fsdp``, or None where that is not imported."""
+    return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)
+
+
 _SHARDING = (
-    ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup", "__init__"),
-    ("torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule", "__call__"),
-    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "__init__"),
-    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "forward"),
+    (sharded_parameters, "__init__"),
+    (partial(_of_fsdp, "FSDPModule"), "__call__"),
+    (partial(_of_fsdp, "FullyShardedDataParallel"), "__init__"),
+    (partial(_of_fsdp, "FullyShardedDataParallel"), "forward"),
 )
 """What wrapping calls, and a wrapped module's forward; only of modules that are imported."""
 _WRAPPED = (
-    ("torch.nn.parallel.distributed", "DistributedDataParallel", _DATA_PARALLEL),
-    ("torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule", _SHARDED),
-    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", _SHARDED),
+    (lambda: nn.parallel.DistributedDataParallel, _DATA_PARALLEL),
+    (partial(_of_fsdp, "FSDPModule"), _SHARDED),
+    (partial(_of_fsdp, "FullyShardedDataParallel"), _SHARDED),
 )
 
 
@@ -57,8 +66,8 @@ def refuse_wrapped(target: nn.Module) -> None:
 
     Its copy could not be made, or would be wrapped anew.
     """
-    for module, name, message in _WRAPPED:
-        kind = getattr(sys.modules.get(module), name, None)
+    for find, message in _WRAPPED:
+        kind = find()
         if kind is None:
             continue
         for path, inner in target.named_modules():
@@ -84,11 +93,11 @@ def module_wrappers_refused(trace: TraceContext) -> Iterator[None]:
 
     parallel = nn.parallel.DistributedDataParallel
     refused = [(parallel, name, _DATA_PARALLEL) for name in ("__init__", "forward")]
-    for module, name, method in _SHARDING:
-        owner = getattr(sys.modules.get(module), name, None)
+    for find, method in _SHARDING:
+        owner = find()
         if owner is not None:
             refused.append((owner, method, _SHARDED))
-    replacements: Replacements = [(torch.UntypedStorage, {"resize_": resize})]
+    replacements: list[Any] = [(torch.UntypedStorage, {"resize_": resize})]
     for owner, name, message in refused:
         replacements.append((owner, {name: _refusing(trace, owner, name, message)}))
     with replaced_all(replacements):

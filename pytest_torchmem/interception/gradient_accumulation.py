@@ -16,11 +16,8 @@ from torch import Tensor
 
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.torch_private.autograd import current_node
-from pytest_torchmem.torch_private.storages import (
-    storage_address,
-    storage_use_count,
-    tensor_use_count,
-)
+from pytest_torchmem.torch_private.storages import storage_address, storage_use_count
+from pytest_torchmem.torch_private.tensors import tensor_use_count
 
 
 @dataclass(frozen=True, slots=True)

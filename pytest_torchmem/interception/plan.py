@@ -26,7 +26,12 @@ from pytest_torchmem.torch_private.meta import (
     run_like_another,
     run_structured,
 )
-from pytest_torchmem.torch_private.operators import OpOverload, is_structured, lacks_geometry
+from pytest_torchmem.torch_private.operators import (
+    OpOverload,
+    is_structured,
+    lacks_geometry,
+    schema,
+)
 
 
 @dataclass(slots=True)
@@ -216,12 +221,12 @@ def plan_pointwise(operator: OpOverload, tensors: list[Tensor], mutates: bool) -
     """
     if torch.Tag.pointwise not in operator.tags or mutates:
         return None
-    name = operator._schema.name.removeprefix("aten::")
+    name = schema(operator).name.removeprefix("aten::")
     first = tensors[0]
     dtype, shape, stride = first.dtype, first.shape, first.stride()
     if not dtype.is_floating_point or name in _OTHER_DTYPE or not first.is_contiguous():
         return None
-    returns = operator._schema.returns
+    returns = schema(operator).returns
     if len(returns) != 1 or str(returns[0].type) != "Tensor":
         return None
     for tensor in tensors:

@@ -15,7 +15,12 @@ from typing import Any
 import torch
 
 from pytest_torchmem.interception.ledger import DeviceLedger
-from pytest_torchmem.torch_private.autograd import current_graph_task, current_node, sequence_number
+from pytest_torchmem.torch_private.autograd import (
+    current_graph_task,
+    current_node,
+    node_inputs,
+    sequence_number,
+)
 
 #: Streams of one priority, which are handed out in turn (c10/cuda/CUDAStream.cpp).
 POOL = 32
@@ -90,7 +95,7 @@ class Streams:
         node = current_node()
         edges: tuple[tuple[Any, int], ...] = node.next_functions if node is not None else ()
         for target, position in edges:
-            if target is None or tuple(target._input_metadata[position].shape) != tuple(shape):
+            if target is None or tuple(node_inputs(target)[position].shape) != tuple(shape):
                 continue
             number = target._sequence_nr()
             if number != _LEAF:

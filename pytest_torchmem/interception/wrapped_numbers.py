@@ -18,8 +18,9 @@ from torch import Tensor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.operator import Operator
 from pytest_torchmem.profile.timeline import Kind, Origin
-from pytest_torchmem.torch_private.autograd import current_node, keeps_graph
+from pytest_torchmem.torch_private.autograd import current_node, keeps_graph, saved_by
 from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.tensors import is_view_of_another, view_base
 
 #: Operators in place whose node saves a number given to them (tools/autograd/derivatives.yaml).
 #: On a view the node stands inside of a ``CopySlices``, which does not show it.
@@ -111,7 +112,9 @@ class WrappedNumbers:
         """Give the numbers of the last operators the lifetime that they have."""
         while self._pending:
             pending = self._pending.pop()
-            if pending.result._is_view() and pending.operator.partition(".")[0].endswith("_"):
+            if is_view_of_another(pending.result) and pending.operator.partition(".")[0].endswith(
+                "_"
+            ):
                 self._hide(pending)
             else:
                 self._follow(pending)
@@ -124,7 +127,7 @@ class WrappedNumbers:
                 del self._hidden[hidden]
 
     def _hide(self, pending: _Pending) -> None:
-        base = pending.result._base
+        base = view_base(pending.result)
         node = None if base is None else base.grad_fn
         hidden = _Hidden(pending.indices, pending.device)
         if pending.operator in _SAVE_IN_PLACE and node is not None:
@@ -135,7 +138,7 @@ class WrappedNumbers:
         """Strike the numbers off when the node releases them; at once where it saved none."""
         node = pending.result.grad_fn
         for name, index in zip(pending.names, pending.indices, strict=True):
-            saved = getattr(node, f"_saved_{name}", None)
+            saved = saved_by(node, name)
             if isinstance(saved, Tensor) and storage_address(saved) not in self._ledger.records:
                 self._ledger.attach(saved.untyped_storage(), index, pending.device)
             else:

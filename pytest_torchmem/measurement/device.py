@@ -14,6 +14,11 @@ from typing import Any, Protocol
 import torch
 
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
+from pytest_torchmem.torch_private.recording import (
+    clear_cublas_workspaces,
+    memory_snapshot,
+    record_memory_history,
+)
 
 _HISTORY = 4_000_000
 """Requests and releases kept; what one step makes is three to four orders below."""
@@ -142,7 +147,7 @@ class Cuda:
         them anew, as it does in a fresh process.
         """
         torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()
+        clear_cublas_workspaces()
         torch.cuda.empty_cache()
 
     def generator_state(self) -> torch.Tensor:
@@ -155,14 +160,12 @@ class Cuda:
 
     def start_history(self) -> None:
         """Write down every request and release from now on, without stacks."""
-        torch.cuda.memory._record_memory_history(
-            "all", context=None, max_entries=_HISTORY, clear_history=True
-        )
+        record_memory_history("all", context=None, max_entries=_HISTORY, clear_history=True)
 
     def stop_history(self) -> Sequence[Mapping[str, Any]]:
         """Stop, and return the entries of this device's trace."""
-        traces = torch.cuda.memory._snapshot()["device_traces"]
-        torch.cuda.memory._record_memory_history(None)
+        traces = memory_snapshot()["device_traces"]
+        record_memory_history(None)
         index = torch.cuda.current_device()
         return list(traces[index]) if index < len(traces) else ()
 

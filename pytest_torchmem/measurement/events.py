@@ -27,6 +27,7 @@ from pytest_torchmem.torch_private.operators import (
     is_composite_implicit,
     is_view,
 )
+from pytest_torchmem.torch_private.recording import EventType, mark
 
 STEP = "torchmem::step"
 ENGINE = "torchmem::engine"
@@ -79,8 +80,8 @@ class Recorder:
         with ExitStack() as stack:
             stack.enter_context(_quiet_kineto())
             # A run that a C++ extension starts is known by the nodes that the engine evaluates.
-            stack.enter_context(engine_runs(lambda: _mark(ENGINE)))
-            stack.enter_context(outermost_module_calls(lambda: _mark(MODULE)))
+            stack.enter_context(engine_runs(lambda: mark(ENGINE)))
+            stack.enter_context(outermost_module_calls(lambda: mark(MODULE)))
             self._profile = profile(profile_memory=True)
             try:
                 stack.enter_context(self._profile)
@@ -100,11 +101,7 @@ class Recorder:
     @staticmethod
     def step() -> Any:
         """Return a context that marks the step within the recording."""
-        return _mark(STEP)
-
-
-def _mark(name: str) -> Any:
-    return torch._C._profiler._RecordFunctionFast(name)
+        return mark(STEP)
 
 
 @contextmanager
@@ -123,8 +120,6 @@ def _quiet_kineto() -> Iterator[None]:
 
 def _read(roots: list[Any]) -> Recording:
     """Flatten the profiler's event tree; the order of events is that of their time stamps."""
-    from torch._C._profiler import _EventType
-
     events: list[MemoryEvent] = []
     ranges: list[Range] = []
 
@@ -139,7 +134,7 @@ def _read(roots: list[Any]) -> Recording:
     ]
     while pending:
         node, path, open_ranges = pending.pop()
-        if node.tag == _EventType.Allocation:
+        if node.tag == EventType.Allocation:
             fields = node.extra_fields
             if fields.device.type == "cpu":
                 time, size = node.start_time_ns, fields.alloc_size

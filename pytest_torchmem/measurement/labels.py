@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pytest_torchmem.measurement.copies import Copies, Label
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.torch_private.tensors import is_wrapper, wrapped_tensors
 
 
 def labels_after(copies: Copies, outliving: object) -> dict[int, Label]:
@@ -28,9 +28,9 @@ def labels_after(copies: Copies, outliving: object) -> dict[int, Label]:
 
 
 def _label(labels: dict[int, Label], tensor: torch.Tensor, kind: Kind, name: str) -> None:
-    if is_traceable_wrapper_subclass(tensor):
-        for inner in tensor.__tensor_flatten__()[0]:
-            _label(labels, getattr(tensor, inner), kind, name)
+    if is_wrapper(tensor):
+        for inner in wrapped_tensors(tensor):
+            _label(labels, inner, kind, name)
     elif tensor.layout is torch.strided:
         shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         labels.setdefault(tensor.untyped_storage().data_ptr(), Label(kind, name, shape, dtype))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pytest_torchmem.operators import signatures as arguments
-from pytest_torchmem.torch_private.operators import OpOverload
+from pytest_torchmem.torch_private.operators import OpOverload, schema
 
 #: Parameters that are no arguments of the operator: what a trace hands over besides.
 BESIDES = frozenset({"machine", "outputs", "call", "nested"})
@@ -31,13 +31,13 @@ class Binding:
 
     def __init__(self, function: Callable[..., Any], overload: OpOverload) -> None:
         """Raise ``Unbindable`` where the function asks for what no overload can give."""
-        schema = overload._schema.arguments
-        position_of = {str(argument.name): index for index, argument in enumerate(schema)}
+        described = schema(overload).arguments
+        position_of = {str(argument.name): index for index, argument in enumerate(described)}
         if "self" in position_of:
             position_of.setdefault("input", position_of["self"])
         defaults = {
             index: argument.default_value if argument.has_default_value() else _MISSING
-            for index, argument in enumerate(schema)
+            for index, argument in enumerate(described)
         }
 
         def place(name: str, default: Any) -> tuple[str, str, int, Any]:
@@ -49,7 +49,7 @@ class Binding:
             found = defaults[index]
             if found is _MISSING and default is not _EMPTY:
                 found = default
-            return name, str(schema[index].name), index, found
+            return name, str(described[index].name), index, found
 
         self._function = function
         self._besides: list[str] = []

@@ -19,6 +19,7 @@ from pytest_torchmem.torch_private.operators import (
     OpOverloadPacket,
     custom_operator,
     is_composite_implicit,
+    schema,
 )
 
 DEVICES = ("cpu", "cuda")
@@ -102,7 +103,7 @@ def registered_operators(*models: OperatorModel) -> Iterator[None]:
 
 
 def _is_given_outputs(overload: OpOverload) -> bool:
-    return any(argument.is_out for argument in overload._schema.arguments)
+    return any(argument.is_out for argument in schema(overload).arguments)
 
 
 def _overloads(operator: Any) -> list[OpOverload]:

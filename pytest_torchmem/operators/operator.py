@@ -15,6 +15,7 @@ from pytest_torchmem.torch_private.operators import (
     is_composite_explicit,
     is_composite_implicit,
     is_opaque,
+    schema,
 )
 from pytest_torchmem.torch_private.version import TORCH_VERSION
 
@@ -201,7 +202,7 @@ class Operator:
         """Return what is to be known of ``overload``, from its schema."""
         name = str(overload.name())
         base = name.partition("::")[2].partition(".")[0]
-        arguments = overload._schema.arguments
+        arguments = schema(overload).arguments
         collective = overload.namespace == "c10d"
         written = [
             (position, argument)
@@ -313,6 +314,6 @@ def _treatment(overload: OpOverload, name: str) -> Treatment:
         return Treatment.NATIVE
     if torch.Tag.inplace_view in overload.tags:  # ``transpose_`` changes no more than metadata
         return Treatment.NATIVE
-    if "Tensor" not in str(overload._schema):  # marks for a profiler, arithmetic on shapes
+    if "Tensor" not in str(schema(overload)):  # marks for a profiler, arithmetic on shapes
         return Treatment.NATIVE
     return Treatment.LEAF

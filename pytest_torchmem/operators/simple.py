@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from pytest_torchmem.torch_private.operators import OpOverload
+from pytest_torchmem.torch_private.operators import OpOverload, schema
 
 _PREFIXES = ("_foreach_", "_fused_ada", "_fused_sgd", "_amp_", "_philox_", "new_")
 _POINTWISE_WITHOUT_TAG = """
@@ -61,7 +61,7 @@ def takes_nothing(overload: OpOverload) -> bool:
     name = rest.partition(".")[0]
     if name in _NAMES or name.startswith(_PREFIXES):
         return True
-    if not any("Tensor" in str(argument.type) for argument in overload._schema.arguments):
+    if not any("Tensor" in str(argument.type) for argument in schema(overload).arguments):
         return True  # a factory
     functional = name.removesuffix("_")
     return functional != name and (functional in _NAMES or _is_pointwise(functional))

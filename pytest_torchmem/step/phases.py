@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
-from torch.autograd import Variable
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
 from pytest_torchmem.profile.timeline import Phase
-from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.patches import replaced, replaced_all
+from pytest_torchmem.torch_private.replaceable import engine
 
 _Within = Callable[[], AbstractContextManager[object]]
 
@@ -77,7 +77,7 @@ def engine_runs(within: _Within) -> Iterator[None]:
     Every run that Python starts goes through ``Variable._execution_engine`` (autograd/graph.py,
     ``_engine_run_backward``).
     """
-    with replaced(Variable, _execution_engine=_Engine(Variable._execution_engine, within)):
+    with replaced_all([engine.by(_Engine(engine.original, within))]):
         yield
 
 

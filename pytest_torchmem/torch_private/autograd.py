@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from pytest_torchmem.torch_private.names import private
+from pytest_torchmem.torch_private.names import private, private_attribute, private_name
 
 #: -1 outside of a backward, else the number of the running graph task of this thread.
 current_graph_task: Callable[[], int] = private("torch._C._current_graph_task_id")
@@ -15,11 +15,20 @@ current_node: Callable[[], Any] = private("torch._C._current_autograd_node")
 keeps_graph: Callable[[], bool] = private("torch._C._autograd._get_current_graph_task_keep_graph")
 #: One more than the sequence number of the autograd node this thread made last.
 sequence_number: Callable[[], int] = private("torch._C._autograd._get_sequence_nr")
+#: A node's number, which is read in place: ``node._sequence_nr()``.
+NODE_NUMBER = private_name("torch.autograd.graph.Node._sequence_nr")
+#: What a node knows of the gradients that it takes.
+node_inputs: Callable[[Any], Any] = private_attribute("torch.autograd.graph.Node._input_metadata")
 _engine_has_threads: Callable[[], bool] = private("torch._C._is_multithreading_enabled")
 
 #: The frame that the autograd engine is called from; an operator whose caller it is was issued by
 #: C++ inside of the engine and not by a hook or a custom function.
 ENGINE_CODE: CodeType = private("torch.autograd.graph._engine_run_backward.__code__")
+
+
+def saved_by(node: Any, name: str) -> Any:
+    """Return what a node has saved by a name of derivatives.yaml, or None (``_saved_input``)."""
+    return getattr(node, f"_saved_{name}", None)
 
 
 def in_engine_thread() -> bool:

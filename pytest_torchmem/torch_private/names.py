@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter
 from types import ModuleType
@@ -12,7 +13,7 @@ import torch
 
 from pytest_torchmem.errors import UnsupportedTorchError
 
-#: What the modules imported so far declared, by dotted path.
+#: What the modules imported so far declared, by dotted path; None is looked up later.
 DECLARED: dict[str, Any] = {}
 
 
@@ -37,14 +38,26 @@ def private(path: str) -> Any:
 
     The result is bound to a name of the module that declares it, so that using it costs nothing.
     """
-    DECLARED[path] = found = _find(path)
+    DECLARED[path] = found = find(path)
     return found
 
 
 def private_attribute(path: str) -> Any:
     """Return a function that reads a private attribute of an object like the one in ``path``."""
+    return attrgetter(private_name(path))
+
+
+def private_name(path: str) -> str:
+    """Return the last name of a path, for what looks the attribute up itself."""
     private(path)
-    return attrgetter(path.rpartition(".")[2])
+    return path.rpartition(".")[2]
+
+
+def private_if_imported(path: str) -> Callable[[], Any]:
+    """Return what gives a name of a module that few programs import, or None where it is not."""
+    DECLARED[path] = None
+    module, _, name = path.rpartition(".")
+    return lambda: getattr(sys.modules.get(module), name, None)
 
 
 def dispatch_key(name: str) -> Any:
@@ -80,7 +93,8 @@ def unsupported(reason: str) -> UnsupportedTorchError:
     )
 
 
-def _find(path: str) -> Any:
+def find(path: str) -> Any:
+    """Return what a dotted path leads to, or a ``Missing``; modules are imported for it."""
     found: Any = torch
     prefix, *rest = path.split(".")
     for part in rest:

@@ -7,14 +7,35 @@ from contextlib import contextmanager
 from types import MethodType
 from typing import Any, TypeAlias
 
+from pytest_torchmem.torch_private.names import Missing, find, private, unsupported
+
 _ABSENT = object()
 
-Replacements: TypeAlias = list[tuple[Any, Mapping[str, Any]]]
+Replacements: TypeAlias = Sequence[tuple[Any, Mapping[str, Any]]]
 """Classes or modules, and their attributes by name.
 
 A bound method among the attributes of a class becomes a method of that class: what the class is
 called with follows the object that the method is bound to.
 """
+
+
+class Replaceable:
+    """A private attribute of torch that is replaced, by its dotted path."""
+
+    def __init__(self, path: str) -> None:
+        self._found = private(path)
+        owner, _, self._name = path.rpartition(".")
+        self._owner = find(owner)
+
+    @property
+    def original(self) -> Any:
+        """What is there now."""
+        missing = isinstance(self._found, Missing)
+        return self._found if missing else getattr(self._owner, self._name)
+
+    def by(self, replacement: Any) -> tuple[Any, Mapping[str, Any]]:
+        """Return one of ``Replacements``."""
+        return self._owner, {self._name: replacement}
 
 
 @contextmanager
@@ -25,8 +46,9 @@ def replaced(owner: Any, **replacements: Any) -> Iterator[None]:
 
 
 @contextmanager
-def replaced_all(replacements: Sequence[tuple[Any, Mapping[str, Any]]]) -> Iterator[None]:
-    """Replace attributes of several classes and modules together."""
+def replaced_all(replacements: Replacements) -> Iterator[None]:
+    """Replace attributes of several classes and modules together, which all must be there."""
+    _check(replacements)
     before = []
     try:
         for owner, attributes in replacements:
@@ -43,6 +65,19 @@ def replaced_all(replacements: Sequence[tuple[Any, Mapping[str, Any]]]) -> Itera
                 setattr(owner, name, original)
             elif name in vars(owner):
                 delattr(owner, name)
+
+
+def _check(replacements: Replacements) -> None:
+    """Raise ``UnsupportedTorchError`` for attributes that are not there, or of another kind."""
+    unknown = [
+        f"{getattr(owner, '__name__', owner)}.{name}"
+        for owner, attributes in replacements
+        for name, replacement in attributes.items()
+        if (found := getattr(owner, name, _ABSENT)) is _ABSENT
+        or callable(found) is not callable(replacement)
+    ]
+    if unknown:
+        raise unsupported(f"it has no {', '.join(unknown)} that can be replaced")
 
 
 def _unbound(method: MethodType) -> Callable[..., Any]:

@@ -8,18 +8,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pytest_torchmem.torch_private.names import private
+from pytest_torchmem.torch_private.names import private, private_name
 
 _CPU = torch.device("cpu")
 
 #: The address of a tensor's ``StorageImpl``: its identity for as long as the storage lives.
 storage_address: Callable[[Tensor], int] = private("torch._C._storage_address")
 storage_use_count: Callable[[int], int] = private("torch._C._storage_Use_Count")
-#: How many references hold the ``TensorImpl``, the Python object's own included.
-tensor_use_count: Callable[[Tensor], int] = private("torch.Tensor._use_count")
+#: An object's address in C++, of a storage or a generator, which is read in place.
+CDATA = private_name("torch.UntypedStorage._cdata"), private_name("torch.Generator._cdata")
 _construct_storage: Callable[..., Any] = private("torch._C._construct_storage_from_data_pointer")
-_is_wrapped: Callable[[Tensor], bool] = private("torch._C._functorch.is_functorch_wrapped_tensor")
-_get_unwrapped: Callable[[Tensor], Tensor] = private("torch._C._functorch.get_unwrapped")
 
 
 def hollow_storage(nbytes: int, memory: Tensor | None = None) -> torch.UntypedStorage:
@@ -40,8 +38,3 @@ def tensor_on(
 ) -> Tensor:
     """Return a tensor of that geometry on ``storage``; the Fake key must be excluded."""
     return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
-
-
-def unwrapped(tensor: Tensor) -> Tensor | None:
-    """Return the tensor inside of a wrapper that ``vmap`` or ``grad`` made, or None."""
-    return _get_unwrapped(tensor) if _is_wrapped(tensor) else None

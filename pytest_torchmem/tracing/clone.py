@@ -18,6 +18,7 @@ from pytest_torchmem.interception.layouts.compressed import LAYOUTS
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.storages import storage_address, tensor_on
+from pytest_torchmem.torch_private.tensors import CHILDREN
 
 
 class Twins:
@@ -69,13 +70,13 @@ class Twins:
 
     def _copy_module(self, module: nn.Module) -> nn.Module:
         known = self._memo.get(id(module))
-        if known is not None and known.__dict__.get("_modules") is not None:
+        if known is not None and known.__dict__.get(CHILDREN) is not None:
             return known  # type: ignore[no-any-return]
         twin = module.__class__.__new__(module.__class__)
         self._memo[id(module)] = twin
         self._originals.append(module)
         for name, value in module.__dict__.items():
-            if name == "_modules":
+            if name == CHILDREN:
                 children = {
                     child_name: None if child is None else self._copy_module(child)
                     for child_name, child in value.items()

@@ -13,6 +13,7 @@ from pytest_torchmem.operators.attention.dispatch import BACKENDS, may_use
 from pytest_torchmem.operators.matmul.cuda import cublas_workspace, cublaslt_workspace
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.replaceable import can_use_attention
 
 CUDNN_VERSION = 91900
 """The cuDNN that comes with torch 2.13's CUDA wheels is 9.19 or newer."""
@@ -67,11 +68,10 @@ def _set_size(variable: str) -> NoReturn:
 def attention(trace: TraceContext) -> Replacements:
     """Let ``torch.backends.cuda.can_use_flash_attention`` and its like answer for the GPU."""
 
-    def can_use(name: str, backend: int) -> Callable[..., bool]:
-        original: Callable[..., bool] = getattr(torch._C, name)
+    def can_use(original: Callable[..., bool], backend: int) -> Callable[..., bool]:
         return lambda params, debug=False: (
             original(params, debug) if trace.off() else may_use(trace.gpu, backend, params)
         )
 
-    names = {f"_can_use_{name}_attention": backend for name, backend in BACKENDS.items()}
-    return [(torch._C, {name: can_use(name, backend) for name, backend in names.items()})]
+    functions = [(can_use_attention[name], backend) for name, backend in BACKENDS.items()]
+    return [asked.by(can_use(asked.original, backend)) for asked, backend in functions]

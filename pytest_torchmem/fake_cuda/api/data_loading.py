@@ -9,17 +9,14 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakSet
 
-from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
-
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.replaceable import begin_loading, next_batch, pin_memory
 
 
 def data_loaders(trace: TraceContext) -> Replacements:
     """Let loaders that are iterated in the trace have no thread of their own to pin on."""
-    kind: Any = _MultiProcessingDataLoaderIter
-    original_init, original_next = kind.__init__, kind._next_data
+    original_init, original_next = begin_loading.original, next_batch.original
     pinning: WeakSet[Any] = WeakSet()
 
     def init(iterator: Any, loader: Any) -> None:
@@ -37,4 +34,4 @@ def data_loaders(trace: TraceContext) -> Replacements:
         data = original_next(iterator)
         return pin_memory(data) if iterator in pinning and not trace.off() else data
 
-    return [(kind, {"__init__": init, "_next_data": next_data})]
+    return [begin_loading.by(init), next_batch.by(next_data)]

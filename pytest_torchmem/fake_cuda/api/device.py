@@ -13,6 +13,8 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.torch_private import replaceable
+from pytest_torchmem.torch_private.patches import Replacements
 
 _HAS_CUDA = torch.backends.cuda.is_built()
 _CUDA_SUCCESS = 0
@@ -23,13 +25,13 @@ _SYNC_DEBUG_MODES = ("default", "warn", "error")
 _DRIVER_FIGURES = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
 
 
-def lazy_init(trace: TraceContext) -> Callable[[], None]:
-    """Return what C++ calls before it makes its first tensor on cuda, and then remembers.
+def lazy_init(trace: TraceContext) -> Replacements:
+    """Replace what C++ calls before it makes its first tensor on cuda, and then remembers.
 
     Every known way of making one is rewritten before it gets there. Where another does, a build
     with CUDA must not go on: it would take its context for initialised ever after.
     """
-    original: Any = torch.cuda._lazy_init
+    original: Any = replaceable.lazy_init.original
 
     def lazy_init() -> None:
         if trace.off():
@@ -41,7 +43,7 @@ def lazy_init(trace: TraceContext) -> Callable[[], None]:
                 "move it with .cuda()"
             )
 
-    return lazy_init
+    return [replaceable.lazy_init.by(lazy_init)]
 
 
 def device_functions(gpu: Gpu) -> dict[str, Callable[..., Any]]:

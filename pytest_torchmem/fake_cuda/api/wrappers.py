@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.torch_private.replaceable import make_wrapper
 
 _DEVICE = 7
 """The position of ``device`` among the arguments; torch/csrc/autograd/python_variable.cpp,
@@ -36,7 +37,7 @@ class Wrappers:
 
     def making(self) -> Callable[..., Any]:
         """Return what stands for ``torch.Tensor._make_wrapper_subclass``."""
-        original: Callable[..., Any] = Tensor._make_wrapper_subclass
+        original: Callable[..., Any] = make_wrapper.original
 
         def make_wrapper_subclass(*args: Any, **kwargs: Any) -> Any:
             device = args[_DEVICE] if len(args) > _DEVICE else kwargs.get("device")

@@ -21,6 +21,7 @@ from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.kernels import run_compressed_kernel
 from pytest_torchmem.torch_private.operators import has_compressed_kernel
+from pytest_torchmem.torch_private.tensors import specified_elements
 
 LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _aten: Any = torch.ops.aten
@@ -142,7 +143,8 @@ def _addmm(
         raise unsupported(_aten.addmm.default, "a product is added to a sparse tensor")
     result = self.new_empty((mat1.size(0), mat2.size(1)))
     if not result.numel() or any(
-        tensor.layout is not torch.strided and not tensor._nnz() for tensor in (mat1, mat2)
+        tensor.layout is not torch.strided and not specified_elements(tensor)
+        for tensor in (mat1, mat2)
     ):
         return result
     if mat1.layout is torch.sparse_csr and mat2.layout is torch.strided:

@@ -16,6 +16,7 @@ from torch import Tensor
 from pytest_torchmem.interception.plan import unsupported
 from pytest_torchmem.operators.operator import Operator
 from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values, specified_elements
 
 _METADATA = frozenset(
     {
@@ -55,10 +56,10 @@ def run_sparse(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     first = args[0]
     if base in ("aten::clone", "aten::_to_copy"):
         dtype = kwargs.get("dtype") or first.dtype
-        values = first._values()
+        values = sparse_values(first)
         return _made_of(
             first,
-            first._indices().clone(),
+            sparse_indices(first).clone(),
             values.clone() if dtype == values.dtype else values.to(dtype),
             first.is_coalesced(),
         )
@@ -69,23 +70,23 @@ def run_sparse(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     if base in _ON_VALUES and isinstance(first, Tensor) and not isinstance(args[-1], Tensor):
         return _made_of(
             first,
-            first._indices().clone(),
-            torch.empty_like(first._values()),
+            sparse_indices(first).clone(),
+            torch.empty_like(sparse_values(first)),
             first.is_coalesced(),
         )
     if base == "aten::_coalesce":
         return _coalesced(first)
     if base == "aten::sparse_mask" and first.layout is torch.strided:
         mask = args[1]
-        values = mask._values()
+        values = sparse_values(mask)
         return _made_of(
             mask,
-            mask._indices().clone(),
+            sparse_indices(mask).clone(),
             values.new_empty(values.shape, dtype=first.dtype),
             mask.is_coalesced(),
         )
     if base in ("aten::_to_dense", "aten::to_dense"):
-        return first._values().new_zeros(first.shape)
+        return sparse_values(first).new_zeros(first.shape)
     raise unsupported(operator.overload, "its arguments are sparse")
 
 
@@ -96,8 +97,8 @@ def _add(operator: Operator, in_place: bool, left: Tensor, right: Tensor) -> Ten
         raise unsupported(operator.overload, "a dense tensor is added to a sparse one")
     total = _made_of(
         left,
-        torch.cat([left._indices(), right._indices()], 1),
-        torch.cat([left._values(), right._values()], 0),
+        torch.cat([sparse_indices(left), sparse_indices(right)], 1),
+        torch.cat([sparse_values(left), sparse_values(right)], 0),
         False,
     )
     if not in_place:
@@ -108,11 +109,11 @@ def _add(operator: Operator, in_place: bool, left: Tensor, right: Tensor) -> Ten
 
 def _coalesced(tensor: Tensor) -> Tensor:
     """Return one entry for each distinct index, which the indices' values tell."""
-    if tensor.is_coalesced() or tensor._nnz() < 2:
+    if tensor.is_coalesced() or specified_elements(tensor) < 2:
         return tensor
-    distinct = torch.unique(tensor._indices(), dim=1).shape[1]
-    indices = tensor._indices().new_empty((tensor.sparse_dim(), distinct))
-    values = tensor._values()
+    distinct = torch.unique(sparse_indices(tensor), dim=1).shape[1]
+    indices = sparse_indices(tensor).new_empty((tensor.sparse_dim(), distinct))
+    values = sparse_values(tensor)
     return _made_of(tensor, indices, values.new_empty((distinct, *values.shape[1:])), True)
 
 

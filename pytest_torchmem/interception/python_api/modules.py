@@ -10,13 +10,15 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.patches import replaced_all
+from pytest_torchmem.torch_private.replaceable import apply_to_module
+from pytest_torchmem.torch_private.tensors import own_buffers, own_parameters
 
 
 @contextmanager
 def modules_given_back(trace: TraceContext) -> Iterator[None]:
     """Give real modules that a program moves or converts their own tensors back afterwards."""
-    original: Any = nn.Module._apply
+    original: Any = apply_to_module.original
     tensors = _OwnTensors(trace)
 
     def apply(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -25,7 +27,7 @@ def modules_given_back(trace: TraceContext) -> Iterator[None]:
         return original(module, *args, **kwargs)
 
     try:
-        with replaced(nn.Module, _apply=apply):
+        with replaced_all([apply_to_module.by(apply)]):
             yield
     finally:
         tensors.give_back()
@@ -44,10 +46,10 @@ class _OwnTensors:
 
     def note(self, module: nn.Module) -> None:
         """Keep the data, gradients and buffers of a module that is about to be converted."""
-        for parameter in module._parameters.values():
+        for parameter in own_parameters(module).values():
             if parameter is not None and self._trace.record(parameter) is None:
                 self._parameters.setdefault(parameter, (parameter.data, parameter.grad))
-        for name, buffer in module._buffers.items():
+        for name, buffer in own_buffers(module).items():
             if buffer is not None and self._trace.record(buffer) is None:
                 self._buffers.setdefault(module, {}).setdefault(name, buffer)
 
@@ -59,4 +61,4 @@ class _OwnTensors:
                 parameter.data = data
                 parameter.grad = gradient
         for module, named in self._buffers.items():
-            module._buffers.update(named)
+            own_buffers(module).update(named)

@@ -20,6 +20,7 @@ from pytest_torchmem.operators.attention.dispatch import FLASH, MATH, choose_nes
 from pytest_torchmem.operators.nested.kernels import from_padded_by_mask, to_padded_by_parts
 from pytest_torchmem.operators.signatures import AttentionLayer
 from pytest_torchmem.torch_private.kernels import run_nested_kernel
+from pytest_torchmem.torch_private.tensors import nested_sizes
 
 _aten: Any = torch.ops.aten
 _TENSOR_CORES = 8
@@ -64,7 +65,7 @@ def to_padded_tensor(
     dtypes = (torch.float32, torch.float64, torch.float16)
     if self.dim() not in (2, 3, 4) or self.dtype not in dtypes:
         return to_padded_by_parts(self, padding, output_size)
-    sizes = self._nested_tensor_size()
+    sizes = nested_sizes(self)
     rows: list[list[int]] = sizes.tolist()
     shape = [len(rows), *(max(column) for column in zip(*rows, strict=True))]
     output = self.values().new_empty(shape if output_size is None else output_size)
@@ -83,7 +84,7 @@ def transform_bias_rescale_qkv(
     """native/transformers/cuda/attention.cu, transform_bias_rescale_qkv_cuda: padded to a length
     that suits tensor cores.
     """
-    lengths = [row[0] for row in qkv._nested_tensor_size().tolist()]
+    lengths = [row[0] for row in nested_sizes(qkv).tolist()]
     steps, batch = max(lengths), len(lengths)
     steps += -steps % _TENSOR_CORES
     head = qkv_bias.size(0) // 3 // num_heads
@@ -114,7 +115,7 @@ def native_multi_head_attention(
             "attention between two nested tensors of the strided layout is not modelled on cuda; "
             "torch.nested with layout=torch.jagged is"
         )
-    sizes = layer.query._nested_tensor_size()
+    sizes = nested_sizes(layer.query)
     head = layer.embed_dim // layer.num_head
     rows = layer.query.values().view(-1, layer.embed_dim)
     if head % 8 == 0 and not layer.need_weights:

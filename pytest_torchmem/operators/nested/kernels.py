@@ -15,6 +15,7 @@ from pytest_torchmem.operators.encoder_layer.paths import first_product, run_enc
 from pytest_torchmem.operators.indexing.cpu import selects_serially
 from pytest_torchmem.operators.signatures import EncoderLayer
 from pytest_torchmem.torch_private.kernels import run_nested_kernel
+from pytest_torchmem.torch_private.tensors import nested_sizes
 
 _aten: Any = torch.ops.aten
 
@@ -62,7 +63,7 @@ def layer_norm(
     dtype = torch.float32 if half and buffer.device.type == "cuda" else buffer.dtype
     mean = buffer.new_empty((count,), dtype=dtype)
     rstd = buffer.new_empty((count,), dtype=dtype)
-    return nested.wrap(output, input._nested_tensor_size()), mean, rstd
+    return nested.wrap(output, nested_sizes(input)), mean, rstd
 
 
 @nested_kernel("aten::_transform_bias_rescale_qkv", device="cpu")
@@ -138,7 +139,7 @@ def transformer_encoder_layer(nested: NestedTensors, *arguments: Any, **options:
     layer = EncoderLayer(*arguments, **options)
 
     def feed_forward(x: Tensor) -> Tensor:
-        sizes = x._nested_tensor_size()
+        sizes = nested_sizes(x)
         hidden = first_product(layer, x.values().view(-1, layer.embed_dim))
         width = layer.ffn_weight_1.size(0)
         x = nested.wrap(hidden.view(-1), nested.with_last_size(sizes, width))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.decompositions import LEAVES, Composite, cuda_kernel
 from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.torch_private.autograd import saved_by
 from pytest_torchmem.torch_private.keys import below_autograd
 
 _CUDNN_INDEX = 1
@@ -100,7 +101,7 @@ def _group_norm_copies() -> bool:
         image = torch.empty((1, 2, 2, 2), device="meta", requires_grad=True)
         turned = image.contiguous(memory_format=torch.channels_last)
         node: Any = torch.group_norm(turned, 1).grad_fn
-    return bool(node._saved_input.is_contiguous())
+    return bool(saved_by(node, "input").is_contiguous())
 
 
 def _suggested_format(tensor: Tensor) -> torch.memory_format:

@@ -1,0 +1,51 @@
+"""What tensors, and the modules that hold them, have in attributes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from pytest_torchmem.torch_private.names import private, private_attribute, private_name
+
+#: The class in C++ whose attributes ``torch.Tensor`` inherits.
+TensorBase: Any = private("torch._C.TensorBase")
+#: How many references hold the ``TensorImpl``, the Python object's own included.
+tensor_use_count: Callable[[Tensor], int] = private("torch.Tensor._use_count")
+is_view_of_another: Callable[[Tensor], bool] = private("torch.Tensor._is_view")
+view_base: Callable[[Tensor], Tensor | None] = private_attribute("torch.Tensor._base")
+#: Whether a subclass wraps tensors that ``__tensor_flatten__`` names.
+is_wrapper: Callable[[object], bool] = private(
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass"
+)
+
+#: Parts of a sparse tensor, which need not be coalesced.
+sparse_indices: Callable[[Tensor], Tensor] = private("torch.Tensor._indices")
+sparse_values: Callable[[Tensor], Tensor] = private("torch.Tensor._values")
+specified_elements: Callable[[Tensor], int] = private("torch.Tensor._nnz")
+#: The sizes of a nested tensor's parts, one row each.
+nested_sizes: Callable[[Tensor], Tensor] = private("torch.Tensor._nested_tensor_size")
+
+_is_wrapped: Callable[[Tensor], bool] = private("torch._C._functorch.is_functorch_wrapped_tensor")
+_get_unwrapped: Callable[[Tensor], Tensor] = private("torch._C._functorch.get_unwrapped")
+
+#: A module's own parameters, buffers and children, by name.
+own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = private_attribute(
+    "torch.nn.Module._parameters"
+)
+own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = private_attribute(
+    "torch.nn.Module._buffers"
+)
+CHILDREN = private_name("torch.nn.Module._modules")
+
+
+def wrapped_tensors(tensor: Tensor) -> list[Tensor]:
+    """Return the tensors that a subclass wraps, where it ``is_wrapper``."""
+    names, _ = cast(Any, tensor).__tensor_flatten__()
+    return [getattr(tensor, name) for name in names]
+
+
+def unwrapped(tensor: Tensor) -> Tensor | None:
+    """Return the tensor inside of a wrapper that ``vmap`` or ``grad`` made, or None."""
+    return _get_unwrapped(tensor) if _is_wrapped(tensor) else None
