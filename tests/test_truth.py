@@ -52,7 +52,7 @@ def case(key: str) -> Case:
 def test_there_are_models_of_every_family() -> None:
     families = {network.family for network in NETWORKS.values()}
     assert families == {"cnn", "dense", "diffusion", "recurrent", "transformer"}
-    assert len(NETWORKS) >= 60
+    assert len(NETWORKS) == 86
     assert len({found.key for found in cases()}) == len(cases())
 
 

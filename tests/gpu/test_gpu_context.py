@@ -49,7 +49,8 @@ def test_a_context_that_is_there_is_left_alone() -> None:
         (weight * 2).sum().backward()
         assert torch.cuda.memory_allocated() > 0
 
-    assert trace(step, device="cuda").peak >= 3 << 22
+    # The weight and its double; in the backward its gradient is there instead.
+    assert trace(step, device="cuda", gpu="a100").peak == (2 << 22) + 520
     assert torch.cuda.memory_stats() == before
     assert torch.cuda.is_initialized()
     assert held.sum().item() == 1024

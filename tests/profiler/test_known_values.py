@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from programs import differences
 from torch import Tensor, nn
 
 from pytest_torchmem import measure, trace
@@ -100,24 +101,27 @@ def test_an_unknown_floating_number_is_one_with_one_warning() -> None:
         lambda x: x[x > 0],
         lambda x: (x > 0).sum(dim=1).tolist(),
         lambda x: (x > 0).sum(dim=1).numpy(),
-        lambda x: torch.zeros((x > 0).sum().item() + 1),
         lambda x: range((x > 0).sum().item()),
         lambda x: x[: (x > 0).sum().item()],
         lambda x: int((x > 0).sum()),
         lambda x: int((x > 0).sum().item() * 2),
         lambda x: math.ceil((x > 0).sum().item() / 2),
     ],
-    ids=["nonzero", "mask", "list", "array", "size", "range", "slice", "int", "product", "ceil"],
+    ids=["nonzero", "mask", "list", "array", "range", "slice", "int", "product", "ceil"],
 )
 def test_unknown_sizes_raise_with_the_line(ask: Callable[[Tensor], object]) -> None:
     def program() -> None:
         ask(torch.randn(4, 8))
 
-    with pytest.raises((UnknownValueError, TypeError)) as raised:
+    with pytest.raises(UnknownValueError) as raised:
         trace(program)
-    if raised.type is UnknownValueError:
-        assert re.match(r".*test_known_values\.py:\d+", str(raised.value))
-        assert "Pass such an input with its real values" in str(raised.value)
+    assert re.match(r".*test_known_values\.py:\d+", str(raised.value))
+    assert "Pass such an input with its real values" in str(raised.value)
+
+
+def test_an_unknown_size_of_a_new_tensor_is_refused_by_torch() -> None:
+    with pytest.raises(TypeError, match="must be tuple of ints, not UnknownInteger"):
+        trace(lambda: torch.zeros((torch.randn(4, 8) > 0).sum().item() + 1))
 
 
 def test_accuracy_is_added_up_and_told() -> None:
@@ -192,9 +196,10 @@ def saved_and_loaded(device: str) -> None:
 
 def test_checkpoints_are_written_and_read() -> None:
     figures, real = trace(saved_and_loaded, "cpu", host="here"), measure(saved_and_loaded, "cpu")
-    assert (figures.peak, figures.end) == (real.peak, real.end)
-    parameters = 4 * (100 * 100 + 100)
-    assert trace(saved_and_loaded, "cuda", device="cuda").peak > 6 * parameters
+    assert figures.figures() == real.figures()
+    # Two models, with gradients and the two momentums of the first, and one that is read again.
+    parameters, buffers = 4 * (100 * 100 + 100), 2 * 8_519_680
+    assert trace(saved_and_loaded, "cuda", device="cuda").peak == 7 * parameters + buffers
 
 
 def test_parameters_given_by_torch_func() -> None:
@@ -247,17 +252,40 @@ def test_values_written_by_composites_and_to_outputs_are_known() -> None:
     trace(program)
 
 
-@pytest.mark.parametrize("bounds", [(-2.0, 2.0), (3.0, 4.0)], ids=["wide", "narrow"])
-def test_initialisers_that_draw_again(bounds: tuple[float, float]) -> None:
-    """Whether a draw fell out of bounds is not known, and every first one counts as accepted."""
+def initialised(deviation: float, *bounds: float) -> None:
+    layer = nn.Linear(64, 64)
+    nn.init.trunc_normal_(layer.weight, 0.0, deviation, *bounds)
+    nn.init.orthogonal_(layer.weight)
+    layer(torch.ones(2, 64)).sum().backward()
 
+
+DRAWN_AGAIN = pytest.mark.xfail(
+    strict=True,
+    reason="misses 5,568 bytes of the forward: whether a draw fell out of bounds is not known, and "
+    "every first one counts as accepted (torch/nn/init.py, _no_grad_trunc_normal_)",
+)
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        pytest.param((0.02, -2.0, 2.0), id="wide"),
+        pytest.param((1.0, 3.0, 4.0), id="narrow", marks=DRAWN_AGAIN),
+    ],
+)
+def test_initialisers(bounds: tuple[float, ...]) -> None:
     def program() -> None:
-        layer = nn.Linear(64, 64)
-        nn.init.trunc_normal_(layer.weight, 0.0, 0.02 if bounds[0] < 0 else 1.0, *bounds)
-        nn.init.orthogonal_(layer.weight)
-        layer(torch.ones(2, 64)).sum().backward()
+        initialised(*bounds)
 
-    assert trace(program).backward_peak > 2 * 64 * 64 * 4
+    assert trace(program, host="here").figures() == measure(program).figures()
+
+
+def test_initialisers_that_draw_again() -> None:
+    def program() -> None:
+        initialised(1.0, 3.0, 4.0)
+
+    found = differences(trace(program, host="here"), measure(program))
+    assert found == {"forward_peak": -5568, "peak": -5568}
 
 
 def test_one_hot_of_classes_that_are_not_known() -> None:

@@ -112,7 +112,7 @@ def test_products_with_a_vector(threads: int) -> None:
 def test_attention(threads: int, dtype: torch.dtype) -> None:
     query, key, value = (image(1, 2, length, 32, dtype=dtype) for length in (300, 700, 700))
     calls = calls_of(lambda: F.scaled_dot_product_attention(query, key, value))
-    assert {"aten::_scaled_dot_product_flash_attention_for_cpu"} <= {call.name for call in calls}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {call.name for call in calls}
     assert_predicted(calls)
 
 
@@ -140,12 +140,13 @@ def test_lstm(
     x = image(steps, batch, inputs, dtype=dtype)
     calls = calls_of(lambda: layer(x))
     assert_predicted(calls)
-    for call in calls:
-        if call.name == "aten::mkldnn_rnn_layer":
-            expected = META_FUNCTIONS[call.name](*call.args)
-            assert [tuple(output.shape) for output in expected] == [
-                tuple(output.shape) for output in call.outputs
-            ]
+    layers = [call for call in calls if call.name == "aten::mkldnn_rnn_layer"]
+    assert layers
+    for call in layers:
+        expected = META_FUNCTIONS[call.name](*call.args)
+        assert [tuple(output.shape) for output in expected] == [
+            tuple(output.shape) for output in call.outputs
+        ]
 
 
 def test_nothing_is_taken_for_an_empty_tensor() -> None:

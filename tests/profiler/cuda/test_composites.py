@@ -72,10 +72,10 @@ def test_a_repeated_composite_asks_request_by_request() -> None:
         for is_made, found in told(profile)
         if is_made and found.kind is Kind.WORKSPACE and not found.label
     ]
-    assert len(made) > 6
-    assert made[: len(made) // 2] == made[len(made) // 2 :]
-    # Not as one request: the largest single one is far from what all come to at their most.
-    assert max(made) < 2 * MIB
+    rows, columns, width = 4096, 4104, 64
+    squares = [4 * rows * width, 4 * rows, 4 * rows, 4 * columns * width, 4 * columns, 4 * columns]
+    wider = [4 * rows * width, 4 * rows * (width + 2), 4 * columns * (width + 2)]
+    assert made == [*squares, *wider] * 2
 
 
 def test_the_host_sees_the_same_as_well() -> None:

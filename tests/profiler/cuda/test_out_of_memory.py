@@ -92,30 +92,33 @@ def test_parameters_alone_can_be_too_much() -> None:
 
 def test_a_program_that_halves_its_batch_gets_through() -> None:
     tried: list[int] = []
+    left: list[int] = []
+
+    def fits(net: nn.Module, batch: int) -> bool:
+        tried.append(batch)
+        try:
+            net(torch.randn(batch, 1000, device="cuda")).sum().backward()
+        except torch.cuda.OutOfMemoryError:
+            return False
+        return True
 
     def program() -> None:
         net, batch = Net().cuda(), 1 << 22
-        while True:
-            tried.append(batch)
-            try:
-                net(torch.randn(batch, 1000, device="cuda")).sum().backward()
-            except torch.cuda.OutOfMemoryError:
-                net.zero_grad()
-                torch.cuda.empty_cache()
-                batch //= 2
-            else:
-                break
+        while not fits(net, batch):
+            net.zero_grad()
+            torch.cuda.empty_cache()
+            left.append(torch.cuda.memory_allocated())
+            batch //= 2
         stats = torch.cuda.memory_stats()
         assert stats["num_ooms"] == len(tried) - 1
 
     limited = trace(program, device="cuda", gpu="t4")
     assert tried == [1 << 22, 1 << 21, 1 << 20, 1 << 19]
-    # What does not fit leaves nothing behind: the step is the one of the batch that fits.
-    alone = trace(on_meta(), rows(1 << 19), device="cuda", gpu="t4")
-    assert limited.end >= 0
-    assert limited.peak < find_gpu("t4").memory
-    assert limited.backward_peak is not None
-    assert alone.backward_peak is not None
+    # What does not fit leaves nothing behind but cuBLAS's buffers, one of the program and one of
+    # the engine, where a batch came as far as its backward.
+    parameters, buffer = 2 * (4_000_256 + 4096), 8_519_680
+    assert left == [parameters, parameters, parameters + 2 * buffer]
+    assert limited.end == 2 * buffer
     assert limited.reserved_peak is not None
     assert limited.reserved_peak <= find_gpu("t4").memory - find_gpu("t4").context
 
@@ -162,7 +165,7 @@ def test_a_fraction_of_the_memory() -> None:
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(0.5, 0)
-        assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(0.5)
+        assert torch.cuda.get_per_process_memory_fraction() == 0.5
         fits = bytes_on_cuda(int(total * 0.499) - torch.cuda.max_memory_reserved())
         del fits
         torch.cuda.empty_cache()
@@ -197,9 +200,10 @@ def test_settings_that_the_program_makes() -> None:
 
 def test_whether_a_limit_holds() -> None:
     target, inputs = on_meta(), rows(1 << 22)
-    assert trace(target, inputs, device="cuda").peak > 32 * GIB  # the default GPU
-    assert trace(target, inputs, device="cuda", gpu="t4", memory="unlimited").peak > 32 * GIB
-    assert trace(target, inputs, device="cuda", gpu="t4", memory="96 GiB").peak > 32 * GIB
+    needed = trace(target, inputs, device="cuda").peak  # on the default GPU
+    assert needed > 32 * GIB
+    assert trace(target, inputs, device="cuda", gpu="t4", memory="unlimited").peak == needed
+    assert trace(target, inputs, device="cuda", gpu="t4", memory="96 GiB").peak == needed
     for options in ({"gpu": "t4"}, {"memory": 20 * GIB}, {"gpu": "b200", "memory": "20 GiB"}):
         with pytest.raises(torch.OutOfMemoryError):
             trace(target, inputs, device="cuda", **options)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.operators import simple as nothing
+from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.cuda import sum_buffers
 from pytest_torchmem.operators.sorting.cuda import sort_bytes
 from pytest_torchmem.operators.workspace import Workspace, as_workspace, find_workspace
@@ -142,10 +143,15 @@ def test_a_selection_along_a_dimension_is_made_from_a_dense_copy() -> None:
 def test_more_than_4096_of_the_largest_are_sorted_beside_those_that_were_found() -> None:
     x = meta(16, 50_000)
     outputs = (meta(16, 4097), meta(16, 4097, dtype=LONG))
+    number = 16 * 4097
+    pairs = (8 * number, 8 * number, 4 * number)
+    assert sort_bytes(A100, outputs[0], -1) == (*pairs, cub.radix_sort_pairs(A100, number, 4, 8))
     sorting = sum(sort_bytes(A100, outputs[0], -1))
-    assert sorting > 16 * 4097 * 8
     assert sum(found("topk", outputs, x, 4097).requests) == 16 * 4097 * (4 + 8) + sorting
-    assert sum(found("topk", outputs, x, 4097, sorted=False).requests) < sorting
+    # Of each of 16 * 49 blocks 256 counts of 2 bytes and two numbers; of each row its state.
+    blocks = 16 * 49
+    own = blocks * (256 * 2 + 8) + 16 * (4 + 4 + 4 + 8) + 2 * cub.scan(blocks)
+    assert sum(found("topk", outputs, x, 4097, sorted=False).requests) == own
 
 
 def test_boundaries_of_another_type_are_converted() -> None:
@@ -225,7 +231,9 @@ def test_few_elements_are_compared_and_many_are_sorted() -> None:
     assert taken("isin", mask, elements, 3) == ()
     sorted_ = found("isin", mask, elements, meta(33, dtype=LONG))
     assert sorted_.confidence is Confidence.BOUNDED
-    assert sum(sorted_.requests) > 8 * (4096 + 33) * 4
+    number = 8 * (4096 + 33)
+    sort = cub.radix_sort_pairs(A100, 4096 + 33, 8, 8)
+    assert sorted_.requests == (8 * 4096, 8 * 4096, 8 * 33, *[number] * 4, sort)
 
 
 # -- images ----------------------------------------------------------------------------------------
