@@ -93,7 +93,7 @@ def test_out_of_memory_within_a_repeated_composite_gives_back_what_it_had() -> N
         rows, columns = cuda(4096, 64), cuda(4104, 64)
         hoard = cuda(18 * MIB // 4)
         allocated = torch.cuda.memory_allocated()
-        with pytest.raises(torch.OutOfMemoryError, match="_euclidean_dist asked for"):
+        with pytest.raises(torch.OutOfMemoryError, match="_euclidean_dist requested"):
             torch.ops.aten._euclidean_dist(rows, columns)
         after = torch.cuda.memory_allocated()
         del hoard
