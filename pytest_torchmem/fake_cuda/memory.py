@@ -1,8 +1,8 @@
 """The fake device's memory as the caching allocator counts it: the ledger's requests, replayed.
 
-The replay catches up with the ledger when somebody asks for a figure. With a limit it also does
-before a request that might not fit: how much the device has left, less the most that the requests
-since then can have taken, tells when that is.
+The replay catches up with the ledger when a figure is read. With a limit it also does before a
+request that might not fit: one that is larger than what the device had left, less the most that
+the requests since then can have taken.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _PhasePeaks:
         self.requested = self.allocated = self.reserved = self.unallocated = -1
 
     def note(self, allocator: CachingAllocator) -> None:
-        """Take in what is there now."""
+        """Raise the peaks to what is in use now."""
         statistics = allocator.statistics.all
         allocated = statistics.allocated_bytes.current
         if statistics.requested_bytes.current > self.requested:
@@ -61,7 +61,7 @@ class DeviceMemory:
         self._blocks: dict[int, Block] = {}
         """Blocks in use by their index in the ledger."""
         self._asked: set[int] = set()
-        """Requests that were made before they stood in the ledger."""
+        """Requests that the allocator served before the ledger booked them."""
         self._earlier = self._position = self._phase = 0
         self._peaks: dict[Phase, _PhasePeaks] = {}
         self._room = 0
@@ -96,7 +96,7 @@ class DeviceMemory:
             peaks = self._enter(phases[following][1])
 
     def close(self) -> None:
-        """Let what the ledger tells from now on be no part of the trace any more."""
+        """Stop following: what the ledger books from now on is no part of the trace."""
         self._end = len(self._ledger.earlier), len(self._ledger.events)
         self._ledger.before_adding = None
 
@@ -126,7 +126,7 @@ class DeviceMemory:
         self._settle()
 
     def record_stream(self, index: int, stream: int) -> None:
-        """Let what was written down at ``index`` wait, once freed, for another stream's work."""
+        """Let the block of entry ``index`` wait, once freed, for another stream's work."""
         self.follow()
         block = self._blocks.get(index)
         if block is not None:
@@ -176,14 +176,14 @@ class DeviceMemory:
         return peaks
 
     def _settle(self) -> None:
-        """Work out anew what is left, and be asked before requests if anything limits them."""
+        """Compute anew what is left, and check requests in advance where memory is limited."""
         allocator = self.allocator
         limits = [limit for limit in (allocator.capacity, allocator.allowed) if limit is not None]
         self._room = min(limits, default=0) - allocator.reserved
         self._ledger.before_adding = self._before_adding if limits else None
 
     def _before_adding(self, entry: AllocationEntry, stream: int) -> None:
-        """Make a request that might not fit at once; raise ``torch.OutOfMemoryError``."""
+        """Serve a request that might not fit at once; raise ``torch.OutOfMemoryError``."""
         nbytes = entry.nbytes
         if nbytes <= SMALL:
             self._room -= SMALL_SEGMENT

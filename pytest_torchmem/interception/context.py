@@ -1,4 +1,4 @@
-"""The trace as functions see it that take the place of torch's own."""
+"""The running trace, as the functions that replace torch's own see it."""
 
 from __future__ import annotations
 
@@ -86,6 +86,12 @@ class TraceContext:
         """Book a library's workspace that stays and that ``overload`` makes on its first use."""
         self._interceptor.keep(buffer, overload)
 
+    def pin(self, tensor: Tensor) -> None:
+        """Take note that a tensor of the host is in pinned memory."""
+        record = self.record(tensor)
+        if record is not None:
+            record.ledger.pinned.add(record.index)
+
     def device(self, named: torch.device) -> torch.device:
         """Return a device as the trace writes it; raise for a GPU that is not there."""
         return self._interceptor.machine.normalise(named)
@@ -106,7 +112,7 @@ class TraceContext:
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU that fake cuda stands for."""
+        """The GPU that fake cuda models."""
         gpu = self._interceptor.machine.gpu
         assert gpu is not None
         return gpu

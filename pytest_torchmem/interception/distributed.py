@@ -5,7 +5,7 @@ A collective is an operator (``c10d::allreduce_`` and its like) with a kernel fo
 nobody, whatever the backend. ``DistributedDataParallel`` and ``fully_shard`` reach around
 operators: the first reads parameters in C++ (``_verify_params_across_processes``, reducer.cpp) and
 copies gradients into its buckets there, the second takes the memory of a storage away
-(``free_storage`` of torch/distributed/fsdp/_fully_shard/_fsdp_common.py). Neither has a twin here.
+(``free_storage`` of torch/distributed/fsdp/_fully_shard/_fsdp_common.py). Neither is modelled.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from pytest_torchmem.operators.workspace import (
 )
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question
-from pytest_torchmem.targets.device_index import invalid_ordinal
+from pytest_torchmem.targets.device_index import invalid_device_index
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.kernels import run_composite_explicit
@@ -85,7 +85,7 @@ class Machine:
         """Return ``device`` with the index it has when none is given."""
         if device.type == "cuda":
             if device.index:
-                raise invalid_ordinal(device)
+                raise invalid_device_index(device)
             return device if device.index is not None else torch.device("cuda", 0)
         return torch.device(device.type)
 

@@ -61,10 +61,12 @@ def replaced_all(replacements: Replacements) -> Iterator[None]:
         yield
     finally:
         for owner, name, original in reversed(before):
-            if original is not _ABSENT:
-                setattr(owner, name, original)
-            elif name in vars(owner):
+            if vars(owner).get(name, _ABSENT) is original:
+                continue  # it could not be replaced
+            if original is _ABSENT:
                 delattr(owner, name)
+            else:
+                setattr(owner, name, original)
 
 
 def _check(replacements: Replacements) -> None:

@@ -251,8 +251,8 @@ def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[N
         stack.enter_context(python_functions(context))
         stack.enter_context(module_wrappers_refused(context))
         if memory is not None:
+            from pytest_torchmem.fake_cuda.api.identity import cuda_identity
             from pytest_torchmem.fake_cuda.decompositions import cuda_dispatch
-            from pytest_torchmem.fake_cuda.identity import cuda_identity
 
             stack.enter_context(cuda_dispatch(machine, context))
             stack.enter_context(cuda_identity(context, memory))

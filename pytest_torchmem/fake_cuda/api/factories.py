@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.fake_cuda.api.session import SESSION
-from pytest_torchmem.fake_cuda.device_copy import as_device
-from pytest_torchmem.fake_cuda.methods import pin
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.modes import DeviceContext, default_device, device_constructors
 from pytest_torchmem.torch_private.patches import Replacements
 
@@ -57,7 +56,7 @@ def factories(trace: TraceContext) -> Replacements:
 
 
 def _of_torch(factories: Iterable[tuple[_Factory, _Factory]]) -> dict[str, _Factory]:
-    """Return replacements for the functions that stand in ``torch`` itself."""
+    """Return replacements for the functions that ``torch`` itself has."""
     return {
         original.__name__: factory
         for original, factory in factories
@@ -93,7 +92,7 @@ def _factory(original: _Factory) -> _Factory:
         with trace.placing_on(target):
             made = original(*args, **kwargs)
         if kwargs.get("pin_memory"):
-            pin(trace, made)
+            trace.pin(made)
         return made
 
     factory.__name__ = name

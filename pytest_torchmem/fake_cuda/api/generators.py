@@ -11,7 +11,7 @@ from torch import Tensor
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.placement import GPU_GENERATORS
-from pytest_torchmem.targets.device_index import check_ordinal
+from pytest_torchmem.targets.device_index import as_device, check_device_index
 from pytest_torchmem.torch_private.patches import Replacements
 
 _CPU = torch.device("cpu")
@@ -34,11 +34,9 @@ class Generator(torch.Generator, metaclass=_Kind):
 
     def __new__(cls, device: Any = "cpu") -> Any:
         """Make a generator of fake cuda, or one of torch's own for the host."""
-        if isinstance(device, int):
-            device = torch.device("cuda", device)
-        if SESSION.off() or torch.device(device).type != "cuda":
+        if SESSION.off() or as_device(device).type != "cuda":
             return _OnHost(device=device)
-        check_ordinal(device)
+        check_device_index(device)
         return cls.on_gpu()
 
     def __init__(self, device: Any = "cpu") -> None:

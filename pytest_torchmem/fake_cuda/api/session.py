@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.targets.device_index import check_ordinal
+from pytest_torchmem.targets.device_index import check_device_index
 from pytest_torchmem.torch_private.patches import replaced_all
 
 Functions = Mapping[str, Callable[..., Any]]
@@ -75,7 +75,7 @@ def session(trace: TraceContext, api: Api) -> Iterator[None]:
 
 
 class _Attributes:
-    """The attributes of what stands in a module's place, as ``torch.backends.cudnn`` does."""
+    """The attributes of an object in a module's place, as ``torch.backends.cudnn`` is."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -103,7 +103,7 @@ def _function(original: Any, module: str, name: str) -> Callable[..., Any]:
         if SESSION.off():
             return original(*args, **kwargs)
         if place is not None:
-            check_ordinal(args[place] if len(args) > place else kwargs.get(keyword))
+            check_device_index(args[place] if len(args) > place else kwargs.get(keyword))
         return SESSION.functions[module][name](*args, **kwargs)
 
     function.__name__ = original.__name__

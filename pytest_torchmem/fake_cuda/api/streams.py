@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.fake_cuda.api.session import SESSION
-from pytest_torchmem.targets.device_index import check_ordinal
+from pytest_torchmem.targets.device_index import check_device_index
 
 _CUDA = torch.device("cuda", 0)
 
@@ -22,7 +22,7 @@ class Stream:
     def __init__(
         self, device: Any = None, priority: int = 0, stream_id: int | None = None, **_: Any
     ) -> None:
-        check_ordinal(device)
+        check_device_index(device)
         if stream_id is None:
             stream_id = 0 if SESSION.trace is None else SESSION.trace.streams.new(priority)
         self.device = _CUDA

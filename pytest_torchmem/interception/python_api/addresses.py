@@ -21,7 +21,7 @@ from pytest_torchmem.torch_private.patches import Replacements
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 """``MAP_NORESERVE`` of Linux: pages that nobody touches are not counted (mmap(2))."""
 _APART = 1 << 40
-"""Between addresses that stand for nothing, where there are no such pages."""
+"""The distance of addresses that cannot be read, where there are no such pages."""
 
 
 class Addresses:

@@ -21,7 +21,7 @@ class Pickling:
         self._reduce: Any = Tensor.__reduce_ex__
         self._location_tag: Any = torch.serialization.location_tag
         self._places: dict[int, tuple[torch.UntypedStorage, str]] = {}
-        """Storages that were pickled, and the devices of those they stand for, by address."""
+        """Storages that were pickled, and the devices they belong to in the trace, by address."""
 
     def replacements(self) -> Replacements:
         """Return what takes the place of torch's own."""

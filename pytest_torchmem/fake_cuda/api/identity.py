@@ -12,17 +12,17 @@ from pytest_torchmem.fake_cuda.api.backends import CUDA_VERSION, attention
 from pytest_torchmem.fake_cuda.api.data_loading import data_loaders
 from pytest_torchmem.fake_cuda.api.data_parallel import scatter
 from pytest_torchmem.fake_cuda.api.device import lazy_init
+from pytest_torchmem.fake_cuda.api.device_copy import parse_to
 from pytest_torchmem.fake_cuda.api.factories import factories
 from pytest_torchmem.fake_cuda.api.generators import Generator, generators
 from pytest_torchmem.fake_cuda.api.legacy_types import legacy_types
 from pytest_torchmem.fake_cuda.api.profilers import profilers
 from pytest_torchmem.fake_cuda.api.session import session
 from pytest_torchmem.fake_cuda.api.storages import Storages
+from pytest_torchmem.fake_cuda.api.tensor_methods import DeviceMethods
 from pytest_torchmem.fake_cuda.api.torch_cuda import torch_cuda
 from pytest_torchmem.fake_cuda.api.triton import triton_launches
-from pytest_torchmem.fake_cuda.device_copy import parse_to
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
-from pytest_torchmem.fake_cuda.methods import DeviceMethods
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private import replaceable
 from pytest_torchmem.torch_private.patches import Replacements, replaced_all
@@ -52,7 +52,7 @@ def cuda_identity(trace: TraceContext, memory: DeviceMemory) -> Iterator[None]:
 
 
 def _private_functions(trace: TraceContext) -> Replacements:
-    """Return what stands for functions by which torch's own Python asks for devices."""
+    """Replace private functions by which torch's own Python asks for devices."""
     flattens = replaceable.flatten_weights.original
     group = replaceable.group_tensors.original
 

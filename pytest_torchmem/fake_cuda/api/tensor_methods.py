@@ -8,11 +8,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from pytest_torchmem.fake_cuda.api.device_copy import DeviceCopy, parse_target
 from pytest_torchmem.fake_cuda.api.legacy_types import find_legacy_type
-from pytest_torchmem.fake_cuda.api.wrappers import Wrappers
-from pytest_torchmem.fake_cuda.device_copy import DeviceCopy, as_device, parse_target
+from pytest_torchmem.fake_cuda.api.wrapper_subclasses import WrapperSubclasses
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.patches import Replacements
 from pytest_torchmem.torch_private.replaceable import make_wrapper
 from pytest_torchmem.torch_private.tensors import TensorBase
@@ -29,20 +30,13 @@ _FACTORIES = (
 )
 
 
-def pin(trace: TraceContext, tensor: Tensor) -> None:
-    """Take note that a tensor of the host is in pinned memory."""
-    record = trace.record(tensor)
-    if record is not None:
-        record.ledger.pinned.add(record.index)
-
-
 class DeviceMethods:
     """``torch.Tensor`` in a trace on fake cuda."""
 
     def __init__(self, trace: TraceContext, memory: DeviceMemory) -> None:
         self._trace = trace
         self._memory = memory
-        self._wrappers = Wrappers(trace)
+        self._wrappers = WrapperSubclasses(trace)
         self._copy = DeviceCopy(trace)
 
     def replacements(self) -> Replacements:
@@ -93,7 +87,7 @@ class DeviceMethods:
             return cast(Tensor, TensorBase.to(tensor, dtype, copy=target.copy, **options))
         copied = self._copy(tensor, target._replace(device=device))
         if target.non_blocking and device.type == "cpu":
-            pin(self._trace, copied)  # TensorConversions.cpp, _to_copy, ``pin_out``
+            self._trace.pin(copied)  # TensorConversions.cpp, _to_copy, ``pin_out``
         return copied
 
     def cuda(
@@ -161,7 +155,7 @@ class DeviceMethods:
         if self.is_pinned(tensor):
             return tensor
         made = tensor.clone(memory_format=torch.contiguous_format)
-        pin(self._trace, made)
+        self._trace.pin(made)
         return made
 
     def is_pinned(self, tensor: Tensor, device: Any = None) -> bool:

@@ -1,7 +1,7 @@
 """Tensor subclasses that wrap others: they have no storage of their own, and a device all the same.
 
 ``torch.Tensor._make_wrapper_subclass`` makes one on the device it is given. C++ must not hear of
-cuda: autograd asks for a device trace as soon as such a tensor becomes an input of a node, and that
+cuda: autograd asks for a device guard as soon as such a tensor becomes an input of a node, and that
 ends the process.
 """
 
@@ -23,7 +23,7 @@ THPVariable_make_wrapper_subclass.
 """
 
 
-class Wrappers:
+class WrapperSubclasses:
     """The devices that wrapper subclasses say they are on, for one trace."""
 
     def __init__(self, trace: TraceContext) -> None:
@@ -36,7 +36,7 @@ class Wrappers:
         return found
 
     def making(self) -> Callable[..., Any]:
-        """Return what stands for ``torch.Tensor._make_wrapper_subclass``."""
+        """Return the function that replaces ``torch.Tensor._make_wrapper_subclass``."""
         original: Callable[..., Any] = make_wrapper.original
 
         def make_wrapper_subclass(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Copies between devices that C++ cannot tell apart, and arguments that name a device."""
+"""Copies between devices that C++ cannot tell apart, and the arguments of ``Tensor.to``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private import replaceable
 from pytest_torchmem.torch_private.tensors import TensorBase
 
 _parse_to: Callable[..., Any] = replaceable.parse_to.original
-
-
-def as_device(device: Any) -> torch.device:
-    """Return the device that a program names; a number is one of ``cuda``."""
-    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
 
 def parse_to(*args: Any, **kwargs: Any) -> Any:
