@@ -27,7 +27,6 @@ UPWARDS = frozenset(
         ("operators/custom_operators.py", "interception/plan.py"),
         ("operators/nested/dispatch.py", "interception/layouts/nested.py"),
         ("operators/nested/kernels.py", "interception/layouts/nested.py"),
-        ("operators/recurrent/dispatch.py", "fake_cuda/autocast.py"),
     }
 )
 

@@ -8,7 +8,7 @@ native/RNN.cpp (``use_cudnn``, the cells' ``is_cuda`` branches), native/cudnn/RN
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,9 +21,6 @@ from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.storages import storage_address, tensor_on
-
-if TYPE_CHECKING:
-    from pytest_torchmem.fake_cuda.autocast import Casts
 
 RELU, TANH, LSTM, GRU = range(4)
 """``cudnnRNNMode_t``."""
@@ -241,6 +238,16 @@ def gru_cell(
     from_input = torch.matmul(input, w_ih.t())
     from_hidden = torch.matmul(hx, w_hh.t())
     return _aten._thnn_fused_gru_cell.default(from_input, from_hidden, hx, b_ih, b_hh)[0]
+
+
+class Casts(Protocol):
+    """How autocast casts."""
+
+    def eligible(self, value: Any) -> bool:
+        """Return whether a value is ever cast."""
+
+    def to(self, dtype: torch.dtype, value: Any) -> Any:
+        """Return ``value`` cast where it is eligible."""
 
 
 def autocast_rnn(
