@@ -14,8 +14,8 @@ from pytest_torchmem.torch_private.keys import set_excluded, set_included
 from pytest_torchmem.torch_private.names import dispatch_key, private
 from pytest_torchmem.torch_private.operators import OpOverload
 
-_KEY = "AutocastIPU"
-_AUTOCAST = dispatch_key(_KEY)
+KEY = "AutocastIPU"
+_AUTOCAST = dispatch_key(KEY)
 _AUTOCAST_CUDA = dispatch_key("AutocastCUDA")
 _registered_for: Callable[[str], list[str]] = private(
     "torch._C._dispatch_get_registrations_for_dispatch_key"
@@ -30,12 +30,12 @@ def autocast_kernels(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None
     """
     with ExitStack() as stack:
         libraries = {"_": stack.enter_context(Registrations("_"))}
-        libraries["_"].fallback(_KEY, passes_by)
+        libraries["_"].fallback(KEY, passes_by)
         for name, kernel in kernels.items():
             namespace, _, bare = name.partition("::")
             if namespace not in libraries:
                 libraries[namespace] = stack.enter_context(Registrations(namespace))
-            libraries[namespace].impl(bare, _KEY, kernel)
+            libraries[namespace].impl(bare, KEY, kernel)
         yield
 
 

@@ -11,12 +11,15 @@ from typing import Any
 from pytest_torchmem.errors import UnsupportedTorchError
 from pytest_torchmem.torch_private.kernels import run_torch_dispatch
 from pytest_torchmem.torch_private.keys import FAKE, set_excluded, set_included
-from pytest_torchmem.torch_private.names import private
+from pytest_torchmem.torch_private.names import dispatch_key, private
 from pytest_torchmem.torch_private.operators import OpOverload, all_operators, find_operator
 from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 _new_library: Callable[..., Any] = private("torch._C._dispatch_library")
 _has_fallback: Callable[[Any], bool] = private("torch._C._dispatch_has_backend_fallback")
+#: Where composite operators are given kernels: the CPU's, with or without gradients.
+COMPOSITE_KEY = "AutogradCPU"
+dispatch_key(COMPOSITE_KEY)
 #: The kernel that lets an operator pass on to the next key.
 passes_by: Any = private("torch.library.fallthrough_kernel")
 
@@ -142,5 +145,5 @@ def composite_kernels(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[Non
     """
     with Registrations("aten") as registrations:
         for name, kernel in kernels.items():
-            registrations.impl(name, "AutogradCPU", kernel)
+            registrations.impl(name, COMPOSITE_KEY, kernel)
         yield

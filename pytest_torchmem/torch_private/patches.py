@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from types import MethodType
 from typing import Any, TypeAlias
 
@@ -72,14 +73,22 @@ def replaced_all(replacements: Replacements) -> Iterator[None]:
 def _check(replacements: Replacements) -> None:
     """Raise ``UnsupportedTorchError`` for attributes that are not there, or of another kind."""
     unknown = [
-        f"{getattr(owner, '__name__', owner)}.{name}"
+        name
         for owner, attributes in replacements
-        for name, replacement in attributes.items()
-        if (found := getattr(owner, name, _ABSENT)) is _ABSENT
-        or callable(found) is not callable(replacement)
+        for name in _unknown(owner, tuple(attributes), tuple(map(callable, attributes.values())))
     ]
     if unknown:
         raise unsupported(f"it has no {', '.join(unknown)} that can be replaced")
+
+
+@cache
+def _unknown(owner: Any, names: tuple[str, ...], callables: tuple[bool, ...]) -> list[str]:
+    """Return the attributes that are not there, or are functions where none is expected."""
+    return [
+        f"{getattr(owner, '__name__', owner)}.{name}"
+        for name, function in zip(names, callables, strict=True)
+        if (found := getattr(owner, name, _ABSENT)) is _ABSENT or callable(found) is not function
+    ]
 
 
 def _unbound(method: MethodType) -> Callable[..., Any]:

@@ -10,11 +10,29 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UnsupportedTorchError
-from pytest_torchmem.torch_private.autograd import current_graph_task, sequence_number
-from pytest_torchmem.torch_private.dispatcher import interception
+from pytest_torchmem.torch_private.autocast import KEY as AUTOCAST_KEY
+from pytest_torchmem.torch_private.autocast import autocast_key_included, outside_autocast
+from pytest_torchmem.torch_private.autograd import (
+    current_graph_task,
+    current_node,
+    keeps_graph,
+    sequence_number,
+)
+from pytest_torchmem.torch_private.dispatcher import (
+    COMPOSITE_KEY,
+    Registrations,
+    composite_kernels,
+    interception,
+)
+from pytest_torchmem.torch_private.kernels import run_cpu_kernel
 from pytest_torchmem.torch_private.keys import FAKE, set_excluded
 from pytest_torchmem.torch_private.names import check_names, unsupported
-from pytest_torchmem.torch_private.operators import OpOverload
+from pytest_torchmem.torch_private.operators import (
+    OpOverload,
+    find_operator,
+    has_kernel_on,
+    is_composite_implicit,
+)
 from pytest_torchmem.torch_private.storages import hollow_storage, storage_address, tensor_on
 
 _CHECKED: list[bool] = []
@@ -27,6 +45,7 @@ def check_torch() -> None:
         return
     try:
         _try_interception()
+        _try_kernels()
     except UnsupportedTorchError:
         raise
     except Exception as error:
@@ -36,12 +55,15 @@ def check_torch() -> None:
 
 def _try_interception() -> None:
     seen: list[str] = []
+    nodes: list[int] = []
 
     def fallback(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
         seen.append(operator.name())
         set_excluded(FAKE, True)
         try:
             if operator.name() == "aten::mul.Tensor":
+                if current_graph_task() != -1 and not keeps_graph():
+                    nodes.append(current_node()._sequence_nr())
                 shape = tuple(args[0].shape)
                 storage = hollow_storage(4 * args[0].numel())
                 return tensor_on(storage, torch.float32, shape, (shape[1], 1), 0)
@@ -53,14 +75,49 @@ def _try_interception() -> None:
 
     weight = torch.ones(2, 3, requires_grad=True)
     with torch.enable_grad(), interception(fallback):
+        product = weight * 2.0
+        number = sequence_number() - 1
         # A gradient that is given would import sympy (torch/autograd/__init__.py, _make_grads).
-        (weight * 2.0).view(3, 2).sum().backward()
+        product.view(3, 2).sum().backward()
     gradient = weight.grad
     if seen.count("aten::mul.Tensor") != 2 or gradient is None:
-        raise unsupported(f"the Fake key saw {seen}")
+        raise unsupported(f"dispatch key Fake intercepted {seen}")
     if gradient.data_ptr() != 0 or storage_address(gradient) != gradient.untyped_storage()._cdata:
         raise unsupported("a storage without memory is not kept as it is")
-    if current_graph_task() != -1 or sequence_number() < 1:
+    if current_graph_task() != -1 or nodes != [number]:
         raise unsupported(
-            "`_current_graph_task_id` or `_get_sequence_nr` returned an unexpected value"
+            "`_current_graph_task_id`, `_current_autograd_node` or `_get_sequence_nr` returned an "
+            "unexpected value"
         )
+
+
+def _try_kernels() -> None:
+    """Composite operators run Python kernels, and kernels are run by their key."""
+    seen: list[str] = []
+
+    def dropout(*args: Any) -> Any:
+        seen.append(COMPOSITE_KEY)
+        return args[0]
+
+    def relu(*args: Any) -> Any:
+        with outside_autocast():
+            seen.append(AUTOCAST_KEY)
+            return torch.relu(*args)
+
+    tensor = torch.ones(1)
+    with composite_kernels({"dropout": dropout}), Registrations("aten") as library:
+        library.impl("relu", AUTOCAST_KEY, relu)
+        torch.dropout(tensor, 0.5, True)
+        autocast_key_included(True)
+        try:
+            torch.relu(tensor)
+        finally:
+            autocast_key_included(False)
+        torch.relu(tensor)
+    if seen != [COMPOSITE_KEY, AUTOCAST_KEY]:
+        raise unsupported(f"of {COMPOSITE_KEY} and {AUTOCAST_KEY}, kernels ran for {seen}")
+    multiply = find_operator("mul.Tensor")
+    if multiply is None or is_composite_implicit(multiply) or not has_kernel_on(multiply, "cpu"):
+        raise unsupported("aten::mul.Tensor has no kernel of its own for the CPU")
+    if run_cpu_kernel(multiply, tensor, tensor) != 1:
+        raise unsupported("the CPU's kernel of aten::mul.Tensor does not run by its dispatch key")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -50,11 +53,25 @@ def test_operator_without_geometry_is_named() -> None:
         library._destroy()
 
 
-def test_unknown_torch_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "replacement", "message"),
+    [
+        ("storage_address", lambda tensor: 0, "a storage without memory is not kept"),
+        ("sequence_number", lambda: 0, "`_get_sequence_nr` returned an unexpected value"),
+        ("autocast_key_included", lambda included: None, r"kernels ran for \['AutogradCPU'\]"),
+        ("run_cpu_kernel", lambda *_: 0, "does not run by its dispatch key"),
+        ("find_operator", lambda name: None, "has no kernel of its own"),
+        ("current_node", lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_unknown_torch_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, name: str, replacement: Any, message: str
+) -> None:
     monkeypatch.setattr(self_test, "_CHECKED", [])
-    monkeypatch.setattr(self_test, "storage_address", lambda tensor: 0)
+    monkeypatch.setattr(self_test, name, replacement)
     with pytest.raises(UnsupportedTorchError, match=r"cannot trace on torch \d") as raised:
         trace(nn.Linear(2, 2), torch.randn(1, 2))
+    assert re.search(message, str(raised.value))
     assert "\n" not in str(raised.value)
 
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -233,11 +232,14 @@ def test_names_of_modules_that_few_import() -> None:
 
 @pytest.mark.parametrize("attributes", [{"gone": len}, {"value": len}, {"function": 1}])
 def test_what_is_replaced_must_be_there(attributes: dict[str, Any]) -> None:
-    owner = SimpleNamespace(value=1, function=len)
+    class Owner:
+        value, function = 1, len
+
     unsupported = pytest.raises(UnsupportedTorchError, match=r"has no .* that can be replaced")
-    with unsupported, replaced(owner, **attributes):
+    with unsupported, replaced(Owner, **attributes):
         pass
-    assert vars(owner) == {"value": 1, "function": len}
+    assert (Owner.value, Owner.function) == (1, len)
+    assert not hasattr(Owner, "gone")
 
 
 def test_a_torch_without_any_of_them_is_no_error_until_the_first_trace() -> None:
