@@ -6,13 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pytest_torchmem import __version__
 from pytest_torchmem.errors import SnapshotError, TorchmemError, UsageError
-from pytest_torchmem.figures import FIGURES
+from pytest_torchmem.figures import FIGURES, label
 from pytest_torchmem.reports.difference import (
     Difference,
     Group,
@@ -21,16 +20,20 @@ from pytest_torchmem.reports.difference import (
     grouped,
     in_order,
 )
+from pytest_torchmem.reports.json_report import plain_changes
 from pytest_torchmem.reports.markdown import render, verdict
 from pytest_torchmem.reports.sources import Source, load_source
-from pytest_torchmem.reports.text import change_text
-from pytest_torchmem.snapshots.calibration_store import StoredCalibration, read_calibration_file
+from pytest_torchmem.snapshots.calibration_store import (
+    StoredCalibration,
+    place_name,
+    read_calibration_file,
+)
 from pytest_torchmem.snapshots.format import Entry
 from pytest_torchmem.snapshots.location import is_calibration
 from pytest_torchmem.snapshots.store import read, write
 from pytest_torchmem.snapshots.tolerance import parse_rules
 from pytest_torchmem.targets.calibration import Figures
-from pytest_torchmem.units import format_size
+from pytest_torchmem.units import format_change, format_size
 
 KIND = "pytest-torchmem comparison"
 SCHEMA = 1
@@ -38,14 +41,11 @@ _GREW, _USAGE = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script and return its exit status: 0, 1 on growth, 2 where it cannot be told."""
+    """Run the script and return its exit status: 0, 1 on growth, 2 on an error."""
     options = _parser().parse_args(arguments)
     try:
         status: int = options.run(options)
-    except TorchmemError as error:
-        print(f"torchmem: error: {error}", file=sys.stderr)
-        return _USAGE
-    except OSError as error:
+    except (TorchmemError, OSError) as error:
         print(f"torchmem: error: {error}", file=sys.stderr)
         return _USAGE
     return status
@@ -60,9 +60,10 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser(
         "compare",
         help="compare two reports or two revisions' snapshots; exit 1 on growth",
-        description="Compare BASE with HEAD and exit 1 if a figure grew beyond its tolerance, 2 if "
-        "that cannot be told. Each of them is a JSON report (pytest --torchmem-json), a snapshot "
-        "file, a directory with snapshot files, or a git revision.",
+        description="Compare BASE with HEAD. Exit 1 if a figure grew beyond its tolerance or a "
+        "check of HEAD could not be evaluated, 2 on an error. BASE and HEAD are JSON reports "
+        "(pytest --torchmem-json), snapshot files, directories of snapshot files, or git "
+        "revisions.",
     )
     compare.add_argument("base", metavar="BASE")
     compare.add_argument("head", metavar="HEAD", nargs="?", help="default: the working tree")
@@ -81,8 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     verify = commands.add_parser(
         "verify",
         help="exit 1 if a snapshot or calibration file cannot be read or is in a merge conflict",
-        description="Exit 1 if one of the snapshot and calibration files cannot be used; for "
-        "pre-commit.",
+        description="Exit 1 if a snapshot or calibration file cannot be read or is in a merge "
+        "conflict; for pre-commit.",
     )
     verify.add_argument("files", metavar="FILE", type=Path, nargs="*")
     verify.set_defaults(run=_verify)
@@ -94,8 +95,8 @@ def _compare(options: argparse.Namespace) -> int:
     base, head = load_source(options.base, here), load_source(options.head, here)
     if not (base.entries or base.unchecked or head.entries or head.unchecked):
         raise UsageError(
-            f"there is nothing to compare: neither {base.name} nor {head.name} holds a check. Name "
-            "a report, a snapshot file, a git revision, or a directory above the __torchmem__ ones"
+            f"there is nothing to compare: neither {base.name} nor {head.name} contains a check. "
+            "Name a report, a snapshot file, a git revision, or a directory above __torchmem__"
         )
     found = compare_sources(base, head, options.tolerance)
     groups = grouped(found)
@@ -114,7 +115,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def compare_sources(base: Source, head: Source, tolerance: str | None) -> list[Difference]:
-    """Return what differs; what the head could not check although the base has it is a failure."""
+    """Return what differs; a check that the head could not evaluate is a failure."""
     found = differences(base.entries, head.entries, parse_rules(tolerance, "--tolerance"))
     unchecked = [
         Difference(f"{file}::{key.test}", key.name, key.where, Group.FAILED, note=why)
@@ -147,14 +148,12 @@ def _row(difference: Difference) -> tuple[str, ...]:
     name = difference.test + (f" · {difference.name}" if difference.name else "")
     change = difference.main
     if change is None:
-        peak = (difference.figures or {}).get("peak")
-        size = "-" if peak is None else format_size(peak)
+        size = format_size((difference.figures or {}).get("peak"))
         sides = (size, "-") if difference.group is Group.GONE else ("-", size)
         return (name, difference.device, "peak", *sides, "", difference.note)
-    sizes = ["-" if n is None else format_size(n) for n in (change.before, change.now)]
-    step = change_text(change.before, change.now)
-    figure = change.figure.replace("_", " ")
-    return (name, difference.device, figure, *sizes, step, difference.note)
+    sizes = (format_size(change.before), format_size(change.now))
+    step = format_change(change.before, change.now)
+    return (name, difference.device, label(change.figure), *sizes, step, difference.note)
 
 
 def _plain(found: Iterable[Difference], base: Source, head: Source) -> dict[str, Any]:
@@ -172,10 +171,7 @@ def _plain(found: Iterable[Difference], base: Source, head: Source) -> dict[str,
                 "name": difference.name,
                 "device": difference.device,
                 "group": difference.group.name.lower(),
-                "changes": [
-                    {**asdict(change), "verdict": change.verdict.value}
-                    for change in difference.changes
-                ],
+                "changes": plain_changes(difference.changes),
                 "figures": dict(difference.figures or {}),
                 "note": difference.note,
             }
@@ -222,10 +218,10 @@ def _verify(options: argparse.Namespace) -> int:
 def _figures(figures: Figures) -> Iterable[str]:
     for setup in sorted(figures):
         for question, figure in sorted(figures[setup].items()):
-            what = f"{setup}: {question.operator}({question.geometry})"
-            yield f"{what}: workspace {format_size(figure.workspace)} ({figure.workspace:,} B)"
+            name = place_name((setup, question))
+            yield f"{name}: workspace {_exact(figure.workspace)}"
             if figure.reserve is not None:
-                yield f"{what}: reserve {format_size(figure.reserve)} ({figure.reserve:,} B)"
+                yield f"{name}: reserve {_exact(figure.reserve)}"
 
 
 def _lines(entry: Entry) -> Iterable[str]:
@@ -236,16 +232,18 @@ def _lines(entry: Entry) -> Iterable[str]:
         yield f"tolerance: {json.dumps(entry.tolerance)}"
     for figure in FIGURES:
         if figure in entry.figures:
-            nbytes = entry.figures[figure]
-            yield f"{figure.replace('_', ' ')} {format_size(nbytes)} ({nbytes:,} B)"
+            yield f"{label(figure)} {_exact(entry.figures[figure])}"
     for gpu, measured in sorted(entry.measured.items()):
         for figure, nbytes in measured.figures.items():
-            name = f"{figure.replace('_', ' ')} measured on {gpu}"
-            yield f"{name} {format_size(nbytes)} ({nbytes:,} B), torch {measured.torch}"
+            yield f"{label(figure)} measured on {gpu} {_exact(nbytes)}, torch {measured.torch}"
     for peak, explanation in entry.explained.items():
         for what, table in (("module", explanation.modules), ("operator", explanation.operators)):
             for name in sorted(table):
-                yield f"at the {peak.replace('_', ' ')}, {what} {name}: {format_size(table[name])}"
+                yield f"at the {label(peak)}, {what} {name}: {format_size(table[name])}"
+
+
+def _exact(nbytes: int) -> str:
+    return f"{format_size(nbytes)} ({nbytes:,} B)"
 
 
 if __name__ == "__main__":

@@ -1,13 +1,69 @@
-"""The names of a profile's figures; nothing here imports torch."""
+"""The figures of a profile: their names, how people write them, and what is done with each."""
 
-FIGURES = (
-    "baseline",
-    "forward_peak",
-    "backward_peak",
-    "optimizer_peak",
-    "peak",
-    "retained",
-    "end",
-    "reserved_peak",
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_TOLERANCE = "1%"
+"""By how much a figure may grow where nobody says anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure, in bytes."""
+
+    name: str
+    """The field of a profile, and the key in every file."""
+    selector: str = ""
+    """What people write for it in a tolerance; empty for figures that are parts of others."""
+    phase: str = ""
+    """The phase that has to run for it, as people call it; empty where every step has it."""
+    title: str = ""
+    """What messages call it, where that is not its name."""
+    tolerance: str = ""
+    """The built-in tolerance, where it is not the default."""
+
+
+_TABLE = (
+    Figure("baseline"),
+    Figure("forward_peak", "forward", "forward pass"),
+    Figure("backward_peak", "backward", "backward pass"),
+    Figure("optimizer_peak", "optimizer", "optimizer step"),
+    Figure("peak", "peak"),
+    Figure("retained", "retained", "forward pass", "memory retained after the forward pass"),
+    Figure("end"),
+    # Memory is reserved in segments, most of them of 20 MiB: a byte more can take another one.
+    Figure("reserved_peak", "reserved", tolerance=f"{DEFAULT_TOLERANCE}+20MiB"),
 )
+_BY_NAME = {figure.name: figure for figure in _TABLE}
+
+FIGURES = tuple(_BY_NAME)
 """Every figure, in the order in which they are shown."""
+SELECTORS = {figure.selector: figure.name for figure in _TABLE if figure.selector}
+"""What people write for a figure, and the figure."""
+JUDGED = tuple(SELECTORS.values())
+"""The figures that may not grow."""
+MEASURED = tuple(name for name in FIGURES if name.endswith("peak"))
+"""The figures that a real GPU gives as well."""
+RESERVED = "reserved_peak"
+PEAKS = tuple(name for name in MEASURED if name != RESERVED)
+"""The figures that are explained by module and operator."""
+PHASE_PEAKS = tuple(name for name in PEAKS if _BY_NAME[name].phase)
+"""The peaks of single phases, of which the overall peak is one."""
+TOLERANCES = {figure.name: figure.tolerance for figure in _TABLE if figure.tolerance}
+"""The figures with a built-in tolerance of their own."""
+
+
+def phase_of(figure: str) -> str:
+    """Return the phase without which a step has no such figure: "backward pass", or ""."""
+    return _BY_NAME[figure].phase
+
+
+def label(figure: str) -> str:
+    """Return a figure's name for a table: "forward peak"."""
+    return figure.replace("_", " ")
+
+
+def title(figure: str) -> str:
+    """Return a figure's name for a sentence: "memory retained after the forward pass"."""
+    return _BY_NAME[figure].title or label(figure)

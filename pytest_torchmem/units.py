@@ -46,8 +46,13 @@ _ACCEPTED = (
 )
 
 
-def format_size(size: int) -> str:
-    """Return ``size`` bytes with three or four significant digits: ``"1.46 GiB"``, ``"-12 B"``."""
+def format_size(size: int | None) -> str:
+    """Return ``size`` bytes with three or four significant digits: ``"1.46 GiB"``, ``"-12 B"``.
+
+    A size that is not there is ``"-"``.
+    """
+    if size is None:
+        return "-"
     sign, number = ("-" if size < 0 else ""), float(abs(size))
     for unit in _BINARY_UNITS:
         if number < 1023.995 or unit == _BINARY_UNITS[-1]:
@@ -57,11 +62,21 @@ def format_size(size: int) -> str:
     return f"{sign}{number:.{digits}f} {unit}"
 
 
-def format_change(before: int, after: int) -> str:
-    """Return the step from ``before`` to ``after`` bytes: ``"+1.20 MiB (+3.4 %)"``."""
+def format_change(before: int | None, after: int | None) -> str:
+    """Return the step from ``before`` to ``after`` bytes: ``"+1.20 MiB (+3.4 %)"``.
+
+    Where one of them is not there it is empty.
+    """
+    if before is None or after is None:
+        return ""
     step = after - before
     if step == 0:
         return "0 B"
     sign = "+" if step > 0 else ""
-    percent = f" ({step / before:+.1%})".replace("%", " %") if before else ""
+    percent = f" ({format_percent(step, before)})" if before else ""
     return f"{sign}{format_size(step)}{percent}"
+
+
+def format_percent(step: int, of: int) -> str:
+    """Return ``step`` as a part of ``of``: ``"+3.4 %"``."""
+    return f"{step / of:+.1%}".replace("%", " %")

@@ -17,13 +17,6 @@ _LISTED = re.compile(r"^  ([\w/]+(?:\.py|/))(?=\s|$)", re.MULTILINE)
 #: Imports that point upwards still, to be turned round: none may be added.
 UPWARDS = frozenset(
     {
-        ("checks/check.py", "plugin/collection.py"),
-        ("checks/check.py", "reports/junit.py"),
-        ("checks/check.py", "reports/text.py"),
-        ("checks/gpu.py", "reports/measured.py"),
-        ("checks/judge.py", "plugin/collection.py"),
-        ("checks/judge.py", "reports/text.py"),
-        ("checks/settings.py", "plugin/options.py"),
         ("operators/custom_operators.py", "interception/plan.py"),
         ("operators/nested/dispatch.py", "interception/layouts/nested.py"),
         ("operators/nested/kernels.py", "interception/layouts/nested.py"),

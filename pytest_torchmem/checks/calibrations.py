@@ -1,18 +1,18 @@
-"""Calibration files in a run: read for traces, measured for where there is a GPU, and written.
+"""Calibration files in a run: read for traces, filled by a GPU in an update, and written.
 
-Nothing here asks CUDA anything but in an update that may measure (``--torchmem-measure=never`` may
-not), and nothing imports torch before.
+CUDA is used, and torch imported, only in an update that may measure: not with
+``--torchmem-measure=never``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_torchmem.checks.gpu import Target, does_not_fit, traced_on
-from pytest_torchmem.checks.result import Calibrated
+from pytest_torchmem.checks.gpu import does_not_fit, traced_on
+from pytest_torchmem.checks.request import Target
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import DeviceMemoryError, SnapshotError, UsageError
 from pytest_torchmem.snapshots.calibration_store import (
@@ -30,6 +30,22 @@ from pytest_torchmem.targets.calibration import Calibration, Figure, Figures, Qu
 if TYPE_CHECKING:
     from pytest_torchmem.measurement.device import Device
     from pytest_torchmem.targets.gpus import Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationResult:
+    """Which workspaces one check asks for, and what this machine's GPU measured of them."""
+
+    figures: Figures = field(default_factory=dict)
+    """What an update writes of it."""
+    asked: Mapping[str, Sequence[Question]] = field(default_factory=dict)
+    """The workspaces that no formula gives, by the GPU that was traced for."""
+    unanswered: tuple[str, ...] = ()
+    """Operators that were asked about, and did not run there with the same arguments."""
+    not_calibrated: str = ""
+    """Why the step was not run there, such as that it does not fit."""
+    file: str = ""
+    """The calibration file, relative to the root with ``/``."""
 
 
 @dataclass(slots=True)
@@ -70,7 +86,7 @@ class Calibrations:
             directory.calibration = Calibration(figures)
         return directory.calibration if len(directory.calibration) else None
 
-    def measure(self, module: Path, target: Target) -> Calibrated | None:
+    def measure(self, module: Path, target: Target) -> CalibrationResult | None:
         """Run ``target`` on this machine's GPU for what no formula gives, and no figure does yet.
 
         Traces of the module take the figures from then on. Returns ``None`` where there is no GPU.
@@ -87,7 +103,7 @@ class Calibrations:
         profile = traced_on(target, gpu)
         reason = profile if isinstance(profile, str) else does_not_fit(device, gpu, profile)
         if isinstance(profile, str) or reason:
-            return Calibrated(not_calibrated=reason)
+            return CalibrationResult(not_calibrated=reason)
         return self._answered(directory, device, gpu, target, profile.questions)
 
     def _answered(
@@ -97,7 +113,7 @@ class Calibrations:
         gpu: Gpu,
         target: Target,
         questions: Collection[Question],
-    ) -> Calibrated:
+    ) -> CalibrationResult:
         """Return the figures that an update writes of ``questions``, measured now where need be."""
         __tracebackhide__ = True
         from pytest_torchmem.measurement.calibrate import setup_of
@@ -107,16 +123,16 @@ class Calibrations:
         wanted = [q for q in questions if self._is_wanted(directory.stored, setup, q)]
         open_ones = [question for question in wanted if question not in known]
         try:
-            if open_ones and target.record is not None:
-                known.update(target.record(device, gpu, open_ones))
+            if open_ones and target.calibrate is not None:
+                known.update(target.calibrate(device, gpu, open_ones))
         except (DeviceMemoryError, UsageError) as error:
-            return Calibrated(asked=asked, not_calibrated=str(error))
+            return CalibrationResult(asked=asked, not_calibrated=str(error))
         found = {question: known[question] for question in wanted if question in known}
         if found:
             directory.measured.setdefault(setup, {}).update(found)
             directory.calibration = None
         unanswered = dict.fromkeys(q.operator for q in open_ones if q not in known)
-        return Calibrated({setup: found}, asked, tuple(unanswered))
+        return CalibrationResult({setup: found}, asked, tuple(unanswered))
 
     def _is_wanted(self, stored: StoredCalibration, setup: Setup, question: Question) -> bool:
         """Whether an update of this kind would write a figure for ``question``."""
@@ -139,7 +155,7 @@ class Calibrations:
 def update_calibrations(
     root: Path,
     settings: Settings,
-    found: Iterable[Calibrated],
+    found: Iterable[CalibrationResult],
     complete: Mapping[str, Collection[str]],
 ) -> tuple[list[CalibrationPlan], list[str]]:
     """Write what tests that passed measured; return what was done and what was in the way.
@@ -149,7 +165,7 @@ def update_calibrations(
     where there are none, everything.
     """
     removes = "obsolete" in settings.update
-    by_file: dict[str, list[Calibrated]] = {file: [] for file in complete if removes}
+    by_file: dict[str, list[CalibrationResult]] = {file: [] for file in complete if removes}
     for one in found:
         by_file.setdefault(one.file, []).append(one)
     plans: list[CalibrationPlan] = []
@@ -179,7 +195,7 @@ def update_calibrations(
     return plans, problems
 
 
-def _asked(found: Iterable[Calibrated]) -> dict[str, set[Question]]:
+def _asked(found: Iterable[CalibrationResult]) -> dict[str, set[Question]]:
     asked: dict[str, set[Question]] = {}
     for one in found:
         for gpu, questions in one.asked.items():

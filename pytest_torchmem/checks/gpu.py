@@ -6,39 +6,96 @@ does not even import what would.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pytest_torchmem.checks.result import Measurement, Outcome, RealRun, Record
-from pytest_torchmem.errors import UsageError
-from pytest_torchmem.reports import measured as messages
-from pytest_torchmem.snapshots.compare import Change, Comparison, beyond, compare
+from pytest_torchmem.checks.request import Target
+from pytest_torchmem.errors import DeviceMemoryError, UsageError
+from pytest_torchmem.figures import MEASURED, PEAKS
+from pytest_torchmem.snapshots.compare import Comparison, compare
 from pytest_torchmem.snapshots.explain import peak_contents
-from pytest_torchmem.snapshots.format import MEASURED, PEAKS, Entry
+from pytest_torchmem.snapshots.format import Entry, Measured
 from pytest_torchmem.units import format_size
 
 if TYPE_CHECKING:
-    from pytest_torchmem.measurement.cuda import MeasuredProfile
     from pytest_torchmem.measurement.device import Device
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.profile.timeline import Allocation
     from pytest_torchmem.snapshots.tolerance import Level, Tolerance
-    from pytest_torchmem.targets.calibration import Figure, Question
     from pytest_torchmem.targets.gpus import Gpu
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What is checked: how it is traced, and how it is run for real."""
+class Measurement:
+    """The same step run on the real GPU of this machine, beside a trace for that GPU."""
 
-    trace: Callable[[str, str | None], MemoryProfile]
-    """Takes a device and the GPU that it has to fit on, if any."""
-    measure: Callable[[], MeasuredProfile]
-    """Runs on the real GPU of this machine."""
-    record: Callable[[Device, Gpu, Collection[Question]], dict[Question, Figure]] | None = None
-    """Runs there for what kernels take; ``None`` where the test has a calibration of its own."""
+    gpu: str
+    """The GPU's name in the catalogue, or of its own where the catalogue does not have it."""
+    torch: str = ""
+    figures: dict[str, int] = field(default_factory=dict)
+    """What was measured."""
+    estimate: dict[str, int] = field(default_factory=dict)
+    """What a trace for that GPU gives."""
+    not_measured: str = ""
+    """Why the step was not run there, such as that it does not fit."""
+    comparison: Comparison | None = None
+    """How the figures stand to the snapshot; ``None`` where that GPU is not in it."""
+
+    @property
+    def apart(self) -> list[str]:
+        """The peaks that both sides have, with the largest difference between them first."""
+        both = [name for name in PEAKS if name in self.figures and name in self.estimate]
+        return sorted(both, key=lambda name: -abs(self.estimate[name] - self.figures[name]))
+
+    def off(self, most: Tolerance) -> list[str]:
+        """Return the peaks of which trace and measurement differ by more than ``most``."""
+        return [
+            name
+            for name in self.apart
+            if abs(self.estimate[name] - self.figures[name]) > most.allowance(self.figures[name])
+        ]
+
+    def compared(
+        self, now: Entry, before: Entry | None, levels: Sequence[Level]
+    ) -> Comparison | None:
+        """Return how the figures stand to what a snapshot's entry ``before`` has of that GPU."""
+        then = before.measured.get(self.gpu) if before is not None else None
+        if before is None or then is None or not self.figures:
+            return None
+        return compare(
+            Entry(now.key, then.torch, before.workload, then.figures),
+            Entry(now.key, self.torch, now.workload, measured_figures(self.figures)),
+            levels,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RealRun:
+    """What came of running a check on the real GPU."""
+
+    measurement: Measurement
+    only_measured: tuple[tuple[int, int], ...] = ()
+    """Sizes in bytes, and how many of each are alive at the GPU's peak and not at the trace's."""
+    only_traced: tuple[Allocation, ...] = ()
+    """What is alive at the trace's peak and has no counterpart of its size at the GPU's."""
+    unknown_workspaces: tuple[str, ...] = ()
+    """Operators whose workspace the estimate leaves out."""
+
+    @property
+    def entry(self) -> dict[str, Measured]:
+        """What a snapshot's entry holds of it: nothing where nothing was measured."""
+        found = self.measurement
+        if not found.figures:
+            return {}
+        return {found.gpu: Measured(found.torch, measured_figures(found.figures))}
+
+
+def measured_figures(figures: dict[str, int]) -> dict[str, int]:
+    """Return those of ``figures`` that a snapshot holds of a real GPU."""
+    return {name: figures[name] for name in MEASURED if name in figures}
 
 
 def run_for_real(
@@ -57,8 +114,8 @@ def run_for_real(
     if reason:
         if required:
             raise UsageError(
-                f"not measured: {reason}, and --torchmem-measure=require asks for one. Run this on "
-                "a machine with a GPU, or without the option"
+                f"not measured: {reason}, and --torchmem-measure=require needs a GPU. Run this "
+                "on a machine with a GPU, or without the option"
             )
         return None
     gpu = device.gpu()
@@ -74,71 +131,6 @@ def run_for_real(
     return _measured(target, gpu, estimate, required)
 
 
-def judged(
-    record: Record, run: RealRun, before: Entry | None, levels: Sequence[Level], most: Tolerance
-) -> Record:
-    """Return ``record`` with what was measured: held against the estimate and the snapshot.
-
-    ``before`` is the snapshot's entry, ``levels`` are the tolerances of growth, closest first, and
-    ``most`` is by how much an estimate may be off.
-    """
-    measurement = run.measurement
-    if not measurement.figures:
-        return replace(record, measurement=measurement)
-    comparison = _compared(record, measurement, before, levels)
-    changes = comparison.changes if comparison is not None else ()
-    record = replace(record, measurement=replace(measurement, changes=changes))
-    wrong = off(measurement, most)
-    if wrong:
-        text = messages.estimate_off(record, run, wrong, str(most))
-        record = _failed(record, Outcome.ESTIMATE_OFF, text)
-        record = replace(record, accepted=False)
-    if comparison is not None and comparison.grew and not record.accepted:
-        record = _failed(record, Outcome.MEASURED_GREW, messages.grew(record, comparison))
-    return record
-
-
-def off(measurement: Measurement, most: Tolerance) -> list[str]:
-    """Return the peaks whose estimate differs from what was measured by more than ``most``."""
-    return [
-        name
-        for name in PEAKS
-        if name in measurement.figures
-        and name in measurement.estimate
-        and abs(measurement.estimate[name] - measurement.figures[name])
-        > most.allowance(measurement.figures[name])
-    ]
-
-
-def above_cap(record: Record, before: Entry, run: RealRun, most: Tolerance) -> tuple[Change, ...]:
-    """Return the measured peaks that grew by more than an update may accept."""
-    comparison = _compared(record, run.measurement, before, ())
-    return beyond(comparison, most) if comparison is not None else ()
-
-
-def _failed(record: Record, outcome: Outcome, text: str) -> Record:
-    """Add a failure; one that the record has already says what it came to."""
-    message = "\n\n".join(part for part in (record.message, text) if part)
-    outcome = record.outcome if record.failed else outcome
-    return replace(record, outcome=outcome, failed=True, message=message)
-
-
-def _compared(
-    record: Record, now: Measurement, before: Entry | None, levels: Sequence[Level]
-) -> Comparison | None:
-    """Return how what was measured stands to what the snapshot has of that GPU, if anything."""
-    then = before.measured.get(now.gpu) if before is not None else None
-    if before is None or then is None or not now.figures:
-        return None
-    key = replace(record.key, gpu=now.gpu)
-    figures = {name: now.figures[name] for name in MEASURED if name in now.figures}
-    return compare(
-        Entry(key, then.torch, before.workload, then.figures),
-        Entry(key, now.torch, record.entry.workload if record.entry else "", figures),
-        levels,
-    )
-
-
 def traced_on(target: Target, gpu: Gpu) -> MemoryProfile | str:
     """Return a trace for the real GPU, or why it cannot run there."""
     __tracebackhide__ = True
@@ -150,8 +142,8 @@ def traced_on(target: Target, gpu: Gpu) -> MemoryProfile | str:
             return target.trace("cuda", gpu.name)
         except OutOfMemoryError as error:
             return (
-                f"does not fit on {gpu.product}, which has {format_size(gpu.memory)}: "
-                f"{error.origin.operator or 'something'} would get no {format_size(error.nbytes)}"
+                f"does not fit on {gpu.product} ({format_size(gpu.memory)}): "
+                f"{error.origin.operator or 'an allocation'} needs {format_size(error.nbytes)} more"
             )
 
 
@@ -168,14 +160,12 @@ def does_not_fit(device: Device, gpu: Gpu, estimate: MemoryProfile) -> str:
     others = max(total - free - reserved, 0)
     return (
         f"needs {format_size(needed)} of {gpu.product}, where {format_size(free + own)} of "
-        f"{format_size(total)} are free (other processes have {format_size(others)})"
+        f"{format_size(total)} are free (other processes use {format_size(others)})"
     )
 
 
 def _measured(target: Target, gpu: Gpu, estimate: MemoryProfile, required: bool) -> RealRun:
     __tracebackhide__ = True
-    from pytest_torchmem.errors import DeviceMemoryError
-
     try:
         profile = target.measure()
     except DeviceMemoryError as error:
@@ -184,18 +174,9 @@ def _measured(target: Target, gpu: Gpu, estimate: MemoryProfile, required: bool)
         if required:
             raise
         return _not_measured(gpu, str(error))
-    only_measured, only_traced = _apart(profile, estimate)
-    return RealRun(
-        Measurement(
-            gpu.name,
-            profile.torch_version.partition("+")[0],
-            dict(profile.figures()),
-            dict(estimate.figures()),
-        ),
-        only_measured,
-        only_traced,
-        estimate.unknown_workspaces,
-    )
+    torch = profile.torch_version.partition("+")[0]
+    measurement = Measurement(gpu.name, torch, dict(profile.figures()), dict(estimate.figures()))
+    return RealRun(measurement, *_apart(profile, estimate), estimate.unknown_workspaces)
 
 
 def _not_measured(gpu: Gpu, reason: str) -> RealRun:
@@ -206,32 +187,26 @@ def _apart(
     profile: MemoryProfile, estimate: MemoryProfile
 ) -> tuple[tuple[tuple[int, int], ...], tuple[Allocation, ...]]:
     """Return what is alive at the highest peak on one side only, by its size, largest first."""
-    contents = peak_contents(profile), peak_contents(estimate)
+    measured, traced = peak_contents(profile), peak_contents(estimate)
     figures = profile.figures()
-    both = [name for name in PEAKS if all(name in found for found in contents)]
+    both = [name for name in PEAKS if name in measured and name in traced]
     highest = max(both, key=lambda name: figures.get(name, 0), default=None)
     if highest is None:
         return (), ()
-    real, traced = contents[0][highest], contents[1][highest]
-    more = _without(real, traced)
-    counts: dict[int, int] = {}
-    for allocation in more:
-        counts[allocation.nbytes] = counts.get(allocation.nbytes, 0) + 1
-    return tuple(sorted(counts.items(), key=lambda item: -item[0] * item[1])), _without(
-        traced, real
-    )
+    more = _without(measured[highest], traced[highest])
+    counts = Counter(allocation.nbytes for allocation in more)
+    by_bytes = sorted(counts.items(), key=lambda item: -item[0] * item[1])
+    return tuple(by_bytes), _without(traced[highest], measured[highest])
 
 
 def _without(
     allocations: Iterable[Allocation], others: Iterable[Allocation]
 ) -> tuple[Allocation, ...]:
     """Return the allocations for which ``others`` have none of the same size."""
-    left: dict[int, int] = {}
-    for other in others:
-        left[other.nbytes] = left.get(other.nbytes, 0) + 1
+    left = Counter(other.nbytes for other in others)
     found = []
     for allocation in allocations:
-        if left.get(allocation.nbytes, 0):
+        if left[allocation.nbytes]:
             left[allocation.nbytes] -= 1
         else:
             found.append(allocation)

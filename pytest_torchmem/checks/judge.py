@@ -1,36 +1,48 @@
-"""A profile against its snapshot and its budget, and what an update may accept."""
+"""A profile against its snapshot, its budget and a real GPU. What is found is data, not text."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
-from pytest_torchmem.checks import gpu as measuring
-from pytest_torchmem.checks.calibrations import Calibrations
-from pytest_torchmem.checks.request import Budget, limits_of, overruns
-from pytest_torchmem.checks.result import Outcome, RealRun, Record
+from pytest_torchmem.checks.calibrations import CalibrationResult, Calibrations
+from pytest_torchmem.checks.findings import (
+    AboveCap,
+    EstimateOff,
+    Finding,
+    Grew,
+    MeasuredGrew,
+    Missing,
+    NothingAllocated,
+    Outcome,
+    OverBudget,
+    Shrank,
+    UnknownWorkspace,
+)
+from pytest_torchmem.checks.gpu import Measurement, RealRun
+from pytest_torchmem.checks.limits import Overrun, headroom, limits_of, overruns
+from pytest_torchmem.checks.request import Limit, Request
+from pytest_torchmem.checks.result import (
+    ACCEPTED,
+    CheckResult,
+    SnapshotResult,
+    TraceResult,
+    make_result,
+)
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import SnapshotError, UsageError
-from pytest_torchmem.plugin.collection import Collection, test_id
-from pytest_torchmem.reports import text as messages
 from pytest_torchmem.snapshots.changes import moves, renames
-from pytest_torchmem.snapshots.compare import Comparison, beyond, compare, with_entry
-from pytest_torchmem.snapshots.explain import explain, peak_contents, what_grew
-from pytest_torchmem.snapshots.format import Entry
+from pytest_torchmem.snapshots.compare import beyond, compare, with_entry
+from pytest_torchmem.snapshots.explain import explain, grown_peak, what_grew
+from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import orphans_in, snapshot_path
 from pytest_torchmem.snapshots.store import Stored, read
-from pytest_torchmem.snapshots.tolerance import Level
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
-
-_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
+    from pytest_torchmem.profile.timeline import Allocation
+    from pytest_torchmem.snapshots.tolerance import Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +50,6 @@ class Context:
     """What all the checks of one process share."""
 
     settings: Settings
-    collection: Collection
     files: dict[Path, Stored]
     calibrations: Calibrations
 
@@ -49,193 +60,203 @@ class Context:
         return self.files[path]
 
 
-class Judge:
-    """Judges the checks of one test."""
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What there is to judge a check on one device by."""
 
-    def __init__(self, item: pytest.Item, context: Context, budget: Budget) -> None:
-        self._item = item
+    key: Key
+    profile: MemoryProfile
+    contents: dict[str, list[Allocation]]
+    """What was alive at each peak of the trace."""
+    stored: Stored | None
+    """The snapshot file; ``None`` for a check without snapshot."""
+    run: RealRun | None
+    """The same step on a real GPU."""
+    calibration: CalibrationResult | None
+
+
+class Judge:
+    """Judges one check of a test."""
+
+    def __init__(self, request: Request, context: Context) -> None:
+        self._request = request
+        self._test = request.test
         self._context = context
         self._settings = context.settings
-        self._budget = budget
 
-    def stored(self) -> Stored:
+    def stored(self) -> Stored | None:
         """Return the test module's snapshot file, before anything is traced in vain."""
-        test = test_id(self._item)
-        if test in self._context.collection.ambiguous(self._item):
-            raise UsageError(
-                f"two tests of this module have the id {test}, and a snapshot could not tell "
-                "them apart. Give their parameters ids: pytest.param(..., id=...)"
-            )
-        stored = self._context.stored(snapshot_path(self._item.path))
-        if stored.conflicted and not self.accepts("changed"):
+        if not self._request.uses_snapshot:
+            return None
+        stored = self._context.stored(snapshot_path(self._test.module))
+        if stored.conflicted and "changed" not in self._test.accepts:
             raise UsageError(stored.conflict_message)
-        if _ADDRESS.search(test):
-            self._item.warn(
-                pytest.PytestWarning(
-                    f"torchmem: the id {test} holds an object's address, which differs from "
-                    "run to run, so its snapshot will not be found again. Give the parameter an "
-                    "id: pytest.param(..., id=...)"
-                )
-            )
         return stored
 
-    def against_snapshot(
-        self,
-        record: Record,
-        profile: MemoryProfile,
-        stored: Stored,
-        tolerances: Sequence[Level],
-        real: RealRun | None,
-    ) -> Record:
-        """Return ``record`` as the snapshot has it judged; ``real`` is its run on a real GPU."""
+    def judge(self, found: Evidence) -> CheckResult:
+        """Return the result of a check on one device."""
+        profile, gpu = found.profile, found.key.gpu
+        fits = gpu and self._request.gpu_named
+        trace = TraceResult.of(profile, headroom(gpu, profile.figures()) if fits else None)
+        if not profile.peak:
+            nothing = [NothingAllocated()]
+            return make_result(found.key, nothing, trace=trace, calibration=found.calibration)
+        limits = limits_of(self._request.budget, gpu)
+        snapshot = self._snapshot(found, trace)
+        measurement = self._measurement(found, snapshot)
+        findings = self._against_snapshot(found, snapshot) if snapshot is not None else []
+        findings += self._against_limits(found, limits)
+        if measurement is not None and found.run is not None:
+            findings += self._against_measurement(found.run, measurement, findings)
+        if self._settings.strict and profile.warnings and not _failing(findings):
+            findings.append(UnknownWorkspace(warnings=profile.warnings))
+        return make_result(
+            found.key,
+            findings,
+            trace=trace,
+            snapshot=snapshot,
+            limits={limit.figure: limit.nbytes for limit in limits},
+            measurement=measurement,
+            calibration=found.calibration,
+        )
+
+    def _snapshot(self, found: Evidence, trace: TraceResult) -> SnapshotResult | None:
+        if found.stored is None:
+            return None
+        now = self._entry(found, trace)
+        before = found.stored.entry(now.key)
+        file = self._test.relative(found.stored.path)
+        if before is None:
+            return SnapshotResult(file, now)
+        comparison = compare(before, now, self._levels(before))
+        return SnapshotResult(file, now, self._test.on_comparison(before, now, comparison), before)
+
+    def _entry(self, found: Evidence, trace: TraceResult) -> Entry:
+        """Return what the snapshot would hold now."""
+        profile, key = found.profile, found.key
         if profile.host not in (None, "reference"):
             raise UsageError(
-                f"host={profile.host!r} gives this machine's own figures, and a snapshot has to "
-                "pass on others. Leave host= out, or set a limit with the marker memory_budget"
+                f"host={profile.host!r} models this machine, and a snapshot must pass on others. "
+                "Leave host= out, or set a limit with the marker memory_budget"
             )
-        key = record.key
         if self._settings.split_by_torch:
-            key = replace(key, torch_series=series(record.torch))
-        contents = peak_contents(profile)
-        now = Entry(
+            key = replace(key, torch_series=series(trace.torch))
+        return Entry(
             key,
-            record.torch,
-            profile.workload,
-            profile.figures(),
-            explain(contents),
-            measured=real.entry if real is not None else {},
+            trace.torch,
+            trace.workload,
+            trace.figures,
+            explain(found.contents),
+            measured=found.run.entry if found.run is not None else {},
         )
-        record = replace(record, key=key, file=relative(self._item, stored.path), entry=now)
-        before = stored.entry(key)
-        if before is None and key in stored.contested:
-            return replace(record, outcome=Outcome.UPDATED, accepted=True)
-        if before is None:
-            return self._missing(record, stored)
-        comparison = self._compared(before, now, with_entry(tolerances, before, 2))
-        record = record.with_comparison(comparison)
-        if self._accepts_measurement(before, now):
-            most = self._settings.update_max
-            above = beyond(comparison, most) if most is not None else ()
-            if most is not None and real is not None and not above:
-                above = measuring.above_cap(record, before, real, most)
-            if not above:
-                return replace(record, outcome=Outcome.UPDATED, accepted=True)
-            text = messages.above_cap(record, above, str(most))
-            return replace(record, outcome=Outcome.GREW, failed=True, message=text)
+
+    def _against_snapshot(self, found: Evidence, snapshot: SnapshotResult) -> list[Finding]:
+        before, now, comparison = snapshot.before, snapshot.entry, snapshot.comparison
+        assert found.stored is not None
+        if before is None or comparison is None:
+            if now.key in found.stored.contested:
+                return [Finding(outcome=Outcome.UPDATED, fails=False)]
+            if "new" in self._test.accepts:
+                return [Finding(outcome=Outcome.NEW, fails=False)]
+            return [self._missing(found.stored, snapshot)]
+        if self._accepts(before, now):
+            above = self._above_cap(found, snapshot)
+            return [above or Finding(outcome=Outcome.UPDATED, fails=False)]
         if comparison.grew:
-            grew = tuple(
-                {"peak": change.figure, **asdict(growth)}
-                for change in messages.explained(comparison)
-                for growth in what_grew(
-                    before.explained.get(change.figure), contents.get(change.figure, ())
-                )
-            )
-            record = replace(record, outcome=Outcome.GREW, failed=True, grew=grew)
-            text = messages.grew(record, comparison)
-            return replace(
-                record, message=text, advice=f"If this is intended: {update_command(self._item)}"
-            )
+            grown = grown_peak(comparison)
+            contents = found.contents.get(grown, ())
+            growths = what_grew(grown, before.explained.get(grown), contents) if grown else []
+            return [Grew(comparison=comparison, growths=tuple(growths))]
         if comparison.shrank:
-            strict = self._settings.strict
-            text, advice = (
-                messages.shrank(record, comparison),
-                f"To lock it in: {update_command(self._item)}",
-            )
-            record = replace(record, outcome=Outcome.SHRANK, failed=strict, message=text)
-            return replace(record, advice=advice)
-        return record
+            return [Shrank(comparison=comparison, fails=self._settings.strict)]
+        return []
 
-    def _missing(self, record: Record, stored: Stored) -> Record:
-        if self.accepts("new"):
-            return replace(record, outcome=Outcome.NEW, accepted=True)
-        assert record.entry is not None
-        gone = self._context.collection.gone(self._item, stored.snapshot.entries)
-        found = renames([stored.snapshot.entries[key] for key in gone], [record.entry])
-        text = messages.missing(record, found[0][0] if found else None, self._moved_from(record))
-        record = replace(record, outcome=Outcome.MISSING, failed=True, message=text)
-        return replace(record, advice=f"To create it: {update_command(self._item)}")
-
-    def _moved_from(self, record: Record) -> str:
-        """Return the snapshot file of a module that is gone and had this very check, or ""."""
-        assert record.entry is not None
-        orphans = []
-        for path in orphans_in(self._item.path.parent):
-            try:
-                entries = self._context.stored(path).snapshot.entries.values()
-            except SnapshotError:
-                continue
-            orphans += [(relative(self._item, path), entry) for entry in entries]
-        found = moves(orphans, [("", record.entry)], certain=False)
-        return next(iter(found))[0] if found else ""
-
-    def _compared(self, before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
-        comparison = compare(before, now, levels)
-        changed = self._item.ihook.pytest_torchmem_compare(
-            item=self._item, before=before, now=now, comparison=comparison
-        )
-        return comparison if changed is None else changed
-
-    def against_budget(
-        self, record: Record, profile: MemoryProfile, gpu: str | None, real: RealRun | None
-    ) -> Record:
-        """Return ``record`` as the budget has it judged; ``gpu`` is the one that it is for."""
-        record = replace(record, limits=limits_of(self._budget, gpu))
-        over = overruns(self._budget, profile.figures(), gpu)
-        text = messages.over_budget(record, over, peak_contents(profile)) if over else ""
-        if not over and real is not None and real.measurement.gpu == gpu:
-            # A limit is for the bytes of one GPU; another one's say nothing about it.
-            figures = real.measurement.figures
-            over = overruns(self._budget, figures, gpu) if figures else []
-            text = messages.over_budget(record, over, {}, f"measured on {gpu}, ") if over else ""
-        if not over:
-            return record
-        message = "\n\n".join(part for part in (record.message, text) if part)
-        ran = any(overrun.value is not None for overrun in over)
-        return replace(
-            record,
-            outcome=Outcome.OVER_BUDGET if ran else Outcome.NOT_CHECKED,
-            failed=True,
-            accepted=False,
-            message=message,
-        )
-
-    def accepts(self, mode: str) -> bool:
-        """Whether an update takes what this test does now. Of a test that is expected to fail the
-        failure is what is wanted, so it fails in an update as it does without one.
-        """
-        return mode in self._settings.update and not _expected_to_fail(self._item)
-
-    def _accepts_measurement(self, before: Entry, now: Entry) -> bool:
+    def _accepts(self, before: Entry, now: Entry) -> bool:
         """Whether an update writes ``now`` in the place of ``before``."""
         if before.same_measurement(now):
             return False
         another_gpu = before.same_trace(now) and not set(before.measured) & set(now.measured)
-        return self.accepts("changed") or (another_gpu and self.accepts("new"))
+        accepts = self._test.accepts
+        return "changed" in accepts or (another_gpu and "new" in accepts)
+
+    def _above_cap(self, found: Evidence, snapshot: SnapshotResult) -> AboveCap | None:
+        """Return what grew by more than an update may accept, traced or else measured."""
+        cap = self._settings.update_max
+        if cap is None or snapshot.comparison is None:
+            return None
+        above = beyond(snapshot.comparison, cap)
+        if not above and found.run is not None:
+            measured = found.run.measurement.compared(snapshot.entry, snapshot.before, ())
+            above = beyond(measured, cap) if measured is not None else ()
+        return AboveCap(changes=above, cap=str(cap)) if above else None
+
+    def _missing(self, stored: Stored, snapshot: SnapshotResult) -> Missing:
+        entry, entries = snapshot.entry, stored.snapshot.entries
+        gone = [entries[key] for key in entries if self._test.is_gone(key.test)]
+        found = renames(gone, [entry])
+        orphans = []
+        for path in orphans_in(self._test.module.parent):
+            try:
+                others = self._context.stored(path).snapshot.entries.values()
+            except SnapshotError:
+                continue
+            orphans += [(self._test.relative(path), other) for other in others]
+        moved_from = next(iter(moves(orphans, [("", entry)], certain=False)), ("",))[0]
+        renamed = found[0][0] if found else None
+        return Missing(file=snapshot.file, renamed=renamed, moved_from=moved_from)
+
+    def _against_limits(self, found: Evidence, limits: tuple[Limit, ...]) -> list[Finding]:
+        over = overruns(limits, found.profile.figures())
+        if over:
+            return [_over_budget(over, found.contents)]
+        measured = found.run.measurement if found.run is not None else None
+        # A limit is for the bytes of one GPU; another one's say nothing about it.
+        if measured is not None and measured.figures and measured.gpu == found.key.gpu:
+            over = overruns(limits, measured.figures)
+        return [_over_budget(over, {}, found.key.gpu)] if over else []
+
+    def _measurement(self, found: Evidence, snapshot: SnapshotResult | None) -> Measurement | None:
+        if found.run is None or snapshot is None:
+            return found.run.measurement if found.run is not None else None
+        measurement, before = found.run.measurement, snapshot.before
+        comparison = measurement.compared(snapshot.entry, before, self._levels(before))
+        return replace(measurement, comparison=comparison)
+
+    def _against_measurement(
+        self, run: RealRun, measurement: Measurement, findings: list[Finding]
+    ) -> list[Finding]:
+        """Return what the real GPU says against the trace and the snapshot."""
+        found: list[Finding] = []
+        most, comparison = self._settings.measure_tolerance, measurement.comparison
+        wrong = measurement.off(most)
+        if wrong:
+            found.append(EstimateOff(run=run, peaks=wrong, most=str(most)))
+        accepted = any(not finding.fails for finding in findings if finding.outcome in ACCEPTED)
+        accepted = accepted and not _failing([*findings, *found])
+        if comparison is not None and comparison.grew and not accepted:
+            found.append(MeasuredGrew(gpu=measurement.gpu, comparison=comparison))
+        return found
+
+    def _levels(self, before: Entry | None) -> list[Level]:
+        return with_entry(self._request.tolerances, before, 2)
 
 
-def relative(item: pytest.Item, path: Path) -> str:
-    """Return ``path`` relative to the root, with ``/``."""
-    return Path(os.path.relpath(path, item.config.rootpath)).as_posix()
+def _over_budget(
+    over: list[Overrun], contents: dict[str, list[Allocation]], measured_on: str = ""
+) -> OverBudget:
+    ran = any(overrun.value is not None for overrun in over)
+    return OverBudget(
+        outcome=Outcome.OVER_BUDGET if ran else Outcome.NOT_CHECKED,
+        overruns=over,
+        contents=contents,
+        measured_on=measured_on,
+    )
 
 
-def update_command(item: pytest.Item) -> str:
-    """Return the command, for where pytest was started, that accepts what ``item`` does now."""
-    import shlex
-
-    config = item.config
-    path = os.path.relpath(item.path, config.invocation_params.dir)
-    return f"pytest --torchmem-update {shlex.quote(f'{Path(path).as_posix()}::{test_id(item)}')}"
+def _failing(findings: list[Finding]) -> bool:
+    return any(finding.fails for finding in findings)
 
 
 def series(version: str) -> str:
     """Return the minor series of a version: "2.13" of "2.13.1"."""
     return ".".join(version.split(".")[:2])
-
-
-def _expected_to_fail(item: pytest.Item) -> bool:
-    if item.get_closest_marker("xfail") is None:
-        return False
-    # pytest evaluates conditions here and nowhere public.
-    from _pytest.skipping import evaluate_xfail_marks
-
-    return evaluate_xfail_marks(item) is not None

@@ -1,24 +1,29 @@
-"""The marker ``memory_budget``: what it says, and whether a profile keeps to it."""
+"""What a test asks for: the marker ``memory_budget``, and one check of it with all that holds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchmem.checks.settings import parse_devices, parse_measure
+from pytest_torchmem.checks.defaults import MARKER, SIGNATURE
+from pytest_torchmem.checks.settings import Settings, parse_devices, parse_measure
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.snapshots.tolerance import PHASES, Level, parse_rules
-from pytest_torchmem.units import format_size, parse_size
+from pytest_torchmem.figures import SELECTORS
+from pytest_torchmem.snapshots.location import relative
+from pytest_torchmem.snapshots.tolerance import Level, parse_rules
+from pytest_torchmem.units import parse_size
 
 if TYPE_CHECKING:
-    import pytest
+    from pytest_torchmem.measurement.cuda import MeasuredProfile
+    from pytest_torchmem.measurement.device import Device
+    from pytest_torchmem.profile.profile import MemoryProfile
+    from pytest_torchmem.snapshots.compare import Comparison
+    from pytest_torchmem.snapshots.format import Entry
+    from pytest_torchmem.targets.calibration import Figure, Question
+    from pytest_torchmem.targets.gpus import Gpu
 
-MARKER = "memory_budget"
-SIGNATURE = (
-    "memory_budget(peak=None, *, forward=None, backward=None, optimizer=None, retained=None, "
-    "device=None, gpu=None, tolerance=None, measure=None)"
-)
 _LIMITS = ("peak", "forward", "backward", "optimizer", "retained")
 
 
@@ -48,11 +53,102 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Overrun:
-    """A limit that was not kept; ``value`` is ``None`` where the phase did not run."""
+class Target:
+    """What is checked: how it is traced, and how it is run for real."""
 
-    limit: Limit
-    value: int | None
+    trace: Callable[[str, str | None], MemoryProfile]
+    """Takes a device and the GPU that it has to fit on, if any."""
+    measure: Callable[[], MeasuredProfile]
+    """Runs on the real GPU of this machine."""
+    calibrate: Callable[[Device, Gpu, Collection[Question]], dict[Question, Figure]] | None = None
+    """Measures workspaces there; ``None`` where the test has a calibration of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTest:
+    """What a check has to know of its test, and whom it tells of what it found."""
+
+    id: str
+    """The id within the module, parameters included."""
+    module: Path
+    root: Path
+    """The directory that paths in reports are relative to."""
+    accepts: frozenset[str]
+    """The kinds of changes that an update writes for this test: some of ``UPDATE_MODES``."""
+    is_gone: Callable[[str], bool]
+    """Tells whether the module certainly has no test of that id any more."""
+    on_profile: Callable[[str, MemoryProfile], None]
+    """Is told of every trace, with the name of the check."""
+    on_comparison: Callable[[Entry, Entry, Comparison], Comparison]
+    """Is told of every comparison of a snapshot's entry with a new one, and may replace it."""
+
+    def relative(self, path: Path) -> str:
+        """Return ``path`` relative to the root, with ``/``."""
+        return relative(path, self.root)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one check asks for, once marker, arguments and settings are put together."""
+
+    test: CheckedTest
+    name: str
+    devices: tuple[str, ...]
+    devices_named: bool
+    """The test itself names its devices; else they are those of the settings."""
+    gpu: str
+    gpu_named: bool
+    """Traces must fit in the GPU's memory."""
+    budget: Budget
+    tolerances: tuple[Level, ...]
+    """Closest first, without that of the snapshot's entry."""
+    uses_snapshot: bool
+    measure: str
+    """Whether to run on a real GPU too: one of ``MEASURE_MODES``."""
+
+
+def make_request(
+    test: CheckedTest,
+    settings: Settings,
+    budget: Budget,
+    name: str | None = None,
+    device: object = None,
+    gpu: str | None = None,
+    tolerance: object = None,
+    measure: str | None = None,
+) -> Request:
+    """Return what a check asks for; raises ``UsageError`` for arguments that cannot be read."""
+    if name is not None and (not isinstance(name, str) or not name):
+        raise UsageError(f"check(name={name!r}): expected a non-empty string")
+    if device is not None:
+        devices: tuple[str, ...] | None = parse_devices(device, "check(device=)")
+    elif budget.devices is None and (gpu is not None or budget.gpu is not None):
+        devices = ("cuda",)
+    else:
+        devices = budget.devices
+    own = (budget.tolerance, parse_rules(tolerance, "check(tolerance=)"))
+    if measure is not None:
+        measure = parse_measure(measure, "check(measure=)")
+    return Request(
+        test=test,
+        name=name or "",
+        devices=devices or settings.devices,
+        devices_named=devices is not None,
+        gpu=gpu_name(settings, budget, gpu),
+        gpu_named=bool(gpu or budget.gpu or settings.gpu_named),
+        budget=budget,
+        tolerances=(*own, *settings.tolerances(test.relative(test.module))),
+        # A budget replaces the snapshot, unless a tolerance, which only a snapshot has, is named.
+        uses_snapshot=not budget.judges or any(own),
+        measure=measure or budget.measure or settings.measure,
+    )
+
+
+def gpu_name(settings: Settings, budget: Budget, name: str | None) -> str:
+    """Return the catalogue's name of the GPU that ``name``, marker or settings ask for."""
+    from pytest_torchmem.targets.gpus import find_gpu
+
+    return find_gpu(name or budget.gpu or settings.gpu).name
 
 
 def memory_budget(
@@ -71,84 +167,42 @@ def memory_budget(
     return {**locals()}
 
 
-def read_budget(marks: Iterable[pytest.Mark]) -> Budget:
-    """Return what ``marks``, the closest first, say together: for each argument the closest wins.
+def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Budget:
+    """Return what markers say together: for each argument the closest wins, which comes first.
 
-    Raises ``UsageError`` where an argument is unknown or cannot be read, and where nothing in any
-    of them can be judged.
+    ``marks`` are their positional and named arguments. Raises ``UsageError`` where an argument is
+    unknown or cannot be read, and where nothing in any of them can be judged.
     """
-    written = [_arguments(mark) for mark in marks]
+    written = [_arguments(*mark) for mark in marks]
     if not written:
         return Budget()
-
-    def closest(name: str) -> Any:
-        values = (arguments[name] for arguments in written)
-        return next((value for value in values if value is not None), None)
-
-    limits = [
-        Limit(PHASES[name], _size(name, closest(name)), str(closest(name)))
+    given: dict[str, Any] = {}
+    for arguments in reversed(written):
+        given.update({name: value for name, value in arguments.items() if value is not None})
+    limits = tuple(
+        Limit(SELECTORS[name], _size(name, given[name]), str(given[name]))
         for name in _LIMITS
-        if closest(name) is not None
-    ]
-    gpu, device, tolerance = closest("gpu"), closest("device"), closest("tolerance")
-    measure = closest("measure")
-    if not limits and gpu is None and tolerance is None:
+        if name in given
+    )
+    if not limits and "gpu" not in given and "tolerance" not in given:
         raise UsageError(
             f"the marker {MARKER} has no limit, so there is nothing to check. Give it one, such as "
             f'{MARKER}("2 GiB") or {MARKER}(backward="1.5 GiB"), or a GPU that the test must fit '
             f'on: {MARKER}(gpu="t4")'
         )
+    source = f"{MARKER}({{}}=)".format
     return Budget(
-        limits=tuple(limits),
-        devices=parse_devices(device, f"{MARKER}(device=)") if device is not None else None,
-        gpu=_gpu(gpu),
-        tolerance=parse_rules(tolerance, f"the marker {MARKER}(tolerance=)"),
-        measure=parse_measure(measure, f"{MARKER}(measure=)") if measure is not None else None,
+        limits=limits,
+        devices=parse_devices(given["device"], source("device")) if "device" in given else None,
+        gpu=_gpu(given["gpu"]) if "gpu" in given else None,
+        tolerance=parse_rules(given.get("tolerance"), f"the marker {source('tolerance')}"),
+        measure=parse_measure(given["measure"], source("measure")) if "measure" in given else None,
     )
 
 
-def overruns(budget: Budget, figures: Mapping[str, int], gpu: str | None) -> list[Overrun]:
-    """Return the limits of ``budget`` that ``figures`` do not keep.
-
-    A limit on a phase that did not run is not kept: nothing was checked.
-    """
-    found = []
-    for limit in _limits(budget, gpu):
-        value = figures.get(limit.figure)
-        if value is None and limit.figure == "reserved_peak":
-            value = figures.get("peak")
-        if value is None or value > limit.nbytes:
-            found.append(Overrun(limit, value))
-    return found
-
-
-def limits_of(budget: Budget, gpu: str | None) -> dict[str, int]:
-    """Return the limits by figure, that of the GPU's memory among them."""
-    return {limit.figure: limit.nbytes for limit in _limits(budget, gpu)}
-
-
-def _limits(budget: Budget, gpu: str | None) -> tuple[Limit, ...]:
-    if budget.limits or budget.gpu is None or gpu is None:
-        return budget.limits
-    from pytest_torchmem.targets.gpus import find_gpu
-
-    found = find_gpu(gpu)
-    room = found.memory - found.context
-    return (Limit("reserved_peak", room, f"what {gpu} has for tensors, {format_size(room)}"),)
-
-
-def headroom(gpu: str, figures: Mapping[str, int]) -> int:
-    """Return the bytes that ``gpu`` has left when most is reserved."""
-    from pytest_torchmem.targets.gpus import find_gpu
-
-    found = find_gpu(gpu)
-    most = figures.get("reserved_peak", figures.get("peak", 0))
-    return found.memory - found.context - most
-
-
-def _arguments(mark: pytest.Mark) -> dict[str, Any]:
+def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return memory_budget(*mark.args, **mark.kwargs)
+        return memory_budget(*args, **kwargs)
     except TypeError as error:
         raise UsageError(f"the marker cannot be read: {error}. It is {SIGNATURE}") from None
 
@@ -160,9 +214,7 @@ def _size(name: str, value: Any) -> int:
         raise UsageError(f"{MARKER}({name}=): {error}") from None
 
 
-def _gpu(name: Any) -> str | None:
-    if name is None:
-        return None
+def _gpu(name: Any) -> str:
     from pytest_torchmem.targets.gpus import find_gpu
 
     return find_gpu(name).name

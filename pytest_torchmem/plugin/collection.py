@@ -16,9 +16,14 @@ from typing import Any
 
 import pytest
 
-from pytest_torchmem.checks.request import MARKER
-from pytest_torchmem.snapshots.format import Key
-from pytest_torchmem.snapshots.location import CALIBRATION, DIRECTORY, orphans_in, snapshot_path
+from pytest_torchmem.checks.defaults import MARKER
+from pytest_torchmem.snapshots.location import (
+    CALIBRATION,
+    DIRECTORY,
+    orphans_in,
+    relative,
+    snapshot_path,
+)
 
 
 def test_file(item: pytest.Item) -> pytest.Collector | None:
@@ -150,22 +155,21 @@ class Collection:
 
     def ambiguous(self, item: pytest.Item) -> set[str]:
         """Return the ids that several tests of ``item``'s module share."""
-        parent = test_file(item)
-        module = self._modules.get(parent.nodeid) if parent is not None else None
-        if module is None:
-            return set()
-        if self._config.getoption("keepduplicates", False):
+        module = self._module_of(item)
+        if module is None or self._config.getoption("keepduplicates", False):
             return set()
         return {test for test, count in Counter(module.tests).items() if count > 1}
 
-    def gone(self, item: pytest.Item, keys: Iterable[Key]) -> list[Key]:
-        """Return those of ``keys`` whose test the module of ``item`` does not have any more."""
+    def is_gone(self, item: pytest.Item, test: str) -> bool:
+        """Tell whether the module of ``item`` certainly does not have ``test`` any more."""
+        module = self._module_of(item)
+        return module is not None and is_gone(
+            test, module.tests, module.members, whole=module.whole
+        )
+
+    def _module_of(self, item: pytest.Item) -> Module | None:
         parent = test_file(item)
-        module = self._modules.get(parent.nodeid) if parent is not None else None
-        if module is None:
-            return []
-        members = None if module.members is None else list(module.members)
-        return [k for k in keys if is_gone(k.test, module.tests, members, whole=module.whole)]
+        return self._modules.get(parent.nodeid) if parent is not None else None
 
     def to_plain(self) -> dict[str, list[Any]]:
         """Return what there is of snapshots, of builtin types.
@@ -216,7 +220,7 @@ class Collection:
         ]
 
     def _relative(self, path: Path) -> str:
-        return Path(os.path.relpath(path, self._config.rootpath)).as_posix()
+        return relative(path, self._config.rootpath)
 
     def _plain_modules(self) -> list[dict[str, Any]]:
         directories: dict[Path, bool] = {}

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchmem.checks.check import Checker
-from pytest_torchmem.checks.failure import MemoryCheckFailed
-from pytest_torchmem.checks.gpu import Target
-from pytest_torchmem.checks.request import MARKER
+from pytest_torchmem.checks.defaults import MARKER
+from pytest_torchmem.checks.request import Target
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.plugin.checker import Checker
+from pytest_torchmem.plugin.failure import MemoryCheckFailed
 
 if TYPE_CHECKING:
     from pytest_torchmem.measurement.cuda import MeasuredProfile
@@ -79,7 +79,9 @@ class Torchmem:
             return _record(on, of, questions, target, args, given)
 
         asked = Target(run, run_for_real, None if "calibration" in kwargs else record)
-        return self._checker.check(asked, name, device, gpu, tolerance, measure)
+        return self._checker.check(
+            asked, name=name, device=device, gpu=gpu, tolerance=tolerance, measure=measure
+        )
 
     def trace(
         self,
@@ -130,7 +132,7 @@ def judged(item: pytest.Item, checker: Checker) -> Iterator[None]:
             item.obj = body  # type: ignore[attr-defined]
         return
     yield
-    if not checker.records and not checker.context.settings.disabled:
+    if not checker.checked and not checker.context.settings.disabled:
         raise MemoryCheckFailed(
             f"not checked: the test has the marker {MARKER} and the fixture torchmem, but "
             "never called torchmem.check",

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchmem import __version__
-from pytest_torchmem.plugin.options import DEFAULT_DEVICES, DEFAULT_GPU, DEFAULT_TOLERANCE
+from pytest_torchmem.checks.defaults import DEFAULT_DEVICES, DEFAULT_GPU
+from pytest_torchmem.figures import DEFAULT_TOLERANCE
 
 if TYPE_CHECKING:
     from pytest_torchmem.checks.settings import Settings

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_torchmem.checks.defaults import MARKER, SIGNATURE
 from pytest_torchmem.plugin.options import add_options, something_is_set
+from pytest_torchmem.snapshots.location import DIRECTORY
 
 if TYPE_CHECKING:
-    from pytest_torchmem.checks.check import Checker
     from pytest_torchmem.checks.judge import Context
     from pytest_torchmem.checks.settings import Settings
+    from pytest_torchmem.plugin.checker import Checker
     from pytest_torchmem.plugin.collection import Collection
     from pytest_torchmem.plugin.extensions import Registrations
     from pytest_torchmem.plugin.fixture import Torchmem
     from pytest_torchmem.plugin.run import Run
 
-_MARKER = "memory_budget"
 _NAME = "torchmem-run"
-_DIRECTORY = "__torchmem__"
 _CHECKER: pytest.StashKey[Checker] = pytest.StashKey()
 
 
@@ -42,12 +42,8 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and the hooks that have a state."""
-    config.addinivalue_line(
-        "markers",
-        f"{_MARKER}(peak=None, *, forward=None, backward=None, optimizer=None, retained=None, "
-        "device=None, gpu=None, tolerance=None, measure=None): the memory, such as '2 GiB', that a "
-        "PyTorch test may need",
-    )
+    text = "limits, such as '2 GiB', on the memory that a PyTorch test needs"
+    config.addinivalue_line("markers", f"{SIGNATURE}: {text}")
     config.pluginmanager.register(_RunHooks(config), _NAME)
 
 
@@ -89,7 +85,7 @@ class _RunHooks:
     def settings(self) -> Settings:
         """What options and ini file say, read when first asked for."""
         if self._settings is None:
-            from pytest_torchmem.checks.settings import read_settings
+            from pytest_torchmem.plugin.settings import read_settings
 
             self.registrations().gpus()
             self._settings = read_settings(self.config)
@@ -121,13 +117,12 @@ class _RunHooks:
         """Return what runs the checks of the present attempt at ``item``."""
         if _CHECKER not in item.stash:
             from pytest_torchmem.checks.calibrations import Calibrations
-            from pytest_torchmem.checks.check import Checker
             from pytest_torchmem.checks.judge import Context
+            from pytest_torchmem.plugin.checker import Checker
 
             if self._context is None:
-                calibrations = Calibrations(self.settings())
-                self._context = Context(self.settings(), self.collection(), {}, calibrations)
-            item.stash[_CHECKER] = Checker(item, self._context)
+                self._context = Context(self.settings(), {}, Calibrations(self.settings()))
+            item.stash[_CHECKER] = Checker(item, self._context, self.collection())
         return item.stash[_CHECKER]
 
     def pytest_report_header(self) -> str:
@@ -185,7 +180,7 @@ class _RunHooks:
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
         """Judge a test that has the marker, in its call phase, as if it had asserted it itself."""
         __tracebackhide__ = True
-        if item.get_closest_marker(_MARKER) is None:
+        if item.get_closest_marker(MARKER) is None:
             return (yield)
         from pytest_torchmem.plugin.fixture import judged
 
@@ -199,13 +194,13 @@ class _RunHooks:
         """Send the records of this phase along with its report."""
         report = yield
         if _CHECKER in item.stash:
-            plain = item.stash[_CHECKER].take_records(call.excinfo)
-            if plain is not None:
-                report.torchmem = plain  # type: ignore[attr-defined]
+            packed = item.stash[_CHECKER].take_checks(call.excinfo)
+            if packed is not None:
+                report.torchmem = packed  # type: ignore[attr-defined]
                 if call.excinfo is not None:
-                    from pytest_torchmem.reports.crash import in_one_line
+                    from pytest_torchmem.plugin.failure import shorten
 
-                    in_one_line(report, call.excinfo.value)
+                    shorten(report, call.excinfo.value)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -256,6 +251,6 @@ class _RunHooks:
         for report in self._collect_reports:
             path = self.config.rootpath / report.nodeid.partition("::")[0]
             directories.update((path, path.parent))
-        if not any((directory / _DIRECTORY).is_dir() for directory in directories):
+        if not any((directory / DIRECTORY).is_dir() for directory in directories):
             return {}
         return self.collection().to_plain()

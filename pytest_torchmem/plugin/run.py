@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from pytest_torchmem.checks.calibrations import update_calibrations
-from pytest_torchmem.checks.result import Outcome, Record, record_from_plain
+from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.obsolete import Gone, find_gone
+from pytest_torchmem.plugin.transport import unpack
 from pytest_torchmem.plugin.update import Update, Updated
 from pytest_torchmem.reports.files import write_reports
 from pytest_torchmem.reports.summary import Check, Summary
@@ -33,7 +34,7 @@ _ACCEPTABLE = (Outcome.GREW, Outcome.MISSING, Outcome.SHRANK, Outcome.MEASURED_G
 class Attempt:
     """One attempt at one test; a rerun is another attempt, and the last one counts."""
 
-    records: list[dict[str, Any]] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
     outcome: str = "unfinished"
     failed_by_check: bool = False
     finished: bool = False
@@ -61,8 +62,9 @@ class Run:
             attempt = self._attempts[key] = Attempt()
         carried = getattr(report, "torchmem", None)
         if carried is not None:
-            attempt.records.extend(carried["records"])
-            attempt.failed_by_check |= carried["failed_by_check"]
+            checks, failed_by_check = unpack(carried)
+            attempt.checks += checks
+            attempt.failed_by_check |= failed_by_check
         is_subtest = hasattr(report, "context")
         if report.outcome not in ("passed", "skipped"):
             attempt.outcome = "failed"
@@ -127,12 +129,11 @@ class Run:
             passed = self._outcome(attempts) == "passed"
             by_check = any(attempt.failed_by_check for attempt in attempts)
             seen = set()
-            for attempt in attempts:
-                for plain in attempt.records:
-                    record = record_from_plain(plain)
-                    if (record.key, record.outcome) not in seen:
-                        seen.add((record.key, record.outcome))
-                        yield Check(record, passed, by_check)
+            for check in (check for attempt in attempts for check in attempt.checks):
+                what = (check.result.key, check.result.outcome)
+                if what not in seen:
+                    seen.add(what)
+                    yield replace(check, passed=passed, failed_by_check=by_check)
 
     @staticmethod
     def _outcome(attempts: Iterable[Attempt]) -> str:
@@ -149,8 +150,9 @@ class Run:
         by_test = self._by_test()
         seen: dict[str, set[Key]] = {}
         for check in checks:
-            if check.record.entry is not None:
-                seen.setdefault(check.record.file, set()).add(check.record.key)
+            snapshot = check.result.snapshot
+            if snapshot is not None:
+                seen.setdefault(snapshot.file, set()).add(snapshot.entry.key)
         return find_gone(
             self.config.rootpath,
             self.settings,
@@ -163,9 +165,9 @@ class Run:
     def _update(self, checks: Iterable[Check], gone: Gone, clean: bool) -> Updated:
         accepted: dict[str, dict[Key, Entry]] = {}
         for check in checks:
-            record = check.record
-            if check.passed and record.accepted and record.entry is not None:
-                accepted.setdefault(record.file, {})[record.key] = record.entry
+            snapshot = check.result.snapshot
+            if check.passed and check.result.accepted and snapshot is not None:
+                accepted.setdefault(snapshot.file, {})[snapshot.entry.key] = snapshot.entry
         modules = self._modules.values()
         root = self.config.rootpath
         return Update(root, self.settings, accepted, gone, modules, clean=clean).run()
@@ -174,9 +176,9 @@ class Run:
         self, checks: Iterable[Check]
     ) -> tuple[list[CalibrationPlan], list[str]]:
         found = [
-            check.record.calibration
+            check.result.calibration
             for check in checks
-            if check.passed and check.record.calibration is not None
+            if check.passed and check.result.calibration is not None
         ]
         by_test = self._by_test()
         complete = {
@@ -204,19 +206,19 @@ class Run:
         problems: list[str] = []
         if directory is None or self.settings.update:
             return files, problems
-        entries: dict[str, list[Record]] = {}
+        entries: dict[str, list[Entry]] = {}
         for check in checks:
-            record = check.record
-            acceptable = record.outcome in _ACCEPTABLE
-            if record.failed and check.failed_by_check and record.entry is not None and acceptable:
-                entries.setdefault(record.file, []).append(record)
-        for file, records in sorted(entries.items()):
+            result = check.result
+            acceptable = check.failed_by_check and result.failed and result.outcome in _ACCEPTABLE
+            if acceptable and result.snapshot is not None:
+                entries.setdefault(result.snapshot.file, []).append(result.snapshot.entry)
+        for file, members in sorted(entries.items()):
             # The module may lie outside of the root, where the proposal has no place for its file.
             if file.startswith("../"):
                 continue
             try:
                 stored = read(self.config.rootpath / file)
-                plan = plan_file(stored, [record.entry for record in records if record.entry], ())
+                plan = plan_file(stored, members, ())
                 if plan.text is not None and plan.changes_file:
                     write(directory / file, plan.text)
                     files.append(file)

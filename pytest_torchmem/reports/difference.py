@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from pytest_torchmem.snapshots.compare import Change, Verdict, compare, headline
+from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, compare, main_change
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.tolerance import Level, parse_rules
 
@@ -43,10 +43,7 @@ class Difference:
         broken = {Group.GREW: (Verdict.GREW, Verdict.NOT_RUN), Group.SHRANK: (Verdict.SHRANK,)}
         verdicts = broken.get(self.group)
         changes = [c for c in self.changes if verdicts is None or c.verdict in verdicts]
-        if not changes:
-            return None
-        name = headline({change.figure: (change.before, change.now) for change in changes})
-        return next((change for change in changes if change.figure == name), changes[0])
+        return main_change(changes)
 
     @property
     def step(self) -> int:
@@ -78,23 +75,29 @@ def differences(base: Entries, head: Entries, option: Level) -> list[Difference]
             continue
         own = parse_rules(now.tolerance, "the entry's own tolerance")
         comparison = compare(before, now, [own, option])
-        notes = []
-        if comparison.workload_changed:
-            notes.append("another workload")
-        if comparison.torch_changed:
-            notes.append(f"torch {comparison.torch_before} → {comparison.torch_now}")
+        notes = notes_on(comparison)
         if now.reason and now.reason != before.reason:
             notes.append(now.reason)
-        if comparison.grew:
-            group = Group.GREW
-        elif comparison.shrank:
-            group = Group.SHRANK
-        elif comparison.having(Verdict.WITHIN):
-            group = Group.WITHIN
-        else:
-            group = Group.SAME
+        group = group_of(comparison)
         found.append(_one(where, key, group, comparison.changes, now.figures, "; ".join(notes)))
     return in_order(found)
+
+
+def notes_on(comparison: Comparison) -> list[str]:
+    """Return what else is different: the workload, torch."""
+    notes = ["different workload"] if comparison.workload_changed else []
+    if comparison.torch_changed:
+        notes.append(f"torch {comparison.torch_before} → {comparison.torch_now}")
+    return notes
+
+
+def group_of(comparison: Comparison) -> Group:
+    """Return the group of an entry by how its figures changed."""
+    if comparison.grew:
+        return Group.GREW
+    if comparison.shrank:
+        return Group.SHRANK
+    return Group.WITHIN if comparison.having(Verdict.WITHIN) else Group.SAME
 
 
 def in_order(found: Iterable[Difference]) -> list[Difference]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from pytest_torchmem.checks.result import Outcome, Record
-from pytest_torchmem.reports.difference import Difference, Group, in_order
+from pytest_torchmem.checks.findings import Outcome
+from pytest_torchmem.checks.result import CheckResult
+from pytest_torchmem.reports.difference import Difference, Group, group_of, in_order, notes_on
 from pytest_torchmem.reports.github import apply_command
 from pytest_torchmem.reports.json_report import build
 from pytest_torchmem.reports.markdown import render
 from pytest_torchmem.reports.summary import Check, Summary
-from pytest_torchmem.snapshots.compare import Verdict
 from pytest_torchmem.snapshots.store import write
 
 if TYPE_CHECKING:
@@ -25,13 +25,19 @@ _GROUPS = {
     Outcome.NEW: Group.NEW,
     Outcome.MISSING: Group.FAILED,
     Outcome.OVER_BUDGET: Group.FAILED,
-    Outcome.UNKNOWN_BYTES: Group.FAILED,
+    Outcome.UNKNOWN_WORKSPACE: Group.FAILED,
     Outcome.ESTIMATE_OFF: Group.FAILED,
     Outcome.MEASURED_GREW: Group.FAILED,
     Outcome.NOT_CHECKED: Group.FAILED,
 }
 _BY_HEADLINE = (Outcome.OVER_BUDGET, Outcome.ESTIMATE_OFF, Outcome.MEASURED_GREW)
-"""Failures of which no change of a traced figure tells."""
+"""Failures that no change of a traced figure shows."""
+_BY_NAME = (
+    Outcome.MISSING,
+    Outcome.NOT_CHECKED,
+    Outcome.UNKNOWN_WORKSPACE,
+    Outcome.UPDATED,
+)
 
 
 def write_reports(config: pytest.Config, summary: Summary) -> None:
@@ -56,7 +62,7 @@ def run_markdown(summary: Summary) -> str:
     footer: list[str] = []
     if summary.obsolete:
         footer.append(f"{len(summary.obsolete)} obsolete entries.")
-    footer += _libraries(summary.records)
+    footer += _workspaces(summary.checks)
     footer += [f"Error: {problem}" for problem in summary.problems]
     if summary.proposal and summary.settings.proposal_path is not None:
         command = apply_command(summary.root, summary.settings.proposal_path)
@@ -64,62 +70,53 @@ def run_markdown(summary: Summary) -> str:
     return render(found, footer=footer)
 
 
-def _libraries(records: Iterable[Record]) -> Iterable[str]:
-    """Tell of how many checks figures are measured, and of how many lower bounds."""
-    kinds: dict[str, tuple[list[str], dict[str, None]]] = {}
-    for record in records:
-        for kind in ("calibrated_workspaces", "unknown_workspaces"):
-            operators = getattr(record, kind)
-            if operators:
-                nodeids, names = kinds.setdefault(kind, ([], {}))
-                nodeids.append(record.nodeid)
-                names.update(dict.fromkeys(operators))
-    said = {
-        "calibrated_workspaces": "measured on a GPU is what these kernels take for themselves",
-        "unknown_workspaces": "a lower bound, without what these kernels take for themselves",
-    }
-    for kind, text in said.items():
-        if kind in kinds:
-            nodeids, names = kinds[kind]
-            checks = "1 check" if len(nodeids) == 1 else f"{len(nodeids)} checks"
-            yield f"Of {checks}, {text}: {', '.join(f'`{name}`' for name in sorted(names))}."
+def _workspaces(checks: Iterable[Check]) -> Iterable[str]:
+    """Yield how many checks depend on calibrated workspace, and how many lack some."""
+    traced = [check.result.trace for check in checks if check.result.trace is not None]
+    calibrated = [trace.calibrated_workspaces for trace in traced if trace.calibrated_workspaces]
+    unknown = [trace.unknown_workspaces for trace in traced if trace.unknown_workspaces]
+    if calibrated:
+        what = f"{_checks(calibrated, 'uses', 'use')} calibrated (GPU-measured) workspace for"
+        yield f"{what}: {_names(calibrated)}."
+    if unknown:
+        what = f"{_checks(unknown, 'is a lower bound', 'are lower bounds')}, without the workspace"
+        yield f"{what} of: {_names(unknown)}."
+
+
+def _checks(found: Sequence[object], one: str, several: str) -> str:
+    return f"1 check {one}" if len(found) == 1 else f"{len(found)} checks {several}"
+
+
+def _names(found: Iterable[Iterable[str]]) -> str:
+    names = {operator for operators in found for operator in operators}
+    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def _is_idle(check: Check) -> bool:
     """Tell whether a test passed that left this one of the configured devices alone."""
-    return check.record.outcome is Outcome.NOT_CHECKED and check.passed
+    return check.result.outcome is Outcome.NOT_CHECKED and check.passed
 
 
 def _difference(check: Check) -> Difference:
-    record, notes = check.record, []
-    if record.outcome in (Outcome.MISSING, Outcome.NOT_CHECKED, Outcome.UNKNOWN_BYTES):
-        notes.append(record.outcome.value)
-    elif record.outcome in _BY_HEADLINE:
-        notes.append(record.message.partition("\n")[0].partition(": ")[2])
-    elif record.outcome is Outcome.UPDATED:
-        notes.append("updated")
-    if record.changes:
-        if record.workload_changed:
-            notes.append("another workload")
-        if record.torch_before != record.torch:
-            notes.append(f"torch {record.torch_before} → {record.torch}")
+    result, notes = check.result, []
+    if result.outcome in _BY_NAME:
+        notes.append(result.outcome.value)
+    elif result.outcome in _BY_HEADLINE:
+        notes.append(check.headline)
+    if result.comparison is not None:
+        notes += notes_on(result.comparison)
     return Difference(
-        record.nodeid,
-        record.key.name,
-        record.key.where or "-",
-        _group(record),
-        record.changes,
-        record.figures,
+        check.nodeid,
+        result.key.name,
+        check.device,
+        _group(result),
+        result.changes,
+        result.figures,
         "; ".join(notes),
     )
 
 
-def _group(record: Record) -> Group:
-    if record.outcome in _GROUPS:
-        return _GROUPS[record.outcome]
-    verdicts: set[Any] = {change.verdict for change in record.changes}
-    if Verdict.GREW in verdicts:
-        return Group.GREW
-    if Verdict.SHRANK in verdicts:
-        return Group.SHRANK
-    return Group.WITHIN if Verdict.WITHIN in verdicts else Group.SAME
+def _group(result: CheckResult) -> Group:
+    if result.outcome in _GROUPS:
+        return _GROUPS[result.outcome]
+    return group_of(result.comparison) if result.comparison is not None else Group.SAME

@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_torchmem.checks.result import Record
+    from pytest_torchmem.reports.summary import Check
 
 ARTIFACT = "torchmem-proposal"
 """The name under which the workflow in ``examples/ci`` uploads the proposed snapshots."""
 
 
-def annotation(record: Record, root: Path) -> str:
+def annotation(check: Check, root: Path) -> str:
     """Return the workflow command that marks the line of a failed check.
 
     GitHub wants paths from the top of the repository, which need not be pytest's root.
     """
-    path, line = record.location
+    path, line = check.location
     checkout = os.environ.get("GITHUB_WORKSPACE")
     if checkout:
         path = Path(os.path.relpath(root / path, checkout)).as_posix()
-    title = f"memory: {record.key.test}"
+    title = f"memory: {check.result.key.test}"
     properties = f"file={_property(path)},line={line},title={_property(title)}"
-    advice = f"\n\n{record.advice}" if record.advice else ""
-    return f"::error {properties}::{_data(record.message + advice)}"
+    advice = f"\n\n{check.advice}" if check.advice else ""
+    return f"::error {properties}::{_data(check.message + advice)}"
 
 
 def apply_command(root: Path, proposal: Path) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem import __version__
-from pytest_torchmem.checks.result import Record
 
 if TYPE_CHECKING:
+    from pytest_torchmem.checks.gpu import Measurement
+    from pytest_torchmem.checks.result import CheckResult
     from pytest_torchmem.reports.summary import Check, Summary
+    from pytest_torchmem.snapshots.compare import Change
 
 KIND = "pytest-torchmem report"
 SCHEMA = 1
@@ -16,15 +21,13 @@ SCHEMA = 1
 
 def build(summary: Summary) -> dict[str, Any]:
     """Return the report of a run, of builtin types."""
-    outcomes: dict[str, int] = {}
-    for record in summary.records:
-        outcomes[record.outcome.value] = outcomes.get(record.outcome.value, 0) + 1
+    outcomes = Counter(check.result.outcome.value for check in summary.checks)
     return {
         "kind": KIND,
         "schema": SCHEMA,
         "version": __version__,
         "mode": summary.settings.mode,
-        "failed": sum(record.failed for record in summary.records),
+        "failed": sum(check.result.failed for check in summary.checks),
         "outcomes": dict(sorted(outcomes.items())),
         "checks": [_check(check) for check in summary.checks],
         "obsolete": [
@@ -36,54 +39,63 @@ def build(summary: Summary) -> dict[str, Any]:
     }
 
 
+def plain_changes(changes: Iterable[Change]) -> list[dict[str, Any]]:
+    """Return changes of builtin types."""
+    return [{**asdict(change), "verdict": change.verdict.value} for change in changes]
+
+
 def _check(check: Check) -> dict[str, Any]:
-    record = check.record
+    result, trace = check.result, check.result.trace
     return {
-        "nodeid": record.nodeid,
-        "test": record.key.test,
-        "name": record.key.name,
-        "device": record.key.device,
-        "gpu": record.key.gpu,
-        "torch": record.torch,
-        "torch_series": record.key.torch_series,
-        "outcome": record.outcome.value,
-        "failed": record.failed,
+        "nodeid": check.nodeid,
+        "test": result.key.test,
+        "name": result.key.name,
+        "device": result.key.device,
+        "gpu": result.key.gpu,
+        "torch": trace.torch if trace is not None else "",
+        "torch_series": result.key.torch_series,
+        "outcome": result.outcome.value,
+        "failed": result.failed,
         "test_passed": check.passed,
-        "figures": record.figures,
-        "workload": record.entry.workload if record.entry is not None else "",
-        "limits": record.limits,
-        "headroom": record.headroom,
-        "snapshot": _snapshot(record),
-        "measurement": record.measurement.to_plain() if record.measurement is not None else None,
-        "grew": list(record.grew),
-        "workspaces": record.workspaces,
-        "calibrated_workspaces": list(record.calibrated_workspaces),
-        "unknown_workspaces": list(record.unknown_workspaces),
-        "warnings": list(record.warnings),
-        "message": record.message,
-        "advice": record.advice,
-        "file": record.location[0],
-        "line": record.location[1],
+        "figures": dict(result.figures),
+        "workload": result.snapshot.entry.workload if result.snapshot is not None else "",
+        "limits": dict(result.limits),
+        "headroom": trace.headroom if trace is not None else None,
+        "snapshot": _snapshot(result),
+        "measurement": _measurement(result.measurement),
+        "grew": [asdict(growth) for growth in result.growths],
+        "workspaces": trace.workspaces if trace is not None else {},
+        "calibrated_workspaces": list(trace.calibrated_workspaces) if trace is not None else [],
+        "unknown_workspaces": list(trace.unknown_workspaces) if trace is not None else [],
+        "warnings": list(trace.warnings) if trace is not None else [],
+        "message": check.message,
+        "advice": check.advice,
+        "file": check.location[0],
+        "line": check.location[1],
     }
 
 
-def _snapshot(record: Record) -> dict[str, Any] | None:
+def _snapshot(result: CheckResult) -> dict[str, Any] | None:
     """Return what the check was compared with, ``None`` where there was nothing."""
-    if not record.changes:
+    snapshot, comparison = result.snapshot, result.comparison
+    if snapshot is None or comparison is None or not comparison.changes:
         return None
     return {
-        "file": record.file,
-        "torch": record.torch_before,
-        "workload_changed": record.workload_changed,
-        "changes": [
-            {
-                "figure": change.figure,
-                "before": change.before,
-                "now": change.now,
-                "verdict": change.verdict.value,
-                "allowed": change.allowed,
-                "rule": change.rule,
-            }
-            for change in record.changes
-        ],
+        "file": snapshot.file,
+        "torch": comparison.torch_before,
+        "workload_changed": comparison.workload_changed,
+        "changes": plain_changes(comparison.changes),
+    }
+
+
+def _measurement(found: Measurement | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "gpu": found.gpu,
+        "torch": found.torch,
+        "figures": found.figures,
+        "estimate": found.estimate,
+        "changes": plain_changes(found.comparison.changes if found.comparison is not None else ()),
+        "not_measured": found.not_measured,
     }

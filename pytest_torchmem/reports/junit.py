@@ -5,34 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_torchmem.checks.result import Record
+    from pytest_torchmem.checks.result import CheckResult
 
 PREFIX = "torchmem."
 
 
-def properties(record: Record) -> list[tuple[str, object]]:
+def properties(result: CheckResult) -> list[tuple[str, object]]:
     """Return the properties of one check: ``torchmem.<name>.<device>.<figure>``, in bytes."""
-    parts = [part for part in (record.key.name, record.key.device) if part]
-    stem = PREFIX + "".join(f"{part}." for part in parts)
-    found: list[tuple[str, object]] = [(f"{stem}outcome", record.outcome.value)]
-    if record.key.gpu:
-        found.append((f"{stem}gpu", record.key.gpu))
-    found += [(f"{stem}{figure}", nbytes) for figure, nbytes in record.figures.items()]
-    found += [
-        (f"{stem}{change.figure}.snapshot", change.before)
-        for change in record.changes
-        if change.before is not None
-    ]
-    if record.measurement is not None:
-        figures = record.measurement.figures.items()
-        found += [(f"{stem}{figure}.measured", nbytes) for figure, nbytes in figures]
-    found += [(f"{stem}{figure}.limit", nbytes) for figure, nbytes in record.limits.items()]
-    operators = {
-        "calibrated_workspaces": record.calibrated_workspaces,
-        "unknown_workspaces": record.unknown_workspaces,
-    }
-    found += [(f"{stem}{name}", ", ".join(named)) for name, named in operators.items() if named]
-    return found
+    key, trace = result.key, result.trace
+    found: dict[str, object] = {"outcome": result.outcome.value}
+    if key.gpu:
+        found["gpu"] = key.gpu
+    found |= result.figures
+    before = {change.figure: change.before for change in result.changes}
+    found |= {f"{name}.snapshot": size for name, size in before.items() if size is not None}
+    if result.measurement is not None:
+        figures = result.measurement.figures
+        found |= {f"{name}.measured": size for name, size in figures.items()}
+    found |= {f"{name}.limit": size for name, size in result.limits.items()}
+    if trace is not None and trace.calibrated_workspaces:
+        found["calibrated_workspaces"] = ", ".join(trace.calibrated_workspaces)
+    if trace is not None and trace.unknown_workspaces:
+        found["unknown_workspaces"] = ", ".join(trace.unknown_workspaces)
+    stem = PREFIX + "".join(f"{part}." for part in (key.name, key.device) if part)
+    return [(f"{stem}{name}", value) for name, value in found.items()]
 
 
 def without_ours(properties: list[tuple[str, object]]) -> list[tuple[str, object]]:

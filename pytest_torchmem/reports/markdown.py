@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from pytest_torchmem.figures import label
 from pytest_torchmem.reports.difference import Difference, Group, grouped
-from pytest_torchmem.reports.text import change_text
-from pytest_torchmem.units import format_size
+from pytest_torchmem.units import format_change, format_size
 
 MARKER = "<!-- pytest-torchmem -->"
 """By this line a workflow finds its own earlier comment."""
@@ -75,17 +75,17 @@ def _changed(difference: Difference) -> str:
         cells = ["", "", "", ""]
     else:
         cells = [
-            change.figure.replace("_", " "),
-            _size(change.before),
-            _size(change.now),
-            change_text(change.before, change.now) or "did not run",
+            label(change.figure),
+            format_size(change.before),
+            format_size(change.now),
+            format_change(change.before, change.now) or "did not run",
         ]
     return _cells(_name(difference), difference.device, *cells, difference.note)
 
 
 def _single(difference: Difference) -> str:
     figures = difference.figures or {}
-    sizes = (_size(figures.get(name)) for name in ("forward_peak", "backward_peak", "peak"))
+    sizes = (format_size(figures.get(name)) for name in ("forward_peak", "backward_peak", "peak"))
     return _cells(_name(difference), difference.device, *sizes)
 
 
@@ -109,7 +109,3 @@ def _cells(*cells: str) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _size(nbytes: int | None) -> str:
-    return "-" if nbytes is None else format_size(nbytes)

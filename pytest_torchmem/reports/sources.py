@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pytest_torchmem.checks.result import Outcome
+from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.reports.json_report import KIND, SCHEMA
 from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, load
@@ -25,7 +25,7 @@ class Source:
     name: str
     entries: dict[tuple[str, Key], Entry] = field(default_factory=dict)
     unchecked: dict[tuple[str, Key], str] = field(default_factory=dict)
-    """Checks of a report that came to nothing, with the reason."""
+    """Checks of a report that could not be evaluated, with the reason."""
 
 
 def load_source(text: str | None, directory: Path) -> Source:
@@ -45,7 +45,7 @@ def load_source(text: str | None, directory: Path) -> Source:
         _git(directory, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}")
     except UsageError:
         raise UsageError(
-            f"{text!r} is neither a file, nor a directory, nor a git revision known here"
+            f"{text!r} is not a file, a directory or a git revision of this repository"
         ) from None
     return Source(text, _revision(text, directory))
 
@@ -66,7 +66,7 @@ def _file(name: str, path: Path) -> Source:
         return _report(name, data)
     file = PurePosixPath(path.resolve().as_posix())
     if is_calibration(file):
-        raise UsageError(f"{name} holds what was measured on GPUs, and no checks to compare")
+        raise UsageError(f"{name} is a calibration file, which has no checks to compare")
     module = PurePosixPath(module_of(file)).name
     return Source(name, _keyed(module, _snapshot(path)))
 
@@ -97,7 +97,7 @@ def _report(name: str, data: dict[str, Any]) -> Source:
             elif check["failed"] or not check["test_passed"]:
                 source.unchecked[where] = check["message"].partition("\n")[0] or check["outcome"]
     except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{name} is not a whole report: {error!r} in its checks") from None
+        raise UsageError(f"{name} is not a complete report: {error!r} in its checks") from None
     return source
 
 

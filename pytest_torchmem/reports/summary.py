@@ -1,30 +1,47 @@
-"""What a run came to, as the reports show it."""
+"""What a run found, as the reports show it."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_torchmem.checks.result import Record
+from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.snapshots.calibration_store import CalibrationPlan
 from pytest_torchmem.snapshots.changes import FilePlan
 from pytest_torchmem.snapshots.format import Key
+from pytest_torchmem.snapshots.location import relative
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A record, and what became of its test."""
+    """A result with its text, and what became of its test."""
 
-    record: Record
-    passed: bool
-    failed_by_check: bool
+    nodeid: str
+    location: tuple[str, int]
+    """The file, relative to the root, and the line that reports point at."""
+    result: CheckResult
+    message: str = ""
+    advice: str = ""
+    """What to do about it, often the same for several devices."""
+    passed: bool = False
+    """The whole test passed."""
+    failed_by_check: bool = False
+
+    @property
+    def device(self) -> str:
+        """The device as people read it, "-" where the check did not come to one."""
+        return self.result.key.where or "-"
+
+    @property
+    def headline(self) -> str:
+        """The first line of the message, without the device."""
+        return self.message.partition("\n")[0].partition(": ")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run came to; everything that reports show."""
+    """Everything that the reports of a run show."""
 
     settings: Settings
     root: Path
@@ -39,15 +56,10 @@ class Summary:
     orphans: frozenset[str] = frozenset()
     """The files whose test module is gone."""
     hints: tuple[str, ...] = ()
-    """What looks renamed and could not be decided."""
+    """Tests that look renamed, where that could not be decided."""
     calibrations: tuple[CalibrationPlan, ...] = ()
     """Calibration files as an update made them, or in a dry run would make them."""
 
-    @property
-    def records(self) -> list[Record]:
-        """The records of all checks."""
-        return [check.record for check in self.checks]
-
     def file_of(self, plan: FilePlan | CalibrationPlan) -> str:
         """Return the file of a plan, relative to the root with ``/``."""
-        return Path(os.path.relpath(plan.stored.path, self.root)).as_posix()
+        return relative(plan.stored.path, self.root)

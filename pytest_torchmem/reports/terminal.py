@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_torchmem.checks.result import Measurement, Outcome, Record
+from pytest_torchmem.checks.findings import Outcome
+from pytest_torchmem.checks.gpu import Measurement
+from pytest_torchmem.checks.result import CheckResult
+from pytest_torchmem.figures import label
 from pytest_torchmem.reports.github import annotation, apply_command
-from pytest_torchmem.reports.measured import difference
 from pytest_torchmem.reports.summary import Check, Summary
-from pytest_torchmem.reports.text import change_text
-from pytest_torchmem.snapshots.compare import Change, Verdict, headline
-from pytest_torchmem.snapshots.format import PEAKS
-from pytest_torchmem.units import format_size
+from pytest_torchmem.snapshots.calibration_store import (
+    CalibrationPlan,
+    WorkspacePlace,
+    place_name,
+)
+from pytest_torchmem.snapshots.changes import FilePlan
+from pytest_torchmem.snapshots.compare import Verdict, main_change
+from pytest_torchmem.snapshots.format import Key
+from pytest_torchmem.units import format_change, format_size
 
 if TYPE_CHECKING:
     import pytest
@@ -22,78 +29,59 @@ MOST_ROWS = 40
 MOST_IMPROVED = 10
 MOST_OPERATORS = 2
 _HEADERS = ("test", "device", "forward", "backward", "change", "result")
-_QUIET = (Outcome.PASSED,)
 
 
 def show(terminal: pytest.TerminalReporter, summary: Summary) -> None:
     """Write the summary section."""
-    settings = summary.settings
     if not (summary.checks or summary.obsolete or summary.problems or summary.plans):
         return
+    verbose = terminal.verbosity > 0
     terminal.section("memory (torchmem)", sep="=", bold=True)
     if terminal.verbosity >= 0 and summary.checks:
-        _table(terminal, summary)
-    if settings.on_github:
-        for record in summary.records:
-            if record.failed:
-                terminal.write_line(annotation(record, summary.root))
-    for line in _written(summary, details=terminal.verbosity > 0):
+        _table(terminal, summary.checks, every=verbose)
+    plain = [*_annotations(summary), *_written(summary, details=verbose)]
+    plain += [*_improved(summary.checks), *_warnings(summary.checks, every=verbose)]
+    plain += _calibrated(summary.checks) if verbose else []
+    for line in plain:
         terminal.write_line(line)
-    for line in _improved(summary.records):
-        terminal.write_line(line)
-    for line in _unknown(summary.records, every=terminal.verbosity > 0):
-        terminal.write_line(f"unknown bytes: {line}")
-    for line in _calibrated(summary.records, every=terminal.verbosity > 0):
-        terminal.write_line(line)
-    for line in _not_calibrated(summary.records):
-        terminal.write_line(f"not calibrated: {line}", yellow=True)
-    for line in _not_measured(summary.records):
-        terminal.write_line(f"not measured: {line}", yellow=True)
-    for line in _obsolete(summary):
+    for line in (*_not_measured(summary.checks), *_obsolete(summary)):
         terminal.write_line(line, yellow=True)
-    for hint in summary.hints:
-        terminal.write_line(f"renamed? {hint}", yellow=True)
-    if summary.obsolete and not settings.update:
-        terminal.write_line("  Remove obsolete entries: pytest --torchmem-update=obsolete")
     for problem in summary.problems:
         terminal.write_line(f"error: {problem}", red=True)
-    if any(record.outcome is Outcome.MISSING for record in summary.records):
-        where = " (on your machine: CI never writes any)" if settings.in_ci else ""
-        terminal.write_line(f"To create missing snapshots{where}: pytest --torchmem-update=new")
-    if summary.proposal:
-        _proposal(terminal, summary)
-    failed = any(record.failed for record in summary.records)
+    for line in _what_to_do(summary):
+        terminal.write_line(line)
+    failed = any(check.result.failed for check in summary.checks)
     terminal.write_line(counts(summary), bold=True, red=failed, green=not failed)
 
 
 def counts(summary: Summary) -> str:
-    """Return how many checks came to what, in one line."""
-    tally = Counter(_result(check) for check in summary.checks)
-    obsolete = len(summary.obsolete)
-    removed = sum(len(plan.removed) for plan in summary.plans if not plan.problem)
-    renamed = sum(len(plan.renamed + plan.moved) for plan in summary.plans if not plan.problem)
-    parts = [f"{number} {name}" for name, number in tally.items()]
-    parts += [f"{obsolete} obsolete"] if obsolete else []
+    """Return how many checks had which result, in one line."""
+    parts = Counter(_result(check) for check in summary.checks)
+    parts["obsolete"] = len(summary.obsolete)
     if summary.settings.writes:
-        parts += [f"{removed} removed"] if removed else []
-        parts += [f"{renamed} renamed"] if renamed else []
-    total = len(summary.checks)
-    checks = f"{total} memory check{'' if total == 1 else 's'}"
-    return f"{checks}: {', '.join(parts)}" if parts else checks
+        plans = [plan for plan in summary.plans if not plan.problem]
+        parts["removed"] = sum(len(plan.removed) for plan in plans)
+        parts["renamed"] = sum(len(plan.renamed + plan.moved) for plan in plans)
+    checks = _plural(len(summary.checks), "memory check")
+    named = ", ".join(f"{number} {name}" for name, number in parts.items() if number)
+    return f"{checks}: {named}" if named else checks
 
 
-def _table(terminal: pytest.TerminalReporter, summary: Summary) -> None:
+def _plural(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _table(terminal: pytest.TerminalReporter, checks: Sequence[Check], *, every: bool) -> None:
     from tabulate import tabulate
 
-    checks = list(summary.checks)
-    left_out = 0
-    if len(checks) > MOST_ROWS and terminal.verbosity < 1:
-        kept = [check for check in checks if check.record.outcome not in _QUIET][:MOST_ROWS]
-        left_out, checks = len(checks) - len(kept), kept
-    if checks:
-        told = [(check, row) for check in checks for row in _rows(check)]
+    shown = list(checks)
+    if len(checks) > MOST_ROWS and not every:
+        shown = [check for check in checks if check.result.outcome is not Outcome.PASSED]
+        shown = shown[:MOST_ROWS]
+    rows = [(check, row) for check in shown for row in _rows(check)]
+    if rows:
         text = tabulate(
-            [row for _, row in told],
+            [row for _, row in rows],
             headers=_HEADERS,
             colalign=("left", "left", "right", "right", "right", "left"),
             disable_numparse=True,
@@ -101,76 +89,59 @@ def _table(terminal: pytest.TerminalReporter, summary: Summary) -> None:
         lines = text.splitlines()
         for line in lines[:2]:
             terminal.write_line(line)
-        for (check, _), line in zip(told, lines[2:], strict=True):
-            terminal.write_line(line, red=check.record.failed)
-    if left_out:
-        terminal.write_line(f"... and {left_out} more; -v shows all")
+        for (check, _), line in zip(rows, lines[2:], strict=True):
+            terminal.write_line(line, red=check.result.failed)
+    if len(shown) < len(checks):
+        terminal.write_line(f"... and {len(checks) - len(shown)} more; -v shows all")
 
 
 def _rows(check: Check) -> Iterable[tuple[str, ...]]:
-    """Return what the table says of a check: a line, and one for its run on a real GPU."""
-    record = check.record
-    name = f"{record.nodeid} · {record.key.name}" if record.key.name else record.nodeid
-    yield (
-        name,
-        _device(record),
-        _size(record.figures.get("forward_peak")),
-        _size(record.figures.get("backward_peak")),
-        _change(record),
-        _result(check),
-    )
-    found = record.measurement
-    if found is not None and found.figures:
-        yield (
-            name,
-            f"{found.gpu}, measured",
-            _size(found.figures.get("forward_peak")),
-            _size(found.figures.get("backward_peak")),
-            _estimate(found),
-            "measured",
-        )
+    """Yield the table's line of a check, and one for its run on a real GPU."""
+    result, measured = check.result, check.result.measurement
+    name = f"{check.nodeid} · {result.key.name}" if result.key.name else check.nodeid
+    peaks = ("forward_peak", "backward_peak")
+    sizes = (format_size(result.figures.get(peak)) for peak in peaks)
+    yield (name, check.device, *sizes, _change(result), _result(check))
+    if measured is not None and measured.figures:
+        sizes = (format_size(measured.figures.get(peak)) for peak in peaks)
+        yield (name, f"{measured.gpu}, measured", *sizes, _estimate(measured), "measured")
 
 
 def _estimate(found: Measurement) -> str:
     """Return by how much a trace is off where it is most."""
-    apart = [name for name in PEAKS if difference(found, name)]
-    if not apart:
+    if not found.apart:
         return ""
-    worst = max(apart, key=lambda name: abs(found.estimate[name] - found.figures[name]))
-    off = difference(found, worst)
+    worst = found.apart[0]
+    off = format_change(found.figures[worst], found.estimate[worst])
     return "as traced" if off == "0 B" else f"traced {off}"
 
 
-def _change(record: Record) -> str:
+def _change(result: CheckResult) -> str:
     """Return the change that stands for a check: the figure that failed, or that changed most."""
-    if record.changes:
-        broken = [c for c in record.changes if c.verdict in (Verdict.GREW, Verdict.NOT_RUN)]
-        change = _most(broken or record.changes)
+    verdicts = (Verdict.GREW, Verdict.NOT_RUN)
+    broken = [change for change in result.changes if change.verdict in verdicts]
+    change = main_change(broken or result.changes)
+    if change is not None:
         if change.verdict is Verdict.NOT_RUN:
-            return f"{change.figure.replace('_', ' ')} did not run"
-        text = change_text(change.before, change.now)
-        figure = change.figure.replace("_", " ").removesuffix(" peak")
-        return f"{figure} {text}" if change.before != change.now else "none"
-    if record.limits:
-        return _share(record, max(record.limits, key=lambda figure: _used(record, figure)))
+            return f"{label(change.figure)} did not run"
+        if change.before == change.now:
+            return "none"
+        step = format_change(change.before, change.now)
+        return f"{label(change.figure).removesuffix(' peak')} {step}"
+    if result.limits:
+        return _share(result, max(result.limits, key=lambda figure: _used(result, figure)))
     return ""
 
 
-def _most(changes: Sequence[Change]) -> Change:
-    by_name = {change.figure: change for change in changes}
-    name = headline({c.figure: (c.before, c.now) for c in changes})
-    return by_name.get(name, changes[0])
-
-
-def _used(record: Record, figure: str) -> float:
+def _used(result: CheckResult, figure: str) -> float:
     """Return the part of a limit that is used; a phase that did not run comes before all."""
-    limit, value = record.limits[figure], record.figures.get(figure)
+    limit, value = result.limits[figure], result.figures.get(figure)
     return float("inf") if value is None or not limit else value / limit
 
 
-def _share(record: Record, figure: str) -> str:
-    limit, value = record.limits[figure], record.figures.get(figure)
-    name = figure.removesuffix("_peak")
+def _share(result: CheckResult, figure: str) -> str:
+    limit, value = result.limits[figure], result.figures.get(figure)
+    name = label(figure).removesuffix(" peak")
     if value is None:
         return f"{name} did not run"
     percent = f"{value / limit:.0%}".replace("%", " %") if limit else "all"
@@ -178,159 +149,154 @@ def _share(record: Record, figure: str) -> str:
 
 
 def _result(check: Check) -> str:
-    record = check.record
-    if record.accepted and not check.passed:
+    if check.result.accepted and not check.passed:
         return "not written: the test did not pass"
-    if record.failed and record.outcome is Outcome.SHRANK:
+    if check.result.failed and check.result.outcome is Outcome.SHRANK:
         return "shrank (strict)"
-    return record.outcome.value
+    return check.result.outcome.value
 
 
-def _device(record: Record) -> str:
-    return record.key.where or "-"
+def _annotations(summary: Summary) -> Iterable[str]:
+    if summary.settings.on_github:
+        for check in summary.checks:
+            if check.result.failed:
+                yield annotation(check, summary.root)
 
 
-def _size(nbytes: int | None) -> str:
-    return "-" if nbytes is None else format_size(nbytes)
-
-
-def _unknown(records: Iterable[Record], *, every: bool) -> Iterable[str]:
-    """Return what profiles warned of: ``every`` warning with its tests, or one line for all."""
-    found: dict[tuple[str, ...], dict[str, None]] = {}
-    workspaces: dict[str, None] = {}
-    others: dict[str, None] = {}
-    operators: dict[str, None] = {}
-    for record in records:
-        if record.warnings:
-            found.setdefault(record.warnings, {})[record.nodeid] = None
-        if record.unknown_workspaces:
-            workspaces[record.nodeid] = None
-            operators.update(dict.fromkeys(record.unknown_workspaces))
+def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
+    """Yield what profiles warn of: ``every`` warning with its tests, or one line for all."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    unknown: dict[str, tuple[str, ...]] = {}
+    others: set[str] = set()
+    for check in checks:
+        trace = check.result.trace
+        if trace is None or not trace.warnings:
+            continue
+        found.setdefault(trace.warnings, []).append(check.nodeid)
+        if trace.unknown_workspaces:
+            unknown[check.nodeid] = (*unknown.get(check.nodeid, ()), *trace.unknown_workspaces)
         # Workspaces are one warning, whatever their number.
-        if len(record.warnings) > bool(record.unknown_workspaces):
-            others[record.nodeid] = None
+        if len(trace.warnings) > bool(trace.unknown_workspaces):
+            others.add(check.nodeid)
     if every:
         for warnings, nodeids in found.items():
-            more = f" and {len(nodeids) - 1} more" if len(nodeids) > 1 else ""
-            yield f"{next(iter(nodeids))}{more}: {'; '.join(warnings)}"
+            yield f"warning: {_first_of(nodeids)}: {'; '.join(warnings)}"
         return
     parts = []
-    if workspaces:
-        names = ", ".join([*operators][:MOST_OPERATORS])
-        names += ", …" if len(operators) > MOST_OPERATORS else ""
-        what = f"runs kernels whose workspace is not known ({names})"
-        parts.append(_tests(workspaces, f"{what}: figures are lower bounds"))
+    if unknown:
+        names = [*dict.fromkeys(name for operators in unknown.values() for name in operators)]
+        more = ", …" if len(names) > MOST_OPERATORS else ""
+        tests = _plural(len(unknown), "test")
+        operators = f"({', '.join(names[:MOST_OPERATORS])}{more})"
+        parts.append(f"{tests} with unknown workspace {operators}, figures are lower bounds")
     if others:
-        parts.append(_tests(others, "gives warnings"))
+        parts.append(f"{_plural(len(others), 'test')} with other warnings")
     if parts:
-        yield f"{'; '.join(parts)}; -v lists them"
+        yield f"warnings: {'; '.join(parts)}; -v lists them"
 
 
-def _tests(nodeids: Mapping[str, None], does: str) -> str:
-    """Return how many tests do what is said of one."""
-    verb, _, rest = does.partition(" ")
-    number = len(nodeids)
-    return f"1 test {does}" if number == 1 else f"{number} tests {verb.removesuffix('s')} {rest}"
+def _first_of(nodeids: Iterable[str]) -> str:
+    """Return the first of some tests, and how many others there are."""
+    first, *others = dict.fromkeys(nodeids)
+    return f"{first} and {len(others)} more" if others else first
 
 
 def _written(summary: Summary, *, details: bool) -> Iterable[str]:
-    dry = summary.settings.dry_run
-    for plan in summary.plans:
-        if not plan.changes_file:
-            continue
-        file = summary.file_of(plan)
-        if dry:
-            yield f"would write {file}"
-        else:
-            yield f"removed {file}" if plan.text is None else f"wrote {file}"
-        if dry or details:
-            names = (
-                ("new", plan.added),
-                ("changed", plan.changed),
-                ("obsolete, removed", plan.removed),
-            )
-            for what, keys in names:
-                yield from (f"  {what}: {key}" for key in keys)
+    """Yield the files that were written, or that a dry run would have written."""
+    details = details or summary.settings.dry_run
+    plans: list[FilePlan | CalibrationPlan] = [*summary.plans, *summary.calibrations]
+    for plan in plans:
+        if plan.changes_file:
+            yield from _plan(plan, summary, details=details)
+
+
+def _plan(plan: FilePlan | CalibrationPlan, summary: Summary, *, details: bool) -> Iterable[str]:
+    file, dry = summary.file_of(plan), summary.settings.dry_run
+    changes: dict[str, Sequence[Key | WorkspacePlace]] = {
+        "new": plan.added,
+        "changed": plan.changed,
+        "obsolete": plan.removed,
+    }
+    did = f"{'would write' if dry else 'removed' if plan.text is None else 'wrote'} {file}"
+    numbers = ", ".join(f"{len(keys)} {what}" for what, keys in changes.items() if keys)
+    yield did if isinstance(plan, FilePlan) or not numbers else f"{did}: {numbers}"
+    if details:
+        for what, keys in changes.items():
+            yield from (f"  {what}: {_name(key)}" for key in keys)
+    if isinstance(plan, FilePlan):
         yield from (f"  renamed: {old} -> {new}" for old, new in plan.renamed)
-        yield from (f"  moved: {old} -> {file}: {new}" for old, (file, new) in plan.moved)
-    yield from _calibrations(summary, details=details)
+        yield from (f"  moved: {old} -> {to}: {new}" for old, (to, new) in plan.moved)
 
 
-def _calibrations(summary: Summary, *, details: bool) -> Iterable[str]:
-    dry = summary.settings.dry_run
-    for plan in summary.calibrations:
-        if not plan.changes_file:
-            continue
-        file = summary.file_of(plan)
-        names = (("new", plan.added), ("changed", plan.changed), ("obsolete", plan.removed))
-        told = ", ".join(f"{len(found)} {what}" for what, found in names if found)
-        did = "would write" if dry else "removed" if plan.text is None else "wrote"
-        yield f"{did} {file}: {told}" if told else f"{did} {file}"
-        if dry or details:
-            for what, found in names:
-                for setup, question in found:
-                    yield f"  {what}: {setup}: {question.operator}({question.geometry})"
+def _name(key: Key | WorkspacePlace) -> str:
+    return str(key) if isinstance(key, Key) else place_name(key)
 
 
-def _improved(records: Iterable[Record]) -> Iterable[str]:
-    """Return what shrank: a line for each test, or one for all where there are many."""
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        if record.outcome is Outcome.SHRANK and not record.failed:
-            found.setdefault(record.nodeid, []).append(record)
+def _improved(checks: Iterable[Check]) -> Iterable[str]:
+    """Yield what shrank: a line for each test, or one for all where there are many."""
+    found: dict[str, list[Check]] = {}
+    for check in checks:
+        if check.result.outcome is Outcome.SHRANK and not check.result.failed:
+            found.setdefault(check.nodeid, []).append(check)
     if len(found) > MOST_IMPROVED:
         command = "pytest --torchmem-update=changed"
         yield f"improved: {len(found)} tests. To lock all of it in: {command}"
         return
     for nodeid, members in found.items():
-        devices = ", ".join(dict.fromkeys(_device(record) for record in members))
+        devices = ", ".join(dict.fromkeys(check.device for check in members))
         yield f"improved: {nodeid}, {devices}. {members[0].advice}"
 
 
-def _calibrated(records: Iterable[Record], *, every: bool) -> Iterable[str]:
-    """Return, where ``every`` detail is wanted, of which operators figures were measured."""
-    found: dict[str, dict[str, None]] = {}
-    for record in records if every else ():
-        for operator in record.calibrated_workspaces:
-            found.setdefault(operator, {})[record.nodeid] = None
+def _calibrated(checks: Iterable[Check]) -> Iterable[str]:
+    """Yield the operators whose workspace comes from a calibration."""
+    found: dict[str, list[str]] = {}
+    for check in checks:
+        if check.result.trace is not None:
+            for operator in check.result.trace.calibrated_workspaces:
+                found.setdefault(operator, []).append(check.nodeid)
     for operator, nodeids in sorted(found.items()):
-        more = f" and {len(nodeids) - 1} more" if len(nodeids) > 1 else ""
-        yield f"measured workspace: {operator}: {next(iter(nodeids))}{more}"
+        yield f"calibrated workspace: {operator}: {_first_of(nodeids)}"
 
 
-def _not_calibrated(records: Iterable[Record]) -> Iterable[str]:
-    """Return why what no formula gives was not measured on the GPU that there is."""
-    for record in records:
-        found = record.calibration
+def _not_measured(checks: Iterable[Check]) -> Iterable[str]:
+    """Yield what did not run on this machine's GPU, and why: calibrations, then measurements."""
+    for check in checks:
+        found = check.result.calibration
         if found is not None and found.not_calibrated:
-            yield f"{record.nodeid}: {found.not_calibrated}"
+            yield f"not calibrated: {check.nodeid}: {found.not_calibrated}"
         elif found is not None and found.unanswered:
             names = ", ".join(found.unanswered)
-            yield f"{record.nodeid}: {names} did not run there with the arguments of the trace"
-
-
-def _not_measured(records: Iterable[Record]) -> Iterable[str]:
-    """Return why tests were not run on the GPU that there is."""
-    for record in records:
-        if record.measurement is not None and record.measurement.not_measured:
-            yield f"{record.nodeid}: {record.measurement.not_measured}"
+            yield (
+                f"not calibrated: {check.nodeid}: on the GPU, {names} did not run with the "
+                "arguments of the trace"
+            )
+    for check in checks:
+        measured = check.result.measurement
+        if measured is not None and measured.not_measured:
+            yield f"not measured: {check.nodeid}: {measured.not_measured}"
 
 
 def _obsolete(summary: Summary) -> Iterable[str]:
     orphans = Counter(file for file, _ in summary.obsolete if file in summary.orphans)
     for file, number in orphans.items():
         entries = "1 entry" if number == 1 else f"{number} entries"
-        yield f"obsolete: {file}: its test module is gone ({entries})"
+        yield f"obsolete: {file}: its test module no longer exists ({entries})"
     for file, key in summary.obsolete:
         if file not in summary.orphans:
             yield f"obsolete: {file}: {key}"
+    yield from (f"renamed? {hint}" for hint in summary.hints)
+    if summary.obsolete and not summary.settings.update:
+        yield "  Remove obsolete entries: pytest --torchmem-update=obsolete"
 
 
-def _proposal(terminal: pytest.TerminalReporter, summary: Summary) -> None:
-    proposal = summary.settings.proposal_path
-    assert proposal is not None
-    terminal.write_line(
-        f"The snapshots as they would be after an update are in {proposal}. "
-        "To accept them, run on your machine:"
-    )
-    terminal.write_line(f"  {apply_command(summary.root, proposal)}")
+def _what_to_do(summary: Summary) -> Iterable[str]:
+    settings = summary.settings
+    if any(check.result.outcome is Outcome.MISSING for check in summary.checks):
+        where = " (on your machine: CI never writes snapshots)" if settings.in_ci else ""
+        yield f"To create missing snapshots{where}: pytest --torchmem-update=new"
+    if summary.proposal and settings.proposal_path is not None:
+        yield (
+            f"The updated snapshots are in {settings.proposal_path}. To accept them, run on your "
+            "machine:"
+        )
+        yield f"  {apply_command(summary.root, settings.proposal_path)}"

@@ -1,252 +1,180 @@
-"""The messages of checks that fail: what, where, by how much, what grew, and what to do."""
+"""The messages of checks: what, where, by how much, what grew, and what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchmem.checks.findings import (
+    AboveCap,
+    DoesNotFit,
+    EstimateOff,
+    Finding,
+    Grew,
+    MeasuredGrew,
+    Missing,
+    NothingAllocated,
+    OverBudget,
+    Shrank,
+    UnknownWorkspace,
+)
+from pytest_torchmem.checks.gpu import RealRun
+from pytest_torchmem.figures import MEASURED, RESERVED, phase_of, title
+from pytest_torchmem.reports.tables import allocation_table, comparison_table, table
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict
-from pytest_torchmem.units import format_change, format_size
+from pytest_torchmem.units import format_change, format_percent, format_size
 
 if TYPE_CHECKING:
-    from pytest_torchmem.checks.request import Overrun
-    from pytest_torchmem.checks.result import Record
-    from pytest_torchmem.fake_cuda.out_of_memory import OutOfMemoryError
+    from pytest_torchmem.checks.limits import Overrun
+    from pytest_torchmem.checks.result import CheckResult
     from pytest_torchmem.profile.timeline import Allocation
+    from pytest_torchmem.reports.summary import Check
+    from pytest_torchmem.snapshots.explain import Growth
     from pytest_torchmem.snapshots.format import Key
 
-_LARGEST = 5
+_MOST_SIZES = 5
+
+Parts = list[str]
+"""A headline, and the sections below it."""
 
 
-def together(failures: Sequence[Record]) -> str:
-    """Return one message for all devices of a check; what is said of several is said once, last."""
-    said: dict[str, list[str]] = {}
-    for record in failures:
-        where = title(record.key)
-        said.setdefault(record.message.removeprefix(f"{where}: "), []).append(where)
-    messages = [f"{', '.join(where)}: {message}".split("\n\n") for message, where in said.items()]
-    shared = [part for part in messages[0] if all(part in message for message in messages)]
-    parts = [part for message in messages for part in message if part not in shared]
-    parts += [*shared, *dict.fromkeys(record.advice for record in failures if record.advice)]
-    return "\n\n".join(parts)
+def message(result: CheckResult) -> str:
+    """Return what was found, "" for a check that found nothing to say."""
+    where = where_of(result.key)
+    found = [(_TEXTS[type(one)](one, result)) for one in result.findings if type(one) in _TEXTS]
+    return "\n\n".join(f"{where}: " + "\n\n".join(parts) for parts in found)
 
 
-def headlines(failures: Sequence[Record]) -> str:
-    """Return the first lines of the messages of all devices of a check as one line."""
-    said: dict[str, list[str]] = {}
-    for record in failures:
-        where = title(record.key)
-        first = record.message.partition("\n")[0].removeprefix(f"{where}: ")
-        said.setdefault(first, []).append(where)
-    return "; ".join(f"{', '.join(where)}: {first}" for first, where in said.items())
+def advice(result: CheckResult, command: str) -> str:
+    """Return what to do about it with ``command``, which accepts what the test does now."""
+    asked = (_ADVICE[type(one)] for one in result.findings if type(one) in _ADVICE)
+    first = next(asked, "")
+    return f"{first}: {command}" if first else ""
 
 
-def grew(record: Record, comparison: Comparison) -> str:
-    """Return the message of a check whose figures grew beyond their tolerance."""
-    worst = comparison.having(Verdict.GREW)
-    missing = comparison.having(Verdict.NOT_RUN)
-    key, sections = record.key, [comparison_table(comparison)]
-    if worst:
-        first = max(_requested(worst), key=lambda change: (change.now or 0) - (change.before or 0))
-        headline = (
-            f"{title(key)}: {figure_name(first.figure)} grew by "
-            f"{_step(first)}, beyond its tolerance of {first.rule}"
-        )
-    else:
-        names = ", ".join(figure_name(change.figure) for change in missing)
-        headline = f"{title(key)}: not checked: the snapshot has a {names}, and none was seen now"
-    for change in missing if worst else ():
-        sections.append(f"not checked: the snapshot has a {figure_name(change.figure)}, now none")
-    sections.extend(_growths(record.grew))
-    rules = {change.rule for change in worst}
-    if len(rules) > 1:
-        lines = (f"  {figure_name(change.figure)}: {change.rule}" for change in worst)
-        sections.append("Tolerances that were broken\n" + "\n".join(lines))
-    sections.extend(circumstances(comparison))
-    return in_sections(headline, sections)
-
-
-def shrank(record: Record, comparison: Comparison) -> str:
-    """Return the message of a check whose figures shrank beyond their tolerance."""
-    changes = comparison.having(Verdict.SHRANK)
-    most = min(_requested(changes), key=lambda change: (change.now or 0) - (change.before or 0))
-    headline = (
-        f"{title(record.key)}: {figure_name(most.figure)} shrank by "
-        f"{_step(most).lstrip('-')}, beyond its tolerance of {most.rule}"
-    )
-    sections = [comparison_table(comparison), *circumstances(comparison)]
-    return in_sections(headline, sections)
-
-
-def _requested(changes: Sequence[Change]) -> Sequence[Change]:
-    """Leave out the reserved peak where others changed too: it follows them, by segments."""
-    return [change for change in changes if change.figure != "reserved_peak"] or changes
-
-
-def above_cap(record: Record, changes: Sequence[Change], most: str) -> str:
-    """Return the message of growth that an update was told not to accept."""
-    rows = [
-        (figure_name(c.figure), *size_texts(c.before, c.now), change_text(c.before, c.now))
-        for c in changes
-    ]
-    headline = (
-        f"{title(record.key)}: grew by more than the {most} that --torchmem-update-max accepts"
-    )
-    return in_sections(headline, [table(rows, ("", "snapshot", "now", "change"))])
-
-
-def missing(record: Record, renamed: Key | None, moved_from: str = "") -> str:
-    """Return the message of a check that has no snapshot yet."""
-    headline = f"{title(record.key)}: there is no snapshot of this check in {record.file}"
-    sections = []
-    if renamed is not None:
-        sections.append(
-            f"That file has an entry of {renamed.test}, a test that is gone, for the same workload."
-            " If the test was renamed, an update of the whole file moves the entry and keeps what"
-            " was written into it",
-        )
-    if moved_from:
-        sections.append(
-            f"{moved_from} has the same check, and its test module is gone. If the module was"
-            " renamed, an update moves its entries and keeps what was written into them",
-        )
-    return in_sections(headline, sections)
-
-
-def unknown_bytes(record: Record) -> str:
-    """Return the message of a profile that is not sure of all its bytes (``--torchmem-strict``)."""
-    lines = "\n".join(f"  {warning}" for warning in record.warnings)
-    return in_sections(f"{title(record.key)}: the profile does not know all bytes", [lines])
-
-
-def does_not_fit(record: Record, error: OutOfMemoryError) -> str:
-    """Return the message of a trace that ran out of its GPU's memory."""
-    gpu = error.gpu
-    headline = (
-        f"{title(record.key)}: does not fit on {gpu.name}, which has {format_size(gpu.memory)}: "
-        f"{error.request}"
-    )
-    said = str(error).partition("\n")[0].partition(" If reserved but")[0]
-    return in_sections(headline, [f"torch would have said\n  {said}", _alive(error)])
-
-
-def _alive(error: OutOfMemoryError) -> str:
-    return "Largest then\n" + largest(error.live) if error.live else "Nothing was alive then"
-
-
-def nothing_there(record: Record) -> str:
-    """Return the message of a target that used no memory of the device at all."""
-    return (
-        f"{title(record.key)}: not checked: nothing was ever allocated on {record.key.device}. "
-        "Put the model and its inputs there, or name the device that is meant, such as "
-        'device="cpu", in the marker or the check'
-    )
-
-
-def over_budget(
-    record: Record,
-    over: Sequence[Overrun],
-    contents: Mapping[str, Sequence[Allocation]],
-    how: str = "",
-) -> str:
-    """Return the message of limits that were not kept, with what is largest at the peak.
-
-    ``how`` tells how the figures came about, where not by a trace.
-    """
-    lines, sections = [], []
-    for overrun in over:
-        name, limit = figure_name(overrun.limit.figure), overrun.limit
-        if overrun.value is None:
-            lines.append(f"not checked: a limit is set for the {name}, which did not run")
-            continue
-        by = format_change(limit.nbytes, overrun.value).lstrip("+")
-        written = limit.text if any(unit in limit.text for unit in "Bb") else ""
-        size = format_size(limit.nbytes)
-        limited = written or size
-        lines.append(f"{name} {format_size(overrun.value)} exceeds the budget of {limited} by {by}")
-    allocations = _at_peak(over, contents)
-    if allocations:
-        sections.append("Largest at that peak\n" + largest(allocations))
-    return in_sections(f"{title(record.key)}: {how}" + "; ".join(lines), sections)
-
-
-def explained(comparison: Comparison) -> list[Change]:
-    """Return the change whose growth is worth explaining: the largest, of a phase if it is one.
-
-    The overall peak is one of the phases' peaks, so it is left out where that phase is there.
-    """
-    found = sorted(
-        comparison.having(Verdict.GREW), key=lambda change: (change.before or 0) - (change.now or 0)
-    )
-    values = {change.now for change in found if change.figure != "peak"}
-    phases = [
-        change
-        for change in found
-        if change.figure.endswith("peak")
-        and change.figure != "reserved_peak"
-        and not (change.figure == "peak" and change.now in values)
-    ]
-    return phases[:1]
-
-
-def title(key: Key) -> str:
+def where_of(key: Key) -> str:
     """Return what was checked, in one line: the name of the check and the device."""
     return f"{key.name}, {key.where}" if key.name else key.where
 
 
-def figure_name(figure: str) -> str:
-    """Return a figure's name as people read it: "forward peak", "reserved peak"."""
-    return {"retained": "memory retained after the forward", "peak": "peak"}.get(
-        figure, figure.replace("_", " ")
+def together(failures: Sequence[Check]) -> str:
+    """Return one message for all devices of a check; what is the same for several comes once."""
+    said = _by_text(failures, lambda check: check.message)
+    messages = [f"{', '.join(where)}: {text}".split("\n\n") for text, where in said.items()]
+    shared = [part for part in messages[0] if all(part in message for message in messages)]
+    parts = [part for message in messages for part in message if part not in shared]
+    parts += [*shared, *dict.fromkeys(check.advice for check in failures if check.advice)]
+    return "\n\n".join(parts)
+
+
+def headlines(failures: Sequence[Check]) -> str:
+    """Return the first lines of the messages of all devices of a check as one line."""
+    said = _by_text(failures, lambda check: check.message.partition("\n")[0])
+    return "; ".join(f"{', '.join(where)}: {first}" for first, where in said.items())
+
+
+def _by_text(checks: Sequence[Check], text: Callable[[Check], str]) -> dict[str, list[str]]:
+    said: dict[str, list[str]] = {}
+    for check in checks:
+        where = where_of(check.result.key)
+        said.setdefault(text(check).removeprefix(f"{where}: "), []).append(where)
+    return said
+
+
+def _grew(found: Grew, result: CheckResult) -> Parts:
+    comparison = found.comparison
+    worst, missing = comparison.having(Verdict.GREW), comparison.having(Verdict.NOT_RUN)
+    if worst:
+        headline = _step(worst, "grew")
+    else:
+        headline = _never_ran(f"the snapshot has a {_names(missing)}", missing)
+    parts = [headline, comparison_table(comparison)]
+    for change in missing if worst else ():
+        parts.append(_never_ran(f"the snapshot has a {title(change.figure)}", [change]))
+    parts += _growths(found.growths)
+    rules = {change.rule for change in worst}
+    if len(rules) > 1:
+        lines = (f"  {title(change.figure)}: {change.rule}" for change in worst)
+        parts.append("Exceeded tolerances\n" + "\n".join(lines))
+    return [*parts, *_circumstances(comparison)]
+
+
+def _shrank(found: Shrank, result: CheckResult) -> Parts:
+    comparison = found.comparison
+    headline = _step(comparison.having(Verdict.SHRANK), "shrank")
+    return [headline, comparison_table(comparison), *_circumstances(comparison)]
+
+
+def _above_cap(found: AboveCap, result: CheckResult) -> Parts:
+    rows = [
+        (
+            title(change.figure),
+            format_size(change.before),
+            format_size(change.now),
+            format_change(change.before, change.now),
+        )
+        for change in found.changes
+    ]
+    headline = f"grew by more than --torchmem-update-max={found.cap} accepts"
+    return [headline, table(rows, ("", "snapshot", "now", "change"))]
+
+
+def _missing(found: Missing, result: CheckResult) -> Parts:
+    parts = [f"there is no snapshot of this check in {found.file}"]
+    if found.renamed is not None:
+        parts.append(
+            f"That file has an entry for {found.renamed.test}, which no longer exists, with the "
+            "same workload. If you renamed the test, update the whole file: this moves the entry "
+            "and keeps your notes in it"
+        )
+    if found.moved_from:
+        parts.append(
+            f"{found.moved_from} has the same check, and its test module no longer exists. If you "
+            "renamed the module, an update moves its entries and keeps your notes in them"
+        )
+    return parts
+
+
+def _unknown_workspace(found: UnknownWorkspace, result: CheckResult) -> Parts:
+    lines = "\n".join(f"  {warning}" for warning in found.warnings)
+    return ["the profile contains unknown workspace (--torchmem-strict)", lines]
+
+
+def _does_not_fit(found: DoesNotFit, result: CheckResult) -> Parts:
+    error = found.error
+    gpu = error.gpu
+    headline = f"does not fit on {gpu.name} ({format_size(gpu.memory)}): {error.request}"
+    torch_says = str(error).partition("\n")[0].partition(" If reserved but")[0]
+    alive = (
+        "Largest allocations at that point\n" + allocation_table(error.live)
+        if error.live
+        else "No memory was allocated at that point"
     )
+    return [headline, f"PyTorch's error\n  {torch_says}", alive]
 
 
-def change_text(before: int | None, now: int | None) -> str:
-    """Return a change as text, empty where a side is missing."""
-    return format_change(before, now) if before is not None and now is not None else ""
+def _nothing_allocated(found: NothingAllocated, result: CheckResult) -> Parts:
+    return [
+        f"not checked: nothing was allocated on {result.key.device}. Move the model and its inputs "
+        'there, or name the right device, such as device="cpu", in the marker or the check'
+    ]
 
 
-def comparison_table(comparison: Comparison) -> str:
-    """Return every figure of a comparison, with what is too much of it."""
-    rows = []
-    for change in comparison.changes:
-        mark = {
-            Verdict.GREW: "too much",
-            Verdict.SHRANK: "less",
-            Verdict.NOT_RUN: "did not run",
-            Verdict.NEW: "new",
-        }.get(change.verdict, "")
-        allowed = f"±{format_size(change.allowed)}" if change.rule else ""
-        step = change_text(change.before, change.now)
-        name = change.figure.replace("_", " ")
-        rows.append((name, *size_texts(change.before, change.now), step, allowed, mark))
-    return table(rows, ("", "snapshot", "now", "change", "allowed", ""))
+def _over_budget(found: OverBudget, result: CheckResult) -> Parts:
+    how = f"measured on {found.measured_on}, " if found.measured_on else ""
+    headline = how + "; ".join(map(_overrun, found.overruns))
+    allocations = _at_peak(found.overruns, found.contents)
+    largest = [f"Largest allocations at that peak\n{allocation_table(allocations)}"]
+    return [headline, *(largest if allocations else ())]
 
 
-def _growths(found: Iterable[Mapping[str, Any]]) -> Iterable[str]:
-    by_peak: dict[str, list[tuple[str, ...]]] = {}
-    for growth in found:
-        sizes = size_texts(growth["before"], growth["now"])
-        step = format_size(growth["now"] - growth["before"])
-        row = (growth["what"], growth["name"], *sizes, f"+{step}", growth["detail"], growth["line"])
-        by_peak.setdefault(growth["peak"], []).append(row)
-    for peak, rows in by_peak.items():
-        headers = ("", "", "snapshot", "now", "change", "mostly", "made at")
-        yield f"What grew at the {figure_name(peak)}\n{table(rows, headers)}"
-
-
-def circumstances(comparison: Comparison) -> Iterable[str]:
-    """Return what else is different and may be the cause: the workload, torch."""
-    if comparison.workload_changed:
-        yield (
-            "The workload is another one than in the snapshot: the shapes or dtypes of the inputs, "
-            "or the parameters' bytes, differ"
-        )
-    if comparison.torch_changed:
-        yield (
-            f"The snapshot was taken with torch {comparison.torch_before}, this is torch "
-            f"{comparison.torch_now}: the change may come from torch"
-        )
+def _overrun(overrun: Overrun) -> str:
+    limit, name = overrun.limit, title(overrun.limit.figure)
+    if overrun.value is None:
+        return _never_ran(f"there is a limit for the {name}", [limit])
+    by = format_change(limit.nbytes, overrun.value).lstrip("+")
+    limited = limit.text if "b" in limit.text.lower() else format_size(limit.nbytes)
+    return f"{name} {format_size(overrun.value)} exceeds the budget of {limited} by {by}"
 
 
 def _at_peak(
@@ -255,49 +183,124 @@ def _at_peak(
     for overrun in over:
         if overrun.value is not None and overrun.limit.figure in contents:
             return contents[overrun.limit.figure]
-    sums = {peak: sum(a.nbytes for a in found) for peak, found in contents.items()}
-    highest = max(sums, key=lambda peak: sums[peak], default=None)
-    return contents[highest] if highest is not None else ()
+    return max(contents.values(), key=lambda found: sum(a.nbytes for a in found), default=())
 
 
-def largest(allocations: Sequence[Allocation]) -> str:
-    """Return the first of ``allocations``, which are in order, and the sum of the rest."""
-    from pytest_torchmem.profile.tables import allocation_rows
-
-    rows = allocation_rows(allocations[:_LARGEST])
-    rest = allocations[_LARGEST:]
-    if rest:
-        total = format_size(sum(a.nbytes for a in rest))
-        rows.append((total, f"{len(rest)} more", "", "", ""))
-    return table(rows, ("", "kind", "what", "operator", "made at"))
-
-
-def _step(change: Change) -> str:
-    return change_text(change.before, change.now).lstrip("+")
-
-
-def size_texts(*sizes: int | None) -> list[str]:
-    """Return sizes as people read them, "-" where there is none."""
-    return ["-" if size is None else format_size(size) for size in sizes]
-
-
-def table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
-    """Return a table, indented; columns of sizes are on the right."""
-    from tabulate import tabulate
-
-    # Columns that are empty in every row say nothing.
-    used = [i for i in range(len(headers)) if any(row[i] for row in rows)]
-    sizes = ("snapshot", "now", "change", "allowed", "traced", "measured", "difference")
-    text = tabulate(
-        [[row[i] for i in used] for row in rows],
-        headers=[headers[i] for i in used],
-        colalign=["right" if headers[i] in sizes else "left" for i in used],
-        tablefmt="plain",
-        disable_numparse=True,
+def _estimate_off(found: EstimateOff, result: CheckResult) -> Parts:
+    measured = found.run.measurement
+    worst, figures, estimate = found.peaks[0], measured.figures, measured.estimate
+    off = format_percent(estimate[worst] - figures[worst], figures[worst])
+    headline = (
+        f"trace and {measured.gpu} disagree: {title(worst)} {format_size(estimate[worst])} "
+        f"traced, {format_size(figures[worst])} measured ({off}), outside "
+        f"--torchmem-measure-tolerance={found.most}"
     )
-    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
+    rows = [
+        (
+            title(name),
+            format_size(estimate.get(name)),
+            format_size(figures[name]),
+            format_change(figures[name], estimate.get(name)),
+            "too much" if name in found.peaks else "",
+        )
+        for name in MEASURED
+        if name in figures
+    ]
+    parts = [headline, table(rows, ("", "traced", "measured", "difference", ""))]
+    parts += _only_on_one_side(found.run)
+    if found.run.unknown_workspaces:
+        names = ", ".join(found.run.unknown_workspaces)
+        parts.append(f"The trace does not include the workspace of: {names}")
+    return parts
 
 
-def in_sections(headline: str, sections: Iterable[str]) -> str:
-    """Return a message: a headline, and sections below it."""
-    return "\n\n".join([headline, *sections])
+def _only_on_one_side(run: RealRun) -> Iterable[str]:
+    if run.only_measured:
+        shown, more = run.only_measured[:_MOST_SIZES], run.only_measured[_MOST_SIZES:]
+        sizes = [
+            f"  {format_size(nbytes)}" + (f", {number} times" if number > 1 else "")
+            for nbytes, number in shown
+        ]
+        rest = sum(nbytes * number for nbytes, number in more)
+        sizes += [f"  {format_size(rest)} in other sizes"] if rest else []
+        yield "Alive at the highest peak only on the GPU\n" + "\n".join(sizes)
+    if run.only_traced:
+        alive = allocation_table(run.only_traced)
+        yield f"Alive at the highest peak only in the trace\n{alive}"
+
+
+def _measured_grew(found: MeasuredGrew, result: CheckResult) -> Parts:
+    comparison = found.comparison
+    worst, missing = comparison.having(Verdict.GREW), comparison.having(Verdict.NOT_RUN)
+    if not worst:
+        snapshot = f"the snapshot has a {_names(missing)} measured on {found.gpu}"
+        return [_never_ran(snapshot, missing), comparison_table(comparison)]
+    headline = f"measured on {found.gpu}, {_step(worst, 'grew', requested=False)}"
+    return [headline, comparison_table(comparison), *_circumstances(comparison)]
+
+
+def _step(changes: Sequence[Change], verb: str, *, requested: bool = True) -> str:
+    """Return the headline for the largest of ``changes``.
+
+    The reserved peak follows the others by whole segments, so it stands for them only alone.
+    """
+    others = [change for change in changes if change.figure != RESERVED] if requested else []
+    most = max(others or changes, key=lambda c: abs((c.now or 0) - (c.before or 0)))
+    by = format_change(most.before, most.now).lstrip("+-")
+    return f"{title(most.figure)} {verb} by {by}, beyond its tolerance of {most.rule}"
+
+
+def _never_ran(what: str, figures: Iterable[Any]) -> str:
+    """Return that the phases of ``figures`` did not run although there is something to check."""
+    phases = dict.fromkeys(phase_of(one.figure) for one in figures)
+    named = " or ".join(f"{'an' if phase[:1] == 'o' else 'a'} {phase}" for phase in phases)
+    return f"not checked: {what}, but this run never reached {named}"
+
+
+def _names(changes: Iterable[Change]) -> str:
+    return ", ".join(title(change.figure) for change in changes)
+
+
+def _growths(found: Iterable[Growth]) -> Iterable[str]:
+    by_peak: dict[str, list[tuple[str, ...]]] = {}
+    for growth in found:
+        sizes = (growth.before, growth.now, growth.now - growth.before)
+        before, now, step = map(format_size, sizes)
+        row = (growth.what, growth.name, before, now, f"+{step}", growth.detail, growth.line)
+        by_peak.setdefault(growth.peak, []).append(row)
+    for peak, rows in by_peak.items():
+        headers = ("", "", "snapshot", "now", "change", "mostly", "allocated at")
+        yield f"What grew at the {title(peak)}\n{table(rows, headers)}"
+
+
+def _circumstances(comparison: Comparison) -> Iterable[str]:
+    """Return what else is different and may be the cause: the workload, torch."""
+    if comparison.workload_changed:
+        yield (
+            "The workload differs from the snapshot's: the shapes or dtypes of the inputs, or the "
+            "sizes of the parameters, have changed"
+        )
+    if comparison.torch_changed:
+        yield (
+            f"The snapshot comes from torch {comparison.torch_before} and this run uses torch "
+            f"{comparison.torch_now}, which may be the cause"
+        )
+
+
+_TEXTS: Mapping[type[Finding], Callable[[Any, CheckResult], Parts]] = {
+    AboveCap: _above_cap,
+    DoesNotFit: _does_not_fit,
+    EstimateOff: _estimate_off,
+    Grew: _grew,
+    MeasuredGrew: _measured_grew,
+    Missing: _missing,
+    NothingAllocated: _nothing_allocated,
+    OverBudget: _over_budget,
+    Shrank: _shrank,
+    UnknownWorkspace: _unknown_workspace,
+}
+_ADVICE: Mapping[type[Finding], str] = {
+    Grew: "If this is intended",
+    Missing: "To create it",
+    Shrank: "To lock it in",
+}

@@ -18,7 +18,8 @@ from pytest_torchmem.snapshots.store import (
 )
 from pytest_torchmem.targets.calibration import Calibration, Figure, Figures, Question, Setup
 
-Change = tuple[Setup, Question]
+WorkspacePlace = tuple[Setup, Question]
+"""A figure by where it was measured and what it is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class StoredCalibration:
     figures: Figures = field(default_factory=dict)
     exists: bool = False
     text: str = ""
-    contested: frozenset[Change] = frozenset()
+    contested: frozenset[WorkspacePlace] = frozenset()
     conflicted: bool = False
 
     @property
@@ -50,9 +51,9 @@ class CalibrationPlan:
     text: str | None
     """The new text; ``None`` where no figure is left."""
     figures: Figures = field(default_factory=dict)
-    added: tuple[Change, ...] = ()
-    changed: tuple[Change, ...] = ()
-    removed: tuple[Change, ...] = ()
+    added: tuple[WorkspacePlace, ...] = ()
+    changed: tuple[WorkspacePlace, ...] = ()
+    removed: tuple[WorkspacePlace, ...] = ()
     problem: str = ""
 
     @property
@@ -124,11 +125,11 @@ def plan_calibration(
     """
     figures = dict(_flat(stored.figures))
     contested = set(stored.contested)
-    added: list[Change] = []
-    replaced: list[Change] = []
-    removed: list[Change] = []
+    added: list[WorkspacePlace] = []
+    replaced: list[WorkspacePlace] = []
+    removed: list[WorkspacePlace] = []
 
-    def same_place(one: Change, other: Change) -> bool:
+    def same_place(one: WorkspacePlace, other: WorkspacePlace) -> bool:
         series = not by_series or one[0].torch == other[0].torch
         return one[1] == other[1] and one[0].gpu == other[0].gpu and series
 
@@ -187,13 +188,19 @@ def merged(parts: Iterable[Figures]) -> dict[Setup, dict[Question, Figure]]:
     return found
 
 
-def _flat(figures: Figures) -> Iterator[tuple[Change, Figure]]:
+def place_name(place: WorkspacePlace) -> str:
+    """Return what a figure is of, in one line."""
+    setup, question = place
+    return f"{setup}: {question.operator}({question.geometry})"
+
+
+def _flat(figures: Figures) -> Iterator[tuple[WorkspacePlace, Figure]]:
     for setup, found in figures.items():
         for question, figure in found.items():
             yield (setup, question), figure
 
 
-def _nested(flat: Mapping[Change, Figure]) -> dict[Setup, dict[Question, Figure]]:
+def _nested(flat: Mapping[WorkspacePlace, Figure]) -> dict[Setup, dict[Question, Figure]]:
     figures: dict[Setup, dict[Question, Figure]] = {}
     for (setup, question), figure in flat.items():
         figures.setdefault(setup, {})[question] = figure

@@ -6,13 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from pytest_torchmem.figures import FIGURES
+from pytest_torchmem.figures import FIGURES, JUDGED, PHASE_PEAKS, RESERVED, phase_of
 from pytest_torchmem.snapshots.format import Entry
 from pytest_torchmem.snapshots.tolerance import Level, Rule, Tolerance, find_rule, parse_rules
-
-JUDGED = ("forward_peak", "backward_peak", "optimizer_peak", "peak", "retained", "reserved_peak")
-"""The figures that may not grow; ``baseline`` and ``end`` are parts of the others."""
-_PHASES = ("forward_peak", "backward_peak", "optimizer_peak", "retained")
 
 
 class Verdict(str, Enum):
@@ -109,29 +105,30 @@ def beyond(comparison: Comparison, most: Tolerance) -> tuple[Change, ...]:
     )
 
 
-def headline(changes: Mapping[str, tuple[int | None, int | None]]) -> str:
-    """Return the name of the figure that stands for an entry: what changed most, else the peak.
+def main_change(changes: Sequence[Change]) -> Change | None:
+    """Return the change that stands for all: the largest of a judged figure, else the peak's.
 
     The reserved peak follows the others by whole segments, so it stands for them only alone.
     """
+    changed = [change for change in changes if change.figure in JUDGED and _size(change) > 0]
+    requested = [change for change in changed if change.figure != RESERVED]
+    peaks = [change for change in changes if change.figure == "peak"]
+    return max(requested or changed or peaks or changes[:1], key=_size, default=None)
 
-    def step(name: str) -> int:
-        before, now = changes[name]
-        return abs(now - before) if before is not None and now is not None else -1
 
-    changed = [name for name in changes if name in JUDGED and step(name) > 0]
-    requested = [name for name in changed if name != "reserved_peak"]
-    return max(requested or changed, key=step, default="peak")
+def _size(change: Change) -> int:
+    if change.before is None or change.now is None:
+        return -1
+    return abs(change.now - change.before)
 
 
 def _highest_phase(figures: Mapping[str, int]) -> str:
-    peaks = ("forward_peak", "backward_peak", "optimizer_peak")
-    return max(peaks, key=lambda name: figures.get(name, -1))
+    return max(PHASE_PEAKS, key=lambda name: figures.get(name, -1))
 
 
 def _judge(name: str, before: int | None, now: int | None, rule: Rule) -> Change:
     if now is None:
-        return Change(name, before, now, Verdict.NOT_RUN if name in _PHASES else Verdict.SHOWN)
+        return Change(name, before, now, Verdict.NOT_RUN if phase_of(name) else Verdict.SHOWN)
     if before is None:
         return Change(name, before, now, Verdict.NEW)
     if name not in JUDGED:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_torchmem.figures import PEAKS
+from pytest_torchmem.snapshots.compare import Comparison, Verdict
 from pytest_torchmem.snapshots.format import Explanation
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ _NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 class Growth:
     """A group of allocations that is larger than it was, and the line that makes most of it."""
 
+    peak: str
     what: str
     name: str
     before: int
@@ -63,8 +66,24 @@ def explain(contents: Mapping[str, Sequence[Allocation]]) -> dict[str, Explanati
     }
 
 
-def what_grew(before: Explanation | None, now: Sequence[Allocation], most: int = 3) -> list[Growth]:
-    """Return the modules and operators that grew most at one peak, or are largest now.
+def grown_peak(comparison: Comparison) -> str:
+    """Return the peak whose growth is worth explaining: the largest, of a phase if it is one.
+
+    The overall peak is one of the phases' peaks, so it is left out where that phase is there.
+    """
+    grown = sorted(
+        comparison.having(Verdict.GREW), key=lambda change: (change.before or 0) - (change.now or 0)
+    )
+    phases = {change.now for change in grown if change.figure != "peak"}
+    peaks = [change for change in grown if change.figure in PEAKS]
+    own = (c.figure for c in peaks if c.figure != "peak" or c.now not in phases)
+    return next(own, "")
+
+
+def what_grew(
+    peak: str, before: Explanation | None, now: Sequence[Allocation], most: int = 3
+) -> list[Growth]:
+    """Return the modules and operators that grew most at a ``peak``, or are largest now.
 
     Where the snapshot has no explanation of this peak everything counts as new. A group that the
     snapshot has under its rest cannot be told from a new one; it counts with the bytes it has
@@ -90,7 +109,7 @@ def what_grew(before: Explanation | None, now: Sequence[Allocation], most: int =
                 detail = _first(_totals(group, [others[index] for index in inside]))
                 placed = [a for a in group if a.origin.line]
                 line = _first(_totals(placed, [a.origin.line for a in placed]))
-                found.append(Growth(what, name, nbytes - step, nbytes, detail, line))
+                found.append(Growth(peak, what, name, nbytes - step, nbytes, detail, line))
     return found
 
 

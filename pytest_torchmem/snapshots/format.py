@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_torchmem.errors import SnapshotError, UsageError
-from pytest_torchmem.figures import FIGURES
+from pytest_torchmem.figures import FIGURES, MEASURED, PEAKS
 from pytest_torchmem.snapshots.plain import (
     block,
     kind_of,
@@ -24,14 +24,9 @@ from pytest_torchmem.snapshots.plain import (
 from pytest_torchmem.snapshots.tolerance import parse_rules
 
 SCHEMA = 1
-PEAKS = ("forward_peak", "backward_peak", "optimizer_peak", "peak")
-"""The figures that an entry explains by module and operator."""
-
 _IDENTITY = ("test", "name", "device", "gpu", "torch_series")
 _TEXTS = ("torch", "workload")
 _TABLES = ("modules", "operators")
-MEASURED = (*PEAKS, "reserved_peak")
-"""The figures that an entry holds of a real GPU."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePath
 
 DIRECTORY = "__torchmem__"
@@ -40,3 +41,8 @@ def orphans_in(directory: Path) -> list[Path]:
         for file in files
         if not (directory / f"{file.stem}.py").exists() and not (directory / file.stem).exists()
     ]
+
+
+def relative(path: Path, root: Path) -> str:
+    """Return ``path`` relative to ``root``, with ``/``."""
+    return Path(os.path.relpath(path, root)).as_posix()

@@ -8,19 +8,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.figures import DEFAULT_TOLERANCE, SELECTORS, TOLERANCES
 from pytest_torchmem.units import parse_size
 
 DEVICES = ("cpu", "cuda")
-PHASES = {
-    "forward": "forward_peak",
-    "backward": "backward_peak",
-    "optimizer": "optimizer_peak",
-    "peak": "peak",
-    "retained": "retained",
-    "reserved": "reserved_peak",
-}
-"""What people write for a phase, and the figure of a profile that it means."""
-
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%")
 _ACCEPTED = "write '2%', '64KiB', '2%+64KiB', or an int of bytes"
 
@@ -62,9 +53,6 @@ def parse_tolerance(value: object) -> Tolerance:
     return Tolerance(percent, absolute, "+".join(part.strip() for part in value.split("+")))
 
 
-DEFAULT_TOLERANCE = parse_tolerance("1%")
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A tolerance, where it was written, and what it is for; ``None`` means for all of them."""
@@ -86,10 +74,13 @@ class Rule:
 Level = Sequence[Rule]
 """The rules written in one place. Of several that fit, the one that says most holds."""
 
+_BUILT_IN_SOURCE = "the built-in default"
 BUILT_IN: Level = (
-    Rule(DEFAULT_TOLERANCE, "the built-in default"),
-    # Memory is reserved in segments, most of them of 20 MiB: a byte more can take another one.
-    Rule(parse_tolerance("1%+20MiB"), "the built-in default", figure="reserved_peak"),
+    Rule(parse_tolerance(DEFAULT_TOLERANCE), _BUILT_IN_SOURCE),
+    *(
+        Rule(parse_tolerance(tolerance), _BUILT_IN_SOURCE, figure=figure)
+        for figure, tolerance in TOLERANCES.items()
+    ),
 )
 
 
@@ -108,7 +99,7 @@ def parse_rules(value: object, source: str) -> Level:
         if rule.path is not None:
             raise UsageError(
                 f"{selector!r} in {source} is neither a device ({', '.join(DEVICES)}) "
-                f"nor a phase ({', '.join(PHASES)})"
+                f"nor a phase ({', '.join(SELECTORS)})"
             )
         rules.append(rule)
     return tuple(rules)
@@ -166,13 +157,13 @@ def _select(selector: str, tolerance: Tolerance, source: str) -> Rule:
     for word in selector.split():
         if word in DEVICES and device is None:
             device = word
-        elif word in PHASES and figure is None:
-            figure = PHASES[word]
+        elif word in SELECTORS and figure is None:
+            figure = SELECTORS[word]
         elif path is None and ("/" in word or "*" in word or word.endswith(".py")):
             path = word
         else:
             raise UsageError(
                 f"{source}: {word!r} in {selector.strip()!r} is not a device "
-                f"({', '.join(DEVICES)}), a phase ({', '.join(PHASES)}) or a path"
+                f"({', '.join(DEVICES)}), a phase ({', '.join(SELECTORS)}) or a path"
             )
     return Rule(tolerance, source, device, figure, path)

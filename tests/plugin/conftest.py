@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch._dynamo  # noqa: F401
 
-import pytest_torchmem.checks.settings
 import pytest_torchmem.measurement.calibrate
 import pytest_torchmem.plugin.fixture
+import pytest_torchmem.plugin.settings
 import pytest_torchmem.reports.files
 import pytest_torchmem.reports.junit
 import pytest_torchmem.reports.terminal  # noqa: F401

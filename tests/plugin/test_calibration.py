@@ -140,14 +140,14 @@ def test_reports_say_what_is_measured_and_what_is_unknown(project: Project, gpu:
     project.write(test_net=ONE)
     result, checks = run(project, "--torchmem-update", "--torchmem-measure=never")
     assert checks["test_it"]["unknown_workspaces"] == [FORWARD, BACKWARD]
-    result.stdout.fnmatch_lines(["unknown bytes: *(aten::convolution, *): figures are lower*"])
+    result.stdout.fnmatch_lines(["warnings: *(aten::convolution, *), figures are lower*"])
     run(project, "--torchmem-update")
     files = ("--torchmem-markdown=report.md", "--junitxml=report.xml")
     result, checks = run(project, "-v", *files)
     result.stdout.no_fnmatch_line("*unknown bytes*")
-    result.stdout.fnmatch_lines([f"measured workspace: {FORWARD}: test_net.py::test_it"])
+    result.stdout.fnmatch_lines([f"calibrated workspace: {FORWARD}: test_net.py::test_it"])
     told = (project.path / "report.md").read_text()
-    assert "Of 1 check, measured on a GPU is what these kernels take for themselves" in told
+    assert "1 check uses calibrated (GPU-measured) workspace for" in told
     assert f": `{FORWARD}`, `{BACKWARD}`." in told
     assert "lower bound" not in told
     junit = (project.path / "report.xml").read_text()
@@ -156,8 +156,8 @@ def test_reports_say_what_is_measured_and_what_is_unknown(project: Project, gpu:
     calibration_file(project).unlink()
     run(project, "--torchmem-measure=never", *files)
     told = (project.path / "report.md").read_text()
-    assert f"lower bound, without what these kernels take for themselves: `{FORWARD}`" in told
-    assert "measured on a GPU" not in told
+    assert f"lower bound, without the workspace of: `{FORWARD}`" in told
+    assert "calibrated" not in told
     assert "unknown_workspaces" in (project.path / "report.xml").read_text()
     run(project, "--torchmem-update")
     project.write(
@@ -191,14 +191,13 @@ def test_the_fixtures_own_traces_take_it(project: Project, gpu: StandIn) -> None
 # Of a worker's run only the way of its figures is of interest: the profiler is the double's, and
 # what the GPU says follows from the test.
 ANSWERS = """
-from pytest_torchmem.checks.calibrations import Calibrations
+from pytest_torchmem.checks.calibrations import CalibrationResult, Calibrations
 from pytest_torchmem.targets.calibration import Figure, Question, Setup
-from pytest_torchmem.checks.result import Calibrated
 
 def measure(self, module, target):
     size = target.trace("cuda", None).peak
     one, other = Question("aten::b", f"[{size}]"), Question("aten::a", "")
-    return Calibrated({Setup("h100", "2.13"): {one: Figure(size, 7), other: Figure(size)}})
+    return CalibrationResult({Setup("h100", "2.13"): {one: Figure(size, 7), other: Figure(size)}})
 
 Calibrations.measure = measure
 """
@@ -270,7 +269,7 @@ def test_what_did_not_run_as_in_the_trace_is_named(project: Project, gpu: StandI
     result, checks = run(project, "--torchmem-update", *NO_TOLERANCE)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
-        ["not calibrated: test_net.py::test_it: aten::cudnn_batch_norm*did not run there with*"]
+        ["not calibrated: *::test_it: on the GPU, aten::cudnn_batch_norm*did not run with*"]
     )
     assert checks["test_it"]["unknown_workspaces"] == [
         "aten::cudnn_batch_norm",

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from pytest_torchmem.cli import main
-from pytest_torchmem.snapshots.compare import headline
+from pytest_torchmem.snapshots.compare import Change, Verdict, main_change
 from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
 from pytest_torchmem.snapshots.store import write
 
@@ -92,10 +92,10 @@ def test_markdown_and_json(folders, capsys):
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        ("nowhere", "'nowhere' is neither a file, nor a directory, nor a git revision"),
+        ("nowhere", "'nowhere' is not a file, a directory or a git revision"),
         ("broken.json", "broken.json: is not JSON"),
         ("newer.json", "report of schema 99"),
-        ("part.json", "is not a whole report"),
+        ("part.json", "is not a complete report"),
     ],
 )
 def test_what_cannot_be_compared_exits_2(folders, capsys, base, message):
@@ -228,4 +228,5 @@ def test_nothing_to_compare_is_not_green(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_the_figure_that_stands_for_an_entry(changes, expected):
-    assert headline(changes) == expected
+    found = [Change(name, *sides, Verdict.WITHIN) for name, sides in changes.items()]
+    assert main_change(found).figure == expected

@@ -54,7 +54,7 @@ def test_what_does_not_fit_fails_with_who_asked(
     assert record["outcome"] == "over budget"
     assert record["headroom"] is None
     message = record["message"]
-    assert "does not fit on t4, which has 14.74 GiB: aten::addmm requested 7.81 GiB" in message
+    assert "does not fit on t4 (14.74 GiB): aten::addmm requested 7.81 GiB" in message
     assert "in the forward, in module Net.inner, at test_it.py:" in message
     assert "Tried to allocate 7.81 GiB. GPU 0 has a total capacity of 14.74 GiB" in message
     assert "input 0 float32[2097152, 1000]" in message

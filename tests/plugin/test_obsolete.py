@@ -171,7 +171,7 @@ def test_a_rename_is_offered_and_keeps_what_people_wrote(light):
     light.write(test_net="def test_new(torchmem):\n    torchmem.check(1000)\n")
     result = light.run()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*has an entry of test_old, a test that is gone*renamed*"])
+    result.stdout.fnmatch_lines(["*has an entry for test_old, which no longer exists*renamed*"])
     result = light.run("--torchmem-update")
     result.stdout.fnmatch_lines(
         ["  renamed: test_old · cpu -> test_new · cpu", "*2 memory checks: 2 new, 2 renamed"]

@@ -44,7 +44,7 @@ def test_a_deleted_module_is_told_and_removed(two):
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
-            "obsolete: __torchmem__/test_old.json: its test module is gone (3 entries)",
+            "obsolete: __torchmem__/test_old.json: its test module no longer exists (3 entries)",
             "  Remove obsolete entries: pytest --torchmem-update=obsolete",
             "1 memory check: 1 passed, 3 obsolete",
         ]
@@ -103,7 +103,7 @@ def test_a_renamed_module_takes_its_file_along(two, options):
     (two.path / "test_old.py").rename(two.path / "test_new.py")
     result = two.run()
     result.stdout.fnmatch_lines(
-        ["*__torchmem__/test_old.json has the same check, and its test module is gone. If the*"]
+        ["*__torchmem__/test_old.json has the same check, and its test module no longer exists*"]
     )
     run = two.run_apart if options else two.run
     result = run("--torchmem-update", *options)

@@ -115,7 +115,7 @@ def test_markdown_is_grouped_and_the_biggest_comes_first(grown):
     row = next(line for line in lines if "test_first` | cpu" in line)
     assert row == (
         "| `test_net.py::test_first` | cpu | backward peak | 6.68 KiB | 13.18 KiB "
-        "| +6.50 KiB (+97.3 %) | another workload |"
+        "| +6.50 KiB (+97.3 %) | different workload |"
     )
 
 
@@ -142,7 +142,7 @@ def test_github(grown, monkeypatch):
     result.stdout.fnmatch_lines(
         [
             f"::error file={name}/test_budget.py,line=4,title=memory%3A test_over::cpu: peak * "
-            "exceeds the budget of 1 KiB by*%0A%0ALargest at that peak%0A*",
+            "exceeds the budget of 1 KiB by*%0A%0ALargest allocations at that peak%0A*",
             f"::error file={name}/test_net.py,line=5,title=memory%3A test_first::cpu: backward "
             "peak grew by 6.50 KiB (+97.3 %25)*",
         ]
@@ -160,7 +160,7 @@ def test_ci_leaves_the_updated_files_and_one_command(grown, monkeypatch):
     result = grown.run()
     result.stdout.fnmatch_lines(
         [
-            f"The snapshots as they would be after an update are in {grown.path}/torchmem-*",
+            f"The updated snapshots are in {grown.path}/torchmem-*",
             f"  cp -R {grown.path}/torchmem-proposal/. {grown.path}",
         ]
     )
@@ -266,12 +266,12 @@ def _warning(light, **says):
     light.write(conftest=conftest.replace('workload="w"', f'workload="w", {given}'))
 
 
-def _unknown_bytes(result):
+def _warnings(result):
     lines = result.stdout.str().splitlines()
-    return [line for line in lines if line.startswith("unknown bytes: ")]
+    return [line for line in lines if line.startswith("warning")]
 
 
-def test_unknown_bytes_are_one_line_and_fail_when_strict(light):
+def test_unknown_workspace_is_one_line_and_fail_when_strict(light):
     light.write(
         test_net="import pytest\n@pytest.mark.parametrize('n', range(3))\n"
         "def test_it(torchmem, n):\n    torchmem.check(1000 + n)\n"
@@ -282,26 +282,24 @@ def test_unknown_bytes_are_one_line_and_fail_when_strict(light):
     for options in ((), ("-q",), ("-n", "2")):
         result = light.run(*options)
         result.assert_outcomes(passed=3)
-        assert _unknown_bytes(result) == [
-            "unknown bytes: 3 tests run kernels whose workspace is not known (a, b, …): "
-            "figures are lower bounds; -v lists them"
+        assert _warnings(result) == [
+            "warnings: 3 tests with unknown workspace (a, b, …), figures are lower bounds; "
+            "-v lists them"
         ]
-    assert _unknown_bytes(light.run("-v")) == [
-        f"unknown bytes: test_net.py::test_it[0] and 2 more: {said}"
-    ]
+    assert _warnings(light.run("-v")) == [f"warning: test_net.py::test_it[0] and 2 more: {said}"]
     result = light.run("--torchmem-strict")
     result.assert_outcomes(failed=3)
-    result.stdout.fnmatch_lines(["*cpu*: the profile does not know all bytes", f"*{said}"])
+    result.stdout.fnmatch_lines(
+        ["*cpu*: the profile contains unknown workspace (--torchmem-strict)", f"*{said}"]
+    )
 
 
 def test_other_warnings_are_counted_by_test(light):
     light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
     _warning(light, warnings=("net.py:3: sum is nan",))
     light.run("--torchmem-update")
-    assert _unknown_bytes(light.run()) == ["unknown bytes: 1 test gives warnings; -v lists them"]
-    assert _unknown_bytes(light.run("-v")) == [
-        "unknown bytes: test_net.py::test_it: net.py:3: sum is nan"
-    ]
+    assert _warnings(light.run()) == ["warnings: 1 test with other warnings; -v lists them"]
+    assert _warnings(light.run("-v")) == ["warning: test_net.py::test_it: net.py:3: sum is nan"]
 
 
 def test_long_tables_show_what_matters(light):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchmem.checks.settings import Settings, read_settings
+from pytest_torchmem.checks.defaults import DEFAULT_GPU
+from pytest_torchmem.checks.settings import Settings
+from pytest_torchmem.figures import DEFAULT_TOLERANCE
 from pytest_torchmem.plugin.header import header
-from pytest_torchmem.plugin.options import DEFAULT_GPU, DEFAULT_TOLERANCE
+from pytest_torchmem.plugin.settings import read_settings
 from pytest_torchmem.snapshots.tolerance import BUILT_IN
 from pytest_torchmem.targets import gpus as catalogue
 
@@ -135,7 +137,7 @@ def test_ci_never_updates(pytester, monkeypatch):
     pytester.makepyfile("def test_it(): pass")
     result = pytester.runpytest_inprocess("--torchmem-update")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*CI is set*never written there*"])
+    result.stderr.fnmatch_lines(["*CI is set*CI never writes*"])
     settings = _settings(pytester, "--torchmem-dry-run")
     assert settings.in_ci
     assert not settings.writes

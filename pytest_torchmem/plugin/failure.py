@@ -22,3 +22,15 @@ class MemoryCheckFailed(AssertionError, pytest.fail.Exception):  # type: ignore[
         self.pytrace = not last_line
         super().__init__(self.msg, self.pytrace)
         self.args = (self.msg,)
+
+
+def shorten(report: pytest.TestReport, error: BaseException) -> None:
+    """Let pytest's short summary and JUnit's message show only the headline of a failed check.
+
+    pytest prints all of ``reprcrash.message`` there in CI and with ``-vv``
+    (``_get_line_with_reprcrash_message`` in ``_pytest/terminal.py``), and all of the message once
+    more is pages. The section of the failure is made of ``reprtraceback``, which keeps the whole.
+    """
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if isinstance(error, MemoryCheckFailed) and crash is not None:
+        crash.message = f"{type(error).__name__}: {error.headline}"

@@ -1,0 +1,136 @@
+"""What a judge can find. A finding is data; reports make sentences of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pytest_torchmem.checks.gpu import RealRun
+from pytest_torchmem.checks.limits import Overrun
+from pytest_torchmem.snapshots.compare import Change, Comparison
+from pytest_torchmem.snapshots.explain import Growth
+from pytest_torchmem.snapshots.format import Key
+
+if TYPE_CHECKING:
+    from pytest_torchmem.fake_cuda.out_of_memory import OutOfMemoryError
+    from pytest_torchmem.profile.timeline import Allocation
+
+
+class Outcome(str, Enum):
+    """How a check on one device ended."""
+
+    PASSED = "passed"
+    SHRANK = "shrank"
+    NEW = "new"
+    UPDATED = "updated"
+    GREW = "grew"
+    MISSING = "no snapshot"
+    OVER_BUDGET = "over budget"
+    UNKNOWN_WORKSPACE = "unknown bytes"
+    ESTIMATE_OFF = "estimate off"
+    """The trace for a real GPU and the measurement on it disagree."""
+    MEASURED_GREW = "measured grew"
+    """The trace is as it was, and the measurement is larger than the snapshot's."""
+    NOT_CHECKED = "not checked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that a check found, and the outcome where this is what decides it."""
+
+    outcome: Outcome
+    fails: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grew(Finding):
+    """Figures grew beyond their tolerance, or a phase of the snapshot did not run."""
+
+    outcome: Outcome = Outcome.GREW
+    comparison: Comparison
+    growths: tuple[Growth, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shrank(Finding):
+    """Figures shrank beyond their tolerance."""
+
+    outcome: Outcome = Outcome.SHRANK
+    comparison: Comparison
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AboveCap(Finding):
+    """Figures grew by more than an update may accept."""
+
+    outcome: Outcome = Outcome.GREW
+    changes: tuple[Change, ...]
+    cap: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing(Finding):
+    """The snapshot has no entry for this check."""
+
+    outcome: Outcome = Outcome.MISSING
+    file: str
+    renamed: Key | None = None
+    """An entry of the file whose test is gone, for the same workload."""
+    moved_from: str = ""
+    """A snapshot file without a test module that has this very check."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverBudget(Finding):
+    """Limits were not kept."""
+
+    outcome: Outcome = Outcome.OVER_BUDGET
+    overruns: Sequence[Overrun]
+    contents: Mapping[str, Sequence[Allocation]]
+    """What was alive at each peak, where it is known."""
+    measured_on: str = ""
+    """The real GPU, where it is not a trace that is over budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoesNotFit(Finding):
+    """The GPU that was traced for has too little memory."""
+
+    outcome: Outcome = Outcome.OVER_BUDGET
+    error: OutOfMemoryError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NothingAllocated(Finding):
+    """The target used no memory of the device at all."""
+
+    outcome: Outcome = Outcome.NOT_CHECKED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateOff(Finding):
+    """The trace for a real GPU and the measurement on it disagree by more than ``most``."""
+
+    outcome: Outcome = Outcome.ESTIMATE_OFF
+    run: RealRun
+    peaks: Sequence[str]
+    most: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredGrew(Finding):
+    """What a real GPU measured grew beyond its tolerance."""
+
+    outcome: Outcome = Outcome.MEASURED_GREW
+    gpu: str
+    comparison: Comparison
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownWorkspace(Finding):
+    """A profile with warnings, in a strict run."""
+
+    outcome: Outcome = Outcome.UNKNOWN_WORKSPACE
+    warnings: tuple[str, ...]

@@ -1,0 +1,236 @@
+"""The checks of one attempt at one test: what pytest knows of it goes in, failures come out."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_torchmem.checks.check import DeviceCheck
+from pytest_torchmem.checks.defaults import MARKER
+from pytest_torchmem.checks.findings import Outcome
+from pytest_torchmem.checks.judge import Context
+from pytest_torchmem.checks.request import (
+    Budget,
+    CheckedTest,
+    Request,
+    Target,
+    gpu_name,
+    make_request,
+    read_budget,
+)
+from pytest_torchmem.checks.result import CheckResult
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.plugin.collection import Collection, test_id
+from pytest_torchmem.plugin.failure import MemoryCheckFailed
+from pytest_torchmem.plugin.transport import pack
+from pytest_torchmem.reports.junit import properties
+from pytest_torchmem.reports.summary import Check
+from pytest_torchmem.reports.text import advice, headlines, message, together
+from pytest_torchmem.snapshots.format import Key
+from pytest_torchmem.snapshots.location import relative
+
+if TYPE_CHECKING:
+    from pytest_torchmem.profile.profile import MemoryProfile
+    from pytest_torchmem.snapshots.compare import Comparison
+    from pytest_torchmem.snapshots.format import Entry
+
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
+
+
+class Checker:
+    """The checks of one attempt at one test."""
+
+    def __init__(self, item: pytest.Item, context: Context, collection: Collection) -> None:
+        self.item = item
+        self.context = context
+        self.checked = False
+        """Something was recorded, if only why nothing was checked."""
+        self.in_body = False
+        """A trace of the whole body is under way."""
+        self._collection = collection
+        self._unsent: list[Check] = []
+        self._names: set[str] = set()
+        self._budget: Budget | None = None
+
+    @property
+    def budget(self) -> Budget:
+        """What the test's markers say; raises ``UsageError`` where they cannot be read."""
+        if self._budget is None:
+            marks = self.item.iter_markers(MARKER)
+            self._budget = read_budget((mark.args, mark.kwargs) for mark in marks)
+        return self._budget
+
+    def check(self, target: Target, **arguments: Any) -> dict[str, MemoryProfile]:
+        """Trace ``target`` on every device, judge it, and raise once for all failures.
+
+        ``arguments`` are those of ``make_request``.
+        """
+        __tracebackhide__ = True
+        request = make_request(
+            self._checked_test(), self.context.settings, self.budget, **arguments
+        )
+        self._refuse_repeated_name(request.name)
+        if request.uses_snapshot:
+            self._refuse_ambiguous_id()
+        profiles: dict[str, MemoryProfile] = {}
+        results: list[CheckResult] = []
+        for device in request.devices:
+            result, profile = self._check_on(device, request, target)
+            results.append(result)
+            if profile is not None:
+                profiles[device] = profile
+        # A test may well leave one of the configured devices alone, but not all of them.
+        idle_may_pass = not request.devices_named and any(p.peak for p in profiles.values())
+        checks = [self._reported(result, idle_may_pass) for result in results]
+        for check in checks:
+            self._keep(check)
+        failures = [check for check in checks if check.result.failed]
+        if failures:
+            last_line = self.first_line if self.in_body else ""
+            raise MemoryCheckFailed(together(failures), last_line, headlines(failures))
+        return profiles
+
+    def take_checks(self, excinfo: pytest.ExceptionInfo[BaseException] | None) -> Any:
+        """Return what a report carries of this phase, of builtin types, and forget it."""
+        checks, self._unsent = self._unsent, []
+        if not checks:
+            return None
+        by_check = excinfo is not None and isinstance(excinfo.value, MemoryCheckFailed)
+        return pack(checks, failed_by_check=by_check)
+
+    def not_checked(self, why: str, key: Key | None = None) -> None:
+        """Record that nothing was checked, and why."""
+        result = CheckResult(key or Key(test_id(self.item)), Outcome.NOT_CHECKED)
+        self._keep(Check(self.item.nodeid, self._location(), result, why))
+
+    def default_device(self) -> str:
+        """Return the device of a trace that names none."""
+        return (self.budget.devices or self.context.settings.devices)[0]
+
+    def named_gpu(self, name: str | None = None) -> str | None:
+        """Return the GPU that is named, on which a trace has to fit; ``None`` for the default."""
+        settings = self.context.settings
+        if name or self.budget.gpu or settings.gpu_named:
+            return gpu_name(settings, self.budget, name)
+        return None
+
+    def trace_options(self, device: str, gpu: str | None) -> dict[str, Any]:
+        """Return what a trace on ``device`` is given where the test says nothing else."""
+        given: dict[str, Any] = {"device": device, "gpu": gpu}
+        if device == "cuda":
+            allocator = self.context.settings.allocator
+            calibration = self.context.calibrations.of(self.item.path)
+            given |= {"allocator": allocator} if allocator else {}
+            given |= {"calibration": calibration} if calibration is not None else {}
+        return given
+
+    @property
+    def first_line(self) -> str:
+        """Where the test begins, as a traceback would end."""
+        path, line = self._first_line()
+        return f"{path}:{line}: MemoryCheckFailed"
+
+    def _check_on(
+        self, device: str, request: Request, target: Target
+    ) -> tuple[CheckResult, MemoryProfile | None]:
+        __tracebackhide__ = True
+        check = DeviceCheck(device, request, target, self.context)
+        try:
+            return check.run()
+        except BaseException as error:
+            self.not_checked(f"not checked: {type(error).__name__} was raised", check.key)
+            raise
+
+    def _reported(self, result: CheckResult, idle_may_pass: bool) -> Check:
+        """Return a check with the text of what was found."""
+        if idle_may_pass and result.trace is not None and not result.figures["peak"]:
+            result = replace(result, failed=False)
+        text, what_to_do = message(result), advice(result, self._command())
+        return Check(self.item.nodeid, self._location(), result, text, what_to_do)
+
+    def _keep(self, check: Check) -> None:
+        self.checked = True
+        self._unsent.append(check)
+        self.item.user_properties.extend(properties(check.result))
+
+    def _checked_test(self) -> CheckedTest:
+        item = self.item
+        update = self.context.settings.update
+
+        def on_profile(name: str, profile: MemoryProfile) -> None:
+            item.ihook.pytest_torchmem_profile(item=item, name=name, profile=profile)
+
+        def on_comparison(before: Entry, now: Entry, comparison: Comparison) -> Comparison:
+            changed: Comparison | None = item.ihook.pytest_torchmem_compare(
+                item=item, before=before, now=now, comparison=comparison
+            )
+            return comparison if changed is None else changed
+
+        return CheckedTest(
+            id=test_id(item),
+            module=item.path,
+            root=item.config.rootpath,
+            # Of a test that is expected to fail the failure is what is wanted, so it fails in an
+            # update as it does without one.
+            accepts=update if update and not _expected_to_fail(item) else frozenset(),
+            is_gone=lambda test: self._collection.is_gone(item, test),
+            on_profile=on_profile,
+            on_comparison=on_comparison,
+        )
+
+    def _refuse_repeated_name(self, name: str) -> None:
+        if name in self._names:
+            again = f"with the name {name!r}" if name else "without a name"
+            raise UsageError(
+                f"{self.item.nodeid} calls torchmem.check twice {again}. Each check of a test "
+                'needs its own name, which its snapshot is stored under: check(..., name="large '
+                'batch")'
+            )
+        self._names.add(name)
+
+    def _refuse_ambiguous_id(self) -> None:
+        test = test_id(self.item)
+        if test in self._collection.ambiguous(self.item):
+            raise UsageError(
+                f"two tests of this module have the id {test}, so a snapshot cannot tell them "
+                "apart. Give their parameters ids: pytest.param(..., id=...)"
+            )
+        if _ADDRESS.search(test):
+            self.item.warn(
+                pytest.PytestWarning(
+                    f"torchmem: the id {test} contains the address of an object, which changes "
+                    "from run to run, so the next run will not find its snapshot. Give the "
+                    "parameter an id: pytest.param(..., id=...)"
+                )
+            )
+
+    def _command(self) -> str:
+        """Return the command, for where pytest was started, that accepts what the test does now."""
+        path = relative(self.item.path, self.item.config.invocation_params.dir)
+        return f"pytest --torchmem-update {shlex.quote(f'{path}::{test_id(self.item)}')}"
+
+    def _location(self) -> tuple[str, int]:
+        """Return the innermost line of the test's own file that is running, else its first."""
+        path, line = self._first_line()
+        frame, own = sys._getframe(), str(self.item.path)
+        while frame is not None and frame.f_code.co_filename != own:
+            frame = frame.f_back  # type: ignore[assignment]
+        return path, line if frame is None or self.in_body else frame.f_lineno
+
+    def _first_line(self) -> tuple[str, int]:
+        line = (self.item.location[1] or 0) + 1
+        return relative(self.item.path, self.item.config.rootpath), line
+
+
+def _expected_to_fail(item: pytest.Item) -> bool:
+    if item.get_closest_marker("xfail") is None:
+        return False
+    # pytest evaluates conditions here and nowhere public.
+    from _pytest.skipping import evaluate_xfail_marks
+
+    return evaluate_xfail_marks(item) is not None

@@ -1,0 +1,106 @@
+"""Options, ini keys and the environment, read once into ``Settings``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pytest_torchmem.checks.defaults import (
+    DEFAULT_DEVICES,
+    DEFAULT_GPU,
+    DEFAULT_MEASURE_TOLERANCE,
+    GITHUB_MODES,
+    MEASURE_MODES,
+    UPDATE_MODES,
+)
+from pytest_torchmem.checks.settings import Settings, parse_choice, parse_devices, parse_measure
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.snapshots.tolerance import parse_rule_lines, parse_rules, parse_tolerance
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """Return the settings of a run; raises ``pytest.UsageError`` for what cannot be understood."""
+    try:
+        return _read(config)
+    except UsageError as error:
+        raise pytest.UsageError(f"torchmem: {error}") from None
+
+
+def _read(config: pytest.Config) -> Settings:
+    option, ini = config.getoption, config.getini
+
+    def value(name: str, default: str = "") -> str:
+        """Return the option or, where it is not given, the ini key, or the default."""
+        given = option(f"torchmem_{name}")
+        return str(ini(f"torchmem_{name}") or default) if given is None else str(given or default)
+
+    def flag(name: str) -> bool:
+        return bool(option(f"torchmem_{name}") or ini(f"torchmem_{name}"))
+
+    def path(name: str) -> Path | None:
+        """Return a path: relative to where pytest was started, or, from the ini file, the root."""
+        given, written = option(f"torchmem_{name}"), ini(f"torchmem_{name}")
+        if given:
+            return Path(config.invocation_params.dir, given)
+        return Path(config.rootpath, written) if written else None
+
+    dry_run = bool(option("torchmem_dry_run"))
+    in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false", "no")
+    proposal = path("proposal")
+    if proposal is None and in_ci:
+        proposal = config.rootpath / "torchmem-proposal"
+    return Settings(
+        devices=parse_devices(value("devices", DEFAULT_DEVICES), "torchmem_devices"),
+        gpu=_gpu(value("gpu", DEFAULT_GPU)),
+        gpu_named=bool(value("gpu")),
+        allocator=_allocator(value("allocator")),
+        narrowed=any(option(f"torchmem_{name}") for name in ("devices", "gpu")),
+        measure=parse_measure(value("measure", MEASURE_MODES[0]), "torchmem_measure"),
+        measure_tolerance=parse_tolerance(value("measure_tolerance", DEFAULT_MEASURE_TOLERANCE)),
+        option_tolerance=parse_rules(option("torchmem_tolerance"), "--torchmem-tolerance"),
+        ini_tolerance=parse_rule_lines(ini("torchmem_tolerance") or "", "ini torchmem_tolerance"),
+        update=_update_modes(option("torchmem_update"), dry_run, in_ci),
+        update_max=parse_tolerance(value("update_max")) if value("update_max") else None,
+        dry_run=dry_run,
+        strict=flag("strict"),
+        disabled=bool(option("torchmem_disable")),
+        split_by_torch=flag("split_by_torch"),
+        in_ci=in_ci,
+        on_github=_on_github(value("github", GITHUB_MODES[0])),
+        json_path=path("json"),
+        markdown_path=path("markdown"),
+        proposal_path=proposal,
+    )
+
+
+def _update_modes(asked: list[str] | None, dry_run: bool, in_ci: bool) -> frozenset[str]:
+    asked = asked or (["all"] if dry_run else [])
+    if asked and in_ci and not dry_run:
+        raise UsageError(
+            "the environment variable CI is set, and CI never writes snapshots. Update them on "
+            "your machine and commit the files (or unset CI)"
+        )
+    return frozenset(UPDATE_MODES if "all" in asked else asked)
+
+
+def _gpu(name: str) -> str:
+    if name == DEFAULT_GPU:
+        return name
+    from pytest_torchmem.targets.gpus import find_gpu
+
+    return find_gpu(name).name
+
+
+def _allocator(options: str) -> str:
+    if options:
+        from pytest_torchmem.allocator import parse_options
+
+        parse_options(options)
+    return options
+
+
+def _on_github(when: str) -> bool:
+    when = parse_choice(when, GITHUB_MODES, "torchmem_github")
+    return when == "always" or (when == "auto" and os.environ.get("GITHUB_ACTIONS") == "true")
