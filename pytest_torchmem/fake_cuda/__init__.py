@@ -1,1 +1,1 @@
-"""A CUDA device that is not there: identity, memory and the answers of torch.cuda."""
+"""A CUDA device that is not there: its Python API, memory, decompositions and autocast."""

@@ -1,1 +1,1 @@
-"""What torch.cuda and its neighbours answer during a trace."""
+"""Functions, methods and classes of torch that know of fake cuda."""

@@ -57,10 +57,11 @@ def session(trace: TraceContext, api: Api) -> Iterator[None]:
     """Let modules of torch have the functions and classes of ``api``."""
     replacements: list[tuple[Any, dict[str, Any]]] = []
     for module, functions in api.functions:
-        present = _attributes(module)
-        names = _present(module, tuple(functions))
-        lent = {name: _function(present.get(name), module.__name__, name) for name in names}
-        replacements.append((module, lent))
+        present = {
+            name: _function(getattr(module, name), module.__name__, name)
+            for name in _present(module, tuple(functions))
+        }
+        replacements.append((module, present))
     for module, name, kind in api.classes:
         original = vars(module).get(name)
         if original is not None:
@@ -74,25 +75,10 @@ def session(trace: TraceContext, api: Api) -> Iterator[None]:
         SESSION.trace, SESSION.functions = None, {}
 
 
-class _Attributes:
-    """The attributes of an object in a module's place, as ``torch.backends.cudnn`` is."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def get(self, name: str) -> Any:
-        return getattr(self._module, name, None)
-
-
-def _attributes(module: Any) -> Mapping[str, Any] | _Attributes:
-    return vars(module) if type(module) is ModuleType else _Attributes(module)
-
-
 @cache
 def _present(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names that a module has: most do not have most of them."""
-    attributes = _attributes(module)
-    return tuple(name for name in names if attributes.get(name) is not None)
+    return tuple(name for name in names if getattr(module, name, None) is not None)
 
 
 @cache
