@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -12,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from workspaces import assert_predicted, calls_of, onednn
 
+from benchmarks.workspace_cpu import Call
 from pytest_torchmem import measure, trace
 from pytest_torchmem.operators.workspace import find_workspace
-from pytest_torchmem.targets.host import REFERENCE
+from pytest_torchmem.targets.host import REFERENCE, this_machine
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -51,26 +54,66 @@ def program(
     return lambda: CONVOLUTIONS[dims - 1](input, weight, added, stride, padding, dilation, groups)
 
 
-def grid(dims: int, dtype: torch.dtype) -> Iterator[Callable[[], Tensor]]:
-    """Every kind with every other: 2 in 13 of them, which go round all values of every choice."""
+def grid(dims: int, dtype: torch.dtype) -> Iterator[tuple[bool, Callable[[], Tensor]]]:
+    """Every kind with every other, and whether it is known to differ (docs/accuracy.md)."""
     kinds = ((16, 32, 1), (5, 32, 1), (16, 32, 2), (16, 16, 16))
     geometries = ((1, 1, 1), (1, 2, 1), (3, 1, 1), (3, 2, 1), (3, 1, 2), (3, 2, 2))
     flags = itertools.product((False, True), repeat=3)
-    choices = itertools.product(kinds, geometries, flags, (1, 2))
-    for number, (kind, geometry, (transposed, last, bias), batch) in enumerate(choices):
-        inverted = transposed and last and geometry == (3, 1, 2) and dtype == torch.bfloat16
-        # bfloat16's strided gradients to channels last take a block of a row that is estimated
-        estimated = dtype == torch.bfloat16 and geometry[1] == 2 and geometry[2] == 1
-        if number % 13 not in (0, 5) or inverted or estimated:
-            continue
-        yield program(dims, dtype, *kind, *geometry, transposed, last, bias, batch)
+    for kind, geometry, flag, batch in itertools.product(kinds, geometries, flags, (1, 2)):
+        transposed, last, bias = flag
+        # Threads share the rows of one image, in blocks that oneDNN estimates.
+        estimated = torch.get_num_threads() > 1 and batch == 1 and geometry[1:] == (2, 1)
+        # The kernel is turned round, into a buffer that is not modelled.
+        turned = dims > 1 and transposed and last and geometry == (3, 1, 2)
+        differs = dtype == torch.bfloat16 and (estimated or turned)
+        yield differs, program(dims, dtype, *kind, *geometry, transposed, last, bias, batch)
 
 
 @onednn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_every_kind_of_convolution(threads: int, dims: int, dtype: torch.dtype) -> None:
-    assert_predicted(calls_of(*grid(dims, dtype)))
+def test_every_kind_of_convolution(
+    threads: int, dims: int, dtype: torch.dtype, chance: random.Random
+) -> None:
+    """2 in 13 of them, which go round all values of every choice."""
+    parts = chance.sample(range(13), 2)
+    assert_predicted(
+        calls_of(
+            *(
+                run
+                for number, (differs, run) in enumerate(grid(dims, dtype))
+                if number % 13 in parts and not differs
+            )
+        )
+    )
+
+
+@cache
+def known(dims: int, threads: int) -> list[Call]:
+    return calls_of(*(run for differs, run in grid(dims, torch.bfloat16) if differs))
+
+
+@onednn
+@pytest.mark.xfail(
+    strict=True, reason="differ by up to 8,704 bytes: blocks estimated or kernels turned by oneDNN"
+)
+@pytest.mark.parametrize(
+    ("threads", "dims"), [(1, 2), (1, 3), (2, 1), (2, 2), (2, 3)], indirect=["threads"]
+)
+def test_convolutions_known_to_differ(threads: int, dims: int) -> None:
+    assert_predicted(known(dims, threads))
+
+
+@onednn
+@pytest.mark.parametrize(
+    ("threads", "dims", "most"),
+    [(1, 2, 6400), (1, 3, 5632), (2, 1, 2816), (2, 2, 8704), (2, 3, 7168)],
+    indirect=["threads"],
+)
+def test_by_how_much_convolutions_differ(threads: int, dims: int, most: int) -> None:
+    host = this_machine()
+    found = [abs(call.measured - call.predicted(host)) for call in known(dims, threads)]
+    assert max(found) == most
 
 
 @onednn
