@@ -1,0 +1,206 @@
+"""What a newer torch does otherwise than the one that pytest-torchmem was written against.
+
+python -m benchmarks.torch_drift             compare the installed torch with torch_drift.json
+python -m benchmarks.torch_drift --write     describe the installed torch there
+
+Prints private names that are gone or take other arguments, operators that the package names and
+torch has no more or with other arguments, and operators that are composite, structured, a view, or
+have a kernel for meta or a decomposition in Python where they had none, or the other way round.
+Exits with 1 where anything is. Meant for torch's nightly builds, in an environment of their own:
+
+pip install --pre torch --index-url https://download.pytorch.org/whl/nightly/cpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch._decomp import decomposition_table
+
+import pytest_torchmem
+from pytest_torchmem.errors import UnsupportedTorchError
+from pytest_torchmem.torch_private import names
+from pytest_torchmem.torch_private.operators import (
+    OpOverload,
+    all_operators,
+    find_operator,
+    has_kernel,
+    has_kernels,
+    is_view,
+    schema,
+)
+
+DESCRIPTION = Path(__file__).with_suffix(".json")
+PACKAGE = Path(pytest_torchmem.__file__).parent
+Description: TypeAlias = dict[str, dict[str, str]]
+
+_KERNELS = {
+    "CPU": "cpu",
+    "Meta": "meta",
+    "CompositeImplicitAutograd": "implicit",
+    "CompositeExplicitAutograd": "explicit",
+    "CompositeExplicitAutogradNonFunctional": "structured",
+    "NestedTensorCPU": "nested",
+    "SparseCsrCPU": "compressed",
+}
+"""Dispatch keys, and what an operator with a kernel for one is called."""
+_NAMED = re.compile(r"aten::\w+(\.\w*)?")
+
+
+def describe() -> Description:
+    """Describe the installed torch: private names; arguments and kernels of ATen's operators."""
+    operators = {
+        name: operator
+        for name in sorted(all_operators())
+        if name.startswith("aten::")
+        and (operator := find_operator(name.removeprefix("aten::"))) is not None
+        and has_kernels(operator)
+        and not any(argument.is_out for argument in schema(operator).arguments)
+    }
+    return {
+        "private names": {path: _shape(names.find(path)) for path in private_names()},
+        "operators": {
+            name: f"{_arguments(operator)} | {_kernels(operator)}"
+            for name, operator in operators.items()
+        },
+    }
+
+
+def private_names() -> list[str]:
+    """Return the private names that the package declares and torch has."""
+    import_package()
+    missing = missing_names()
+    return sorted(
+        path for path in names.DECLARED if path.startswith("torch.") and path not in missing
+    )
+
+
+def missing_names() -> list[str]:
+    """Return the private names that torch does not have, those of rare modules included."""
+    later = [path for path, found in names.DECLARED.items() if found is None]
+    absent = [path for path in later if isinstance(names.find(path), names.Missing)]
+    return sorted([*names.missing_names(), *absent])
+
+
+def import_package() -> list[str]:
+    """Import every module of the package; return what could not be imported, and why."""
+    failed = []
+    for module in pkgutil.walk_packages([str(PACKAGE)], f"{PACKAGE.name}."):
+        try:
+            importlib.import_module(module.name)
+        except Exception as error:
+            failed.append(f"{module.name} cannot be imported: {type(error).__name__}: {error}")
+    return failed
+
+
+def _shape(found: Any) -> str:
+    """Return the parameters of a function, or the type of anything else."""
+    if not callable(found):
+        return type(found).__name__
+    try:
+        return " ".join(inspect.signature(found).parameters)
+    except (TypeError, ValueError):  # of C++: pybind11 writes the signature into the docstring
+        first = (found.__doc__ or "").strip().partition("\n")[0]
+        written = re.findall(r"[(,] ?(\w+):", first)
+        return " ".join(written) if "->" in first else type(found).__name__
+
+
+def _arguments(operator: OpOverload) -> str:
+    return " ".join(argument.name for argument in schema(operator).arguments)
+
+
+def _kernels(operator: OpOverload) -> str:
+    found = [word for key, word in _KERNELS.items() if has_kernel(operator.name(), key)]
+    found += ["view"] if is_view(operator) else []
+    found += ["decomposition"] if operator in decomposition_table else []
+    return " ".join(found)
+
+
+def named_operators() -> set[str]:
+    """Return the operators of ATen that the package names, with an overload or without."""
+    from pytest_torchmem.operators.registry import records
+
+    import_package()
+    found = {name for name in records() if _NAMED.fullmatch(name)}
+    for path in PACKAGE.rglob("*.py"):
+        found |= set(_named_in(ast.parse(path.read_text(encoding="utf-8"))))
+    return found
+
+
+def _named_in(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and _NAMED.fullmatch(str(node.value)):
+            yield str(node.value)
+        elif isinstance(node, ast.Attribute):
+            found = re.fullmatch(r"(?:torch\.ops\.|_?)aten\.(\w+)\.(\w+)", ast.unparse(node))
+            if found is not None:
+                yield f"aten::{found[1]}.{found[2]}".removesuffix(".default")
+
+
+def drift(before: Mapping[str, Mapping[str, str]], named: set[str]) -> list[str]:
+    """Return what is otherwise than described, a line each; ``named`` are the package's."""
+    found = [*import_package(), *[f"gone: {path}" for path in missing_names()], *_untraceable()]
+    now = describe()
+    for path, shape in before["private names"].items():
+        found += _changed(f"{path} takes", shape, now["private names"].get(path, shape))
+    bases = {name.partition(".")[0] for name in named}
+    for name, described in before["operators"].items():
+        is_named = name.partition(".")[0] in bases
+        if name not in now["operators"]:
+            found += [f"gone: {name}"] if is_named else []
+            continue
+        arguments, _, kernels = described.partition(" | ")
+        arguments_now, _, kernels_now = now["operators"][name].partition(" | ")
+        found += _changed(f"{name} takes", arguments, arguments_now) if is_named else []
+        found += _changed(f"{name} has", kernels, kernels_now)
+    new = sorted(set(now["operators"]) - set(before["operators"]))
+    return found + [f"new: {name} ({now['operators'][name]})" for name in new]
+
+
+def _changed(what: str, before: str, now: str) -> list[str]:
+    return [] if before == now else [f"{what}: {now or 'nothing'}, before: {before or 'nothing'}"]
+
+
+def _untraceable() -> list[str]:
+    """Return why a trace is refused, where it is: the self-test, or an attribute to replace."""
+    refused = []
+    for device in ("cpu", "cuda"):
+        try:
+            pytest_torchmem.trace(nn.Linear(2, 2), torch.ones(1, 2), device=device)
+        except UnsupportedTorchError as error:
+            refused.append(str(error))
+    return list(dict.fromkeys(refused))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what has drifted; return 1 where something has."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help="describe the installed torch")
+    parser.add_argument("--description", type=Path, default=DESCRIPTION, help="the file")
+    options = parser.parse_args(arguments)
+    if options.write:
+        described = {"torch": torch.__version__.partition("+")[0], **describe()}
+        options.description.write_text(json.dumps(described, indent=0) + "\n", encoding="utf-8")
+        return 0
+    before = json.loads(options.description.read_text(encoding="utf-8"))
+    found = drift(before, named_operators())
+    for line in found:
+        print(line)
+    print(f"torch {torch.__version__} against {before['torch']}: {len(found)} differences")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
