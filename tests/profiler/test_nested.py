@@ -58,20 +58,10 @@ def padding(steps: int, *lengths: int) -> Tensor:
     return torch.arange(steps) >= torch.tensor(lengths)[:, None]
 
 
-def figures(profile: torchmem.MemoryProfile) -> tuple[int | None, ...]:
-    return (
-        profile.baseline,
-        profile.forward_peak,
-        profile.backward_peak,
-        profile.retained,
-        profile.end,
-    )
-
-
 def assert_as_measured(model: nn.Module, *args: Any, backward: bool = False) -> None:
     measured = torchmem.measure(model, *args, backward=backward)
     traced = torchmem.trace(model, *args, backward=backward, host="here")
-    assert figures(traced) == figures(measured)
+    assert traced.figures() == measured.figures()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -18,6 +18,7 @@ def calls_of(*programs: Program) -> list[Call]:
     recorder = Recorder()
     recorder.run(programs)
     assert not recorder.failed
+    assert recorder.calls
     return recorder.calls
 
 
