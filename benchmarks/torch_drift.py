@@ -70,7 +70,7 @@ def describe() -> Description:
         and not any(argument.is_out for argument in schema(operator).arguments)
     }
     return {
-        "private names": {path: _shape(names.find(path)) for path in private_names()},
+        "private names": {path: _shape(path) for path in private_names()},
         "operators": {
             name: f"{_arguments(operator)} | {_kernels(operator)}"
             for name, operator in operators.items()
@@ -105,8 +105,9 @@ def import_package() -> list[str]:
     return failed
 
 
-def _shape(found: Any) -> str:
+def _shape(path: str) -> str:
     """Return the parameters of a function, or the type of anything else."""
+    found: Any = names.DECLARED[path] or names.find(path)
     if not callable(found):
         return type(found).__name__
     try:

@@ -48,9 +48,14 @@ def private_attribute(path: str) -> Any:
 
 
 def private_name(path: str) -> str:
-    """Return the last name of a path, for what looks the attribute up itself."""
-    private(path)
-    return path.rpartition(".")[2]
+    """Return the last name of a path, for what looks the attribute up itself.
+
+    It may be an attribute that instances of a class in Python have, and their methods name.
+    """
+    owner, _, name = path.rpartition(".")
+    if isinstance(private(path), Missing) and _methods_name(find(owner), name):
+        DECLARED[path] = name
+    return name
 
 
 def private_if_imported(path: str) -> Callable[[], Any]:
@@ -102,8 +107,6 @@ def find(path: str) -> Any:
         try:
             if isinstance(found, ModuleType) and not hasattr(found, part):
                 found = import_module(prefix)
-            elif isinstance(found, type) and not hasattr(found, part):
-                return part if _methods_name(found, part) else Missing(path)
             else:
                 found = getattr(found, part)
         except (AttributeError, ImportError):
@@ -111,7 +114,7 @@ def find(path: str) -> Any:
     return found
 
 
-def _methods_name(kind: type, attribute: str) -> bool:
-    """Return whether methods of a class in Python name an attribute, which its instances have."""
-    codes = (getattr(method, "__code__", None) for method in vars(kind).values())
+def _methods_name(kind: Any, attribute: str) -> bool:
+    functions = vars(kind).values() if isinstance(kind, type) else ()
+    codes = (getattr(function, "__code__", None) for function in functions)
     return any(attribute in code.co_names for code in codes if code is not None)
