@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-def divide_up(amount: int, parts: int) -> int:
+def ceil_div(amount: int, parts: int) -> int:
     """Return ``amount`` divided by ``parts``, rounded up."""
     return -(-amount // parts)
 
 
 def round_up(amount: int, multiple: int) -> int:
     """Return ``amount`` in whole multiples."""
-    return divide_up(amount, multiple) * multiple
+    return ceil_div(amount, multiple) * multiple

@@ -40,7 +40,9 @@ class Confidence(str, Enum):
     BOUNDED = "bounded"
     """At most these."""
     UNKNOWN = "unknown"
-    """At least these: the kernel takes more, and how much is not known."""
+    """At least these: the kernel takes more, and how much is not known. On a CPU that oneDNN's
+    workspaces were not checked on, an estimate.
+    """
 
 
 @dataclass(frozen=True, slots=True)

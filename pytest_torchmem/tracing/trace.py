@@ -191,7 +191,7 @@ def _profile(
         warnings=(
             *interceptor.values.warnings,
             *_compiled(interceptor.attribution),
-            *_unknown(device.unknown_workspaces),
+            *_unknown(device.unknown_workspaces, machine),
         ),
         unknown_workspaces=tuple(sorted(device.unknown_workspaces)),
         calibrated_workspaces=tuple(sorted(device.calibrated_workspaces)),
@@ -210,10 +210,13 @@ def _compiled(attribution: Attribution) -> tuple[str, ...]:
     )
 
 
-def _unknown(operators: set[str]) -> tuple[str, ...]:
+def _unknown(operators: set[str], machine: Machine) -> tuple[str, ...]:
     if not operators:
         return ()
-    return (f"the workspace of {', '.join(sorted(operators))} is not known and not counted",)
+    subject = f"the workspace of {', '.join(sorted(operators))} is"
+    if machine.gpu is None:
+        return (f"{subject} an estimate: {machine.host.unchecked}",)
+    return (f"{subject} not known and not counted",)
 
 
 @cache

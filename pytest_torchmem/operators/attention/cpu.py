@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import accumulation_type, contiguous_copy
-from pytest_torchmem.operators.libraries.onednn.matmul import Product
+from pytest_torchmem.operators.libraries.onednn.brgemm_matmul import Product
+from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
 from pytest_torchmem.operators.matmul.cpu import SCALE, SMALLEST, uses_onednn
-from pytest_torchmem.operators.workspace import workspace
+from pytest_torchmem.operators.workspace import Workspace, workspace
 from pytest_torchmem.targets.host import Host
 
 _KEYS = 512
@@ -72,7 +73,7 @@ def flash_attention_backward(
     *,
     attn_mask: Tensor | None = None,
     scale: float | None = None,
-) -> int:
+) -> int | Workspace:
     """Per thread: blocks of scores and of their gradient; once: the sums of one block's rows.
 
     The gradient is copied unless it lies with the heads inside, as the output does.
@@ -85,10 +86,11 @@ def flash_attention_backward(
     if _is_reduced(query):
         blocks += 2 * rows * columns * query.element_size()
     copied = contiguous_copy(grad_out.transpose(1, 2))
-    products = 0
-    if uses_onednn(machine, query.dtype):
-        products = max(_products(machine, query, key))
-    return copied + machine.threads * blocks + rows * accumulated + products
+    taken = copied + machine.threads * blocks + rows * accumulated
+    if not uses_onednn(machine, query.dtype):
+        return taken
+    products = max(_products(machine, query, key))
+    return by_onednn(machine, query.dtype, taken + products)
 
 
 def _products(machine: Host, query: Tensor, key: Tensor) -> list[int]:
@@ -98,7 +100,7 @@ def _products(machine: Host, query: Tensor, key: Tensor) -> list[int]:
     A gradient of the value is of one that lies with the heads inside, so never without gaps.
     """
     rows, columns = _split(query, key)
-    threads, width, keys = machine.threads, query.shape[-1], key.shape[-2]
+    width, keys = query.shape[-1], key.shape[-2]
     dense = bool(key.stride(-2) == width)
     sizes = {rows, query.shape[-2] % rows or rows}
     lengths = {columns, keys % columns or columns}
@@ -106,7 +108,7 @@ def _products(machine: Host, query: Tensor, key: Tensor) -> list[int]:
     for queries, length in product(sizes, lengths):
         if queries * length * width <= SMALLEST:
             continue
-        of_query = Product(threads, 1, queries, length, width, False, False, dense, True)
-        of_key = Product(threads, 1, length, queries, width, True, True, False, True)
+        of_query = Product(machine, 1, queries, length, width, False, False, dense, True)
+        of_key = Product(machine, 1, length, queries, width, True, True, False, True)
         found += [SCALE + of_query.scratchpad(), SCALE + of_key.scratchpad()]
     return found

@@ -20,7 +20,7 @@ from pytest_torchmem.operators.geometry import (
     contiguous_copy,
     dense_bytes,
 )
-from pytest_torchmem.operators.rounding import divide_up, round_up
+from pytest_torchmem.operators.rounding import ceil_div, round_up
 from pytest_torchmem.operators.workspace import Workspace, bounded, unknown, workspace
 from pytest_torchmem.targets.gpus import Gpu
 
@@ -49,15 +49,15 @@ def flash_splits(
     if splits >= 1:
         return splits
     block = 256 if size <= 64 else 128 if size <= 128 else 64
-    key_blocks = divide_up(keys, block)
-    work, slots = batch * heads * divide_up(queries, 64), 2 * gpu.multiprocessors
+    key_blocks = ceil_div(keys, block)
+    work, slots = batch * heads * ceil_div(queries, 64), 2 * gpu.multiprocessors
     if work >= 0.8 * slots:
         return 1
     most = min(128, slots, key_blocks)
     efficiency = {
         number: work * number / slots / math.ceil(work * number / slots)
         for number in range(1, most + 1)
-        if number == 1 or divide_up(key_blocks, number) != divide_up(key_blocks, number - 1)
+        if number == 1 or ceil_div(key_blocks, number) != ceil_div(key_blocks, number - 1)
     }
     best = max(efficiency.values(), default=0.0)
     return next((number for number, found in efficiency.items() if found >= 0.85 * best), 1)
@@ -89,7 +89,7 @@ def _flash_backward(
     """
     heads, size = query.shape[-2:]
     rows = padded * heads
-    splits = divide_up(gpu.multiprocessors, batch * heads) if _deterministic() else 1
+    splits = ceil_div(gpu.multiprocessors, batch * heads) if _deterministic() else 1
     repeated = 0
     if heads != key.shape[-2]:
         repeated = math.prod(key.shape[:-2]) * heads * size * query.element_size()
@@ -232,7 +232,7 @@ def _tile_bytes(
 ) -> int:
     """``Params::workspace_size``: gradients of query, key and value added up in float."""
     batch, heads, queries, keys = shape
-    splits = divide_up(keys, tile.keys)
+    splits = ceil_div(keys, tile.keys)
     if batch * heads >= 256 and keys <= 2 * tile.keys:
         splits = 1
     keys_in_memory = half and tile.largest > tile.queries
@@ -245,7 +245,7 @@ def _tile_bytes(
         floats = (
             splits * tile.keys * (round_up(size, tile.queries) + round_up(value_size, tile.queries))
         )
-    blocks = divide_up(queries, tile.queries) * divide_up(size, tile.keys)
+    blocks = ceil_div(queries, tile.queries) * ceil_div(size, tile.keys)
     floats += blocks * (4 + tile.queries * tile.keys)
     return batch * heads * round_up(floats, 4) * _FLOAT
 

@@ -23,10 +23,11 @@ from pytest_torchmem.operators.geometry import (
     dense_bytes,
     suggested_format,
 )
-from pytest_torchmem.operators.libraries.onednn import choice
+from pytest_torchmem.operators.libraries.onednn import convolution_list
+from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
 from pytest_torchmem.operators.libraries.onednn.problem import Primitive, Problem, Sizes
 from pytest_torchmem.operators.signatures import ConvolutionSettings
-from pytest_torchmem.operators.workspace import workspace
+from pytest_torchmem.operators.workspace import Workspace, workspace
 from pytest_torchmem.targets.host import Host
 
 
@@ -99,7 +100,7 @@ class Convolution:
         if self.transposed:
             input, output, channels, filters = output, input, filters, channels
         return Problem(
-            threads=self.machine.threads,
+            host=self.machine,
             dtype=self.input.dtype,
             dims=self.dims,
             batch=self.input.shape[0],
@@ -163,7 +164,7 @@ def convolution(
     weight: Tensor,
     bias: Tensor | None,
     *arguments: Any,
-) -> int:
+) -> int | Workspace:
     """Operands in the kernel's layouts, its scratchpad and its result, then the output beside
     that.
     """
@@ -177,13 +178,14 @@ def convolution(
         return line + native(call, result)
     problem = call.problem(result)
     if call.transposed:
-        primitive = choice.transposed_forward(problem)
+        primitive = convolution_list.transposed_forward(problem)
         requests = _as_transposed(problem, primitive)
     else:
-        primitive = choice.forward(problem)
+        primitive = convolution_list.forward(problem)
         requests = _as_forward(problem, primitive)
     copies = _format_copies(call, call.input, call.weight)
-    return line + beyond(dense_bytes(outputs), [copies, *requests])
+    taken = line + beyond(dense_bytes(outputs), [copies, *requests])
+    return by_onednn(machine, input.dtype, taken)
 
 
 @workspace("aten::convolution_backward", device="cpu")
@@ -195,7 +197,7 @@ def convolution_backward(
     weight: Tensor,
     bias_sizes: Sequence[int] | None,
     *arguments: Any,
-) -> int:
+) -> int | Workspace:
     """The input's gradient, then the weight's and the bias's, each from its own copies."""
     settings, output_mask = ConvolutionSettings(*arguments[:6]), arguments[6]
     if input.numel() == 0 or grad_output.numel() == 0:
@@ -210,14 +212,18 @@ def convolution_backward(
     requests = [_format_copies(call, gradient, call.input, call.weight)]
     if output_mask[0]:
         if call.transposed:
-            requests += _as_forward(problem, choice.transposed_backward_data(problem))
+            requests += _as_forward(problem, convolution_list.transposed_backward_data(problem))
         else:
-            requests += _as_transposed(problem, choice.backward_data(problem))
+            requests += _as_transposed(problem, convolution_list.backward_data(problem))
     if output_mask[1] or output_mask[2]:
-        chosen = choice.transposed_backward_weights if call.transposed else choice.backward_weights
+        chosen = (
+            convolution_list.transposed_backward_weights
+            if call.transposed
+            else convolution_list.backward_weights
+        )
         filters = problem.channels if call.transposed else problem.filters
         requests += _of_weight(problem, chosen(problem), filters if output_mask[2] else 0)
-    return line + beyond(returned, requests)
+    return by_onednn(machine, input.dtype, line + beyond(returned, requests))
 
 
 def _contiguous_line(input: Tensor) -> tuple[Tensor, int]:

@@ -15,7 +15,7 @@ from pytest_torchmem.operators.geometry import (
     dense_bytes,
 )
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.rounding import divide_up, round_up
+from pytest_torchmem.operators.rounding import ceil_div, round_up
 from pytest_torchmem.operators.workspace import Workspace, bounded, workspace
 from pytest_torchmem.targets.gpus import Gpu
 
@@ -87,7 +87,7 @@ def _may_add_atomically(gpu: Gpu, number: int, weights: int, width: int) -> bool
     """
     segments = min(number, weights)
     warped = round_up(width, 32)
-    grid = divide_up(segments * warped, min(warped, _BLOCK))
+    grid = ceil_div(segments * warped, min(warped, _BLOCK))
     parts = number // _ROWS_PER_THREAD + segments
     return grid < gpu.multiprocessors * _ATOMIC_BLOCKS and parts > 4 * grid
 

@@ -8,7 +8,7 @@ for 4,096 and 8,192 pairs of 8 and 8 bytes sorted by 14 bits: the same, in tiles
 
 from __future__ import annotations
 
-from pytest_torchmem.operators.rounding import divide_up, round_up
+from pytest_torchmem.operators.rounding import ceil_div, round_up
 from pytest_torchmem.targets.gpus import Gpu
 
 _TILE = 1792
@@ -47,8 +47,8 @@ def radix_sort_pairs(
         resident = gpu.multiprocessors * (gpu.threads_per_multiprocessor // threads)
         spine = resident * _SUBSCRIPTION * digits + _SCAN_TILE
         return temporaries(spine * _OFFSET, *buffers)
-    passes = divide_up(bits or 8 * key_size, 8) * divide_up(number, _PORTION)
-    tiles = divide_up(number, _TILE)
+    passes = ceil_div(bits or 8 * key_size, 8) * ceil_div(number, _PORTION)
+    tiles = ceil_div(number, _TILE)
     return temporaries(passes * _DIGITS * _OFFSET, tiles * _DIGITS * 4, *buffers, passes * 4)
 
 
@@ -62,7 +62,7 @@ def segmented_sort_pairs(number: int, key_size: int, value_size: int) -> int:
 
 def scan(number: int) -> int:
     """Return at most what a prefix sum takes: the state of every tile; dispatch_scan.cuh."""
-    return temporaries((divide_up(number, 512) + 32) * _STATE) if number else 0
+    return temporaries((ceil_div(number, 512) + 32) * _STATE) if number else 0
 
 
 def select(number: int) -> int:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.libraries.onednn.matmul import Product
-from pytest_torchmem.operators.workspace import workspace
+from pytest_torchmem.operators.libraries.onednn.brgemm_matmul import Product
+from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
+from pytest_torchmem.operators.workspace import Workspace, workspace
 from pytest_torchmem.targets.host import Host
 
 SMALLEST = 16 * 16 * 16
@@ -56,7 +57,8 @@ def uses_onednn(machine: Host, dtype: torch.dtype) -> bool:
     """Return whether products of that type may be oneDNN's; native/mkldnn/Matmul.cpp,
     use_mkldnn_bf16_matmul.
     """
-    return dtype == torch.bfloat16 and machine.onednn and machine.capability == "AVX512"
+    vectors = machine.capability == "AVX512"
+    return dtype == torch.bfloat16 and bool(machine.onednn) and vectors
 
 
 def _uses_onednn(machine: Host, dtype: torch.dtype, size: int) -> bool:
@@ -81,7 +83,7 @@ def _product(machine: Host, batch: int, first: Tensor, second: Tensor) -> Produc
     columns = second.shape[-1]
     across = 1 if rows == depth == 1 else first.stride(-1)
     return Product(
-        threads=machine.threads,
+        host=machine,
         batch=batch,
         rows=rows,
         depth=depth,
@@ -95,7 +97,7 @@ def _product(machine: Host, batch: int, first: Tensor, second: Tensor) -> Produc
 
 def _matrix_product(
     machine: Host, result: Tensor, first: Tensor, second: Tensor, alpha: float = 1
-) -> int:
+) -> int | Workspace:
     """native/LinearAlgebra.cpp, addmm_impl_cpu_, whose gemm may be oneDNN's
     (native/CPUBlas.cpp, ``mkldnn_bf16_gemm``); a single column is a row of the product turned.
     """
@@ -111,7 +113,8 @@ def _matrix_product(
     if _copied(first):
         first = _dense(first, copied=True)
     scale = 0 if alpha == 1 else SCALE
-    return copies + scale + _product(machine, 1, first, second).scratchpad()
+    product = _product(machine, 1, first, second)
+    return by_onednn(machine, first.dtype, copies + scale + product.scratchpad())
 
 
 _NUMBER = 8
@@ -119,7 +122,7 @@ _NUMBER = 8
 
 
 @workspace("aten::mm", device="cpu")
-def mm(machine: Host, outputs: Tensor, first: Tensor, second: Tensor) -> int:
+def mm(machine: Host, outputs: Tensor, first: Tensor, second: Tensor) -> int | Workspace:
     """Copies of operands that BLAS cannot read; native/LinearAlgebra.cpp, mm_out_cpu."""
     return _matrix_product(machine, outputs, first, second)
 
@@ -134,7 +137,7 @@ def addmm(
     *,
     beta: float = 1,
     alpha: float = 1,
-) -> int:
+) -> int | Workspace:
     """As mm: the bias is copied into the result first; native/LinearAlgebra.cpp, addmm_out_cpu.
 
     Where there is nothing to multiply the bias is multiplied by a tensor of ``beta``.
@@ -151,7 +154,9 @@ def _rows_dense(batch: Tensor) -> bool:
     return bool((across == 1 and down >= columns) or (down == 1 and across >= rows))
 
 
-def _batched_product(machine: Host, outputs: Tensor, first: Tensor, second: Tensor) -> int:
+def _batched_product(
+    machine: Host, outputs: Tensor, first: Tensor, second: Tensor
+) -> int | Workspace:
     """native/LinearAlgebra.cpp, bmm_out_or_baddbmm_."""
     batch, rows, depth = first.shape
     columns = second.shape[2]
@@ -163,7 +168,8 @@ def _batched_product(machine: Host, outputs: Tensor, first: Tensor, second: Tens
         first, second = (
             _dense(operand, _onednn_copied(operand) > 0) for operand in (first, second)
         )
-        return copies + _product(machine, batch, first, second).scratchpad()
+        product = _product(machine, batch, first, second)
+        return by_onednn(machine, first.dtype, copies + product.scratchpad())
     if depth * rows * columns < 400:
         return 0
     mkl = first.dtype.is_floating_point or first.dtype.is_complex
@@ -175,7 +181,7 @@ def _batched_product(machine: Host, outputs: Tensor, first: Tensor, second: Tens
 
 
 @workspace("aten::bmm", device="cpu")
-def bmm(machine: Host, outputs: Tensor, first: Tensor, second: Tensor) -> int:
+def bmm(machine: Host, outputs: Tensor, first: Tensor, second: Tensor) -> int | Workspace:
     """MKL reads batches of dense matrices; others are multiplied one by one, each copied."""
     return _batched_product(machine, outputs, first, second)
 
@@ -190,7 +196,7 @@ def baddbmm(
     *,
     beta: float = 1,
     alpha: float = 1,
-) -> int:
+) -> int | Workspace:
     """As bmm, into a result that holds the sum's first term."""
     return _batched_product(machine, outputs, first, second)
 
@@ -205,7 +211,7 @@ def addbmm(
     *,
     beta: float = 1,
     alpha: float = 1,
-) -> int:
+) -> int | Workspace:
     """One addmm after another; native/LinearAlgebra.cpp, addbmm_impl_."""
     if first.numel() == 0 or second.numel() == 0:
         return 0
@@ -222,7 +228,7 @@ def addmv(
     *,
     beta: float = 1,
     alpha: float = 1,
-) -> int:
+) -> int | Workspace:
     """A copy of a matrix that gemv cannot read; native/Blas.cpp, addmv_out."""
     rows, depth = matrix.shape
     if matrix.numel() == 0:
@@ -232,4 +238,4 @@ def addmv(
     copies = _onednn_copied(matrix) + contiguous_copy(vector)
     column = _dense(vector, copied=True).unsqueeze(1)
     product = _product(machine, 1, _dense(matrix, _onednn_copied(matrix) > 0), column)
-    return copies + product.scratchpad()
+    return by_onednn(machine, matrix.dtype, copies + product.scratchpad())

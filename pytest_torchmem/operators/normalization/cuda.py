@@ -21,7 +21,7 @@ from pytest_torchmem.operators.geometry import (
     suggested_format,
 )
 from pytest_torchmem.operators.reduction.cuda import sum_buffers
-from pytest_torchmem.operators.rounding import divide_up
+from pytest_torchmem.operators.rounding import ceil_div
 from pytest_torchmem.operators.workspace import Workspace, unknown, workspace
 from pytest_torchmem.targets.gpus import Gpu
 
@@ -108,7 +108,7 @@ def _partial_gradients(
     few = rows <= 64 * 1024 or columns // 32 >= gpu.multiprocessors // 2
     if weight is None or not number or few:
         return ()
-    blocks = min(32 * 1024 // divide_up(columns, 32), divide_up(rows, 32))
+    blocks = min(32 * 1024 // ceil_div(columns, 32), ceil_div(rows, 32))
     partial = blocks * columns * weight.element_size()
     buffers = sum_buffers(gpu, (blocks, columns), 0, weight.dtype)
     return (*[partial] * number, dense_bytes(weight), *buffers)
@@ -279,11 +279,11 @@ def _staging(input: Tensor, copies: int) -> tuple[int, ...]:
     channels = input.shape[1]
     rows = input.numel() // channels if channels else 0
     width = min(_last_power(channels), 32)
-    height = min(_last_power(divide_up(rows, 16)), 512 // width)
+    height = min(_last_power(ceil_div(rows, 16)), 512 // width)
     if width * height != 512:
         width = min(_last_power(channels), 512 // height)
-    across = divide_up(channels, width)
-    down = min(divide_up(rows, height * 16), 128)
+    across = ceil_div(channels, width)
+    down = min(ceil_div(rows, height * 16), 128)
     if down < 8:
         return ()
     size = accumulation_type(input.dtype).itemsize

@@ -15,9 +15,10 @@ from pytest_torchmem.operators.geometry import (
     dense_bytes,
     packed_copies,
 )
-from pytest_torchmem.operators.libraries.onednn.problem import booked, share
-from pytest_torchmem.operators.rounding import round_up
-from pytest_torchmem.operators.workspace import workspace
+from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
+from pytest_torchmem.operators.libraries.onednn.problem import booked
+from pytest_torchmem.operators.rounding import ceil_div, round_up
+from pytest_torchmem.operators.workspace import Workspace, workspace
 from pytest_torchmem.targets.host import Host
 
 _PAGE = 4096
@@ -109,7 +110,7 @@ def _brgemm_backward(threads: int, batch: int, inputs: int, hidden: int, size: i
     else:
         rows = hidden if inputs == hidden else max(inputs, hidden)
         if inputs == hidden:
-            rows = _rows(threads, hidden, share(4 * hidden, _COLUMNS))
+            rows = _rows(threads, hidden, ceil_div(4 * hidden, _COLUMNS))
         turned = (threads * min(rows, inputs), threads * min(rows, hidden))
     return booked(
         5 * threads * _ELEMENT,
@@ -121,7 +122,7 @@ def _brgemm_backward(threads: int, batch: int, inputs: int, hidden: int, size: i
 def _rows(threads: int, rows: int, blocks: int) -> int:
     """Rows of a block of a gradient of a weight, ``brgemm_calc_m_block_vanilla_rnn``."""
     if blocks < threads:
-        most = min(24, max(1, rows // (4 * share(threads, blocks))))
+        most = min(24, max(1, rows // (4 * ceil_div(threads, blocks))))
         return next((size for size in range(most, 3, -1) if rows % size == 0), rows)
     rest = blocks % threads / threads
     if not 0 < rest < 0.9:
@@ -165,7 +166,7 @@ def lstm_layer(
     hx: Tensor,
     cx: Tensor,
     *settings: object,
-) -> int:
+) -> int | Workspace:
     """The sum of both biases, both weights reordered, and the scratchpad."""
     steps, batch, inputs = input.shape
     hidden = hx.shape[-1]
@@ -177,7 +178,7 @@ def lstm_layer(
     if size != _FLOAT:
         merged = _merges(steps, batch, size)
         scratchpad += _brgemm_forward(machine.threads, inputs, hidden, merged)
-    return copies + bias + weights + scratchpad
+    return by_onednn(machine, input.dtype, copies + bias + weights + scratchpad)
 
 
 @workspace("aten::mkldnn_rnn_layer_backward", device="cpu")
@@ -198,7 +199,7 @@ def lstm_layer_backward(
     grad_hy: Tensor | None,
     grad_cy: Tensor | None,
     *settings: object,
-) -> int:
+) -> int | Workspace:
     """Gradients made dense, weights in the backward's order, their gradients in rows of gates.
 
     The second bias gradient is a copy of the first, made when everything else is freed.
@@ -221,7 +222,8 @@ def lstm_layer_backward(
     scratchpad = _scratchpad(steps, batch, hidden, size, backward=True)
     if size != _FLOAT:
         scratchpad += _brgemm_backward(machine.threads, batch, inputs, hidden, size)
-    return copies + bias + weights + gradients + scratchpad
+    taken = copies + bias + weights + gradients + scratchpad
+    return by_onednn(machine, input.dtype, taken)
 
 
 @workspace("aten::_pack_padded_sequence", device="cpu")

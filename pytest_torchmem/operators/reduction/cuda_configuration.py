@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_torchmem.operators.rounding import divide_up
+from pytest_torchmem.operators.rounding import ceil_div
 from pytest_torchmem.targets.gpus import Gpu
 
 _WARP = 32
@@ -164,16 +164,16 @@ def _global_buffers(gpu: Gpu, reduction: Reduction) -> tuple[int, ...]:
     threads = block_width * block_height
     step_input = block_width if on_fastest else 1
     step_output = 1 if on_fastest else block_width
-    if divide_up(inputs, step_input) < min(block_height * 16, _MOST_VALUES):
+    if ceil_div(inputs, step_input) < min(block_height * 16, _MOST_VALUES):
         return ()
-    values = divide_up(inputs, step_input * block_height)
-    grid = divide_up(outputs // vector, step_output)
+    values = ceil_div(inputs, step_input * block_height)
+    grid = ceil_div(outputs // vector, step_output)
     target = gpu.multiprocessors * (gpu.threads_per_multiprocessor // threads)
     if values < _MOST_VALUES or grid > target:
         return ()
     blocks = max(
-        min(divide_up(target, grid), divide_up(values, _LEAST_VALUES)),
-        divide_up(values, _MOST_VALUES),
+        min(ceil_div(target, grid), ceil_div(values, _LEAST_VALUES)),
+        ceil_div(values, _MOST_VALUES),
     )
     if blocks <= 1:
         return ()

@@ -1,4 +1,6 @@
-"""A convolution as oneDNN sees it, and what one of its kernels takes for it."""
+"""A convolution as oneDNN sees it, and what one of its kernels takes for it;
+src/common/convolution_pd.hpp, src/common/memory_tracking.hpp.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +9,28 @@ from dataclasses import dataclass
 
 import torch
 
+from pytest_torchmem.targets.host import Host
+
 Sizes = tuple[int, int, int]
 """Depth, height and width; of an image the depth is 1."""
+
+Entry = int | tuple[int, int]
+"""Bytes of a buffer in a scratchpad; with the alignment where that is more than 128."""
 
 VECTOR = 16
 """Floats in a vector of AVX512: the channels of one block."""
 
+FLOAT = 4
 PAGE = 4096
-
-L1 = 48 * 1024
-L2 = 1024 * 1024
-"""Bytes of a core's own caches, on which oneDNN decides how large its blocks are."""
-
-
-def share(amount: int, parts: int) -> int:
-    """Return the largest of ``parts`` parts: ``div_up``."""
-    return -(-amount // parts)
-
-
-def booked(*sizes: int | tuple[int, int]) -> int:
-    """Bytes of a scratchpad: every buffer (or buffer and alignment) has room to be aligned;
-    src/common/memory_tracking.hpp, ``registry_t::book``.
-    """
-    total = 0
-    for entry in sizes:
-        size, alignment = entry if isinstance(entry, tuple) else (entry, 128)
-        total += size + max(alignment, 128) if size else 0
-    return total
-
 
 BARRIER = (PAGE, PAGE)
 """The context of a barrier among threads, ``simple_barrier::ctx_t``."""
+
+
+def booked(*entries: Entry) -> int:
+    """Bytes of a scratchpad: every buffer has room to be aligned; ``registry_t::book``."""
+    pairs = [(entry, 128) if isinstance(entry, int) else entry for entry in entries]
+    return sum(size + alignment for size, alignment in pairs if size)
 
 
 @dataclass(frozen=True)
@@ -46,7 +39,7 @@ class Problem:
     ``input`` and ``channels`` are then what it returns.
     """
 
-    threads: int
+    host: Host
     dtype: torch.dtype
     dims: int
     """Dimensions in space, 2 or 3: ATen gives lines as images of height 1."""
@@ -60,6 +53,7 @@ class Problem:
     stride: Sizes
     dilation: Sizes
     padding: Sizes
+    """On both sides: ATen pads alike, so that the kernel's last position never reaches farther."""
     bias: bool
     channels_last: bool
     """The caller insists on channels last; else the kernel chooses."""
@@ -67,33 +61,37 @@ class Problem:
     """The gradient of the input is written in float, whatever the operands are."""
 
     @property
+    def threads(self) -> int:
+        return self.host.threads
+
+    @property
     def element_size(self) -> int:
-        """Bytes of an element of the operands."""
         return self.dtype.itemsize
 
     @property
     def gradient_size(self) -> int:
         """Bytes of an element of the input's gradient."""
-        return 4 if self.float_gradient else self.element_size
+        return FLOAT if self.float_gradient else self.element_size
+
+    @property
+    def vector(self) -> int:
+        """Elements in a vector of AVX512, which are those of a cache line too."""
+        return 64 // self.element_size
 
     @property
     def bfloat16(self) -> bool:
-        """Whether the operands are bfloat16."""
         return self.dtype == torch.bfloat16
 
     @property
     def grouped(self) -> bool:
-        """Whether there is more than one group."""
         return self.groups > 1
 
     @property
     def group_channels(self) -> int:
-        """Input channels of one group."""
         return self.channels // self.groups
 
     @property
     def group_filters(self) -> int:
-        """Output channels of one group."""
         return self.filters // self.groups
 
     @property
@@ -124,17 +122,17 @@ class Problem:
         )
         return depth, height, width
 
-    @property
-    def end_padding(self) -> Sizes:
-        """What the last position of the kernel reaches beyond the input; negative where it ends
+    def reach(self, axis: int, positions: int) -> int:
+        """How far so many positions of the kernel reach beyond the input; negative where they end
         before: ``calculate_end_padding``.
         """
-        depth, height, width = (
-            (result - 1) * step + extent - (size + start)
-            for result, step, extent, size, start in zip(
-                self.output, self.stride, self.extent, self.input, self.padding, strict=True
-            )
-        )
+        last = (positions - 1) * self.stride[axis] + self.extent[axis]
+        return last - (self.input[axis] + self.padding[axis])
+
+    @property
+    def end_padding(self) -> Sizes:
+        """How far all positions of the kernel reach beyond the input."""
+        depth, height, width = map(self.reach, range(3), self.output)
         return depth, height, width
 
     @property
@@ -147,13 +145,15 @@ class Problem:
         """Whether the kernel has gaps."""
         return self.dilation != (1, 1, 1)
 
+    def moves_gaps(self, axes: int = 3) -> bool:
+        """Whether a kernel has gaps in a direction in which it moves by more than one pixel."""
+        pairs = zip(self.dilation[:axes], self.stride, strict=False)
+        return any(gap != 1 and step != 1 for gap, step in pairs)
+
     @property
     def misses_input(self) -> bool:
         """A kernel that at some position lies on padding alone."""
-        return any(
-            extent <= start or extent <= end
-            for extent, start, end in zip(self.extent, self.padding, self.end_padding, strict=True)
-        )
+        return any(extent <= most for extent, most in zip(self.extent, self.padding, strict=True))
 
     def input_bytes(self, channels: int) -> int:
         """Bytes of the input with so many channels."""
@@ -177,7 +177,6 @@ class Primitive:
     ``channels_last`` of input and output where the caller did not ask for it.
     """
 
-    name: str
     input: int
     weight: int
     output: int

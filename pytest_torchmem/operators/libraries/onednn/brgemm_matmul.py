@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pytest_torchmem.operators.libraries.onednn.problem import L2, booked, share
-from pytest_torchmem.operators.libraries.onednn.release import RELEASE
-from pytest_torchmem.operators.rounding import round_up
+from pytest_torchmem.operators.libraries.onednn.problem import FLOAT, booked
+from pytest_torchmem.operators.rounding import ceil_div, round_up
+from pytest_torchmem.targets.host import Host
 
-_FLOAT = 4
 _SIZE = 2
 _COLUMNS = 64
 """Columns of a block of the right matrix, ``get_default_n_block``."""
@@ -30,7 +29,7 @@ class Product:
     copied for that.
     """
 
-    threads: int
+    host: Host
     batch: int
     rows: int
     depth: int
@@ -44,9 +43,9 @@ class Product:
 
     def scratchpad(self) -> int:
         """Bytes of the scratchpad; ``init_aux_values``, ``init_scratchpad``."""
-        if RELEASE >= (3, 13) and self.dense and 1 in (self.rows, self.columns):
+        if self.host.onednn >= (3, 13) and self.dense and 1 in (self.rows, self.columns):
             return self._vector_scratchpad()
-        threads, depth = self.threads, self._depth_block()
+        threads, depth = self.host.threads, self._depth_block()
         column_block = min(_COLUMNS, self.columns)
         copied = self.turned or self._prefers_copy()
         rows, chunk, on_depth = self._blocks(column_block, depth, copied)
@@ -55,17 +54,17 @@ class Product:
             entries.append(threads * _SIZE * rows * _padded_depth(depth))
         entries.append(threads * _SIZE * _COLUMNS * round_up(depth, 32))
         if on_depth > 1:
-            entries.append(threads * _FLOAT * self.columns * self.rows)
+            entries.append(threads * FLOAT * self.columns * self.rows)
         else:
             parts = 1 if depth >= self.depth else chunk
-            entries.append(threads * _FLOAT * column_block * rows * parts)
+            entries.append(threads * FLOAT * column_block * rows * parts)
         return booked(*entries)
 
     def _vector_scratchpad(self) -> int:
         """A matrix and a vector: nothing is repacked, and the sums are of a block of the result;
         ``is_gemv``, from 3.13 on.
         """
-        threads, length = self.threads, max(self.rows, self.columns)
+        threads, length = self.host.threads, max(self.rows, self.columns)
         standing = replace(self, rows=length, columns=1, transposed=False, turned=False)
         depth = min(self.depth, 16384)
         rows = standing._blocks(1, depth, False)[0]
@@ -74,12 +73,12 @@ class Product:
             self.across
             and self.batch == 1
             and length & (length - 1) == 0
-            and length * self.depth * _SIZE > L2
-            and share(length, smallest) <= 2 * threads
+            and length * self.depth * _SIZE > self.host.l2
+            and ceil_div(length, smallest) <= 2 * threads
         )
         return booked(
-            threads * _ELEMENT * share(self.depth, depth),
-            threads * _FLOAT * (length if split else rows),
+            threads * _ELEMENT * ceil_div(self.depth, depth),
+            threads * FLOAT * (length if split else rows),
         )
 
     def _depth_block(self) -> int:
@@ -97,22 +96,22 @@ class Product:
         """
         largest = min(256, self.rows)
         smallest = min(32, self.rows)
-        across = share(self.columns, column_block)
+        across = ceil_div(self.columns, column_block)
         most_across = min(16 if copied else 1, across)
         on_depth = 1
-        if self.threads > self.batch * across:
+        if self.host.threads > self.batch * across:
             smallest = min(16, self.rows)
             power = self.depth & (self.depth - 1) == 0
             if self.batch == 1 and self.transposed and power and self.depth >= 2048:
-                on_depth = min(self.threads, 4)
+                on_depth = min(self.host.threads, 4)
         best, least = (0, 0, 0), 1.0
         for parts in range(on_depth, 0, -1):
             found = False
-            threads = self.threads // parts
+            threads = self.host.threads // parts
             for chunk in range(most_across, 0, -1):
-                columns = share(self.columns, column_block * chunk)
+                columns = ceil_div(self.columns, column_block * chunk)
                 for rows in range(largest, smallest - 1, -1):
-                    work = self.batch * share(self.rows, rows) * columns
+                    work = self.batch * ceil_div(self.rows, rows) * columns
                     if work < threads * 3 and work % threads and on_depth == 1:
                         continue
                     imbalance = self._imbalance(rows, chunk, column_block, depth, parts)
@@ -125,13 +124,13 @@ class Product:
         return best
 
     def _imbalance(self, rows: int, chunk: int, column_block: int, depth: int, parts: int) -> float:
-        threads = self.threads // parts
-        across = share(self.columns, column_block)
-        work = share(self.rows, rows) * share(self.columns, column_block * chunk) * self.batch
+        threads = self.host.threads // parts
+        across = ceil_div(self.columns, column_block)
+        work = ceil_div(self.rows, rows) * ceil_div(self.columns, column_block * chunk) * self.batch
         total = _uneven(work, threads)
-        total += rows * share(self.rows, rows) % self.rows / self.rows
-        total += (share(across, chunk) * chunk - across) / across
-        total += (self.threads - threads * parts) / self.threads
+        total += rows * ceil_div(self.rows, rows) % self.rows / self.rows
+        total += (ceil_div(across, chunk) * chunk - across) / across
+        total += (self.host.threads - threads * parts) / self.host.threads
         total += _uneven(self.depth, parts * depth)
         return total / 5
 

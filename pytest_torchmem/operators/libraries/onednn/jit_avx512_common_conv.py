@@ -1,0 +1,318 @@
+"""Direct convolutions in float32, ``jit:avx512_core``: they want blocks of 16 channels, or take
+channels last as they are; src/cpu/x64/jit_avx512_common_conv_kernel.cpp and
+jit_avx512_common_convolution.hpp.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pytest_torchmem.operators.libraries.onednn.balance import (
+    Division,
+    bias_reduction,
+    cheapest,
+    divisions,
+    efficiency,
+)
+from pytest_torchmem.operators.libraries.onednn.blocking import (
+    Blocks,
+    blocks_of,
+    input_row_fits,
+    is_first,
+    overlaps,
+    weights_take_padding,
+)
+from pytest_torchmem.operators.libraries.onednn.problem import (
+    BARRIER,
+    FLOAT,
+    VECTOR,
+    Entry,
+    Primitive,
+    Problem,
+)
+from pytest_torchmem.operators.rounding import ceil_div, round_up
+
+_CODE = 256 * 1024
+_CODE_OF_PRODUCT = 15
+_REGISTERS = 28
+_LONGEST_PADDING = 28
+_ROWS = 9
+"""Rows of an image that one thread takes at least, where threads share images."""
+
+
+# -- forward -------------------------------------------------------------------------------------
+
+
+def forward(problem: Problem) -> Primitive | None:
+    """A bias that is not whole blocks is copied into one that is."""
+    blocks = blocks_of(problem, is_first(problem), smaller=(8, 4))
+    if blocks is None or problem.bfloat16 or problem.misses_input or not _output_fits(blocks):
+        return None
+    return blocks.primitive(blocks.padded_bias)
+
+
+def _output_fits(blocks: Blocks) -> bool:
+    """Whether a row fits the registers, and the kernel's code its buffer."""
+    problem = blocks.problem
+    pixels, filter_blocks = _output_unrolling(blocks)
+    width, taps = problem.output[2], problem.kernel[2]
+    whole = width - width % min(width, _REGISTERS)
+    variants = 1 + (problem.padding[2] > 0) + (problem.reach(2, whole) > 0)
+    products = variants * taps * blocks.channel_block * filter_blocks * pixels
+    return problem.padding[2] <= pixels and products * _CODE_OF_PRODUCT <= _CODE
+
+
+def _output_unrolling(blocks: Blocks) -> tuple[int, int]:
+    """Pixels of a row and blocks of filters that are computed at a time."""
+    problem, filters = blocks.problem, blocks.filter_blocks
+    tall = _is_tall(blocks)
+    if not tall and _embeds_output(blocks):
+        return _embedded_unrolling(blocks)
+    divisors = [size for size in range(min(filters, 5), 0, -1) if filters % size == 0]
+    chosen = divisors[0] if tall else 1
+    best = 0.0
+    for size in [] if tall else divisors:
+        pixels = min(problem.output[2], 31 // (size + 1))
+        reached = _row_efficiency(blocks, size, _row_block(blocks, size, pixels))
+        if reached > 1.05 * best:
+            chosen, best = size, reached
+    return min(problem.output[2], 31 // (chosen + 1)), chosen
+
+
+def _working_set(blocks: Blocks) -> int:
+    """Bytes of a row of the operands; ``ker_total_size``."""
+    problem = blocks.problem
+    rows = problem.kernel[0] * problem.kernel[1]
+    source = ceil_div(problem.input[2], problem.stride[2]) * blocks.channel_block * rows
+    result = problem.output[2] * blocks.block * 2
+    weight = rows * problem.kernel[2] * blocks.channel_block * blocks.block * 2
+    return FLOAT * (source + result + weight)
+
+
+def _is_tall(blocks: Blocks) -> bool:
+    problem = blocks.problem
+    ones = (problem.groups, problem.batch, *problem.stride[1:], problem.output[2])
+    return (
+        set(ones) == {1}
+        and problem.input[0] == problem.kernel[0] == 1
+        and problem.input[2] == problem.kernel[2]
+        and blocks.filter_blocks > 1
+        and problem.padding[2] == 0
+        and problem.output[1] >= 60
+        and problem.kernel[1] >= 3
+    )
+
+
+def _embeds_output(blocks: Blocks) -> bool:
+    """Whether products read the input where it is, instead of from registers; ``embd_bcast``."""
+    problem = blocks.problem
+    taps, (_, height, width) = problem.kernel[2], problem.output
+    small = (
+        taps == 3
+        and width <= 28
+        and _working_set(blocks) < problem.host.l1
+        and not (width == 13 and blocks.channels >= 192)
+        and not (width == 28 and blocks.channels >= 512)
+    )
+    strided = problem.stride[1:] != (1, 1)
+    few = problem.batch <= 16 and (blocks.filters <= 192 or height <= 10)
+    narrow = width <= _REGISTERS or (width <= 147 and blocks.filters <= 96)
+    single = problem.batch == 1 and (blocks.first or narrow)
+    return taps > 3 or (small and (few or not strided)) or single
+
+
+def _embedded_unrolling(blocks: Blocks) -> tuple[int, int]:
+    problem, width = blocks.problem, blocks.problem.output[2]
+    pairs = (
+        _working_set(blocks) < problem.host.l1
+        and width <= 8
+        and problem.kernel[1] <= 3
+        and problem.kernel[2] <= 3
+        and blocks.filter_blocks % 2 == 0
+        and problem.batch > 1
+        and not blocks.first
+    )
+    return (width, 2) if pairs else (min(width, _REGISTERS), 1)
+
+
+def _row_efficiency(blocks: Blocks, size: int, row_block: int) -> float:
+    problem, width = blocks.problem, blocks.problem.output[2]
+    chunks = ceil_div(blocks.filter_blocks, size)
+    work = problem.batch * problem.output[1] * chunks * ceil_div(width, row_block)
+    return efficiency(width, row_block) * work / round_up(work, problem.threads)
+
+
+def _row_block(blocks: Blocks, size: int, pixels: int) -> int:
+    problem, width = blocks.problem, blocks.problem.output[2]
+    if blocks.first or problem.dims == 3:
+        return width
+    room = problem.host.l2 * 7 // 8 // FLOAT
+    _, height, taps = problem.kernel
+    source = blocks.channel_block * pixels * height
+    result = blocks.block * size * pixels
+    weight = blocks.block * size * blocks.channel_block * taps * height
+    in_cache = int((room - 2 * weight) / (2 * result + 2 * source))
+    chosen = pixels * max(2, in_cache)
+    best = _row_efficiency(blocks, size, chosen)
+    for parts in range(ceil_div(width, chosen), ceil_div(width, 2 * pixels) + 1):
+        tried = min(round_up(ceil_div(width, parts), pixels), width)
+        if tried < size * blocks.block and best > 0.9:
+            break
+        if ceil_div(width, tried) != parts:
+            continue
+        reached = _row_efficiency(blocks, size, tried)
+        if tried >= 2 * pixels and reached > best:
+            chosen, best = tried, reached
+        if best > 0.98:
+            break
+    return min(width, max(2 * pixels, chosen))
+
+
+# -- gradient of the input -----------------------------------------------------------------------
+
+
+def backward_data(problem: Problem) -> Primitive | None:
+    """Blocks of channels on both sides, also of few."""
+    blocks = blocks_of(problem, first=False, smaller=(8, 4))
+    if problem.bfloat16 or problem.moves_gaps() or problem.misses_input:
+        return None
+    return blocks.primitive() if blocks is not None and _input_fits(blocks) else None
+
+
+def _input_fits(blocks: Blocks) -> bool:
+    """As of the forward, for rows of the input."""
+    problem = blocks.problem
+    taps = problem.kernel[2]
+    wide = (
+        14 <= taps < 20
+        and problem.output[2] == 1
+        and blocks.channel_blocks > 1
+        and taps == problem.input[2]
+        and problem.stride[2] == 1
+        and not problem.dilated
+    )
+    pixels, at_a_time = _input_unrolling(blocks, wide)
+    left, right = overlaps(problem, pixels)
+    variants = 1 + (left > 0) + (right > 0)
+    products = variants * taps * blocks.block * at_a_time * pixels
+    fits = input_row_fits(problem, pixels, any_left=wide)
+    return fits and (wide or products * _CODE_OF_PRODUCT <= _CODE)
+
+
+def _input_unrolling(blocks: Blocks, wide: bool) -> tuple[int, int]:
+    problem, channel_blocks = blocks.problem, blocks.channel_blocks
+    width, result, (_, rows, taps) = problem.input[2], problem.output[2], problem.kernel
+    working_set = (
+        FLOAT * blocks.block * (width * 2 * rows + result + rows * taps * blocks.block * 2)
+    )
+    strided = max(problem.stride[:2]) > 1
+    slow = (
+        taps == 1
+        or (taps == 5 and width < 8)
+        or (taps < 5 and (width <= 5 or 8 < width <= 13 or working_set > problem.host.l1))
+    )
+    if (not slow or strided) and not wide:
+        large = taps > 3 or (taps == 3 and working_set < problem.host.l1 and result > 8)
+        if not large and not strided and channel_blocks % 2 == 0:
+            return min(width, 10), 2
+        return min(width, _REGISTERS), 1
+    most = min(2 if wide else 4, channel_blocks)
+    at_a_time = next(size for size in range(most, 0, -1) if channel_blocks % size == 0)
+    return min(width, 31 // (at_a_time + 1)), at_a_time
+
+
+# -- gradient of the weight ----------------------------------------------------------------------
+
+
+def backward_weights(problem: Problem) -> Primitive | None:
+    """Threads that share images, or rows of them, have a copy of the weight's gradient each."""
+    blocks = blocks_of(problem, is_first(problem))
+    if problem.bfloat16 or blocks is None or not _is_taken(blocks):
+        return None
+    division, threads = (1, 1, 1), problem.threads
+    if problem.threads >= problem.groups:
+        division = _division(blocks)
+        threads = math.prod(division) * problem.groups
+    entries: list[Entry] = []
+    if division[0] > 1:
+        copies = division[0] - 1
+        entries += [(blocks.weight + blocks.padded_filters) * copies * FLOAT, BARRIER]
+    if problem.bias and problem.group_filters % VECTOR:
+        entries.append(blocks.padded_filters * FLOAT)
+    if problem.bias:
+        jobs = problem.groups * blocks.filter_blocks
+        entries += bias_reduction(threads, jobs, problem.batch)
+    return blocks.primitive(*entries)
+
+
+def _is_taken(blocks: Blocks) -> bool:
+    problem = blocks.problem
+    if blocks.first and blocks.channels > 3 and not problem.channels_last:
+        return False
+    if problem.moves_gaps(axes=2) or (problem.dims == 3 and problem.dilation[0] != 1):
+        return False
+    if not weights_take_padding(problem) or problem.padding[2] > _LONGEST_PADDING:
+        return False
+    start = problem.padding[0]
+    if start > 0 and problem.kernel[0] >= problem.input[0] + start:
+        return False
+    return problem.kernel[2] <= 14 or _is_transposed(problem)
+
+
+def _is_transposed(problem: Problem) -> bool:
+    """A single column of results: the kernel goes down instead of across."""
+    return (
+        not problem.channels_last
+        and problem.dims == 2
+        and 14 <= problem.kernel[2] < 20
+        and problem.output[2] == 1
+        and problem.kernel[2] == problem.input[2]
+        and not problem.strided
+        and not problem.dilated
+        and problem.padding == (0, 0, 0)
+    )
+
+
+def _division(blocks: Blocks) -> Division:
+    """From the division with the least memory: less computation for 10 % more memory, or a quarter
+    less for any; ``balance``.
+    """
+    problem, threads = blocks.problem, blocks.problem.threads
+    depth, height, width = problem.input
+    result_depth, result_height, result_width = problem.output
+    images = sources = most = problem.batch
+    plane = problem.dims == 2 and problem.dilation[1] == 1 and not problem.channels_last
+    if plane and result_height > _ROWS and not _is_transposed(problem):
+        # Rows are shared, of the input and of the output.
+        images, sources = images * result_height, sources * height
+        most *= result_height // _ROWS
+        height = result_height = 1
+    source = blocks.channel_block * depth * height * width
+    result = VECTOR * result_depth * result_height * result_width
+    weight = 8 * blocks.channel_block * VECTOR * problem.taps
+
+    def memory(on_images: int, on_filters: int, on_channels: int) -> int:
+        filters = ceil_div(blocks.filter_blocks, on_filters)
+        channels = ceil_div(blocks.channel_blocks, on_channels)
+        read = ceil_div(sources, on_images) * channels * source
+        for step in problem.stride:
+            read //= step
+        written = ceil_div(images, on_images) * filters * result
+        return read + written + filters * channels * weight
+
+    def computation(on_images: int, on_filters: int, on_channels: int) -> int:
+        filters = ceil_div(blocks.filter_blocks, on_filters)
+        return ceil_div(images, on_images) * filters * ceil_div(blocks.channel_blocks, on_channels)
+
+    most *= result_depth
+    each = threads // problem.groups
+    choices = list(divisions(each, most, blocks.filter_blocks, blocks.channel_blocks))
+    best = cheapest(choices, memory)
+    least, fewest = memory(*best), computation(*best)
+    for choice in choices:
+        cost = computation(*choice)
+        if (cost <= fewest and memory(*choice) < 1.1 * least) or 4 * cost <= 3 * fewest:
+            best, fewest = choice, cost
+    if threads // 2 < best[0] < threads:
+        return min(most, threads), *best[1:]
+    return best
