@@ -3,9 +3,10 @@
 python -m benchmarks.torch_drift             compare the installed torch with torch_drift.json
 python -m benchmarks.torch_drift --write     describe the installed torch there
 
-Prints private names that are gone or take other arguments, operators that the package names and
-torch has no more or with other arguments, and operators that are composite, structured, a view, or
-have a kernel for meta or a decomposition in Python where they had none, or the other way round.
+Prints private names, and functions that stand in for those of a GPU, that are gone or take other
+arguments; operators that the package names and torch has no more or with other arguments; and
+operators that are composite, structured, a view, or have a kernel for meta or a decomposition in
+Python where they had none, or the other way round.
 Exits with 1 where anything is. Meant for torch's nightly builds, in an environment of their own:
 
 pip install --pre torch --index-url https://download.pytorch.org/whl/nightly/cpu
@@ -22,6 +23,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,7 +32,7 @@ from torch import nn
 from torch._decomp import decomposition_table
 
 import pytest_torchmem
-from pytest_torchmem.errors import UnsupportedTorchError
+from pytest_torchmem.operators.registry import records
 from pytest_torchmem.torch_private import names
 from pytest_torchmem.torch_private.operators import (
     OpOverload,
@@ -60,7 +62,7 @@ _NAMED = re.compile(r"aten::\w+(\.\w*)?")
 
 
 def describe() -> Description:
-    """Describe the installed torch: private names; arguments and kernels of ATen's operators."""
+    """Describe the installed torch: names and arguments, and kernels of ATen's operators."""
     operators = {
         name: operator
         for name in sorted(all_operators())
@@ -70,7 +72,10 @@ def describe() -> Description:
         and not any(argument.is_out for argument in schema(operator).arguments)
     }
     return {
-        "private names": {path: _shape(path) for path in private_names()},
+        "private names": {
+            path: _shape(names.DECLARED[path] or names.find(path)) for path in private_names()
+        },
+        "replaced functions": replaced_functions(),
         "operators": {
             name: f"{_arguments(operator)} | {_kernels(operator)}"
             for name, operator in operators.items()
@@ -105,9 +110,26 @@ def import_package() -> list[str]:
     return failed
 
 
-def _shape(path: str) -> str:
+def replaced_functions() -> dict[str, str]:
+    """Return the functions of torch that a trace on fake cuda answers for, and their parameters."""
+    found = {}
+
+    def look() -> None:
+        from pytest_torchmem.fake_cuda.api.session import SESSION
+
+        for module, functions in SESSION.functions.items():
+            for name in functions:
+                function = getattr(sys.modules[module], name, None)
+                if function is not None:
+                    found[f"{module}.{name}"] = _shape(function.__wrapped__)
+
+    with suppress(Exception):  # ``_untraceable`` says why
+        pytest_torchmem.trace(look, device="cuda")
+    return found
+
+
+def _shape(found: Any) -> str:
     """Return the parameters of a function, or the type of anything else."""
-    found: Any = names.DECLARED[path] or names.find(path)
     if not callable(found):
         return type(found).__name__
     try:
@@ -131,8 +153,6 @@ def _kernels(operator: OpOverload) -> str:
 
 def named_operators() -> set[str]:
     """Return the operators of ATen that the package names, with an overload or without."""
-    from pytest_torchmem.operators.registry import records
-
     import_package()
     found = {name for name in records() if _NAMED.fullmatch(name)}
     for path in PACKAGE.rglob("*.py"):
@@ -156,6 +176,9 @@ def drift(before: Mapping[str, Mapping[str, str]], named: set[str]) -> list[str]
     now = describe()
     for path, shape in before["private names"].items():
         found += _changed(f"{path} takes", shape, now["private names"].get(path, shape))
+    for path, shape in before["replaced functions"].items():
+        found += _changed(f"{path} takes", shape, now["replaced functions"].get(path, shape))
+        found += [f"gone: {path}"] if isinstance(names.find(path), names.Missing) else []
     bases = {name.partition(".")[0] for name in named}
     for name, described in before["operators"].items():
         is_named = name.partition(".")[0] in bases
@@ -175,13 +198,13 @@ def _changed(what: str, before: str, now: str) -> list[str]:
 
 
 def _untraceable() -> list[str]:
-    """Return why a trace is refused, where it is: the self-test, or an attribute to replace."""
+    """Return why there is no trace, where there is none."""
     refused = []
     for device in ("cpu", "cuda"):
         try:
             pytest_torchmem.trace(nn.Linear(2, 2), torch.ones(1, 2), device=device)
-        except UnsupportedTorchError as error:
-            refused.append(str(error))
+        except Exception as error:
+            refused.append(f"{type(error).__name__}: {error}")
     return list(dict.fromkeys(refused))
 
 

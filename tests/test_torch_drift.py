@@ -48,6 +48,8 @@ def test_drift_is_found(
     operators = described["operators"]
     before = dict(operators)
     described["private names"]["torch.nn.Module._apply"] = "self fn"
+    described["replaced functions"]["torch.cuda.gone"] = "device"
+    described["replaced functions"]["torch.cuda.synchronize"] = "stream"
     operators["aten::mm"] = operators["aten::mm"].replace("mat2", "other")
     operators["aten::mm.gone"] = "self | cpu"
     operators["aten::nobody_names_this"] = "self | cpu"
@@ -55,13 +57,13 @@ def test_drift_is_found(
     operators["aten::t"] = operators["aten::t"].replace(" view", "")
     del operators["aten::dot"]
     torch_drift.import_package()
-    monkeypatch.setitem(names.DECLARED, "torch._C._gone", names.Missing("torch._C._gone"))
     monkeypatch.setitem(names.DECLARED, "torch.distributed._gone", None)
     lines = printed(described, tmp_path, capsys)
-    assert lines[:2] == ["gone: torch._C._gone", "gone: torch.distributed._gone"]
-    assert "it has no torch._C._gone" in lines[2]
-    assert [line.partition(",")[0] for line in lines[3:]] == [
+    assert lines[0] == "gone: torch.distributed._gone"
+    assert [line.partition(",")[0] for line in lines[1:]] == [
         "torch.nn.Module._apply takes: self fn recurse",
+        "torch.cuda.synchronize takes: device",
+        "gone: torch.cuda.gone",
         "aten::mm takes: self mat2",
         f"aten::relu has: {before['aten::relu'].partition(' | ')[2]}",
         f"aten::t has: {before['aten::t'].partition(' | ')[2]}",
@@ -69,6 +71,19 @@ def test_drift_is_found(
         f"new: aten::dot ({before['aten::dot']})",
     ]
     assert "aten::mm takes: self mat2, before: self other" in lines
+
+
+def test_a_torch_that_cannot_be_traced(
+    described: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(names.DECLARED, "torch._C._gone", names.Missing("torch._C._gone"))
+    gone, refused = printed(described, tmp_path, capsys)
+    assert gone == "gone: torch._C._gone"
+    assert "cannot trace on torch" in refused
+    assert "it has no torch._C._gone. " in refused
 
 
 def test_a_description_is_written(tmp_path: Path, described: Any) -> None:

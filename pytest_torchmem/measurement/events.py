@@ -1,4 +1,4 @@
-"""The real CPU allocator's events, as torch.profiler records them; private torch API stands here.
+"""The real CPU allocator's events, as torch.profiler records them.
 
 c10's ``ProfiledCPUMemoryReporter`` (c10/core/CPUAllocator.cpp) reports every request and every
 release of the thread that records, with the requested bytes, unrounded. oneDNN takes its buffers
