@@ -46,7 +46,7 @@ from benchmarks.isolation.supervisor import Limits, Supervisor
 from pytest_torchmem import Gpu
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.plan import remembered_plans
-from pytest_torchmem.measurement.copies import copy_to_cpu
+from pytest_torchmem.measurement.clone import clone_to
 from pytest_torchmem.operators.operator import operator_of
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import replace_tensors
@@ -91,8 +91,8 @@ def recorded_for_real(sample: Sample, device: str, **options: Any) -> list[str]:
         finally:
             set_excluded(FAKE, False)
 
-    copies = copy_to_cpu(sample.target, sample.args, {**sample.kwargs})
-    target, args, kwargs = copies.target, copies.args, copies.kwargs
+    clones = clone_to(torch.device("cpu"), sample.target, sample.args, {**sample.kwargs})
+    target, args, kwargs = clones.target, clones.args, clones.kwargs
     if device != "cpu":
         if isinstance(target, torch.nn.Module):
             target = target.to(device)

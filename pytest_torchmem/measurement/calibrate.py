@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement import device as devices
-from pytest_torchmem.measurement.copies import copy_to
+from pytest_torchmem.measurement.clone import clone_to
 from pytest_torchmem.measurement.cpu import no_garbage_collection, random_states_kept
 from pytest_torchmem.measurement.cuda import REQUESTED, run_warm
 from pytest_torchmem.measurement.device import Device
@@ -106,13 +106,13 @@ def record_figures(
 
     def run() -> dict[Question, Figure]:
         _check_that_it_counts(device)
-        copies = copy_to(device.torch_device, target, args, kwargs, moved=True)
+        clones = clone_to(device.torch_device, target, args, kwargs, moved=True)
         device.synchronise()
         # A GPU whose generator has a new seed makes cuDNN's state of dropout anew
         # (cudnn/RNN.cpp, get_dropout_state), though earlier layers have made one.
         torch.manual_seed(0)
         with interception(recorder):
-            step.run(copies.target, copies.args, copies.kwargs)
+            step.run(clones.target, clones.args, clones.kwargs)
         return recorder.figures
 
     with random_states_kept(), no_garbage_collection(), eager():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.measurement.copies import copy_to_cpu
+from pytest_torchmem.measurement.clone import clone_to
 from pytest_torchmem.measurement.events import Recorder
 from pytest_torchmem.measurement.labels import labels_after
 from pytest_torchmem.measurement.timeline import build_timeline
@@ -60,11 +60,11 @@ def measure(
     with ExitStack() as stack:
         stack.enter_context(_as_in_a_trace())
         recorder = stack.enter_context(Recorder())
-        copies = copy_to_cpu(target, args, kwargs)
+        clones = clone_to(torch.device("cpu"), target, args, kwargs)
         with recorder.step():
-            outliving = step.run(copies.target, copies.args, copies.kwargs)
-        after = labels_after(copies, outliving)
-    timeline = build_timeline(recorder.recording, copies.labels, after)
+            outliving = step.run(clones.target, clones.args, clones.kwargs)
+        after = labels_after(clones.target, outliving)
+    timeline = build_timeline(recorder.recording, clones.labels, after)
     return summarise(
         timeline,
         device="cpu",

@@ -19,10 +19,10 @@ import torch
 
 from pytest_torchmem.errors import DeviceMemoryError, UsageError
 from pytest_torchmem.measurement import device as devices
-from pytest_torchmem.measurement.copies import Copies, Label, copy_to
+from pytest_torchmem.measurement.clone import Clones, clone_to
 from pytest_torchmem.measurement.device import Device
 from pytest_torchmem.measurement.history import timeline_of
-from pytest_torchmem.measurement.labels import labels_after
+from pytest_torchmem.measurement.labels import Label, labels_after
 from pytest_torchmem.measurement.phases import PhaseMeter, following_phases
 from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile, summarise
 from pytest_torchmem.profile.timeline import Phase, Timeline
@@ -78,7 +78,7 @@ def run_warm(
     step: Step,
     run: Callable[[], T],
 ) -> T:
-    """Return what ``run`` returns, after a step of a module that runs on copies of its own.
+    """Return what ``run`` returns, after a step of a module that runs on clones of its own.
 
     Libraries have chosen their kernels by then, and taken the buffers that stay. A callable has no
     such step, which would change what it works on. The device is the current one meanwhile, and
@@ -108,9 +108,9 @@ def run_warm(
 def _run_once(
     device: Device, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step
 ) -> None:
-    """Run a step on copies on the device, which are gone afterwards."""
-    copies = copy_to(device.torch_device, target, args, kwargs, moved=True)
-    step.run(copies.target, copies.args, copies.kwargs)
+    """Run a step on clones on the device, which are gone afterwards."""
+    clones = clone_to(device.torch_device, target, args, kwargs, moved=True)
+    step.run(clones.target, clones.args, clones.kwargs)
 
 
 def _measured(
@@ -127,15 +127,15 @@ def _measured(
     history: Sequence[Mapping[str, Any]] = ()
     try:
         meter = PhaseMeter(device)
-        copies = copy_to(device.torch_device, target, args, kwargs, moved=True)
+        clones = clone_to(device.torch_device, target, args, kwargs, moved=True)
         meter.change(Phase.FORWARD)
         with following_phases(meter):
-            outliving = step.run(copies.target, copies.args, copies.kwargs)
+            outliving = step.run(clones.target, clones.args, clones.kwargs)
         meter.finish()
-        after = labels_after(copies, outliving)
+        after = labels_after(clones.target, outliving)
     finally:
         history = device.stop_history()
-    profile = _profile(gpu, meter, history, copies, after)
+    profile = _profile(gpu, meter, history, clones, after)
     del outliving
     return profile
 
@@ -144,13 +144,13 @@ def _profile(
     gpu: Gpu,
     meter: PhaseMeter,
     history: Sequence[Mapping[str, Any]],
-    copies: Copies,
+    clones: Clones,
     after: Mapping[int, Label],
 ) -> MeasuredProfile:
     requested = meter.peaks(REQUESTED)
     timeline, warnings = Timeline(), []
     if history:
-        timeline = timeline_of(history, meter.boundaries(), copies.labels, after)
+        timeline = timeline_of(history, meter.boundaries(), clones.labels, after)
         told = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
         if {phase: told.get(phase, 0) for phase in requested} != requested:
             warnings.append(

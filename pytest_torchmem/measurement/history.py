@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_torchmem.measurement.copies import Label
+from pytest_torchmem.measurement.labels import Label
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 
 REQUEST, ASKED_BACK, RELEASE = "alloc", "free_requested", "free_completed"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.measurement.copies import Label
 from pytest_torchmem.measurement.events import (
     ENGINE,
     ENGINE_NODE,
@@ -17,6 +16,7 @@ from pytest_torchmem.measurement.events import (
     Range,
     Recording,
 )
+from pytest_torchmem.measurement.labels import Label
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 from pytest_torchmem.step.phases import StepPhases
 

@@ -174,17 +174,17 @@ def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
 
         def run_for_real() -> MeasuredProfile:
             __tracebackhide__ = True
-            from pytest_torchmem.measurement.copies import copy_where_they_are
+            from pytest_torchmem.measurement.clone import clone_arguments
 
             # A fixture's model is not changed by a trace, and must not be by this either.
-            own_args, own_kwargs = copy_where_they_are(args, kwargs)
+            own_args, own_kwargs = clone_arguments(args, kwargs)
             return _measure(lambda: body(*own_args, **own_kwargs))
 
         def record(on: Device, of: Gpu, questions: Collection[Question]) -> Figures:
             __tracebackhide__ = True
-            from pytest_torchmem.measurement.copies import copy_where_they_are
+            from pytest_torchmem.measurement.clone import clone_arguments
 
-            own_args, own_kwargs = copy_where_they_are(args, kwargs)
+            own_args, own_kwargs = clone_arguments(args, kwargs)
             whole = functools.partial(body, *own_args, **own_kwargs)
             return _record(on, of, questions, whole, (), {})
 

@@ -37,7 +37,7 @@ from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, Gpu, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
 from pytest_torchmem.torch_private.self_test import check_torch
-from pytest_torchmem.tracing.clone import Twins
+from pytest_torchmem.tracing.clone import HollowCloner
 from pytest_torchmem.tracing.lock import run_alone
 from pytest_torchmem.units import parse_size
 
@@ -167,11 +167,11 @@ def _profile(
     if isinstance(target, nn.Module):
         refuse_wrapped(target)
         ledger.begin(Phase.BASELINE)
-        twins = Twins(interceptor, machine.device)
-        target = twins.of_module(target)
-        args, kwargs = twins.of_inputs(args, kwargs)
+        cloner = HollowCloner(interceptor, machine.device)
+        target = cloner.clone_module(target)
+        args, kwargs = cloner.clone_inputs(args, kwargs)
         fingerprint = fingerprint_of_step(ledger, machine.device)
-        del twins
+        del cloner
         ledger.enter(Phase.FORWARD)
     else:
         interceptor.attribution.on_outermost_call = program.called

@@ -113,7 +113,7 @@ def test_other_threads_run_for_real() -> None:
     assert results == [4.0]
 
 
-def test_hooks_run_on_the_twin() -> None:
+def test_hooks_run_on_the_clone() -> None:
     model = hooked()
     seen: list[nn.Module] = []
     model[1].register_forward_hook(lambda module, args, output: seen.append(module))

@@ -1,0 +1,153 @@
+"""Clones of a step's module and inputs: the user's own are never changed, moved or run."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+_BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+_BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
+
+
+class Cloner(ABC):
+    """Deep copies in which every tensor, wherever it is found, is cloned once.
+
+    What becomes of a tensor is for a subclass to say; without a device it stays where it is.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        self.device = device
+        self._memo: dict[int, Any] = {}
+        self._originals: list[Any] = []
+        """Tensors that nobody else may hold, so that their ids stay theirs."""
+        self._left_to_torch: set[int] = set()
+        """Tensors that are copied as torch itself does, by their ids."""
+
+    @abstractmethod
+    def clone_strided(self, tensor: Tensor) -> Tensor:
+        """Return a clone of a tensor's elements, without gradient and attributes."""
+
+    @abstractmethod
+    def clone_compressed(self, tensor: Tensor) -> Tensor:
+        """Return the same of a compressed sparse tensor."""
+
+    @abstractmethod
+    def clone_special(self, tensor: Tensor) -> Tensor:
+        """Return a whole clone of a tensor that is neither, nor jagged."""
+
+    def is_strided(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is nothing but its elements in a storage."""
+        return tensor.layout is torch.strided and not tensor.is_quantized
+
+    def clone(self, value: Any) -> Any:
+        """Return a deep copy of ``value``, with the clones of its tensors."""
+        with self._cloning():
+            return copy.deepcopy(value, self._memo)
+
+    def clone_tensor(self, tensor: Tensor) -> Tensor:
+        """Return the clone of one tensor, with its gradient and attributes."""
+        known: Tensor | None = self._memo.get(id(tensor))
+        if known is not None:
+            return known
+        strided = False
+        if is_lazy(tensor):
+            kind: Any = type(tensor)
+            device = self.device or tensor.device
+            clone: Tensor = kind(tensor.requires_grad, device=device, dtype=tensor.dtype)
+        elif tensor.layout is torch.jagged:
+            clone = self._clone_jagged(tensor)
+        elif tensor.layout in (*_BY_ROWS, *_BY_COLUMNS):
+            clone = _as_leaf(self.clone_compressed(tensor), tensor)
+        elif self.is_strided(tensor):
+            clone, strided = _as_leaf(self.clone_strided(tensor), tensor), True
+        else:
+            clone = self.clone_special(tensor)
+        self._memo[id(tensor)] = clone
+        self._originals.append(tensor)
+        if strided:
+            if tensor.__dict__:
+                clone.__dict__.update(copy.deepcopy(tensor.__dict__, self._memo))
+            if tensor.is_leaf and tensor.grad is not None:
+                clone.grad = self.clone_tensor(tensor.grad)
+        return clone
+
+    def copy_as_torch_does(self, tensor: Tensor) -> Tensor:
+        """Return what ``copy.deepcopy`` makes of a tensor."""
+        self._left_to_torch.add(id(tensor))
+        try:
+            return copy.deepcopy(tensor, self._memo)
+        finally:
+            self._left_to_torch.discard(id(tensor))
+
+    def _clone_jagged(self, tensor: Any) -> Tensor:
+        """Clone values and offsets; a deep copy would go with no other of the same offsets."""
+        names, context = tensor.__tensor_flatten__()
+        inner = {name: self.clone_tensor(getattr(tensor, name)) for name in names}
+        clone: Tensor = type(tensor).__tensor_unflatten__(
+            inner, context, tensor.shape, tensor.stride()
+        )
+        return clone
+
+    @contextmanager
+    def _cloning(self) -> Iterator[None]:
+        """Have ``copy.deepcopy`` on this thread clone tensors in this way."""
+        originals = {
+            kind: kind.__dict__["__deepcopy__"]
+            for kind in {Tensor} | _subclasses(Tensor)
+            if "__deepcopy__" in kind.__dict__
+        }
+        thread = threading.get_ident()
+        # Weakly: what torch imports meanwhile may keep the function (``torch.overrides``).
+        cloner = weakref.ref(self)
+
+        def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
+            def deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Any:
+                here = cloner() if threading.get_ident() == thread else None
+                if here is None or id(tensor) in here._left_to_torch:
+                    return original(tensor, memo)
+                return here.clone_tensor(tensor)
+
+            return deepcopy
+
+        for kind, original in originals.items():
+            kind.__deepcopy__ = replacement(original)  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            for kind, original in originals.items():
+                kind.__deepcopy__ = original  # type: ignore[attr-defined]
+
+
+def compressed_parts(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the compressed and the plain indices of a compressed sparse tensor, and its values."""
+    plain = tensor.detach()
+    if tensor.layout in _BY_ROWS:
+        return plain.crow_indices(), plain.col_indices(), plain.values()
+    return plain.ccol_indices(), plain.row_indices(), plain.values()
+
+
+def _as_leaf(clone: Tensor, tensor: Tensor) -> Tensor:
+    """Return a clone as the leaf that ``tensor`` is: a parameter, or a tensor with a gradient."""
+    if not isinstance(tensor, nn.Parameter):
+        return clone.requires_grad_(tensor.requires_grad)
+    parameter = nn.Parameter(clone, requires_grad=tensor.requires_grad)
+    if type(tensor) is not nn.Parameter:
+        parameter.__class__ = type(tensor)
+    return parameter
+
+
+def _subclasses(kind: type) -> set[type]:
+    found: set[type] = set()
+    subclasses: list[type] = type.__subclasses__(kind)
+    for subclass in subclasses:
+        found |= {subclass} | _subclasses(subclass)
+    return found
