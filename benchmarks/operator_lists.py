@@ -47,7 +47,7 @@ from pytest_torchmem import Gpu
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.plan import remembered_plans
 from pytest_torchmem.measurement.clone import clone_to
-from pytest_torchmem.operators.operator import operator_of
+from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import replace_tensors
 from pytest_torchmem.targets.gpus import registered_gpus
@@ -87,7 +87,7 @@ def recorded_for_real(sample: Sample, device: str, **options: Any) -> list[str]:
             names.append(str(overload.name()))
         set_excluded(FAKE, True)
         try:
-            return overload(*operator_of(overload).with_numbers_as_tensors(args, "cpu"), **kwargs)
+            return overload(*spec_of(overload).with_numbers_as_tensors(args, "cpu"), **kwargs)
         finally:
             set_excluded(FAKE, False)
 

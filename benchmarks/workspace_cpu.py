@@ -29,7 +29,8 @@ from torch import Tensor
 from torch._C._profiler import _EventType
 from torch._ops import OpOverload
 
-from pytest_torchmem.operators.operator import Treatment, operator_of
+from pytest_torchmem.operators.registry import Kind
+from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace import find_workspace
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.host import Host, this_machine
@@ -72,7 +73,7 @@ class Call:
         function = find_workspace(self.name, "cpu")
         if function is None:
             return 0
-        written = operator_of(self.operator).mutated_names
+        written = spec_of(self.operator).mutated_names
         options = {name: value for name, value in self.kwargs.items() if name not in written}
         requests = function(host, self.outputs, *self.args, **options)
         return requests if isinstance(requests, int) else sum(requests)
@@ -133,9 +134,9 @@ class Recorder:
             set_excluded(FAKE, False)
 
     def _kernel(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        operator = operator_of(overload)
+        operator = spec_of(overload)
         tensors = argument_tensors((args, kwargs))
-        if operator.treatment is Treatment.IMPLICIT:
+        if operator.kind is Kind.DECOMPOSED:
             return run_composite_implicit(overload, *args, **kwargs)
         if operator.composite and tensors:
             return run_composite_explicit(overload, *args, **kwargs)

@@ -43,8 +43,8 @@ _BANNED = (
 class Casts:
     """Casts arguments to what autocast runs an operator in, and keeps the casts of parameters."""
 
-    def __init__(self, guard: TraceContext) -> None:
-        self.guard = guard
+    def __init__(self, trace: TraceContext) -> None:
+        self.trace = trace
         self._cache: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
 
     @property
@@ -60,8 +60,7 @@ class Casts:
         """Return whether a value is ever cast; autocast_mode.h, ``is_eligible``."""
         if not isinstance(value, Tensor) or value.dtype not in _FLOATING:
             return False
-        record = self.guard.record(value)
-        return record is not None and record.ledger.device.type == "cuda"
+        return self.trace.is_on_gpu(value)
 
     def to(self, dtype: torch.dtype, value: Any) -> Any:
         """Return ``value`` with its eligible tensors cast; autocast_mode.cpp, ``cached_cast``."""
@@ -113,16 +112,16 @@ def _to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @contextmanager
-def cuda_autocast(guard: TraceContext) -> Iterator[None]:
+def cuda_autocast(trace: TraceContext) -> Iterator[None]:
     """Let ``torch.autocast("cuda")`` cast fake cuda tensors on the trace's thread."""
-    casts = Casts(guard)
+    casts = Casts(trace)
     kernels = ExitStack()
     set_enabled, clear = torch.set_autocast_enabled, torch.clear_autocast_cache
     registered: list[bool] = []
 
     def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:
         set_enabled(*args, **kwargs)
-        if guard.off():
+        if trace.off():
             return
         enabled = torch.is_autocast_enabled("cuda")
         if enabled and not registered:
@@ -132,7 +131,7 @@ def cuda_autocast(guard: TraceContext) -> Iterator[None]:
 
     def clear_autocast_cache() -> None:
         clear()
-        if not guard.off():
+        if not trace.off():
             casts.clear()
 
     with (
@@ -260,7 +259,7 @@ def _banned(casts: Casts, operator: Any) -> Callable[..., Any]:
 def _recurrent(casts: Casts, operator: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with outside_autocast():
-            return autocast_rnn(casts, casts.guard, *args, **kwargs)
+            return autocast_rnn(casts, casts.trace, *args, **kwargs)
 
     return kernel
 

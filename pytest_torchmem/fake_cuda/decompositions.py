@@ -1,71 +1,56 @@
-"""Fake cuda takes the paths of its GPU: one module for each family of composite operators.
-
-A kernel here replaces an operator that ATen decomposes differently on CUDA. It is a function of the
-GPU and the operator's own arguments, registered by name; it calls the operators that CUDA would::
-
-    @cuda_kernel("aten::dropout")
-    def dropout(gpu: Gpu, composite: Composite, input: Tensor, p: float, train: bool) -> Tensor:
-        ...
-
-``composite()`` runs the operator as the CPU does, with the same arguments.
-"""
+"""Composite operators on fake cuda take the paths of its GPU, which their records have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 from pytest_torchmem.fake_cuda.autocast import cuda_autocast
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.operators.cuda_meta import CUDA_META
-from pytest_torchmem.operators.decompositions import LEAVES, Composite, registered_kernels
+from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.families import load
-from pytest_torchmem.operators.machine import Machine
-from pytest_torchmem.operators.sorting.storages import CUDA_STORAGES
+from pytest_torchmem.operators.registry import records
+from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.dispatcher import composite_kernels
-from pytest_torchmem.torch_private.operators import OpOverload, find_operator
+from pytest_torchmem.torch_private.operators import find_operator
 
 
 @contextmanager
-def cuda_dispatch(machine: Machine, guard: TraceContext) -> Iterator[None]:
-    """Let composite operators on fake cuda tensors of this thread take the GPU's path."""
-    assert machine.gpu is not None
-    kernels = {
-        name: _bind(function, operator, machine, guard) for name, operator, function in _kernels()
-    }
-    names = ((f"aten::{name}", kernel) for name, kernel in kernels.items())
-    machine.kernels.update({name: kernel for name, kernel in names if name not in LEAVES})
-    machine.leaves = frozenset(LEAVES)
-    machine.meta_functions = CUDA_META
-    machine.storages = CUDA_STORAGES
-    with composite_kernels(kernels), cuda_autocast(guard):
-        yield
+def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Mapping[str, Callable[..., Any]]]:
+    """Let composite operators on fake cuda tensors of this thread take the GPU's path.
+
+    Yields, by name, what runs those of them that arrive undecomposed.
+    """
+    kernels = {spec: _kernel(spec, gpu, trace) for spec in _with_paths()}
+    bare = {spec.name.removeprefix("aten::"): kernel for spec, kernel in kernels.items()}
+    with composite_kernels(bare), cuda_autocast(trace):
+        yield {
+            spec.name: kernel for spec, kernel in kernels.items() if not spec.one_kernel_on("cuda")
+        }
 
 
 @cache
-def _kernels() -> tuple[tuple[str, OpOverload, Callable[..., Any]], ...]:
-    """Return what the families have registered for operators that this torch has, by bare name."""
+def _with_paths() -> tuple[OperatorSpec, ...]:
+    """Return the operators of this torch whose records have a path on cuda."""
     load()
-    found = []
-    for name, function in registered_kernels().items():
-        operator = find_operator(name.removeprefix("aten::"))
-        if operator is not None:
-            found.append((name.removeprefix("aten::"), operator, function))
-    return tuple(found)
+    names = [name for name, record in records().items() if "cuda" in record.path]
+    found = (find_operator(name.removeprefix("aten::")) for name in names)
+    return tuple(spec_of(overload) for overload in found if overload is not None)
 
 
-def _bind(
-    function: Callable[..., Any], operator: Any, machine: Machine, guard: TraceContext
-) -> Callable[..., Any]:
+def _kernel(spec: OperatorSpec, gpu: Gpu, trace: TraceContext) -> Callable[..., Any]:
+    path = spec.cuda.path
+    assert path is not None
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         first = next(iter(argument_tensors((args, kwargs))), None)
-        record = None if first is None else guard.record(first)
-        composite = Composite(guard, operator, args, kwargs)
-        if record is None or record.ledger.device.type != "cuda":
-            return composite()
-        return function(machine.gpu, composite, *args, **kwargs)
+        call = CompositeCall(args, kwargs, spec.overload, trace)
+        if first is None or not trace.is_on_gpu(first):
+            return call()
+        return path(args, kwargs, machine=gpu, call=call)
 
     return kernel

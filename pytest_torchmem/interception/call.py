@@ -8,14 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from pytest_torchmem.interception.ledger import StorageRecord
-from pytest_torchmem.operators.operator import Operator
+from pytest_torchmem.operators.spec import OperatorSpec
 
 
 @dataclass(slots=True)
 class Call:
     """An operator and what it is called with."""
 
-    operator: Operator
+    operator: OperatorSpec
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tensors: list[Tensor]

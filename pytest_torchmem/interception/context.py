@@ -60,6 +60,11 @@ class TraceContext:
         record = self.record(tensor)
         return record if record is not None and record.hollow else None
 
+    def is_on_gpu(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is on the fake GPU."""
+        record = self.record(tensor)
+        return record is not None and record.ledger.device.type == "cuda"
+
     def made_before_step(self, tensor: Tensor) -> bool:
         """Return whether a tensor's storage was there before the step."""
         record = self.record(tensor)

@@ -16,8 +16,8 @@ from pytest_torchmem.interception.materialize import make_hollow
 from pytest_torchmem.interception.phases import Phases
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.values import known
-from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase
+from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.storages import hollow_storage, storage_address, tensor_on
 from pytest_torchmem.torch_private.tensors import is_view_of_another, view_base
 
@@ -31,7 +31,7 @@ class Border:
     """
 
     def __init__(
-        self, machine: Machine, ledger: Ledger, attribution: Attribution, phases: Phases
+        self, machine: Target, ledger: Ledger, attribution: Attribution, phases: Phases
     ) -> None:
         self._machine = machine
         self._ledger = ledger

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from pytest_torchmem.interception.plan import Plan, plan_on_meta, plan_pointwise
 from pytest_torchmem.interception.wrapped_numbers import type_of
-from pytest_torchmem.operators.operator import Operator
+from pytest_torchmem.operators.spec import OperatorSpec
 
 _TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
 _Generator = torch.Generator
 
 
 def find_plan(
-    operator: Operator,
+    operator: OperatorSpec,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     tensors: list[Tensor],

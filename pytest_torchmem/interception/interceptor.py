@@ -8,9 +8,10 @@ tensors whose storages the ledger books.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -29,13 +30,8 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRec
 from pytest_torchmem.interception.materialize import grow, make_hollow, make_outputs
 from pytest_torchmem.interception.output_order import steps_in_order
 from pytest_torchmem.interception.phases import Phases
-from pytest_torchmem.interception.placement import Placement, check_generator, host_slots
-from pytest_torchmem.interception.plan import (
-    Output,
-    Plan,
-    Same,
-    remembered_plans,
-)
+from pytest_torchmem.interception.placement import Placement, check_generator
+from pytest_torchmem.interception.plan import Output, Plan, Same, remembered_plans
 from pytest_torchmem.interception.staging import COPIES, stage, staged_pairs
 from pytest_torchmem.interception.streams import Streams
 from pytest_torchmem.interception.values.data_dependent import (
@@ -45,19 +41,18 @@ from pytest_torchmem.interception.values.data_dependent import (
 )
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.wrapped_numbers import WrappedNumbers
-from pytest_torchmem.operators.machine import Machine
-from pytest_torchmem.operators.operator import Operator, Treatment, operator_of
-from pytest_torchmem.operators.workspace import (
-    Buffer,
-    Workspace,
-    environment_settings,
-)
+from pytest_torchmem.operators.calls import GivenCall
+from pytest_torchmem.operators.registry import Kind, generation
+from pytest_torchmem.operators.spec import OperatorSpec, spec_of
+from pytest_torchmem.operators.workspace import Buffer, Workspace, environment_settings
+from pytest_torchmem.operators.workspace_of import library_output, library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.imports import imports_within
 from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.autograd import ENGINE_CODE, in_engine_thread
 from pytest_torchmem.torch_private.dispatcher import interception
-from pytest_torchmem.torch_private.kernels import run_composite_implicit
+from pytest_torchmem.torch_private.kernels import run_composite_explicit, run_composite_implicit
 from pytest_torchmem.torch_private.keys import FAKE, set_excluded
 from pytest_torchmem.torch_private.meta import LIKE_ANOTHER
 from pytest_torchmem.torch_private.modes import NoFunctionModes, function_modes
@@ -73,7 +68,7 @@ class Interceptor:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: Target,
         ledger: Ledger,
         attribution: Attribution,
         alone: References | None,
@@ -90,11 +85,15 @@ class Interceptor:
         self.inside = False
         """Whether the profiler itself is at work, and tensors answer as torch made them."""
         self._importing = False
-        self._operators: dict[OpOverload, Operator] = {}
+        self.paths: Mapping[str, Callable[..., Any]] = {}
+        """What runs composite operators as the GPU does, by name."""
+        self._operators: dict[OpOverload, OperatorSpec] = {}
         self._settings: tuple[Any, ...] = ()
         self._find_settings = host_settings if machine.gpu is None else kernel_settings
         self._environment = environment_settings()
-        self._plans = remembered_plans(machine.host, machine.gpu, machine.calibration)
+        self._plans = remembered_plans(
+            machine.host, machine.gpu, machine.calibration, (generation(),)
+        )
         self.sums = GradientSums(alone)
         self.numbers = WrappedNumbers(ledger)
         self._placement = Placement(machine, ledger)
@@ -150,7 +149,7 @@ class Interceptor:
                     return self._pass(overload, args, kwargs)
                 operator = self._operators[overload] = self._operator(overload)
             self.numbers.settle()
-            if operator.treatment is Treatment.LEAF:
+            if operator.kind is Kind.LEAF:
                 return self._run(operator, args, kwargs)
             return self._run_specially(operator, args, kwargs)
         finally:
@@ -166,37 +165,37 @@ class Interceptor:
         with self.intercepting():
             return view(*args, **kwargs)
 
-    def _operator(self, overload: OpOverload) -> Operator:
+    def _operator(self, overload: OpOverload) -> OperatorSpec:
         """Return what is to be known of an operator on this machine."""
-        operator = operator_of(overload)
-        if self.machine.is_taught(overload):
-            return replace(operator, treatment=Treatment.LEAF, composite=False, opaque=True)
-        if operator.name in self.machine.kernels:
-            return replace(operator, treatment=Treatment.IMPLICIT)
-        if operator.treatment is Treatment.IMPLICIT and self.machine.is_leaf(operator.name):
-            return replace(operator, treatment=Treatment.LEAF)
-        return operator
+        spec, device = spec_of(overload), self.machine.device.type
+        if spec.on(device).custom is not None:
+            return replace(spec, kind=Kind.LEAF, composite=False, opaque=True)
+        if spec.name in self.paths:
+            return replace(spec, kind=Kind.DECOMPOSED)
+        if spec.kind is Kind.DECOMPOSED and spec.one_kernel_on(device):
+            return replace(spec, kind=Kind.LEAF)
+        return spec
 
-    def _run_specially(self, operator: Operator, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _run_specially(self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: Any) -> Any:
         __tracebackhide__ = True
-        treatment = operator.treatment
+        kind = operator.kind
         run = self._layouts.find(operator, args, kwargs)
         if run is not None:
             self.phases.find()
             return run(operator, args, kwargs)
-        if treatment is Treatment.IMPLICIT:
-            kernel = self.machine.kernels.get(operator.name)
+        if kind is Kind.DECOMPOSED:
+            kernel = self.paths.get(operator.name)
             with self.intercepting():
                 if kernel is not None:
                     return kernel(*args, **kwargs)
                 return run_composite_implicit(operator.overload, *args, **kwargs)
-        if treatment is Treatment.NATIVE:
+        if kind is Kind.NATIVE:
             return operator.overload(*args, **kwargs)
-        if treatment is Treatment.PASS:
+        if kind is Kind.PASS:
             return None
-        if treatment is Treatment.SCALAR:
+        if kind is Kind.SCALAR:
             return self._item(args[0])
-        if treatment is Treatment.LIFT:
+        if kind is Kind.LIFT:
             return self.border.lift(args[0], self.target or _CPU, sys._getframe(2))
         return self._resize(operator, args, kwargs)
 
@@ -246,13 +245,13 @@ class Interceptor:
         """Book a library's workspace that stays and that ``overload`` makes on its first use."""
         device = self.ledger.on(self.machine.device)
         self.phases.find()
-        operator = operator_of(overload)
+        operator = spec_of(overload)
         origin = self.attribution.origin(self.ledger.phase, operator.name, sys._getframe(1))
-        self._take(self.machine.kept(buffer, operator), device, origin)
+        self._take(library_state(self.machine, buffer, operator), device, origin)
 
     # -- one operator ------------------------------------------------------------------------------
 
-    def _run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
         if kwargs and kwargs.get("layout") in LAYOUTS:
             self.phases.find()
@@ -282,7 +281,7 @@ class Interceptor:
         if self.ledger.phase is Phase.BACKWARD and self._sums_in_place(call, device, frame):
             return tensors[0]
         if operator.dynamic and self._own_meta(operator, device.device) is None:
-            body = self.machine.body(operator, device.device.type)
+            body = self._body(operator, device.device.type)
             if body is not None:
                 return self._composites.run(body, call, device)[0]
             return self._run_dynamic(call, device, self._origin(operator, frame))
@@ -302,7 +301,7 @@ class Interceptor:
         plan = self._plans.get(key)
         is_new = plan is None
         if plan is None:
-            body = self.machine.body(operator, device.device.type) if tensors else None
+            body = self._body(operator, device.device.type) if tensors else None
             if body is not None:
                 result, plan = self._composites.run(body, call, device)
                 if plan is not None:
@@ -314,7 +313,9 @@ class Interceptor:
         result = make_outputs(self.ledger, plan, tensors, device, origin)
         if is_new:
             given = with_types(args, numbers)
-            plan.workspace = self.machine.workspace(device.device, operator, result, given, kwargs)
+            plan.workspace = workspace_of(
+                self.machine, device.device.type, operator, result, given, kwargs
+            )
         wrapped: tuple[int, ...] = ()
         if numbers and frame.f_code is not ENGINE_CODE:  # what the engine issues, a node has saved
             wrapped = self.numbers.book(args, numbers, device, origin)
@@ -331,7 +332,7 @@ class Interceptor:
         return result
 
     def _run_unrecorded(
-        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an operator among whose tensors one has no storage of the ledger: meta or sparse."""
         __tracebackhide__ = True
@@ -367,10 +368,10 @@ class Interceptor:
         __tracebackhide__ = True
         operator = call.operator
         plan = find_plan(operator, *given, call.tensors, self._own_meta(operator, device))
-        plan.on_host = host_slots(operator.name, plan)
-        if device.type == "cuda":
-            plan.steps = steps_in_order(operator.name, plan)
-        reserve = self.machine.reserve(operator, call.args, call.kwargs)
+        on_device = operator.on(device.type)
+        plan.on_host = frozenset(plan.outputs[at].slot for at in on_device.host_outputs)
+        plan.steps = steps_in_order(on_device.order, plan)
+        reserve = library_output(self.machine, operator, call.args, call.kwargs)
         if reserve is not None:
             plan.resize(*reserve)
         return plan
@@ -392,20 +393,42 @@ class Interceptor:
             self._settings = settings
             machine = self.machine
             self._plans = remembered_plans(
-                machine.host, machine.gpu, machine.calibration, (*settings, *self._environment)
+                machine.host,
+                machine.gpu,
+                machine.calibration,
+                (generation(), *settings, *self._environment),
             )
 
-    def _origin(self, operator: Operator, frame: Any) -> Origin:
+    def _origin(self, operator: OperatorSpec, frame: Any) -> Origin:
         return self.attribution.origin(
             self.ledger.phase, self._composites.running or operator.name, frame
         )
 
-    def _own_meta(self, operator: Operator, device: torch.device) -> Callable[..., Any] | None:
-        return self.machine.meta_function(operator, device.type)
+    def _own_meta(self, operator: OperatorSpec, device: torch.device) -> Callable[..., Any] | None:
+        on_device = operator.on(device.type)
+        if on_device.is_missing:
+            raise NotImplementedError(
+                f"Could not run '{operator.name}' with arguments from the "
+                f"'{device.type.upper()}' backend: torch has no kernel of it for "
+                f"{device.type.upper()}"
+            )
+        return on_device.meta
+
+    def _body(self, operator: OperatorSpec, device: str) -> Callable[..., Any] | None:
+        """Return what runs an operator as the sequence of others that it is; None for a leaf."""
+        decomposition = operator.on(device).decomposition
+        if decomposition is not None:
+            machine = self.machine.machine(device)
+            return lambda *args, **kwargs: decomposition(
+                args, kwargs, machine=machine, call=GivenCall(args, kwargs)
+            )
+        if operator.composite and not operator.one_kernel_on(self.machine.device.type):
+            return partial(run_composite_explicit, operator.overload)
+        return None
 
     def _from_geometry(
         self,
-        operator: Operator,
+        operator: OperatorSpec,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         device: torch.device,
@@ -467,8 +490,8 @@ class Interceptor:
             answer = equal_without_values(call)
             if answer is not None:
                 return answer
-        plan, real = plan_from_values(call, self.machine, self.values, device.device.type)
-        on_host = self.machine.host_outputs(operator.name)
+        plan, real = plan_from_values(call, self.values, device.device.type)
+        on_host = operator.on(device.device.type).host_outputs
         host_outputs = {position: plan.outputs[position] for position in on_host}
         if on_host:
             plan.outputs = tuple(
@@ -484,14 +507,18 @@ class Interceptor:
             )
             self.values.take(outputs[position], real[position])
         # Where the outputs' values decide what a kernel takes, they are known here.
-        workspace = self.machine.workspace(device.device, operator, real, call.args, call.kwargs)
+        workspace = workspace_of(
+            self.machine, device.device.type, operator, real, call.args, call.kwargs
+        )
         if workspace is not None:
             self._take(workspace, device, origin)
         if all(record.known is not None for record in call.records):
             self.values.take(result, real)
         return tuple(outputs) if on_host else result
 
-    def _resize(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def _resize(
+        self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
         tensor: Tensor = args[0]
         records = self._records([tensor])
         if records is None:

@@ -9,59 +9,22 @@ import torch
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
-from pytest_torchmem.interception.plan import Plan
-from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.storages import storage_address
 
 _CPU = torch.device("cpu")
-
-#: Operators that take tensors of two devices (a copy's source, indices on the host).
-_ACROSS_DEVICES = frozenset(
-    {
-        "aten::copy_",
-        "aten::_to_copy",
-        "aten::_cudnn_ctc_loss",  # targets and lengths are the host's
-        "aten::_foreach_copy_",
-        "aten::_pack_padded_sequence",
-        "aten::_pack_padded_sequence_backward",
-        "aten::index.Tensor",
-        "aten::index_put_",
-        "aten::index_put",
-        "aten::_index_put_impl_",
-        "aten::_unsafe_index.Tensor",
-        "aten::_unsafe_index_put",
-        "aten::set_.source_Tensor",
-    }
-)
-
-#: Outputs that a CUDA kernel makes on the host, outside of the capture of a graph: the seed and the
-#: offset of random numbers (native/transformers/cuda/attention.cu, _efficient_attention_forward).
-_HOST_OUTPUTS = {
-    "aten::_efficient_attention_forward": (2, 3),
-    "aten::_scaled_dot_product_efficient_attention": (2, 3),
-}
-
-#: Of these the operators that index, and of those the ones whose last argument is written.
-_INDEXING = frozenset(name for name in _ACROSS_DEVICES if "index" in name)
-_INDEXED_WRITES = frozenset(name for name in _INDEXING if "put" in name)
 
 
 #: Generators of fake cuda by the addresses of those in C++, which are the CPU's.
 GPU_GENERATORS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
-def host_slots(operator: str, plan: Plan) -> frozenset[int]:
-    """Return the slots of a plan that an operator's kernel makes on the host."""
-    positions = _HOST_OUTPUTS.get(operator, ())
-    return frozenset(plan.outputs[position].slot for position in positions)
-
-
 class Placement:
     """Finds the device of outputs from those of the inputs, for the operators of one trace."""
 
-    def __init__(self, machine: Machine, ledger: Ledger) -> None:
+    def __init__(self, machine: Target, ledger: Ledger) -> None:
         self._machine = machine
         self._ledger = ledger
         self._last: DeviceLedger | None = None
@@ -108,7 +71,7 @@ class Placement:
     def _shared(self, call: Call, device: DeviceLedger) -> DeviceLedger:
         """Return the device that all tensors of a call are on, or go with."""
         __tracebackhide__ = True
-        if call.operator.name in _ACROSS_DEVICES:
+        if call.operator.record.across_devices:
             _check_across(call)
             return device
         first = call.records[0]
@@ -176,9 +139,9 @@ def _check_across(call: Call) -> None:
                 "'lengths' argument should be a 1D CPU int64 tensor, but got 1D "
                 f"{lengths.ledger.device} Long tensor"
             )
-    if name not in _INDEXING:
+    if not call.operator.masks:
         return
-    end = len(records) - (name in _INDEXED_WRITES)
+    end = len(records) - ("put" in name)
     for record in records[1:end]:
         if record.ledger.device not in (device, _CPU):
             raise RuntimeError(

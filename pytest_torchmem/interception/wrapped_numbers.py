@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.operators.operator import Operator
+from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.profile.timeline import Kind, Origin
 from pytest_torchmem.torch_private.autograd import current_node, keeps_graph, saved_by
 from pytest_torchmem.torch_private.storages import storage_address
@@ -89,7 +89,7 @@ class WrappedNumbers:
 
     def release(
         self,
-        operator: Operator,
+        operator: OperatorSpec,
         positions: tuple[int, ...],
         indices: tuple[int, ...],
         device: DeviceLedger,

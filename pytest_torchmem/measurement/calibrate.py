@@ -22,8 +22,9 @@ from pytest_torchmem.measurement.clone import clone_to
 from pytest_torchmem.measurement.cpu import no_garbage_collection, random_states_kept
 from pytest_torchmem.measurement.cuda import REQUESTED, run_warm
 from pytest_torchmem.measurement.device import Device
-from pytest_torchmem.operators.calibration_key import RESERVES, STATES, question_of
-from pytest_torchmem.operators.operator import Operator, Treatment, operator_of
+from pytest_torchmem.operators.calibration_key import key_of
+from pytest_torchmem.operators.registry import Kind
+from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.global_state import eager
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
@@ -148,9 +149,9 @@ class _Recorder:
         __tracebackhide__ = True
         set_excluded(FAKE, True)
         try:
-            operator = operator_of(overload)
+            operator = spec_of(overload)
             if operator.name in self._operators:
-                question = question_of(operator, args, kwargs)
+                question = key_of(operator, args, kwargs)
                 if question in self._questions:
                     return self._measured(question, operator, args, kwargs)
             body = self._body(operator)
@@ -161,16 +162,20 @@ class _Recorder:
         finally:
             set_excluded(FAKE, False)
 
-    def _body(self, operator: Operator) -> Callable[..., Any] | None:
+    def _body(self, operator: OperatorSpec) -> Callable[..., Any] | None:
         """Return what runs an operator as the sequence of others that a trace sees in its place."""
         if has_kernel_on(operator.overload, self._device.torch_device.type):
             return None
-        if operator.treatment is Treatment.IMPLICIT:
+        if operator.kind is Kind.DECOMPOSED:
             return run_composite_implicit
         return run_composite_explicit if operator.composite else None
 
     def _measured(
-        self, question: Question, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        question: Question,
+        operator: OperatorSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         __tracebackhide__ = True
         device = self._device
@@ -189,16 +194,16 @@ class _Recorder:
         return result
 
 
-def _run(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     __tracebackhide__ = True
     return operator.overload(*operator.with_numbers_as_tensors(args, "cpu"), **kwargs)
 
 
-def _reserve_of(operator: Operator, result: Any) -> int | None:
+def _reserve_of(operator: OperatorSpec, result: Any) -> int | None:
     """Return the bytes of the output whose size a library alone decides."""
-    if operator.name in STATES:
+    if operator.record.library_state:
         return int(result.numel() * result.element_size())
-    position = RESERVES.get(operator.name)
+    position = operator.record.library_output
     if position is None or not isinstance(result[position], Tensor):
         return None
     reserve: Tensor = result[position]

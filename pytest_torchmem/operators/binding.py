@@ -11,11 +11,16 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from pytest_torchmem.operators import signatures as arguments
 from pytest_torchmem.torch_private.operators import OpOverload, schema
 
-#: Parameters that are no arguments of the operator: what a trace hands over besides.
+#: Parameters that are no arguments of the operator: what a trace hands over besides, and all the
+#: arguments that were given, for what is the same for operators of other schemas: those with a
+#: position, the tensors among them, or all by name.
 BESIDES = frozenset({"machine", "outputs", "call", "nested"})
+WHOLES = frozenset({"operands", "tensors", "arguments"})
 _EMPTY = inspect.Parameter.empty
 _MISSING: Any = object()
 
@@ -27,7 +32,7 @@ class Unbindable(TypeError):
 class Binding:
     """Calls a function with what it takes of the arguments of one overload."""
 
-    __slots__ = ("_besides", "_function", "_groups", "_positions")
+    __slots__ = ("_besides", "_function", "_groups", "_names", "_positions", "_wholes")
 
     def __init__(self, function: Callable[..., Any], overload: OpOverload) -> None:
         """Raise ``Unbindable`` where the function asks for what no overload can give."""
@@ -52,7 +57,9 @@ class Binding:
             return name, str(described[index].name), index, found
 
         self._function = function
+        self._names = tuple(str(argument.name) for argument in described)
         self._besides: list[str] = []
+        self._wholes: list[str] = []
         self._positions: list[tuple[str, str, int, Any]] = []
         self._groups: list[tuple[str, type[Any], list[tuple[str, str, int, Any]]]] = []
         for parameter in inspect.signature(function).parameters.values():
@@ -61,6 +68,8 @@ class Binding:
             group = arguments.GROUPS.get(str(parameter.annotation))
             if parameter.name in BESIDES:
                 self._besides.append(parameter.name)
+            elif parameter.name in WHOLES:
+                self._wholes.append(parameter.name)
             elif group is not None:
                 given = group._field_defaults
                 places = [place(name, given.get(name, _EMPTY)) for name in group._fields]
@@ -72,6 +81,8 @@ class Binding:
         """Call the function for a call of the operator; ``besides`` is what a trace hands over."""
         __tracebackhide__ = True
         taken = {name: besides[name] for name in self._besides}
+        for name in self._wholes:
+            taken[name] = self._whole(name, args, kwargs)
         for name, schema_name, index, default in self._positions:
             taken[name] = _taken(args, kwargs, schema_name, index, default)
         for name, group, places in self._groups:
@@ -82,6 +93,38 @@ class Binding:
                 }
             )
         return self._function(**taken)
+
+    def _whole(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if name == "operands":
+            return list(args)
+        if name == "tensors":
+            return [given for given in (*args, *kwargs.values()) if isinstance(given, Tensor)]
+        return {**dict(zip(self._names, args, strict=False)), **kwargs}
+
+
+class InOrder:
+    """Calls a function of a user with all arguments in their order, behind what ``leads``."""
+
+    __slots__ = ("_function", "_leads", "_outputs")
+
+    def __init__(
+        self, function: Callable[..., Any], overload: OpOverload, leads: Sequence[str]
+    ) -> None:
+        self._function = function
+        self._leads = tuple(leads)
+        # ``out=`` is where the outputs are, not another argument.
+        self._outputs = frozenset(
+            str(argument.name) for argument in overload._schema.arguments if argument.is_out
+        )
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], **besides: Any) -> Any:
+        """Call the function for a call of the operator; ``besides`` is what a trace hands over."""
+        __tracebackhide__ = True
+        given = {name: value for name, value in kwargs.items() if name not in self._outputs}
+        return self._function(*[besides[name] for name in self._leads], *args, **given)
+
+
+Bound = Binding | InOrder
 
 
 def _taken(

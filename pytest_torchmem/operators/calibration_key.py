@@ -17,46 +17,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.operator import Operator
+from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.targets.calibration import Question
 from pytest_torchmem.torch_private.settings import library_settings
 
-RESERVES = {
-    "aten::_batch_norm_with_update": 3,
-    "aten::_batch_norm_with_update_functional": 3,
-    "aten::_cudnn_rnn": 3,
-    "aten::cudnn_batch_norm": 3,
-}
-"""The output whose size cuDNN alone decides, by operator: its position. What the backward needs of
-the forward; native/cudnn/RNN.cpp and native/cudnn/BatchNorm.cpp."""
-
-STATES = frozenset({"aten::_cudnn_init_dropout_state"})
-"""Operators that make what a library keeps, as their one output, and whose size it alone decides;
-native/cudnn/RNN.cpp, ``get_dropout_state``."""
-
-_LEFT_OUT = {
-    "aten::_cudnn_init_dropout_state": ("dropout", "train", "dropout_seed", "dtype", "layout"),
-    "aten::_cudnn_rnn": ("dropout_state",),
-    "aten::_cudnn_rnn_backward": ("dropout_state", "reserve"),
-    "aten::_scaled_dot_product_cudnn_attention_backward": ("philox_seed", "philox_offset"),
-    "aten::_scaled_dot_product_efficient_attention_backward": ("philox_seed", "philox_offset"),
-    "aten::batch_norm_backward": ("reserve",),
-    "aten::cudnn_batch_norm_backward": ("reserveSpace",),
-}
-"""The arguments that are such buffers, by operator; and random states, which decide nothing."""
 _NO_GEOMETRY = ("device", "pin_memory", "generator")
 
 
-def question_of(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Question:
+def key_of(spec: OperatorSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Question:
     """Return what is to be asked of an operator that is called with these arguments now."""
-    left_out = _LEFT_OUT.get(operator.name, ())
+    left_out = spec.record.not_in_key
     if left_out:
-        named = zip(operator.argument_names, args, strict=False)
+        named = zip(spec.argument_names, args, strict=False)
         args = [value for name, value in named if name not in left_out]
         kwargs = {name: value for name, value in kwargs.items() if name not in left_out}
     geometry = geometry_text(args, kwargs)
     settings = library_settings()
-    return Question(operator.name, f"{geometry}; {', '.join(settings)}" if settings else geometry)
+    return Question(spec.name, f"{geometry}; {', '.join(settings)}" if settings else geometry)
 
 
 def geometry_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

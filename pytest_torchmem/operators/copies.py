@@ -6,6 +6,7 @@ Mostly gradients: autograd hands kernels the expanded gradient of a sum, or one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from pytest_torchmem.operators.geometry import (
     suggested_format,
     transpose_scratch,
 )
-from pytest_torchmem.operators.workspace import workspace
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
 
 _OWN = -1
@@ -111,16 +112,14 @@ def dense_copy(tensor: Tensor, memory_format: torch.memory_format) -> int:
 
 
 def _function(copied: Mapping[int, int]) -> Callable[..., int]:
-    def copies(machine: Host, outputs: object, *arguments: object, **options: object) -> int:
+    def copies(operands: list[Any]) -> int:
         total = 0
         for position, layout in copied.items():
-            if position >= len(arguments):
-                continue
-            tensor = arguments[position]
+            tensor = operands[position] if position < len(operands) else None
             if not isinstance(tensor, Tensor):
                 continue
             memory_format = torch.contiguous_format
-            like = tensor if layout == _OWN else arguments[layout] if layout >= 0 else None
+            like = tensor if layout == _OWN else operands[layout] if layout >= 0 else None
             if isinstance(like, Tensor) and like.dim() == tensor.dim():
                 memory_format = suggested_format(like)
             total += dense_copy(tensor, memory_format)
@@ -131,16 +130,16 @@ def _function(copied: Mapping[int, int]) -> Callable[..., int]:
 
 
 for _name, _positions in _COPIED.items():
-    workspace(f"aten::{_name}", device="cpu")(_function(_positions))
+    operator(f"aten::{_name}").workspace("cpu")(_function(_positions))
 
 
 def _gradient_function(copied: tuple[int, ...]) -> Callable[..., int]:
-    def copies(machine: Host, outputs: Tensor, *arguments: object, **options: object) -> int:
-        gradient = arguments[0]
+    def copies(outputs: Tensor, operands: list[Any]) -> int:
+        gradient = operands[0]
         if not isinstance(gradient, Tensor):
             return 0
         memory_format = suggested_format(gradient)
-        tensors = [arguments[position] for position in copied if position < len(arguments)]
+        tensors = [operands[position] for position in copied if position < len(operands)]
         return sum(
             contiguous_copy(tensor, memory_format)
             for tensor in (*tensors, outputs)
@@ -152,32 +151,28 @@ def _gradient_function(copied: tuple[int, ...]) -> Callable[..., int]:
 
 
 for _name, _tensors in _IN_LAYOUT_OF_GRADIENT.items():
-    workspace(f"aten::{_name}", device="cpu")(_gradient_function(_tensors))
+    operator(f"aten::{_name}").workspace("cpu")(_gradient_function(_tensors))
 
 
-@workspace(
-    "aten::_upsample_bilinear2d_aa_backward",
-    "aten::_upsample_bicubic2d_aa_backward",
-    device="cpu",
-)
-def upsample_antialias_backward(
-    machine: Host, outputs: Tensor, grad_output: Tensor, *settings: object
-) -> int:
+@operator(
+    "aten::_upsample_bilinear2d_aa_backward", "aten::_upsample_bicubic2d_aa_backward"
+).workspace("cpu")
+def upsample_antialias_backward(outputs: Tensor, grad_output: Tensor) -> int:
     """Plain copies of both sides; native/cpu/UpSampleKernel.cpp, cpu_upsample_genNd_backward_aa."""
     return contiguous_copy(grad_output) + contiguous_copy(outputs)
 
 
-@workspace("aten::reflection_pad3d", "aten::replication_pad3d", device="cpu")
-def padding_of_volumes(machine: Host, outputs: Tensor, input: Tensor, padding: object) -> int:
+@operator("aten::reflection_pad3d", "aten::replication_pad3d").workspace("cpu")
+def padding_of_volumes(outputs: Tensor, input: Tensor) -> int:
     """Volumes in their own layout, one alone contiguous; native/cpu/PaddingKernel.cpp."""
     if input.dim() == 5:
         return dense_copy(input, suggested_format(input))
     return contiguous_copy(input) + contiguous_copy(outputs)
 
 
-@workspace("aten::gelu_backward", device="cpu")
+@operator("aten::gelu_backward").workspace("cpu")
 def gelu_backward(
-    machine: Host, outputs: Tensor, grad: Tensor, input: Tensor, *, approximate: str = "none"
+    machine: Host, grad_output: Tensor, input: Tensor, *, approximate: str = "none"
 ) -> int:
     """A gradient that does not lie as the input does is reordered by oneDNN; native/Activation.cpp,
     gelu_backward_out_cpu and use_mkldnn, ideep's eltwise_backward.
@@ -185,32 +180,26 @@ def gelu_backward(
     onednn = machine.onednn and approximate == "none" and input.is_contiguous()
     if not onednn or input.numel() <= 1 or input.dtype not in (torch.float32, torch.bfloat16):
         return 0
-    return contiguous_copy(grad)
+    return contiguous_copy(grad_output)
 
 
-@workspace("aten::native_dropout", device="cpu")
-def native_dropout(machine: Host, outputs: object, input: Tensor, *settings: object) -> int:
+@operator("aten::native_dropout").workspace("cpu")
+def native_dropout(input: Tensor) -> int:
     """The mask as numbers, before it is boolean; native/Dropout.cpp, native_dropout_cpu."""
     return dense_bytes(input)
 
 
-@workspace("aten::clone", device="cpu")
-def clone(
-    machine: Host,
-    outputs: Tensor,
-    input: Tensor,
-    *,
-    memory_format: torch.memory_format | None = None,
-) -> int:
+@operator("aten::clone").workspace("cpu")
+def clone(outputs: Tensor, input: Tensor) -> int:
     """The block that a transposed matrix is copied through; native/Copy.cpp."""
     return transpose_scratch(input) if outputs.is_contiguous() else 0
 
 
-@workspace("aten::copy_", device="cpu")
-def copy(machine: Host, outputs: Tensor, target: Tensor, source: Tensor, *settings: object) -> int:
+@operator("aten::copy_").workspace("cpu")
+def copy_in_place(input: Tensor, src: Tensor) -> int:
     """The block that a transposed matrix is copied through; native/Copy.cpp,
     copy_transpose_valid.
     """
-    if target.dtype != source.dtype or target.shape != source.shape or not target.is_contiguous():
+    if input.dtype != src.dtype or input.shape != src.shape or not input.is_contiguous():
         return 0
-    return transpose_scratch(source)
+    return transpose_scratch(src)

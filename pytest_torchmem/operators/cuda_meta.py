@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import is_channels_last, suggested_format
-from pytest_torchmem.operators.meta_functions import laid_out, like
+from pytest_torchmem.operators.geometry import is_channels_last, laid_out, like, suggested_format
 from pytest_torchmem.operators.recurrent.dispatch import GATES, LSTM, weight_elements
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.signatures import RecurrentSettings
-from pytest_torchmem.torch_private.patches import is_another
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-CUDA_META: dict[str, Callable[..., Any]] = {}
-"""By operator: a function of arguments on ``meta`` that returns outputs on ``meta``."""
-
-
-def cuda_meta(name: str) -> Callable[[_F], _F]:
-    """Register the geometry that an operator's outputs have on CUDA."""
-
-    def register(function: _F) -> _F:
-        if is_another(CUDA_META.get(name), function):
-            raise ValueError(f"{name} already has a function for its geometry on cuda")
-        CUDA_META[name] = function
-        return function
-
-    return register
-
 
 _GRU_WORKSPACE = 5
 """``GRU_WORKSPACE_MULTIPLIER``, native/cuda/RNN.cu."""
 
 
-@cuda_meta("aten::_cudnn_rnn")
+@operator("aten::_cudnn_rnn").meta("cuda")
 def cudnn_rnn(
     input: Tensor,
     weight: Sequence[Tensor],
@@ -44,13 +25,12 @@ def cudnn_rnn(
     weight_buf: Tensor | None,
     hx: Tensor,
     cx: Tensor | None,
-    *arguments: Any,
+    settings: RecurrentSettings,
 ) -> tuple[Tensor, ...]:
     """Output, hidden and cell state, what is kept for the backward, the weight buffer.
 
     native/cudnn/RNN.cpp, ``_cudnn_rnn``. With ``batch_first`` the output is a transposed tensor.
     """
-    settings = RecurrentSettings(*arguments)
     hidden, layers = settings.hidden_size, settings.num_layers * settings.directions
     out = settings.proj_size or hidden
     if settings.batch_sizes:
@@ -86,27 +66,21 @@ def reserve_bytes(rows: int, settings: RecurrentSettings, element_size: int) -> 
     return rows * settings.directions * elements * element_size
 
 
-@cuda_meta("aten::_cudnn_rnn_backward")
+@operator("aten::_cudnn_rnn_backward").meta("cuda")
 def cudnn_rnn_backward(
     input: Tensor,
     weight: Sequence[Tensor],
     weight_stride0: int,
-    weight_buf: Tensor,
     hx: Tensor,
     cx: Tensor | None,
-    output: Tensor,
-    grad_output: Tensor | None,
-    grad_hy: Tensor | None,
-    grad_cy: Tensor | None,
-    *arguments: Any,
+    settings: RecurrentSettings,
+    output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor]]:
     """Gradients of input and states, and those of the weights, which share one flat buffer.
 
     native/cudnn/RNN.cpp, ``_cudnn_rnn_backward_input`` and ``_cudnn_rnn_backward_weight``. Without
     biases the weights' gradients are copied out of the buffer.
     """
-    *rest, _reserve, output_mask = arguments
-    settings = RecurrentSettings(*rest)
     if settings.transposes:
         grad_input = torch.empty_like(
             input.transpose(0, 1), memory_format=torch.contiguous_format
@@ -130,20 +104,14 @@ def cudnn_rnn_backward(
     return grad_input, grad_hx, grad_cx, grads
 
 
-@cuda_meta("aten::_thnn_fused_gru_cell")
-def fused_gru_cell(
-    input_gates: Tensor,
-    hidden_gates: Tensor,
-    hx: Tensor,
-    input_bias: Tensor | None = None,
-    hidden_bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+@operator("aten::_thnn_fused_gru_cell").meta("cuda")
+def fused_gru_cell(hx: Tensor) -> tuple[Tensor, Tensor]:
     """native/cuda/RNN.cu, ``_thnn_fused_gru_cell_cuda``."""
     workspace = hx.new_empty((hx.size(0), hx.size(1) * _GRU_WORKSPACE))
     return torch.empty_like(hx, memory_format=torch.contiguous_format), workspace
 
 
-@cuda_meta("aten::_thnn_fused_gru_cell_backward")
+@operator("aten::_thnn_fused_gru_cell_backward").meta("cuda")
 def fused_gru_cell_backward(
     grad_hy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor | None, ...]:
@@ -161,10 +129,8 @@ def fused_gru_cell_backward(
     )
 
 
-@cuda_meta("aten::_fused_rms_norm")
-def fused_rms_norm(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
-) -> tuple[Tensor, Tensor]:
+@operator("aten::_fused_rms_norm").meta("cuda")
+def fused_rms_norm(input: Tensor, normalized_shape: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Output and reciprocal root; native/cuda/layer_norm_kernel.cu, ``_fused_rms_norm_cuda``."""
     kept = input.shape[: input.dim() - len(normalized_shape)]
     shape = (*kept, *[1] * len(normalized_shape))
@@ -173,42 +139,33 @@ def fused_rms_norm(
     return output, input.new_empty(shape, dtype=dtype)
 
 
-@cuda_meta("aten::log_sigmoid_forward")
+@operator("aten::log_sigmoid_forward").meta("cuda")
 def log_sigmoid_forward(input: Tensor) -> tuple[Tensor, Tensor]:
     """The buffer is the CPU's only; native/cuda/ActivationLogSigmoidKernel.cu."""
     return torch.empty_like(input), input.new_empty((0,))
 
 
-@cuda_meta("aten::cudnn_grid_sampler")
+@operator("aten::cudnn_grid_sampler").meta("cuda")
 def cudnn_grid_sampler(input: Tensor, grid: Tensor) -> Tensor:
     """native/cudnn/GridSampler.cpp, ``cudnn_grid_sampler_forward``."""
     return input.new_empty((input.size(0), input.size(1), grid.size(1), grid.size(2)))
 
 
-@cuda_meta("aten::cudnn_grid_sampler_backward")
-def cudnn_grid_sampler_backward(
-    input: Tensor, grid: Tensor, grad_output: Tensor
-) -> tuple[Tensor, Tensor]:
+@operator("aten::cudnn_grid_sampler_backward").meta("cuda")
+def cudnn_grid_sampler_backward(input: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
     """native/cudnn/GridSampler.cpp, ``cudnn_grid_sampler_backward``."""
     return input.new_empty(input.shape), grid.new_empty(grid.shape)
 
 
-@cuda_meta("aten::_ctc_loss")
-def ctc_loss(
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
-    blank: int = 0,
-    zero_infinity: bool = False,
-) -> tuple[Tensor, Tensor]:
+@operator("aten::_ctc_loss").meta("cuda")
+def ctc_loss(log_probs: Tensor, target_lengths: Any) -> tuple[Tensor, Tensor]:
     """The losses and their logarithms by step and label; native/cuda/LossCTC.cu, ctc_loss_gpu."""
     steps, batch, _ = log_probs.shape
     labels = 2 * max(target_lengths, default=0) + 1
     return log_probs.new_empty((batch,)), log_probs.new_empty((batch, steps, labels))
 
 
-@cuda_meta("aten::pixel_shuffle")
+@operator("aten::pixel_shuffle").meta("cuda")
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     """Contiguous, whatever the input is; native/PixelShuffle.cpp, ``math_pixel_shuffle``."""
     *batch, channels, height, width = input.shape
@@ -216,7 +173,7 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     return input.new_empty((*batch, *shape))
 
 
-@cuda_meta("aten::pixel_unshuffle")
+@operator("aten::pixel_unshuffle").meta("cuda")
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     """Contiguous, whatever the input is; native/PixelShuffle.cpp, ``math_pixel_unshuffle``."""
     *batch, channels, height, width = input.shape
@@ -224,9 +181,11 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     return input.new_empty((*batch, *shape))
 
 
-def _contiguous(operator: Any) -> Callable[..., Tensor]:
-    def made(input: Tensor, *arguments: Any) -> Tensor:
-        return input.new_empty(operator(input, *arguments).shape)
+def _contiguous(overload: Any) -> Callable[..., Tensor]:
+    def made(arguments: Mapping[str, Any]) -> Tensor:
+        first = next(iter(arguments.values()))
+        made: Tensor = first.new_empty(overload(**arguments).shape)
+        return made
 
     made.__doc__ = "Contiguous, whatever the input is; native/cuda/*Pad*.cu and MaxUnpooling.cu."
     return made
@@ -239,31 +198,32 @@ for _name in (
     "replication_pad2d",
     "replication_pad3d",
 ):
-    cuda_meta(f"aten::{_name}")(_contiguous(getattr(torch.ops.aten, _name).default))
+    operator(f"aten::{_name}").meta("cuda")(_contiguous(getattr(torch.ops.aten, _name).default))
 
 
-@cuda_meta("aten::reflection_pad2d_backward")
-def padding_backward(grad_output: Tensor, input: Tensor, padding: Sequence[int]) -> Tensor:
+@operator(
+    "aten::reflection_pad2d_backward",
+    "aten::reflection_pad3d_backward",
+    "aten::replication_pad2d_backward",
+    "aten::replication_pad3d_backward",
+).meta("cuda")
+def padding_backward(input: Tensor) -> Tensor:
     """Contiguous, whatever the input is; native/cuda/ReflectionPad.cu, ReplicationPadding.cu."""
     return input.new_empty(input.shape)
 
 
-for _name in (
-    "reflection_pad3d_backward",
-    "replication_pad2d_backward",
-    "replication_pad3d_backward",
-):
-    cuda_meta(f"aten::{_name}")(padding_backward)
-
-
-@cuda_meta("aten::channel_shuffle")
-def channel_shuffle(input: Tensor, groups: int) -> Tensor:
+@operator("aten::channel_shuffle").meta("cuda")
+def channel_shuffle(input: Tensor) -> Tensor:
     """Contiguous, whatever the input is; native/ChanelShuffle.cpp, ``math_channel_shuffle``."""
     return input.new_empty(input.shape)
 
 
-@cuda_meta("aten::native_batch_norm")
-def native_batch_norm(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+@operator(
+    "aten::native_batch_norm",
+    "aten::_native_batch_norm_legit",
+    "aten::_native_batch_norm_legit.no_stats",
+).meta("cuda")
+def native_batch_norm(input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The input's layout; statistics of every channel, in evaluation too.
 
     native/cuda/Normalization.cu, ``batch_norm_cuda``.
@@ -273,22 +233,9 @@ def native_batch_norm(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, T
     return torch.empty_like(input), statistics[0], statistics[1]
 
 
-cuda_meta("aten::_native_batch_norm_legit")(native_batch_norm)
-cuda_meta("aten::_native_batch_norm_legit.no_stats")(native_batch_norm)
-
-
-@cuda_meta("aten::native_batch_norm_backward")
+@operator("aten::native_batch_norm_backward").meta("cuda")
 def native_batch_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
+    input: Tensor, weight: Tensor | None, train: bool, output_mask: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Channels last as the input in training, whatever the gradient is; contiguous in evaluation.
 

@@ -13,7 +13,14 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.interception.plan import remembered_plans
+from pytest_torchmem.operators.registry import (
+    DEVICES,
+    CustomRecord,
+    add_custom,
+    custom_record,
+    remove_custom,
+)
+from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.torch_private.operators import (
     OpOverload,
     OpOverloadPacket,
@@ -21,8 +28,6 @@ from pytest_torchmem.torch_private.operators import (
     is_composite_implicit,
     schema,
 )
-
-DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +50,11 @@ class OperatorModel:
     devices: tuple[str, ...] = DEVICES
     """Where it holds: ``("cuda",)`` for a kernel that only the GPU has."""
 
-
-_MODELS: dict[tuple[OpOverload, str], OperatorModel] = {}
-
-
-def taught(overload: OpOverload, device: str) -> OperatorModel | None:
-    """Return what users taught of an operator on ``"cpu"`` or ``"cuda"``."""
-    return _MODELS.get((overload, device))
+    def record(self) -> CustomRecord:
+        """Return the record that comes before the profiler's own."""
+        given = {"meta": self.meta, "workspace": self.workspace}
+        functions = {name: function for name, function in given.items() if function is not None}
+        return CustomRecord(functions, {})
 
 
 def register_operator(model: OperatorModel) -> Callable[[], None]:
@@ -80,15 +83,14 @@ def register_operator(model: OperatorModel) -> Callable[[], None]:
         )
     keys = [(overload, device) for overload in kernels for device in devices]
     for overload, device in keys:
-        if (overload, device) in _MODELS:
+        if custom_record(overload, device) is not None:
             raise UsageError(f"{model.operator!r} is described twice for {device}")
-    _MODELS.update(dict.fromkeys(keys, model))
-    remembered_plans.cache_clear()
+    add_custom(dict.fromkeys(keys, model.record()))
+    spec_of.cache_clear()
 
     def remove() -> None:
-        for key in keys:
-            _MODELS.pop(key, None)
-        remembered_plans.cache_clear()
+        remove_custom(keys)
+        spec_of.cache_clear()
 
     return remove
 

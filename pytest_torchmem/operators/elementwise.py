@@ -6,12 +6,13 @@ not the common one is copied whole, and so is an output that was given in anothe
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import dense_bytes
-from pytest_torchmem.operators.workspace import workspace
-from pytest_torchmem.targets.host import Host
+from pytest_torchmem.operators.registry import operator
 
 Operand = Tensor | bool | int | float | complex
 
@@ -152,19 +153,18 @@ def converted(operand: object, common: torch.dtype) -> int:
     return wrapped(operand) + cast
 
 
-@workspace(*(f"aten::{name}" for name in _ARITHMETIC), device="cpu")
-def arithmetic(machine: Host, outputs: Tensor, *operands: object, **options: object) -> int:
+@operator(*(f"aten::{name}" for name in _ARITHMETIC)).workspace("cpu")
+def arithmetic(outputs: Tensor, operands: list[Any]) -> int:
     """Operands in another type than the result's; build_binary_op and its kin."""
     return sum(converted(operand, outputs.dtype) for operand in operands[:3])
 
 
-@workspace(
-    *(f"aten::{name}_" for name in _ARITHMETIC if not name.startswith("special")), device="cpu"
+@operator(*(f"aten::{name}_" for name in _ARITHMETIC if not name.startswith("special"))).workspace(
+    "cpu"
 )
-def arithmetic_in_place(
-    machine: Host, outputs: Tensor, target: Tensor, *operands: object, **options: object
-) -> int:
+def arithmetic_in_place(operands: list[Any]) -> int:
     """As out of place; a target that is not of the common type is copied twice."""
+    target, *operands = operands
     common = target.dtype
     for operand in operands:
         if isinstance(operand, Tensor):
@@ -175,51 +175,48 @@ def arithmetic_in_place(
     return copies + 2 * converted(target, common)
 
 
-@workspace(
-    *(f"aten::clamp{bounds}{suffix}" for bounds in ("", "_min", "_max") for suffix in ("", "_")),
-    device="cpu",
-)
-def clamp(machine: Host, outputs: Tensor, *operands: object, **options: object) -> int:
+@operator(
+    *(f"aten::clamp{bounds}{suffix}" for bounds in ("", "_min", "_max") for suffix in ("", "_"))
+).workspace("cpu")
+def clamp(outputs: Tensor, tensors: list[Tensor]) -> int:
     """Bounds that are numbers stay numbers; native/cpu/TensorCompareKernel.cpp,
     clamp_scalar_kernel_impl.
     """
-    return sum(
-        converted(operand, outputs.dtype) for operand in operands if isinstance(operand, Tensor)
-    )
+    return sum(converted(tensor, outputs.dtype) for tensor in tensors)
 
 
-@workspace(*(f"aten::{name}{suffix}" for name in _COMPARISON for suffix in ("", "_")), device="cpu")
-def comparison(machine: Host, outputs: Tensor, first: Tensor, second: Operand) -> int:
+@operator(*(f"aten::{name}{suffix}" for name in _COMPARISON for suffix in ("", "_"))).workspace(
+    "cpu"
+)
+def comparison(input: Tensor, other: Operand) -> int:
     """Both sides in their common type; build_comparison_op."""
-    common = torch.result_type(first, second)
-    return converted(first, common) + converted(second, common)
+    common = torch.result_type(input, other)
+    return converted(input, common) + converted(other, common)
 
 
-@workspace(*(f"aten::{name}" for name in _UNARY_FLOAT), device="cpu")
-def unary_float(machine: Host, outputs: Tensor, *operands: object, **options: object) -> int:
+@operator(*(f"aten::{name}" for name in _UNARY_FLOAT)).workspace("cpu")
+def unary_float(outputs: Tensor, tensors: list[Tensor]) -> int:
     """Integers are copied to float first; build_unary_float_op."""
-    return sum(
-        converted(operand, outputs.dtype) for operand in operands if isinstance(operand, Tensor)
-    )
+    return sum(converted(tensor, outputs.dtype) for tensor in tensors)
 
 
-@workspace("aten::pow", device="cpu")
-def power(machine: Host, outputs: Tensor, base: Operand, exponent: Operand) -> int:
+@operator("aten::pow").workspace("cpu")
+def power(outputs: Tensor, input: Operand, exponent: Operand) -> int:
     """A number as exponent stays a number; native/Pow.cpp, pow_tensor_scalar."""
     if not isinstance(exponent, Tensor):
-        return converted(base, outputs.dtype) if isinstance(base, Tensor) else 0
-    return converted(base, outputs.dtype) + converted(exponent, outputs.dtype)
+        return converted(input, outputs.dtype) if isinstance(input, Tensor) else 0
+    return converted(input, outputs.dtype) + converted(exponent, outputs.dtype)
 
 
-@workspace("aten::abs", "aten::angle", device="cpu")
-def complex_to_real(machine: Host, outputs: Tensor, input: Tensor) -> int:
+@operator("aten::abs", "aten::angle").workspace("cpu")
+def complex_to_real(input: Tensor) -> int:
     """The complex result before its real part is taken; native/UnaryOps.cpp,
     unary_op_impl_with_complex_to_float.
     """
     return dense_bytes(input) if input.dtype.is_complex else 0
 
 
-@workspace("aten::where", device="cpu")
-def where(machine: Host, outputs: Tensor, condition: Tensor, first: Tensor, second: Tensor) -> int:
+@operator("aten::where").workspace("cpu")
+def where(outputs: Tensor, input: Tensor, other: Tensor) -> int:
     """Both branches in the result's type; native/TensorCompare.cpp, where_self_out."""
-    return converted(first, outputs.dtype) + converted(second, outputs.dtype)
+    return converted(input, outputs.dtype) + converted(other, outputs.dtype)

@@ -25,6 +25,7 @@ _MODULES = (
     "indexing.cpu",
     "indexing.cpu_decompositions",
     "indexing.cuda",
+    "kinds",
     "layouts",
     "linear_algebra.cpu_decompositions",
     "linear_algebra.distance",
@@ -60,6 +61,7 @@ _MODULES = (
     "softmax.dispatch",
     "sorting.cpu",
     "sorting.cuda",
+    "sorting.storages",
 )
 
 

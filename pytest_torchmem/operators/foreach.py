@@ -13,38 +13,34 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import accumulation_type
 from pytest_torchmem.operators.reduction.cuda import reduced
-from pytest_torchmem.operators.workspace import workspace
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
 
 _CHUNK = 65_536
 _NORMS = (1.0, 2.0, float("inf"))
 
 
-@workspace("aten::_foreach_norm", "aten::_foreach_powsum", device="cuda")
+@operator("aten::_foreach_norm", "aten::_foreach_powsum").workspace("cuda")
 def foreach_norm(
-    gpu: Gpu,
-    outputs: Sequence[Tensor],
-    tensors: Sequence[Tensor],
-    order: float = 2,
-    dtype: torch.dtype | None = None,
+    machine: Gpu, input: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> tuple[int, ...]:
     """A partial result of every chunk; ``foreach_tensor_norm_cuda``, of which sums of powers are
     norms without the root.
 
     What its kernel does not take goes one tensor after the other through ``linalg_vector_norm``.
     """
-    kind = accumulation_type(dtype or tensors[0].dtype)
-    if not _fast(tensors) or float(order) not in _NORMS:
-        return max((_one(gpu, tensor) for tensor in tensors), key=sum)
-    return (_partial(tensors, kind.itemsize),)
+    kind = accumulation_type(dtype or input[0].dtype)
+    if not _fast(input) or float(ord) not in _NORMS:
+        return max((_one(machine, tensor) for tensor in input), key=sum)
+    return (_partial(input, kind.itemsize),)
 
 
-@workspace("aten::_foreach_max", device="cuda")
-def foreach_max(gpu: Gpu, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> tuple[int, ...]:
+@operator("aten::_foreach_max").workspace("cuda")
+def foreach_max(machine: Gpu, input: Sequence[Tensor]) -> tuple[int, ...]:
     """A partial result of every chunk in the tensors' type; ``foreach_tensor_max_cuda``."""
-    if not _fast(tensors):
-        return max((_one(gpu, tensor) for tensor in tensors), key=sum)
-    return (_partial(tensors, tensors[0].element_size()),)
+    if not _fast(input):
+        return max((_one(machine, tensor) for tensor in input), key=sum)
+    return (_partial(input, input[0].element_size()),)
 
 
 def _partial(tensors: Sequence[Tensor], size: int) -> int:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.cpu_bodies import body
-from pytest_torchmem.targets.host import Host
+from pytest_torchmem.operators.registry import operator
 
 _aten: Any = torch.ops.aten
 
@@ -66,10 +65,8 @@ def _wrapped(self: Tensor, dims: Sequence[int]) -> list[int]:
     return [dim % self.dim() for dim in dims]
 
 
-@body("aten::_fft_c2c")
-def complex_to_complex(
-    machine: Host, self: Tensor, dim: Sequence[int], normalization: int, forward: bool
-) -> Tensor:
+@operator("aten::_fft_c2c").decomposition("cpu")
+def complex_to_complex(self: Tensor, dim: Sequence[int]) -> Tensor:
     """_fft_c2c_mkl."""
     if not dim:
         return self.clone()
@@ -77,10 +74,8 @@ def complex_to_complex(
     return _transform(self.new_empty(self.shape), self, dims)
 
 
-@body("aten::_fft_r2c")
-def real_to_complex(
-    machine: Host, self: Tensor, dim: Sequence[int], normalization: int, onesided: bool
-) -> Tensor:
+@operator("aten::_fft_r2c").decomposition("cpu")
+def real_to_complex(self: Tensor, dim: Sequence[int], onesided: bool) -> Tensor:
     """_fft_r2c_mkl: the last dimension stays the last."""
     dims = _wrapped(self, dim)
     shape = list(self.shape)
@@ -90,9 +85,9 @@ def real_to_complex(
     return _transform(out, self, [*_by_stride(self, dims[:-1]), dims[-1]])
 
 
-@body("aten::_fft_c2r")
+@operator("aten::_fft_c2r").decomposition("cpu")
 def complex_to_real(
-    machine: Host, self: Tensor, dim: Sequence[int], normalization: int, last_dim_size: int
+    self: Tensor, dim: Sequence[int], normalization: int, last_dim_size: int
 ) -> Tensor:
     """_fft_c2r_mkl: all dimensions but the last are transformed first."""
     input = self

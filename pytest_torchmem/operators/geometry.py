@@ -107,3 +107,13 @@ def transpose_scratch(source: Tensor) -> int:
         and source.numel() >= 60 * 60
     )
     return side * side * source.element_size() if transposed else 0
+
+
+def like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    """Return an empty contiguous tensor of the type of ``tensor``, of its shape or another."""
+    return tensor.new_empty(tuple(tensor.shape if shape is None else shape))
+
+
+def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Return an empty tensor of the shape and type of ``tensor`` in a layout."""
+    return torch.empty_like(tensor, memory_format=memory_format)

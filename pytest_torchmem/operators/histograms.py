@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.cpu_bodies import body
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
 
 
@@ -22,7 +22,7 @@ def _counts(machine: Host, result: Tensor) -> None:
     result.new_zeros((machine.threads, *result.shape))
 
 
-@body("aten::histc")
+@operator("aten::histc").decomposition("cpu")
 def histc(machine: Host, self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """histogram_histc: edges of its own, and every thread's counts."""
     edges = self.new_empty((bins + 1,))
@@ -42,14 +42,13 @@ def _normalize(result: Tensor, density: bool) -> None:
         del total
 
 
-@body("aten::histogram.bin_ct")
+@operator("aten::histogram.bin_ct").decomposition("cpu")
 def histogram(
     machine: Host,
     self: Tensor,
     bins: int = 100,
     *,
     range: Sequence[float] | None = None,
-    weight: Tensor | None = None,
     density: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Evenly spaced edges."""
@@ -62,14 +61,9 @@ def histogram(
     return result, edges
 
 
-@body("aten::histogram.bins_tensor")
+@operator("aten::histogram.bins_tensor").decomposition("cpu")
 def histogram_of_edges(
-    machine: Host,
-    self: Tensor,
-    bins: Tensor,
-    *,
-    weight: Tensor | None = None,
-    density: bool = False,
+    machine: Host, self: Tensor, bins: Tensor, *, density: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Edges that are given, and copied."""
     edges = self.new_empty(bins.shape)
@@ -86,28 +80,21 @@ def _edges(self: Tensor, counts: Sequence[int], range: Sequence[float] | None) -
     return [torch.linspace(0.0, 1.0, count + 1, dtype=self.dtype) for count in counts]
 
 
-@body("aten::_histogramdd_bin_edges")
+@operator("aten::_histogramdd_bin_edges").decomposition("cpu")
 def histogramdd_edges(
-    machine: Host,
-    self: Tensor,
-    bins: Sequence[int],
-    *,
-    range: Sequence[float] | None = None,
-    weight: Tensor | None = None,
-    density: bool = False,
+    self: Tensor, bins: Sequence[int], *, range: Sequence[float] | None = None
 ) -> list[Tensor]:
     """Evenly spaced edges along every dimension."""
     return _edges(self, bins, range)
 
 
-@body("aten::_histogramdd_from_bin_cts")
+@operator("aten::_histogramdd_from_bin_cts").decomposition("cpu")
 def histogramdd_of_counts(
     machine: Host,
     self: Tensor,
     bins: Sequence[int],
     *,
     range: Sequence[float] | None = None,
-    weight: Tensor | None = None,
     density: bool = False,
 ) -> Tensor:
     """Edges are found once more, and copied."""
@@ -117,14 +104,9 @@ def histogramdd_of_counts(
     return result
 
 
-@body("aten::_histogramdd_from_bin_tensors")
+@operator("aten::_histogramdd_from_bin_tensors").decomposition("cpu")
 def histogramdd_of_edges(
-    machine: Host,
-    self: Tensor,
-    bins: Sequence[Tensor],
-    *,
-    weight: Tensor | None = None,
-    density: bool = False,
+    machine: Host, self: Tensor, bins: Sequence[Tensor], *, density: bool = False
 ) -> Tensor:
     """Edges that are given are copied."""
     return _histogramdd(machine, self, bins, density)

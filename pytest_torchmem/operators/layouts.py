@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import suggested_format
-from pytest_torchmem.operators.meta_functions import MetaFunction, laid_out, like, meta
+from pytest_torchmem.operators.geometry import laid_out, like, suggested_format
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.torch_private.meta import run_structured
 
 
-def _in_suggested_format(operator: Any) -> MetaFunction:
-    def keep(input: Tensor, *arguments: Any, **options: Any) -> Any:
-        result = operator(input, *arguments, **options)
-        if input.dim() == result.dim():
-            return laid_out(result, suggested_format(input))
+def _in_suggested_format(overload: Any) -> Callable[..., Any]:
+    def keep(arguments: Mapping[str, Any]) -> Any:
+        first, result = next(iter(arguments.values())), overload(**arguments)
+        if first.dim() == result.dim():
+            return laid_out(result, suggested_format(first))
         return result
 
     keep.__doc__ = "The shape that meta gives, in the layout that the input suggests."
@@ -34,42 +34,42 @@ for _name in (
     "replication_pad2d",
     "replication_pad3d",
 ):
-    meta(f"aten::{_name}")(_in_suggested_format(getattr(torch.ops.aten, _name).default))
+    operator(f"aten::{_name}").meta()(_in_suggested_format(getattr(torch.ops.aten, _name).default))
 
 
-@meta(
+@operator(
     "aten::reflection_pad2d_backward",
     "aten::reflection_pad3d_backward",
     "aten::replication_pad2d_backward",
     "aten::replication_pad3d_backward",
-)
-def padding_backward(grad_output: Tensor, input: Tensor, padding: Sequence[int]) -> Tensor:
+).meta()
+def padding_backward(input: Tensor) -> Tensor:
     """``zeros_like(input, input.suggest_memory_format())``; native/ReflectionPad.cpp, …"""
     return laid_out(input, suggested_format(input))
 
 
-@meta("aten::hardswish_backward", "aten::mish_backward", "aten::native_dropout_backward")
-def of_two_operands(first: Tensor, second: Tensor, *settings: Any) -> Tensor:
+@operator("aten::hardswish_backward", "aten::mish_backward", "aten::native_dropout_backward").meta()
+def of_two_operands(tensors: list[Tensor]) -> Tensor:
     """A TensorIterator of both: where they disagree, the first decides; native/Activation.cpp,
     native/Dropout.cpp.
     """
-    result: Tensor = run_structured(torch.ops.aten.add.Tensor, first, second)
+    result: Tensor = run_structured(torch.ops.aten.add.Tensor, *tensors)
     return result
 
 
-@meta("aten::glu_backward")
-def glu_backward(grad_output: Tensor, input: Tensor, dim: int) -> Tensor:
+@operator("aten::glu_backward").meta()
+def glu_backward(input: Tensor) -> Tensor:
     """Contiguous; native/GatedLinearUnit.cpp, glu_backward_cpu."""
     return like(input)
 
 
-@meta("aten::nonzero_static")
-def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+@operator("aten::nonzero_static").meta()
+def nonzero_static(input: Tensor, *, size: int) -> Tensor:
     """Rows of indices; native/TensorAdvancedIndexing.cpp, nonzero_static_cpu."""
     return input.new_empty((size, input.dim()), dtype=torch.int64)
 
 
-@meta("aten::fractional_max_pool3d_backward")
-def fractional_max_pool3d_backward(grad_output: Tensor, input: Tensor, *rest: Any) -> Tensor:
+@operator("aten::fractional_max_pool3d_backward").meta()
+def fractional_max_pool3d_backward(input: Tensor) -> Tensor:
     """native/FractionalMaxPool3d.cpp."""
     return like(input)

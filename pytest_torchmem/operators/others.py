@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import accumulation_type
-from pytest_torchmem.operators.meta_functions import like, meta
+from pytest_torchmem.operators.geometry import accumulation_type, like
+from pytest_torchmem.operators.registry import operator
 
 
-@meta("aten::_logcumsumexp", "aten::_standard_gamma_grad")
-def as_first(input: Tensor, *rest: Any) -> Tensor:
+@operator("aten::_logcumsumexp", "aten::_standard_gamma_grad").meta()
+def as_first(input: Tensor) -> Tensor:
     """Contiguous, like the first argument; native/ReduceOps.cpp, native/Distributions.cpp."""
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
-@meta("aten::_dirichlet_grad", "aten::_sample_dirichlet", "aten::binomial", "aten::glu_jvp")
-def like_first(input: Tensor, *rest: Any, **options: Any) -> Tensor:
+@operator(
+    "aten::_dirichlet_grad", "aten::_sample_dirichlet", "aten::binomial", "aten::glu_jvp"
+).meta()
+def like_first(tensors: list[Tensor]) -> Tensor:
     """Like the first argument; native/Distributions.cpp, native/GatedLinearUnit.cpp."""
-    return torch.empty_like(input)
+    return torch.empty_like(tensors[0])
 
 
-@meta("aten::glu_backward_jvp", "aten::_masked_softmax", "aten::_masked_softmax_backward")
-def contiguous_like_first(input: Tensor, *rest: Any, **options: Any) -> Tensor:
+@operator(
+    "aten::glu_backward_jvp", "aten::_masked_softmax", "aten::_masked_softmax_backward"
+).meta()
+def contiguous_like_first(tensors: list[Tensor]) -> Tensor:
     """Contiguous, like the first argument; native/GatedLinearUnit.cpp, native/SoftMax.cpp."""
-    return like(input)
+    return like(tensors[0])
 
 
-@meta("aten::_aminmax")
+@operator("aten::_aminmax").meta()
 def aminmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """native/ReduceOps.cpp."""
     shape = list(input.shape)
@@ -42,38 +47,38 @@ def aminmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tup
     return like(input, shape), like(input, shape)
 
 
-@meta(
+@operator(
     "aten::_fused_adam_.tensor_lr",
     "aten::_fused_adamw_.tensor_lr",
     "aten::_fused_sgd_",
     "aten::_fused_adagrad_",
-)
-def in_place(*arguments: Any, **options: Any) -> None:
+).meta()
+def in_place() -> None:
     """Parameters and states are updated where they are; native/cuda/fused_adam_impl.cu, …"""
 
 
-@meta("aten::_scaled_dot_product_flash_attention_for_cpu", device="cpu")
-def flash_attention_for_cpu(query: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
+@operator("aten::_scaled_dot_product_flash_attention_for_cpu").meta("cpu")
+def flash_attention_for_cpu(query: Tensor, arguments: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Sums of exponentials in double where the query is, which ``meta`` does not know before torch
     2.13; native/transformers/attention.cpp, _scaled_dot_product_flash_attention_cpu.
     """
-    operator: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    result, logsumexp = operator(query, *rest, **options)
+    overload: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    result, logsumexp = overload(**arguments)
     return result, logsumexp.to(accumulation_type(query.dtype))
 
 
-@meta("aten::_cummax_helper", "aten::_cummin_helper")
-def cumulative_extremum(self: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
+@operator("aten::_cummax_helper", "aten::_cummin_helper").meta()
+def cumulative_extremum() -> None:
     """What it finds is written to arguments; native/ReduceOps.cpp, cummax_out."""
 
 
-@meta("aten::cudnn_affine_grid_generator")
-def cudnn_affine_grid(theta: Tensor, n: int, c: int, h: int, w: int) -> Tensor:
+@operator("aten::cudnn_affine_grid_generator").meta()
+def cudnn_affine_grid(theta: Tensor, N: int, H: int, W: int) -> Tensor:
     """native/cudnn/AffineGridGenerator.cpp."""
-    return like(theta, (n, h, w, 2))
+    return like(theta, (N, H, W, 2))
 
 
-@meta("aten::cudnn_affine_grid_generator_backward")
-def cudnn_affine_grid_backward(grad: Tensor, n: int, c: int, h: int, w: int) -> Tensor:
+@operator("aten::cudnn_affine_grid_generator_backward").meta()
+def cudnn_affine_grid_backward(grad: Tensor, N: int) -> Tensor:
     """native/cudnn/AffineGridGenerator.cpp."""
-    return like(grad, (n, 2, 3))
+    return like(grad, (N, 2, 3))

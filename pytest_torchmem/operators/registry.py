@@ -9,8 +9,8 @@ A record is made by naming the operator, and every aspect hangs on it the same w
         '''The mask in the type of the input; native/Dropout.cpp, native_dropout_cpu.'''
         return dense_bytes(input)
 
-A name without an overload (``"aten::mm"``) stands for every overload; one with it
-(``"aten::index.Tensor"``, and ``"aten::index."`` for the overload without a name) comes first.
+A name without an overload (``"aten::mm"``) is that of the overload without a name. Its geometry and
+its workspace are those of every overload that has none of its own.
 Functions take the operator's arguments by the names of its schema (``binding.py``) and only those
 that they use.
 
@@ -20,14 +20,17 @@ every record against the operators that torch has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
+from pytest_torchmem.torch_private.operators import OpOverload
 from pytest_torchmem.torch_private.patches import is_another
 
 DEVICES = ("cpu", "cuda")
+EVERY = ""
+"""Stands for the devices that have no function of their own."""
 Function = Callable[..., Any]
 _F = TypeVar("_F", bound=Function)
 
@@ -50,7 +53,7 @@ class Kind(Enum):
 class OperatorRecord:
     """All that is known of one operator; what is ``None`` or empty follows from its schema.
 
-    Functions are kept by device, ``"cpu"`` or ``"cuda"``.
+    Functions are kept by device, ``"cpu"``, ``"cuda"`` or ``EVERY``.
     """
 
     name: str
@@ -82,7 +85,7 @@ class OperatorRecord:
     """Positions of outputs that the kernel for a device makes on the host."""
     across_devices: bool = False
     """Whether its tensors may be on several devices."""
-    indices: bool = False
+    masks: bool = False
     """Whether its indices may be boolean masks, which stand for as many rows as are true."""
     data_dependent: bool = False
     """Whether the shape of its outputs depends on data, although torch does not tag it so."""
@@ -109,15 +112,15 @@ class Operators:
 
     def meta(self, *devices: str) -> Callable[[_F], _F]:
         """Register the geometry of the outputs, on one device or on both."""
-        return self._register("meta", devices or DEVICES)
+        return self._register("meta", devices or (EVERY,))
 
     def workspace(self, *devices: str) -> Callable[[_F], _F]:
         """Register the bytes that the kernel takes beyond its outputs."""
-        return self._register("workspace", devices or DEVICES)
+        return self._register("workspace", devices or (EVERY,))
 
     def decomposition(self, *devices: str) -> Callable[[_F], _F]:
         """Register the kernel as a sequence of operators."""
-        return self._register("decomposition", devices or DEVICES)
+        return self._register("decomposition", devices or (EVERY,))
 
     def path(self, *devices: str) -> Callable[[_F], _F]:
         """Register the operators that a composite operator is made of on a device."""
@@ -125,7 +128,7 @@ class Operators:
 
     def nested(self, *devices: str) -> Callable[[_F], _F]:
         """Register the kernel for nested tensors."""
-        return self._register("nested", devices or DEVICES)
+        return self._register("nested", devices or (EVERY,))
 
     def storages(self, *devices: str) -> Callable[[_F], _F]:
         """Register what places outputs on the storages that the kernel leaves them on."""
@@ -137,7 +140,8 @@ class Operators:
                 functions = getattr(record_of(name), aspect)
                 for device in devices:
                     if is_another(functions.get(device), function):
-                        raise ValueError(f"{name} has another {aspect} on {device} already")
+                        where = device or "every device"
+                        raise ValueError(f"{name} has another {aspect} on {where} already")
                     functions[device] = function
             return function
 
@@ -173,6 +177,50 @@ def record_of(name: str) -> OperatorRecord:
     if record is None:
         record = _RECORDS[name] = OperatorRecord(name)
     return record
+
+
+def find_record(name: str) -> OperatorRecord | None:
+    """Return the record of an operator or overload, if there is one."""
+    return _RECORDS.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class CustomRecord:
+    """What a user taught of an overload on a device; it comes before the profiler's own record."""
+
+    functions: Mapping[str, Function]
+    """Aspects that are functions of the operator's arguments in their order."""
+    values: Mapping[str, Any]
+    """All others."""
+
+
+_CUSTOM: dict[tuple[OpOverload, str], CustomRecord] = {}
+
+
+def add_custom(records: Mapping[tuple[OpOverload, str], CustomRecord]) -> None:
+    """Add what a user taught."""
+    _CUSTOM.update(records)
+    _generations.append(len(_generations))
+
+
+def remove_custom(keys: Iterable[tuple[OpOverload, str]]) -> None:
+    """Take back what a user taught."""
+    for key in keys:
+        _CUSTOM.pop(key, None)
+    _generations.append(len(_generations))
+
+
+_generations = [0]
+
+
+def generation() -> int:
+    """Return a number that is another one whenever what users teach has changed."""
+    return _generations[-1]
+
+
+def custom_record(overload: OpOverload, device: str) -> CustomRecord | None:
+    """Return what users taught of an overload on a device."""
+    return _CUSTOM.get((overload, device))
 
 
 def records() -> Mapping[str, OperatorRecord]:

@@ -90,8 +90,25 @@ class RecurrentSettings(NamedTuple):
         return self.batch_first and not self.batch_sizes
 
 
+class LayerSettings(NamedTuple):
+    """Those of ``aten::lstm.input`` and its kin behind the states."""
+
+    params: list[Tensor]
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+
+
 GROUPS = {
     group.__name__: group
-    for group in (AttentionLayer, ConvolutionSettings, EncoderLayer, RecurrentSettings)
+    for group in (
+        AttentionLayer,
+        ConvolutionSettings,
+        EncoderLayer,
+        LayerSettings,
+        RecurrentSettings,
+    )
 }
 """By name: what a function may take as one parameter."""

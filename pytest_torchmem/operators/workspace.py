@@ -1,33 +1,28 @@
 """Workspace: the bytes a kernel takes for itself beyond the outputs it returns.
 
-A flat registry of small pure functions of geometries, one per operator and device::
+The workspace of a record is a small pure function of geometry for each operator and device::
 
-    @workspace("aten::native_layer_norm_backward", device="cpu")
-    def layer_norm_backward(machine, outputs, grad_out, input, normalized_shape, mean, rstd,
-                            weight=None, bias=None, output_mask=(True, True, True)):
+    @operator("aten::native_layer_norm_backward").workspace("cpu")
+    def layer_norm_backward(machine: Host, input: Tensor, normalized_shape: Sequence[int]) -> int:
         '''Per-thread sums of gamma and beta; LayerNormBackwardKernelImplInternal.'''
         return machine.threads * 2 * math.prod(normalized_shape) * input.element_size()
 
-``machine`` is the ``Host`` or ``Gpu`` the trace stands for; ``outputs`` are what the operator
-returned; then come the operator's own arguments, with the defaults of its schema. Tensors have
-their geometry (``shape``, ``stride()``, ``dtype``, ``numel()``) and no data. A function returns the
-bytes at the kernel's own peak beyond what was live before it and its outputs: an ``int``, a tuple
-of the single requests that are alive together then, or a ``Workspace``, which can also say that the
-figure is a limit, that it is not known, and which buffers stay after the kernel has returned.
+Besides arguments of the operator it may take ``machine``, the ``Host`` or ``Gpu`` that the trace
+stands for, and ``outputs``, what the operator returned. Tensors have their geometry (``shape``,
+``stride()``, ``dtype``, ``numel()``) and no data. A function returns the bytes at the kernel's own
+peak beyond what was live before it and its outputs: an ``int``, a tuple of the single requests that
+are alive together then, or a ``Workspace``, which can also say that the figure is a limit, that it
+is not known, and which buffers stay after the kernel has returned.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from pytest_torchmem.operators.families import load
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.calibration import Question
-from pytest_torchmem.torch_private.operators import OpOverload
-from pytest_torchmem.torch_private.patches import is_another
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,39 +62,11 @@ class Workspace:
         return not (self.requests or self.kept or self.unknown or self.questions)
 
 
-WorkspaceFunction = Callable[..., "int | tuple[int, ...] | Workspace"]
-_F = TypeVar("_F", bound=WorkspaceFunction)
-
 _VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUBLASLT_WORKSPACE_SIZE",
     "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
 )
-
-_FUNCTIONS: dict[tuple[str, str], WorkspaceFunction] = {}
-
-
-def workspace(*operators: str, device: str) -> Callable[[_F], _F]:
-    """Register a function for ``operators`` (``"aten::mm"``: every overload) on ``device``.
-
-    Raises ``ValueError`` where an operator already has a function on that device.
-    """
-
-    def register(function: _F) -> _F:
-        for operator in operators:
-            key = (operator, device)
-            if is_another(_FUNCTIONS.get(key), function):
-                raise ValueError(f"{operator} already has a workspace function for {device}")
-            _FUNCTIONS[key] = function
-        return function
-
-    return register
-
-
-def find_workspace(operator: str, device: str) -> WorkspaceFunction | None:
-    """Return the function for an operator (``"aten::mm"``) on ``device``, or ``None``."""
-    load()
-    return _FUNCTIONS.get((operator, device))
 
 
 def bounded(*requests: int) -> Workspace:
@@ -130,15 +97,6 @@ def joined(parts: Iterable[Workspace]) -> Workspace:
         calibrated=tuple(dict.fromkeys(name for part in parts for name in part.calibrated)),
         questions=tuple(dict.fromkeys(question for part in parts for question in part.questions)),
     )
-
-
-def takes_nothing(overload: OpOverload, device: str) -> bool:
-    """Return whether an operator without a function is known to take nothing on ``device``."""
-    if device != "cuda":
-        return True
-    from pytest_torchmem.operators.simple import takes_nothing as on_cuda
-
-    return on_cuda(overload)
 
 
 def environment_settings() -> tuple[str | None, ...]:

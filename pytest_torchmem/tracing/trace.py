@@ -27,7 +27,6 @@ from pytest_torchmem.interception.gradient_accumulation import References
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.python_api.functions import python_functions
-from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.profile.profile import MemoryProfile, summarise
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.global_state import process_kept, thread_kept
@@ -36,6 +35,7 @@ from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, Gpu, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
+from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.tracing.clone import HollowCloner
 from pytest_torchmem.tracing.lock import run_alone
@@ -121,7 +121,7 @@ def _limit(memory: int | str | None, gpu: str | None) -> tuple[bool, int | None]
 
 
 def _trace(
-    machine: Machine,
+    machine: Target,
     limit: _Memory,
     target: Any,
     args: tuple[Any, ...],
@@ -210,7 +210,7 @@ def _compiled(attribution: Attribution) -> tuple[str, ...]:
     )
 
 
-def _unknown(operators: set[str], machine: Machine) -> tuple[str, ...]:
+def _unknown(operators: set[str], machine: Target) -> tuple[str, ...]:
     if not operators:
         return ()
     subject = f"the workspace of {', '.join(sorted(operators))} is"
@@ -226,7 +226,7 @@ def _gradient_held_by_engine_alone() -> References:
     Raises ``UnsupportedTorchError`` where the engine's addition is not seen.
     """
     ledger = Ledger()
-    interceptor = Interceptor(Machine(REFERENCE), ledger, Attribution(), None)
+    interceptor = Interceptor(Target(REFERENCE), ledger, Attribution(), None)
 
     def program() -> None:
         twice_used = torch.empty(2, requires_grad=True) * 1.0
@@ -248,16 +248,16 @@ def _gradient_held_by_engine_alone() -> References:
 @contextmanager
 def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[None]:
     """Switch on interception, dispatch and identity, module and optimizer following; then off."""
-    machine = interceptor.machine
+    gpu = interceptor.machine.gpu
     with ExitStack() as stack:
         context = TraceContext(interceptor)
         stack.enter_context(python_functions(context))
         stack.enter_context(module_wrappers_refused(context))
-        if memory is not None:
+        if memory is not None and gpu is not None:
             from pytest_torchmem.fake_cuda.api.identity import cuda_identity
             from pytest_torchmem.fake_cuda.decompositions import cuda_dispatch
 
-            stack.enter_context(cuda_dispatch(machine, context))
+            interceptor.paths = stack.enter_context(cuda_dispatch(gpu, context))
             stack.enter_context(cuda_identity(context, memory))
         stack.enter_context(interceptor.attribution.following_modules())
         stack.enter_context(
@@ -269,7 +269,7 @@ def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[N
 
 def _machine(
     device: str, gpu: str | None, host: str, calibration: Calibration | None = None
-) -> Machine:
+) -> Target:
     if device not in DEVICES:
         raise UsageError(f"device={device!r}: expected one of {', '.join(map(repr, DEVICES))}")
     if host not in _HOSTS:
@@ -278,7 +278,7 @@ def _machine(
     if gpu is not None:
         named = find_gpu(gpu)
     if device == "cpu":
-        return Machine(_HOSTS[host]())
+        return Target(_HOSTS[host]())
     if calibration is not None and not isinstance(calibration, Calibration):
         raise UsageError(
             f"calibration={calibration!r}: expected what pytest_torchmem.read_calibration returns"
@@ -286,4 +286,4 @@ def _machine(
     on = named or find_gpu(DEFAULT_GPU)
     if calibration is not None and not calibration.covers(on.name):
         calibration = None  # plans are then those of every other trace
-    return Machine(_HOSTS[host](), on, calibration=calibration)
+    return Target(_HOSTS[host](), on, calibration=calibration)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from pytest_torchmem.operators.cpu_bodies import body, find_body
 from torch import Tensor
 
 from pytest_torchmem import measure, trace
-from pytest_torchmem.operators.cpu_bodies import body, find_body
 
 
 class Program(torch.nn.Module):

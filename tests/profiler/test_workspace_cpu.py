@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from pytest_torchmem.operators.meta_functions import META_FUNCTIONS, meta
 from workspaces import assert_predicted, calls_of, onednn
 
-from pytest_torchmem.operators.meta_functions import META_FUNCTIONS, meta
 from pytest_torchmem.operators.workspace import find_workspace, workspace
 from pytest_torchmem.targets.host import REFERENCE
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.plan import unsupported
-from pytest_torchmem.operators.operator import Operator
+from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.kernels import run_compressed_kernel
@@ -98,7 +98,7 @@ def without_entries(tensor: Tensor) -> Tensor:
 
 
 def run_compressed(
-    host: Host, on_gpu: bool, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    host: Host, on_gpu: bool, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run an operator that takes or makes compressed tensors; inner operators are intercepted.
 
@@ -121,7 +121,7 @@ def run_compressed(
     return run_compressed_kernel(operator.overload, *args, **kwargs)
 
 
-def asks_library(operator: Operator) -> bool:
+def asks_library(operator: OperatorSpec) -> bool:
     """Return whether an operator's workspace on a GPU is cuSPARSE's to say."""
     return operator.name in ("aten::addmm", "aten::sparse_sampled_addmm")
 

@@ -19,9 +19,10 @@ from pytest_torchmem.interception.layouts.nested import NestedTensors, has_neste
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.placement import Placement
 from pytest_torchmem.interception.values.known import LIMIT_NESTED, KnownValues
-from pytest_torchmem.operators.machine import Machine
-from pytest_torchmem.operators.operator import Operator, Treatment
+from pytest_torchmem.operators.registry import Kind
+from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.storages import storage_address
 
 
@@ -31,7 +32,7 @@ class Layouts:
     def __init__(
         self,
         interceptor: Intercepts,
-        machine: Machine,
+        machine: Target,
         ledger: Ledger,
         values: KnownValues,
         placement: Placement,
@@ -44,16 +45,18 @@ class Layouts:
         self._nested = NestedTensors(machine, ledger)
 
     def find(
-        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[..., Any] | None:
         """Return what runs an operator with these arguments, ``None`` where all are strided."""
-        if operator.treatment is Treatment.NESTED or has_nested(args, kwargs):
+        if operator.kind is Kind.NESTED or has_nested(args, kwargs):
             return self.run_nested
-        if operator.treatment is Treatment.COMPRESSED or has_compressed(args, kwargs):
+        if operator.kind is Kind.COMPRESSED or has_compressed(args, kwargs):
             return self.run_compressed
         return None
 
-    def run_nested(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_nested(
+        self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run an operator that takes or makes nested tensors."""
         __tracebackhide__ = True
         placement, values = self._placement, self._values
@@ -66,7 +69,7 @@ class Layouts:
             placement.nested, values.limit = where, limit
 
     def run_compressed(
-        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an operator that takes or makes compressed sparse tensors."""
         __tracebackhide__ = True

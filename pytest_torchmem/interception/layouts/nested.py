@@ -5,7 +5,7 @@ the sizes, strides and offsets of its parts (aten/src/ATen/NestedTensorImpl.h). 
 for it are C++ functions that call operators on the buffer, so they are run as they are while those
 operators are intercepted. Those that reach into the buffer's memory themselves are told again::
 
-    @nested_kernel("aten::native_layer_norm")
+    @operator("aten::native_layer_norm").nested()
     def layer_norm(nested, input, normalized_shape, weight, bias, eps):
         '''native/nested/NestedTensorMath.cpp, nested_layer_norm.'''
 
@@ -24,38 +24,19 @@ from torch import Tensor
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.values.known import value_of
-from pytest_torchmem.operators.families import load
-from pytest_torchmem.operators.machine import Machine
-from pytest_torchmem.operators.operator import Operator
+from pytest_torchmem.operators.calls import GivenCall
+from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
+from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.kernels import run_nested_kernel
 from pytest_torchmem.torch_private.keys import outside_interception
-from pytest_torchmem.torch_private.patches import is_another
 from pytest_torchmem.torch_private.storages import storage_address
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _NO_MEMORY = "its data is not allocated"
 """What ``TensorImpl::data_impl`` says (c10/core/TensorImpl.h)."""
-_KERNELS: dict[tuple[str, str], Callable[..., Any]] = {}
-
-
-def nested_kernel(*operators: str, device: str | None = None) -> Callable[[_F], _F]:
-    """Register what runs ``operators`` on nested tensors of ``"cpu"``, ``"cuda"`` or of both.
-
-    Raises ``ValueError`` where an operator already has a kernel there.
-    """
-    devices = ("cpu", "cuda") if device is None else (device,)
-
-    def register(function: _F) -> _F:
-        for key in ((name, kind) for name in operators for kind in devices):
-            if is_another(_KERNELS.get(key), function):
-                raise ValueError(f"{key[0]} already has a kernel for nested tensors on {key[1]}")
-            _KERNELS[key] = function
-        return function
-
-    return register
 
 
 def has_nested(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -69,7 +50,7 @@ class NestedTensors:
     Its methods run while operators are intercepted.
     """
 
-    def __init__(self, machine: Machine, ledger: Ledger) -> None:
+    def __init__(self, machine: Target, ledger: Ledger) -> None:
         self._machine = machine
         self._ledger = ledger
 
@@ -84,13 +65,12 @@ class NestedTensors:
         assert self._machine.gpu is not None
         return self._machine.gpu
 
-    def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that takes or makes nested tensors."""
-        load()
         device = self.device_of(args, kwargs).device.type
-        kernel = _KERNELS.get((operator.name, device))
+        kernel = operator.on(device).nested
         if kernel is not None:
-            return kernel(self, *args, **kwargs)
+            return kernel(args, kwargs, nested=self, call=GivenCall(args, kwargs))
         try:
             return run_nested_kernel(operator.overload, *args, **kwargs)
         except RuntimeError as error:

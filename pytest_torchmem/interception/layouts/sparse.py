@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.plan import unsupported
-from pytest_torchmem.operators.operator import Operator
+from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values, specified_elements
 
@@ -42,12 +42,12 @@ def has_sparse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(tensor.layout is torch.sparse_coo for tensor in argument_tensors((args, kwargs)))
 
 
-def reads_no_data(operator: Operator) -> bool:
+def reads_no_data(operator: OperatorSpec) -> bool:
     """Return whether torch's own kernel can run: it only takes a sparse tensor apart."""
     return operator.name.partition(".")[0] in _METADATA
 
 
-def run_sparse(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_sparse(operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator with a sparse tensor among its arguments; inner operators are intercepted.
 
     Raises ``UnsupportedOperatorError`` for one that is not known.
@@ -90,7 +90,7 @@ def run_sparse(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     raise unsupported(operator.overload, "its arguments are sparse")
 
 
-def _add(operator: Operator, in_place: bool, left: Tensor, right: Tensor) -> Tensor:
+def _add(operator: OperatorSpec, in_place: bool, left: Tensor, right: Tensor) -> Tensor:
     if left.layout is torch.strided:
         return left if in_place else torch.empty_like(left)
     if right.layout is torch.strided:

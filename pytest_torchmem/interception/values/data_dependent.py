@@ -11,15 +11,12 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Plan, plan_of_result
 from pytest_torchmem.interception.values.assumptions import is_same
 from pytest_torchmem.interception.values.known import KnownValues, value_of
-from pytest_torchmem.operators.machine import Machine
 from pytest_torchmem.torch_private.storages import storage_address
 
 _MASKS = (torch.bool, torch.uint8)
 
 
-def plan_from_values(
-    call: Call, machine: Machine, values: KnownValues, device: str
-) -> tuple[Plan, Any]:
+def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan, Any]:
     """Return the plan of a call on ``device`` and its outputs with their values.
 
     Raises ``UnknownValueError`` where a tensor that decides the shape has no known values.
@@ -28,7 +25,8 @@ def plan_from_values(
     name = call.operator.name
     if name == "aten::bincount":
         return _bincount(call, values)
-    for position in machine.deciding_arguments(name, call.tensors):
+    decided_by = call.operator.record.decided_by
+    for position in range(len(call.tensors)) if decided_by is None else decided_by:
         if call.records[position].known is None and call.tensors[position].numel():
             raise values.unknown(f"{name} has an output whose shape depends on data")
     inputs = [
@@ -37,7 +35,10 @@ def plan_from_values(
         else torch.zeros(tensor.shape, dtype=tensor.dtype)  # only its geometry matters
         for tensor, record in zip(call.tensors, call.records, strict=True)
     ]
-    real = machine.as_made(call.operator, device, values.run(call, inputs), call.args)
+    real = values.run(call, inputs)
+    storages = call.operator.on(device).storages
+    if storages is not None:
+        real = storages(call.args, call.kwargs, outputs=real)
     return plan_of_result(real, inputs, storage_address), real
 
 

@@ -40,10 +40,6 @@ LIMIT_RANDOM = 1 << 7
 #: element, by which they select.
 LIMIT_NESTED = 1 << 26
 
-#: Arguments that are written to and keep their value: the gradients of a trace count as finite, so
-#: ``GradScaler`` steps.
-_KEPT = {"aten::_amp_foreach_non_finite_check_and_unscale_": 1}
-
 #: Initialisers draw again what fell out of bounds (``_no_grad_trunc_normal_``); a trace counts
 #: every first draw as accepted.
 _INITIALISERS = torch.nn.init.__file__
@@ -303,9 +299,12 @@ class KnownValues:
     def _written(self, call: Call) -> None:
         """Forget what was known of the storages that an operator wrote to, or know them anew."""
         operator = call.operator
-        kept = call.args[_KEPT[operator.name]] if operator.name in _KEPT else None
+        kept = {
+            id(call.args[operator.argument_names.index(name)])
+            for name in operator.record.keeps_values
+        }
         for argument in operator.written(call.args, call.kwargs):
-            if argument is kept and kept is not None:
+            if id(argument) in kept:
                 continue
             for tensor in argument_tensors(argument):
                 record = self._ledger.records.get(storage_address(tensor))

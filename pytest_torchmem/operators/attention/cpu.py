@@ -6,7 +6,6 @@ no allocator's record, nor counted here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 
 import torch
@@ -16,7 +15,8 @@ from pytest_torchmem.operators.geometry import accumulation_type, contiguous_cop
 from pytest_torchmem.operators.libraries.onednn.brgemm_matmul import Product
 from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
 from pytest_torchmem.operators.matmul.cpu import SCALE, SMALLEST, uses_onednn
-from pytest_torchmem.operators.workspace import Workspace, workspace
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.host import Host
 
 _KEYS = 512
@@ -34,19 +34,8 @@ def _is_reduced(tensor: Tensor) -> bool:
     return tensor.dtype in (torch.bfloat16, torch.float16)
 
 
-@workspace("aten::_scaled_dot_product_flash_attention_for_cpu", device="cpu")
-def flash_attention(
-    machine: Host,
-    outputs: Sequence[Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> int:
+@operator("aten::_scaled_dot_product_flash_attention_for_cpu").workspace("cpu")
+def flash_attention(machine: Host, query: Tensor, key: Tensor) -> int:
     """Per thread: a block of scores, its row maxima and sums, and a block of the output."""
     if query.numel() == 0 or key.numel() == 0:
         return 0
@@ -58,21 +47,9 @@ def flash_attention(
     return machine.threads * block
 
 
-@workspace("aten::_scaled_dot_product_flash_attention_for_cpu_backward", device="cpu")
+@operator("aten::_scaled_dot_product_flash_attention_for_cpu_backward").workspace("cpu")
 def flash_attention_backward(
-    machine: Host,
-    outputs: Sequence[Tensor],
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
+    machine: Host, grad_out: Tensor, query: Tensor, key: Tensor
 ) -> int | Workspace:
     """Per thread: blocks of scores and of their gradient; once: the sums of one block's rows.
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import (
-    Outputs,
     contiguous_copy,
     dense_bytes,
 )
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.rounding import ceil_div, round_up
-from pytest_torchmem.operators.workspace import Workspace, bounded, unknown, workspace
+from pytest_torchmem.operators.workspace import Workspace, bounded, unknown
 from pytest_torchmem.targets.gpus import Gpu
 
 _FLOAT = 4
@@ -117,83 +117,54 @@ def _deterministic() -> bool:
     )
 
 
-@workspace("aten::_scaled_dot_product_flash_attention", device="cuda")
-def sdpa_flash(
-    gpu: Gpu,
-    outputs: Outputs,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *arguments: float,
-    scale: float | None = None,
-) -> tuple[int, ...]:
+@operator("aten::_scaled_dot_product_flash_attention").workspace("cuda")
+def sdpa_flash(machine: Gpu, query: Tensor, key: Tensor, dropout_p: float) -> tuple[int, ...]:
     """As ``mha_fwd``, with heads and length exchanged."""
-    dropout = arguments[0] if arguments else 0.0
-    return _flash_forward(gpu, query.transpose(1, 2), key.transpose(1, 2), dropout)
+    return _flash_forward(machine, query.transpose(1, 2), key.transpose(1, 2), dropout_p)
 
 
-@workspace("aten::_scaled_dot_product_flash_attention_backward", device="cuda")
+@operator("aten::_scaled_dot_product_flash_attention_backward").workspace("cuda")
 def sdpa_flash_backward(
-    gpu: Gpu,
-    outputs: Outputs,
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    *arguments: object,
-    scale: float | None = None,
+    machine: Gpu, grad_out: Tensor, query: Tensor, key: Tensor, out: Tensor
 ) -> tuple[int, ...]:
     """As ``mha_bwd``, with heads and length exchanged."""
     grad, queries, keys, result = (tensor.transpose(1, 2) for tensor in (grad_out, query, key, out))
-    return _flash_backward_of_batch(gpu, grad, queries, keys, result)
+    return _flash_backward_of_batch(machine, grad, queries, keys, result)
 
 
-@workspace("aten::_flash_attention_forward", device="cuda")
+@operator("aten::_flash_attention_forward").workspace("cuda")
 def flash_forward(
-    gpu: Gpu,
-    outputs: Outputs,
+    machine: Gpu,
     query: Tensor,
     key: Tensor,
-    value: Tensor,
-    lengths_query: Tensor | None,
-    lengths_key: Tensor | None,
-    longest_query: int,
-    longest_key: int,
-    dropout: float,
-    *arguments: object,
+    cum_seq_q: Tensor | None,
+    dropout_p: float,
+    *,
     num_splits: int | None = None,
-    block_table: Tensor | None = None,
-    **options: object,
 ) -> tuple[int, ...]:
     """``mha_fwd``; of sequences of several lengths (``mha_varlen_fwd``) only a block table's keys
     are split.
     """
-    if lengths_query is None:
-        return _flash_forward(gpu, query, key, dropout, num_splits or 0)
+    if cum_seq_q is None:
+        return _flash_forward(machine, query, key, dropout_p, num_splits or 0)
     return ()
 
 
-@workspace("aten::_flash_attention_backward", device="cuda")
+@operator("aten::_flash_attention_backward").workspace("cuda")
 def flash_backward(
-    gpu: Gpu,
-    outputs: Outputs,
+    machine: Gpu,
     grad_out: Tensor,
     query: Tensor,
     key: Tensor,
-    value: Tensor,
     out: Tensor,
-    logsumexp: Tensor,
-    lengths_query: Tensor | None,
-    *arguments: object,
-    **options: object,
+    cum_seq_q: Tensor | None,
 ) -> tuple[int, ...]:
     """``mha_bwd``; of sequences of several lengths ``mha_varlen_bwd``, with 128 rows more each."""
-    if lengths_query is None:
-        return _flash_backward_of_batch(gpu, grad_out, query, key, out)
-    batch = lengths_query.numel() - 1
+    if cum_seq_q is None:
+        return _flash_backward_of_batch(machine, grad_out, query, key, out)
+    batch = cum_seq_q.numel() - 1
     padded = query.shape[0] + _BLOCK * batch
-    return _flash_backward(gpu, grad_out, query, key, out, batch, padded)
+    return _flash_backward(machine, grad_out, query, key, out, batch, padded)
 
 
 # -- memory-efficient ------------------------------------------------------------------------------
@@ -277,77 +248,52 @@ def efficient_backward_bytes(
     return Workspace(requests) if len(found) == 1 else bounded(*requests)
 
 
-@workspace("aten::_scaled_dot_product_efficient_attention_backward", device="cuda")
+@operator("aten::_scaled_dot_product_efficient_attention_backward").workspace("cuda")
 def sdpa_efficient_backward(
-    gpu: Gpu,
-    outputs: Outputs,
-    grad_out: Tensor | None,
+    machine: Gpu,
+    grad_out_: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    logsumexp: Tensor,
-    seed: Tensor,
-    offset: Tensor,
-    dropout: float,
-    *arguments: object,
-    scale: float | None = None,
+    dropout_p: float,
 ) -> Workspace:
     """``_efficient_attention_backward``, with heads and length exchanged."""
     batch, heads, queries, size = query.shape
     shape = (batch, heads, queries, key.shape[2])
-    copy = contiguous_copy(None if grad_out is None else grad_out.transpose(1, 2))
+    copy = contiguous_copy(None if grad_out_ is None else grad_out_.transpose(1, 2))
     return efficient_backward_bytes(
-        gpu, query.dtype, shape, size, value.shape[3], dropout > 0, copy
+        machine, query.dtype, shape, size, value.shape[3], dropout_p > 0, copy
     )
 
 
-@workspace("aten::_efficient_attention_backward", device="cuda")
+@operator("aten::_efficient_attention_backward").workspace("cuda")
 def efficient_backward(
-    gpu: Gpu,
-    outputs: Outputs,
-    grad_out: Tensor,
+    machine: Gpu,
+    grad_out_: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    lengths_query: Tensor | None,
-    lengths_key: Tensor | None,
-    longest_query: int,
-    longest_key: int,
-    logsumexp: Tensor,
-    dropout: float,
-    *arguments: object,
-    **options: object,
+    cu_seqlens_q: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
 ) -> Workspace:
     """attention_backward.cu, ``_efficient_attention_backward``."""
     batch, queries, heads, size = query.shape
     keys = key.shape[1]
-    if lengths_query is not None:
-        batch, queries, keys = lengths_query.numel() - 1, longest_query, longest_key
+    if cu_seqlens_q is not None:
+        batch, queries, keys = cu_seqlens_q.numel() - 1, max_seqlen_q, max_seqlen_k
     shape = (batch, heads, queries, keys)
-    copy = contiguous_copy(grad_out)
+    copy = contiguous_copy(grad_out_)
     return efficient_backward_bytes(
-        gpu, query.dtype, shape, size, value.shape[3], dropout > 0, copy
+        machine, query.dtype, shape, size, value.shape[3], dropout_p > 0, copy
     )
 
 
-@workspace(
-    "aten::_scaled_dot_product_efficient_attention",
-    "aten::_efficient_attention_forward",
-    device="cuda",
-)
-def efficient_forward(
-    gpu: Gpu,
-    outputs: tuple[Tensor, ...],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *arguments: object,
-    **options: object,
-) -> int:
+@operator(
+    "aten::_scaled_dot_product_efficient_attention", "aten::_efficient_attention_forward"
+).workspace("cuda")
+def efficient_forward(outputs: tuple[Tensor, ...], value: Tensor) -> int:
     """The output in float where heads are too large to be added up in registers.
 
     attention.cu; kernel_forward.h, ``kNeedsOutputAccumulatorBuffer``.
@@ -360,28 +306,16 @@ def efficient_forward(
 # -- cuDNN -----------------------------------------------------------------------------------------
 
 
-@workspace(
-    "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_cudnn_attention_forward",
-    device="cuda",
+@operator("aten::_scaled_dot_product_cudnn_attention", "aten::_cudnn_attention_forward").workspace(
+    "cuda"
 )
-def cudnn_forward(gpu: Gpu, outputs: Outputs, *arguments: object, **options: object) -> Workspace:
+def cudnn_forward() -> Workspace:
     """``mha_graph->get_workspace_size()``, which cuDNN alone knows; native/cudnn/MHA.cpp."""
     return unknown()
 
 
-@workspace("aten::_scaled_dot_product_cudnn_attention_backward", device="cuda")
-def cudnn_backward(
-    gpu: Gpu,
-    outputs: Outputs,
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    *arguments: object,
-    **options: object,
-) -> Workspace:
+@operator("aten::_scaled_dot_product_cudnn_attention_backward").workspace("cuda")
+def cudnn_backward(grad_out: Tensor, out: Tensor) -> Workspace:
     """A copy of a gradient that lies otherwise than the output, and cuDNN's; MHA.cpp,
     ``run_cudnn_SDP_bprop``.
     """

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from pytest_torchmem.operators.decompositions import Composite, cuda_kernel
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.settings import attention_priority
 from pytest_torchmem.torch_private.version import TORCH_VERSION
@@ -64,10 +64,9 @@ class Attention:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 
 
-@cuda_kernel("aten::scaled_dot_product_attention")
+@operator("aten::scaled_dot_product_attention").path("cuda")
 def scaled_dot_product_attention(
-    gpu: Gpu,
-    composite: Composite,
+    machine: Gpu,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -80,7 +79,7 @@ def scaled_dot_product_attention(
 ) -> Any:
     """Run the implementation that the GPU would; attention.cpp."""
     _validate(query, key, value, attn_mask)
-    call = Attention(gpu, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    call = Attention(machine, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     backend = choose(call)
     mask = _additive(attn_mask, query.dtype)
     if backend == CUDNN:
@@ -112,10 +111,9 @@ def scaled_dot_product_attention(
     )[0]
 
 
-@cuda_kernel("aten::_fused_sdp_choice")
+@operator("aten::_fused_sdp_choice").path("cuda")
 def fused_sdp_choice(
-    gpu: Gpu,
-    composite: Composite,
+    machine: Gpu,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -123,11 +121,12 @@ def fused_sdp_choice(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    scale: float | None = None,
     enable_gqa: bool = False,
 ) -> int:
     """Return the choice alone; ``_fused_sdp_choice_cuda``."""
-    return choose(Attention(gpu, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+    return choose(
+        Attention(machine, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    )
 
 
 def may_use(gpu: Gpu, backend: int, params: Any) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,8 +25,9 @@ from pytest_torchmem.operators.geometry import (
 from pytest_torchmem.operators.libraries.onednn import convolution_list
 from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
 from pytest_torchmem.operators.libraries.onednn.problem import Primitive, Problem, Sizes
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.signatures import ConvolutionSettings
-from pytest_torchmem.operators.workspace import Workspace, workspace
+from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.host import Host
 
 
@@ -156,14 +156,14 @@ def uses_onednn(
     return _convolution(machine, input, weight, False, settings).uses_onednn()
 
 
-@workspace("aten::convolution", "aten::_convolution", device="cpu")
+@operator("aten::convolution", "aten::_convolution").workspace("cpu")
 def convolution(
     machine: Host,
     outputs: Tensor,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    *arguments: Any,
+    settings: ConvolutionSettings,
 ) -> int | Workspace:
     """Operands in the kernel's layouts, its scratchpad and its result, then the output beside
     that.
@@ -171,7 +171,6 @@ def convolution(
     if input.numel() == 0 or outputs.numel() == 0:
         return 0
     input, line = _contiguous_line(input)
-    settings = ConvolutionSettings(*arguments[:6])
     call = _convolution(machine, input, weight, bias is not None, settings)
     result = outputs.unsqueeze(2) if outputs.dim() == 3 else outputs
     if not call.uses_onednn():
@@ -188,18 +187,17 @@ def convolution(
     return by_onednn(machine, input.dtype, taken)
 
 
-@workspace("aten::convolution_backward", device="cpu")
+@operator("aten::convolution_backward").workspace("cpu")
 def convolution_backward(
     machine: Host,
     outputs: Sequence[Tensor | None],
     grad_output: Tensor,
     input: Tensor,
     weight: Tensor,
-    bias_sizes: Sequence[int] | None,
-    *arguments: Any,
+    settings: ConvolutionSettings,
+    output_mask: Sequence[bool],
 ) -> int | Workspace:
     """The input's gradient, then the weight's and the bias's, each from its own copies."""
-    settings, output_mask = ConvolutionSettings(*arguments[:6]), arguments[6]
     if input.numel() == 0 or grad_output.numel() == 0:
         return 0
     input, line = _contiguous_line(input)

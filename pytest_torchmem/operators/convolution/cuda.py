@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import (
-    Outputs,
     contiguous_copy,
     suggested_format,
 )
 from pytest_torchmem.operators.matmul.cuda import blas_buffer
 from pytest_torchmem.operators.reduction.cuda import sum_buffers
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.signatures import ConvolutionSettings
-from pytest_torchmem.operators.workspace import Workspace, bounded, unknown, workspace
+from pytest_torchmem.operators.workspace import Workspace, bounded, unknown
 from pytest_torchmem.targets.gpus import Gpu
 
 _CUDNN_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -65,14 +64,13 @@ def is_native_depthwise(
     return None if input.dtype == torch.float16 and flat and channels >= 32 else True
 
 
-@workspace("aten::convolution", "aten::_convolution", device="cuda")
+@operator("aten::convolution", "aten::_convolution").workspace("cuda")
 def convolution(
-    gpu: Gpu,
+    machine: Gpu,
     outputs: Tensor,
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    *arguments: Any,
+    settings: ConvolutionSettings,
 ) -> Workspace | tuple[int, ...]:
     """Copies and cuDNN's workspace; of a depthwise one with ATen's kernel copies alone, exactly.
 
@@ -80,25 +78,23 @@ def convolution(
     """
     if not input.numel() or not outputs.numel():
         return ()
-    settings = ConvolutionSettings(*arguments[:6])
     native = is_native_depthwise(input, weight, settings)
     if native:
         return (contiguous_copy(input), contiguous_copy(weight))
     if not uses_cudnn(input):
-        return _columns(gpu, input, weight, outputs, settings)
+        return _columns(machine, input, weight, outputs, settings)
     wanted = memory_format(input, weight)
     return unknown(contiguous_copy(input, wanted), contiguous_copy(weight, wanted))
 
 
-@workspace("aten::convolution_backward", device="cuda")
+@operator("aten::convolution_backward").workspace("cuda")
 def convolution_backward(
-    gpu: Gpu,
-    outputs: Outputs,
+    machine: Gpu,
     grad_output: Tensor,
     input: Tensor,
     weight: Tensor,
-    bias_sizes: Sequence[int] | None,
-    *arguments: Any,
+    settings: ConvolutionSettings,
+    output_mask: Sequence[bool],
 ) -> Workspace | tuple[int, ...]:
     """Copies and cuDNN's workspace, then the sum of the bias's gradient.
 
@@ -107,17 +103,18 @@ def convolution_backward(
     """
     if not input.numel() or not grad_output.numel():
         return ()
-    settings, output_mask = ConvolutionSettings(*arguments[:6]), arguments[6]
     bias: tuple[int, ...] = ()
     if output_mask[2]:
         dims = (0, *range(2, grad_output.dim()))
-        bias = sum_buffers(gpu, grad_output.shape, dims, grad_output.dtype, grad_output.stride())
+        bias = sum_buffers(
+            machine, grad_output.shape, dims, grad_output.dtype, grad_output.stride()
+        )
     native = is_native_depthwise(input, weight, settings)
     if native:
         copies = tuple(map(contiguous_copy, (grad_output, input, weight)))
         return max(copies, bias, key=sum)
     if not uses_cudnn(input):
-        columns = _columns(gpu, input, weight, grad_output, settings)
+        columns = _columns(machine, input, weight, grad_output, settings)
         return Workspace(max(columns.requests, bias, key=sum), columns.confidence, columns.kept)
     wanted = memory_format(input, weight)
     copies = tuple(contiguous_copy(found, wanted) for found in (grad_output, input, weight))
@@ -143,16 +140,13 @@ def _columns(
     return Workspace(found.requests, found.confidence, (blas_buffer(gpu),))
 
 
-@workspace(
+@operator(
     "aten::cudnn_convolution",
     "aten::cudnn_convolution_transpose",
     "aten::cudnn_convolution_relu",
     "aten::cudnn_convolution_add_relu",
-    device="cuda",
-)
-def cudnn_convolution(
-    gpu: Gpu, outputs: Tensor, input: Tensor, weight: Tensor, *rest: object, **options: object
-) -> Workspace:
+).workspace("cuda")
+def cudnn_convolution(input: Tensor, weight: Tensor) -> Workspace:
     """Copies into one format, and cuDNN's workspace; ConvShared.cpp."""
     wanted = memory_format(input, weight)
     return unknown(contiguous_copy(input, wanted), contiguous_copy(weight, wanted))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.convolution.cpu import uses_onednn
-from pytest_torchmem.operators.geometry import suggested_format
-from pytest_torchmem.operators.meta_functions import laid_out, like, meta
+from pytest_torchmem.operators.geometry import laid_out, like, suggested_format
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.signatures import ConvolutionSettings
 from pytest_torchmem.targets.host import REFERENCE
 
@@ -33,24 +32,21 @@ def _convolution_shape(input: Tensor, weight: Tensor, settings: ConvolutionSetti
     return result
 
 
-@meta("aten::convolution")
-def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+@operator("aten::convolution").meta()
+def convolution(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
     """Channels last where either operand is; native/ConvUtils.h,
     cudnn_conv_suggest_memory_format. ``meta`` does not know that it stands for a device.
     """
-    result = _convolution_shape(input, weight, ConvolutionSettings(*settings))
+    result = _convolution_shape(input, weight, settings)
     return _as_operands(result, input, weight)
 
 
-@meta("aten::convolution", device="cpu")
-def convolution_on_cpu(
-    input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any
-) -> Tensor:
+@operator("aten::convolution").meta("cpu")
+def convolution_on_cpu(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
     """Channels last where either operand is; native/ConvUtils.h, mkldnn_conv_use_channels_last.
 
     ATen's own kernels of three dimensions know no channels last.
     """
-    settings = ConvolutionSettings(*arguments)
     result = _convolution_shape(input, weight, settings)
     native = input.dim() == 5 and not uses_onednn(REFERENCE, input, weight, settings)
     if not native or result.numel() == 0:
@@ -79,25 +75,25 @@ def _in_storage_of(input: Tensor, result: Tensor) -> Tensor:
     return storage[: result.numel()].view(result.shape)
 
 
-@meta("aten::convolution_backward", device="cpu")
+@operator("aten::convolution_backward").meta("cpu")
 def convolution_backward_on_cpu(
     grad_output: Tensor,
     input: Tensor,
     weight: Tensor,
     bias_sizes: Sequence[int] | None,
-    *arguments: Any,
+    settings: ConvolutionSettings,
+    output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     """ATen's own kernels of three dimensions know no channels last."""
     results = torch.ops.aten.convolution_backward(
-        grad_output, input, weight, bias_sizes, *arguments
+        grad_output, input, weight, bias_sizes, *settings, output_mask
     )
-    settings = ConvolutionSettings(*arguments[:6])
     if input.dim() != 5 or uses_onednn(REFERENCE, input, weight, settings):
         return tuple(results)
     return tuple(result if result is None else like(result) for result in results)
 
 
-@meta("aten::cudnn_convolution")
+@operator("aten::cudnn_convolution").meta()
 def cudnn_convolution(
     input: Tensor,
     weight: Tensor,
@@ -105,13 +101,14 @@ def cudnn_convolution(
     stride: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    *flags: bool,
 ) -> Tensor:
     """native/cudnn/ConvShared.cpp."""
-    return convolution(input, weight, None, stride, padding, dilation, False, [0], groups)
+    return convolution(
+        input, weight, ConvolutionSettings(stride, padding, dilation, False, [0], groups)
+    )
 
 
-@meta("aten::cudnn_convolution_transpose")
+@operator("aten::cudnn_convolution_transpose").meta()
 def cudnn_convolution_transpose(
     input: Tensor,
     weight: Tensor,
@@ -120,13 +117,14 @@ def cudnn_convolution_transpose(
     stride: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    *flags: bool,
 ) -> Tensor:
     """native/cudnn/ConvShared.cpp."""
-    return convolution(input, weight, None, stride, padding, dilation, True, output_padding, groups)
+    return convolution(
+        input, weight, ConvolutionSettings(stride, padding, dilation, True, output_padding, groups)
+    )
 
 
-@meta("aten::cudnn_convolution_relu")
+@operator("aten::cudnn_convolution_relu").meta()
 def cudnn_convolution_relu(
     input: Tensor,
     weight: Tensor,
@@ -137,15 +135,15 @@ def cudnn_convolution_relu(
     groups: int,
 ) -> Tensor:
     """native/cudnn/ConvShared.cpp."""
-    return convolution(input, weight, bias, stride, padding, dilation, False, [0], groups)
+    return convolution(
+        input, weight, ConvolutionSettings(stride, padding, dilation, False, [0], groups)
+    )
 
 
-@meta("aten::cudnn_convolution_add_relu")
+@operator("aten::cudnn_convolution_add_relu").meta()
 def cudnn_convolution_add_relu(
     input: Tensor,
     weight: Tensor,
-    addend: Tensor,
-    alpha: float | None,
     bias: Tensor | None,
     stride: Sequence[int],
     padding: Sequence[int],
@@ -153,15 +151,16 @@ def cudnn_convolution_add_relu(
     groups: int,
 ) -> Tensor:
     """native/cudnn/ConvShared.cpp."""
-    return convolution(input, weight, bias, stride, padding, dilation, False, [0], groups)
+    return convolution(
+        input, weight, ConvolutionSettings(stride, padding, dilation, False, [0], groups)
+    )
 
 
-@meta("aten::_slow_conv2d_forward", "aten::slow_conv3d_forward")
+@operator("aten::_slow_conv2d_forward", "aten::slow_conv3d_forward").meta()
 def slow_convolution(
     input: Tensor,
     weight: Tensor,
     kernel_size: Sequence[int],
-    bias: Tensor | None,
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> Tensor:
@@ -170,13 +169,11 @@ def slow_convolution(
     return _convolution_shape(input, weight, settings)
 
 
-@meta("aten::slow_conv_dilated2d", "aten::slow_conv_dilated3d")
-@meta("aten::_conv_depthwise2d", "aten::conv_depthwise3d")
+@operator("aten::slow_conv_dilated2d", "aten::slow_conv_dilated3d").meta()
+@operator("aten::slow_conv_dilated2d", "aten::slow_conv_dilated3d").meta()
 def dilated_convolution(
     input: Tensor,
     weight: Tensor,
-    kernel_size: Sequence[int],
-    bias: Tensor | None = None,
     stride: Sequence[int] = (1,),
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
@@ -187,12 +184,10 @@ def dilated_convolution(
     return _convolution_shape(input, weight, settings)
 
 
-@meta("aten::slow_conv_transpose3d")
+@operator("aten::slow_conv_transpose3d").meta()
 def slow_convolution_transpose(
     input: Tensor,
     weight: Tensor,
-    kernel_size: Sequence[int],
-    bias: Tensor | None = None,
     stride: Sequence[int] = (1, 1, 1),
     padding: Sequence[int] = (0, 0, 0),
     output_padding: Sequence[int] = (0, 0, 0),
@@ -203,15 +198,9 @@ def slow_convolution_transpose(
     return _convolution_shape(input, weight, settings)
 
 
-@meta("aten::_slow_conv2d_backward.output_mask")
+@operator("aten::_slow_conv2d_backward.output_mask").meta()
 def slow_convolution_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_mask: Sequence[bool],
+    grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """native/ConvolutionMM2d.cpp."""
     results = (like(input), like(weight), like(grad_output, (weight.shape[0],)))

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.cpu_bodies import body
-from pytest_torchmem.targets.host import Host
+from pytest_torchmem.operators.registry import operator
 
 _aten: Any = torch.ops.aten
 
@@ -89,15 +88,12 @@ def _gather(weight: Tensor, output: Tensor, scale: Tensor | None, fast: bool) ->
     del dense
 
 
-@body("aten::_embedding_bag")
+@operator("aten::_embedding_bag").decomposition("cpu")
 def embedding_bag(
-    machine: Host,
     weight: Tensor,
     indices: Tensor,
     offsets: Tensor,
-    scale_grad_by_freq: bool = False,
     mode: int = _SUM,
-    sparse: bool = False,
     per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
     padding_idx: int = -1,
@@ -108,15 +104,12 @@ def embedding_bag(
     )
 
 
-@body("aten::_embedding_bag_forward_only")
+@operator("aten::_embedding_bag_forward_only").decomposition("cpu")
 def embedding_bag_forward_only(
-    machine: Host,
     weight: Tensor,
     indices: Tensor,
     offsets: Tensor,
-    scale_grad_by_freq: bool = False,
     mode: int = _SUM,
-    sparse: bool = False,
     per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
     padding_idx: int = -1,
@@ -135,9 +128,8 @@ def _offset2bag_again(indices: Tensor, offsets: Tensor, offset2bag: Tensor) -> T
     return _bag_of_every_index(offsets, made).resize_(indices.shape[0])
 
 
-@body("aten::_embedding_bag_backward", on_cuda=True)
+@operator("aten::_embedding_bag_backward").decomposition()
 def embedding_bag_backward(
-    machine: Host,
     grad: Tensor,
     indices: Tensor,
     offsets: Tensor,
@@ -182,19 +174,15 @@ def embedding_bag_backward(
     return result
 
 
-@body("aten::_embedding_bag_dense_backward")
+@operator("aten::_embedding_bag_dense_backward").decomposition("cpu")
 def embedding_bag_dense_backward(
-    machine: Host,
     grad: Tensor,
     indices: Tensor,
     offset2bag: Tensor,
-    bag_size: Tensor,
     maximum_indices: Tensor,
     num_weights: int,
-    scale_grad_by_freq: bool,
     mode: int,
     per_sample_weights: Tensor | None,
-    padding_idx: int = -1,
 ) -> Tensor:
     """_embedding_bag_dense_backward_cpu. No bag counts as empty, which only values tell."""
     dense = grad.contiguous()
@@ -214,16 +202,9 @@ def embedding_bag_dense_backward(
     return result
 
 
-@body("aten::_embedding_bag_per_sample_weights_backward")
+@operator("aten::_embedding_bag_per_sample_weights_backward").decomposition("cpu")
 def embedding_bag_per_sample_weights_backward(
-    machine: Host,
-    grad: Tensor,
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    offset2bag: Tensor,
-    mode: int,
-    padding_idx: int = -1,
+    grad: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor
 ) -> Tensor:
     """_embedding_bag_per_sample_weights_backward_cpu_template."""
     result = grad.new_zeros((indices.shape[0],))

@@ -15,8 +15,9 @@ from pytest_torchmem.operators.geometry import (
     dense_bytes,
 )
 from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.rounding import ceil_div, round_up
-from pytest_torchmem.operators.workspace import Workspace, bounded, workspace
+from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 
 _FEW = 3072
@@ -27,40 +28,37 @@ _LONG = 8
 _MAX = 2
 
 
-@workspace("aten::embedding_dense_backward", device="cuda")
+@operator("aten::embedding_dense_backward").workspace("cuda")
 def embedding_dense_backward(
-    gpu: Gpu,
+    machine: Gpu,
     outputs: Tensor,
     grad_output: Tensor,
     indices: Tensor,
-    weights: int,
-    padding: int,
-    by_frequency: bool,
+    num_weights: int,
+    scale_grad_by_freq: bool,
 ) -> Workspace | tuple[int, ...]:
     """Nothing for up to 3,072 indices, else sorted; ``embedding_dense_backward_cuda``."""
     copy = contiguous_copy(grad_output)
-    if indices.numel() <= _FEW and not by_frequency:
+    if indices.numel() <= _FEW and not scale_grad_by_freq:
         return (copy, contiguous_copy(indices))
     width = grad_output.shape[-1]
-    found = _sorted(gpu, outputs, indices, weights, width, grad_output.dtype, by_frequency, copy)
-    if _may_add_atomically(gpu, indices.numel(), weights, width):
+    found = _sorted(
+        machine, outputs, indices, num_weights, width, grad_output.dtype, scale_grad_by_freq, copy
+    )
+    if _may_add_atomically(machine, indices.numel(), num_weights, width):
         return bounded(*found.requests)
     return found
 
 
-@workspace("aten::_embedding_bag_dense_backward", device="cuda")
+@operator("aten::_embedding_bag_dense_backward").workspace("cuda")
 def embedding_bag_dense_backward(
-    gpu: Gpu,
+    machine: Gpu,
     outputs: Tensor,
     grad: Tensor,
     indices: Tensor,
-    offset2bag: Tensor,
-    bag_size: Tensor,
-    maximum_indices: Tensor,
-    weights: int,
-    by_frequency: bool,
+    num_weights: int,
+    scale_grad_by_freq: bool,
     mode: int,
-    *rest: object,
 ) -> Workspace | tuple[int, ...]:
     """Sorted as embeddings are; the maximum's is scattered.
 
@@ -69,13 +67,13 @@ def embedding_bag_dense_backward(
     copy = contiguous_copy(grad)
     if mode == _MAX or not indices.numel():
         return (copy,)
-    return _sorted(gpu, outputs, indices, weights, grad.shape[-1], grad.dtype, by_frequency, copy)
+    return _sorted(
+        machine, outputs, indices, num_weights, grad.shape[-1], grad.dtype, scale_grad_by_freq, copy
+    )
 
 
-@workspace("aten::_embedding_bag", "aten::_embedding_bag_forward_only", device="cuda")
-def embedding_bag(
-    gpu: Gpu, outputs: object, weight: Tensor, indices: Tensor, offsets: Tensor, *rest: object
-) -> tuple[int, ...]:
+@operator("aten::_embedding_bag", "aten::_embedding_bag_forward_only").workspace("cuda")
+def embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor) -> tuple[int, ...]:
     """Dense copies; exact, EmbeddingBag.cu, ``_embedding_bag_cuda``."""
     return (contiguous_copy(weight), contiguous_copy(indices), contiguous_copy(offsets))
 

@@ -13,31 +13,28 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from pytest_torchmem.operators.attention.dispatch import MATH, Attention, choose
-from pytest_torchmem.operators.decompositions import Composite, cuda_kernel
+from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.encoder_layer.paths import first_product, run_encoder_layer
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.signatures import AttentionLayer, EncoderLayer
 from pytest_torchmem.targets.gpus import Gpu
 
 _aten: Any = torch.ops.aten
 
 
-@cuda_kernel("aten::_native_multi_head_attention")
-def native_multi_head_attention(
-    gpu: Gpu, composite: Composite, *arguments: Any, **options: Any
-) -> Any:
+@operator("aten::_native_multi_head_attention").path("cuda")
+def native_multi_head_attention(machine: Gpu, call: CompositeCall, layer: AttentionLayer) -> Any:
     """``native_multi_head_attention_cuda``: a fused attention where one takes it."""
-    layer = AttentionLayer(*arguments, **options)
     query, heads = layer.query, layer.num_head
     if query.dim() != 3:
-        return composite()
+        return call()
     batch, steps, _ = query.shape
     size = layer.embed_dim // heads
     # A mask of padding has not the shape that fused kernels want.
     fused = query is layer.key is layer.value and not layer.need_weights and layer.mask is None
     if fused and size % 8 == 0:
         parts = query.view(batch, steps, heads, size).transpose(1, 2)
-        call = Attention(gpu, parts, parts, parts, None, 0.0, False, False)
-        if choose(call) != MATH:
+        if choose(Attention(machine, parts, parts, parts, None, 0.0, False, False)) != MATH:
             projected = functional.linear(query, layer.qkv_weight, layer.qkv_bias)
             q, k, v = (
                 part.view(batch, -1, heads, size).transpose(1, 2) for part in projected.chunk(3, -1)
@@ -82,12 +79,9 @@ def _qkv_projection(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -
     return torch.cat(parts, 2)
 
 
-@cuda_kernel("aten::_transformer_encoder_layer_fwd")
-def transformer_encoder_layer_fwd(
-    gpu: Gpu, composite: Composite, *arguments: Any, **options: Any
-) -> Tensor:
+@operator("aten::_transformer_encoder_layer_fwd").path("cuda")
+def transformer_encoder_layer_fwd(layer: EncoderLayer) -> Tensor:
     """``transformer_encoder_layer_forward``: the layer's own operators, one after the other."""
-    layer = EncoderLayer(*arguments, **options)
 
     def feed_forward(x: Tensor) -> Tensor:
         hidden = first_product(layer, x.reshape(-1, x.size(-1)))

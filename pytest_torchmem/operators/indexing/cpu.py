@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from pytest_torchmem.operators.copies import dense_copy
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.reduction.cpu import GRAIN, sum_workspace
-from pytest_torchmem.operators.workspace import workspace
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
 
 _INDEX = 8
@@ -33,8 +32,8 @@ def _float_buffer(written: Tensor) -> int:
     return 0
 
 
-@workspace("aten::index_select", device="cpu")
-def index_select(machine: Host, outputs: Tensor, input: Tensor, dim: int, index: Tensor) -> int:
+@operator("aten::index_select").workspace("cpu")
+def index_select(outputs: Tensor, input: Tensor, dim: int, index: Tensor) -> int:
     """Along the second dimension the input has to be dense; native/TensorAdvancedIndexing.cpp,
     index_select_out_cpu_.
     """
@@ -74,14 +73,20 @@ def _row_buffer(machine: Host, target: Tensor, columns: int) -> int:
     return 0
 
 
-@workspace("aten::index_add", "aten::index_add_", device="cpu")
+@operator("aten::index_add", "aten::index_add_").workspace("cpu")
 def index_add(
-    machine: Host, outputs: Tensor, input: Tensor, dim: int, index: Tensor, source: Tensor, **o: Any
+    machine: Host,
+    outputs: Tensor,
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    alpha: complex,
 ) -> int:
     """Along the first or last dimension it is ``scatter_add_``; native/TensorAdvancedIndexing.cpp,
     index_add_cpu_out.
     """
-    if source.dim() < 2 or index.numel() == 0 or o.get("alpha", 1) != 1:
+    if source.dim() < 2 or index.numel() == 0 or alpha != 1:
         return 0
     dim %= source.dim()
     if dim not in (0, source.dim() - 1):
@@ -109,21 +114,14 @@ def _positions(input: Tensor, indices: Sequence[Tensor | None], elements: int) -
     return elements // kept * masked * _INDEX if kept else 0
 
 
-@workspace("aten::index", "aten::_unsafe_index", device="cpu")
-def index(machine: Host, outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]) -> int:
+@operator("aten::index", "aten::_unsafe_index").workspace("cpu")
+def index(outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]) -> int:
     """Masks as positions; native/TensorAdvancedIndexing.cpp, TORCH_PRECOMPUTE_META_FUNC2(index)."""
     return _positions(input, indices, outputs.numel())
 
 
-@workspace("aten::_index_put_impl_", device="cpu")
-def index_put(
-    machine: Host,
-    outputs: Tensor,
-    input: Tensor,
-    indices: Sequence[Tensor | None],
-    values: Tensor,
-    *settings: bool,
-) -> int:
+@operator("aten::_index_put_impl_").workspace("cpu")
+def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
     """Masks as positions, where there is a value for each.
 
     native/TensorAdvancedIndexing.cpp, _index_put_impl_.
@@ -131,56 +129,45 @@ def index_put(
     return _positions(input, indices, values.numel()) if values.numel() > 1 else 0
 
 
-@workspace("aten::gather", device="cpu")
-def gather(
-    machine: Host, outputs: Tensor, input: Tensor, dim: int, index: Tensor, **options: object
-) -> int:
+@operator("aten::gather").workspace("cpu")
+def gather(outputs: Tensor, input: Tensor, dim: int, index: Tensor) -> int:
     """native/cpu/ScatterGatherKernel.cpp, cpu_scatter_gather_base_kernel."""
     if _expanded(outputs, dim, index, input, scatters=False):
         return _index(index)
     return _index(index) + _float_buffer(outputs)
 
 
-@workspace("aten::scatter_add", "aten::scatter_add_", device="cpu")
+@operator("aten::scatter_add", "aten::scatter_add_").workspace("cpu")
 def scatter_add(
-    machine: Host, outputs: Tensor, input: Tensor, dim: int, index: Tensor, source: Tensor
+    machine: Host, outputs: Tensor, input: Tensor, dim: int, index: Tensor, src: Tensor
 ) -> int:
     """native/cpu/ScatterGatherKernel.cpp, cpu_scatter_reduce_expanded_index and
     cpu_scatter_gather_base_kernel.
     """
     if index.numel() == 0:
         return 0
-    if _expanded(outputs, dim, index, source, scatters=True):
+    if _expanded(outputs, dim, index, src, scatters=True):
         return _index(index) + _row_buffer(machine, outputs, index.numel() // index.shape[0])
     return _index(index) + _float_buffer(input)
 
 
-@workspace("aten::scatter", "aten::scatter_", device="cpu")
-def scatter(
-    machine: Host,
-    outputs: Tensor,
-    input: Tensor,
-    dim: int,
-    index: Tensor,
-    *rest: object,
-    **o: object,
-) -> int:
+@operator("aten::scatter", "aten::scatter_").workspace("cpu")
+def scatter(input: Tensor, index: Tensor) -> int:
     """native/cpu/ScatterGatherKernel.cpp, cpu_scatter_gather_base_kernel."""
     if index.numel() == 0:
         return 0
     return _index(index) + _float_buffer(input)
 
 
-@workspace("aten::scatter_reduce", "aten::scatter_reduce_", device="cpu")
+@operator("aten::scatter_reduce", "aten::scatter_reduce_").workspace("cpu")
 def scatter_reduce(
     machine: Host,
     outputs: Tensor,
     input: Tensor,
     dim: int,
     index: Tensor,
-    source: object,
+    src: object,
     reduce: object = None,
-    **options: object,
 ) -> int:
     """A mean counts what it adds up: ones like the source, counts like the result, a mask.
 
@@ -188,17 +175,17 @@ def scatter_reduce(
     """
     if index.numel() == 0:
         return 0
-    if isinstance(source, Tensor) and _expanded(outputs, dim, index, source, scatters=True):
+    if isinstance(src, Tensor) and _expanded(outputs, dim, index, src, scatters=True):
         return _index(index) + _row_buffer(machine, outputs, index.numel() // index.shape[0])
     buffer = _float_buffer(input)
-    if reduce != "mean" or not isinstance(source, Tensor):
+    if reduce != "mean" or not isinstance(src, Tensor):
         return _index(index) + buffer
     mask = _SCALAR + input.element_size() + input.numel()
-    counts = dense_bytes(source) + dense_bytes(input)
+    counts = dense_bytes(src) + dense_bytes(input)
     return _index(index) + max(buffer, counts + max(buffer, mask))
 
 
-@workspace("aten::masked_select", device="cpu")
+@operator("aten::masked_select").workspace("cpu")
 def masked_select(machine: Host, outputs: Tensor, input: Tensor, mask: Tensor) -> int:
     """The mask as int64, to be counted, and where several threads select also to be added up;
     native/TensorAdvancedIndexing.cpp, masked_select_out_impl_cpu.
@@ -223,20 +210,16 @@ def _dense(tensor: Tensor, shape: Sequence[int]) -> bool:
     return tensor.shape == shape and tensor.is_contiguous()
 
 
-@workspace("aten::roll", device="cpu")
-def roll(
-    machine: Host, outputs: Tensor, input: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
-) -> int:
+@operator("aten::roll").workspace("cpu")
+def roll(input: Tensor, dims: Sequence[int] = ()) -> int:
     """Several dimensions are rolled one after the other, all of them as one;
     native/TensorTransformations.cpp, roll_common.
     """
     return (len(dims) - 1) * dense_bytes(input) if len(dims) > 0 else contiguous_copy(input)
 
 
-@workspace("aten::tril", "aten::triu", device="cpu")
-def triangle(
-    machine: Host, outputs: Tensor, input: Tensor, diagonal: int = 0, **options: object
-) -> int:
+@operator("aten::tril", "aten::triu").workspace("cpu")
+def triangle(input: Tensor) -> int:
     """A copy of batches that do not follow each other; native/TriangularOps.cpp,
     checkTrilTriuBatchContiguous.
     """
@@ -250,16 +233,8 @@ def triangle(
     return 0
 
 
-@workspace("aten::unfold_backward", device="cpu")
-def unfold_backward(
-    machine: Host,
-    outputs: Tensor,
-    grad: Tensor,
-    input_sizes: Sequence[int],
-    dim: int,
-    size: int,
-    step: int,
-) -> int:
+@operator("aten::unfold_backward").workspace("cpu")
+def unfold_backward(input_sizes: Sequence[int], dim: int, size: int, step: int) -> int:
     """An index of every position along the dimension; native/UnfoldBackward.h."""
     if step >= size:
         return 0

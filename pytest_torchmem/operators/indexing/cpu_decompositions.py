@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.cpu_bodies import body
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
 
 
-@body("aten::index_reduce_")
+@operator("aten::index_reduce_").decomposition("cpu")
 def index_reduce_(
     machine: Host,
     self: Tensor,
@@ -32,7 +32,7 @@ def index_reduce_(
     return self
 
 
-@body("aten::index_reduce")
+@operator("aten::index_reduce").decomposition("cpu")
 def index_reduce(
     machine: Host,
     self: Tensor,
@@ -57,15 +57,8 @@ def _distinct(elements: Tensor, with_places: bool) -> tuple[Tensor, Tensor | Non
     return values, places
 
 
-@body("aten::isin.Tensor_Tensor")
-def isin(
-    machine: Host,
-    elements: Tensor,
-    test_elements: Tensor,
-    *,
-    assume_unique: bool = False,
-    invert: bool = False,
-) -> Tensor:
+@operator("aten::isin.Tensor_Tensor").decomposition("cpu")
+def isin(elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False) -> Tensor:
     """native/TensorCompare.cpp, isin_Tensor_Tensor_out: few are compared one by one, many are
     sorted together.
     """

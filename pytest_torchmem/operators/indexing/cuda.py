@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.workspace import Workspace, bounded, workspace
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 
 _LONG = 8
@@ -21,37 +22,27 @@ _MASKS = (torch.bool, torch.uint8)
 _BLOCKS_OF_THREAD = 16
 
 
-@workspace(
-    "aten::index",
-    "aten::_unsafe_index",
-    device="cuda",
-)
+@operator("aten::index", "aten::_unsafe_index").workspace("cuda")
 def index(
-    gpu: Gpu, outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]
+    machine: Gpu, outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]
 ) -> Workspace | tuple[int, ...]:
     """Indices of different strides are made dense, masks turned to positions; ``AdvancedIndex``."""
     masks = [found for found in indices if found is not None and found.dtype in _MASKS]
     if not masks:
         return _dense_indices([found for found in indices if found is not None])
     kept = _unindexed(input, indices)
-    return bounded(*_positions(gpu, masks, outputs.numel() // kept if kept else 0))
+    return bounded(*_positions(machine, masks, outputs.numel() // kept if kept else 0))
 
 
-@workspace(
-    "aten::_index_put_impl_",
-    "aten::index_put_",
-    "aten::index_put",
-    "aten::_unsafe_index_put",
-    device="cuda",
-)
+@operator(
+    "aten::_index_put_impl_", "aten::index_put_", "aten::index_put", "aten::_unsafe_index_put"
+).workspace("cuda")
 def index_put(
-    gpu: Gpu,
-    outputs: Tensor,
+    machine: Gpu,
     input: Tensor,
     indices: Sequence[Tensor | None],
     values: Tensor,
     accumulate: bool = False,
-    *rest: bool,
 ) -> Workspace | tuple[int, ...]:
     """Sums go through a sort of the indices; ``index_put_with_sort_kernel``.
 
@@ -63,7 +54,7 @@ def index_put(
     plain = [found for found in given if found.dtype not in _MASKS]
     kept = _unindexed(input, indices)
     number = _number(plain) if plain else (values.numel() // kept if kept else 0)
-    positions = _positions(gpu, masks, number) if masks else ()
+    positions = _positions(machine, masks, number) if masks else ()
     if not (accumulate or _deterministic()):
         requests = (*positions, *_dense_indices(plain))
         return bounded(*requests) if masks else requests
@@ -72,7 +63,7 @@ def index_put(
     each = number * _LONG
     rows = input.numel() // kept if kept else 0
     bits = max(1, (rows - 1).bit_length())  # cub.cuh, get_num_bits of the largest index
-    sort = cub.radix_sort_pairs(gpu, number, _LONG, _LONG, bits)
+    sort = cub.radix_sort_pairs(machine, number, _LONG, _LONG, bits)
     return bounded(*positions, *copies, each, each, each, each, sort)
 
 
@@ -141,25 +132,23 @@ def nonzero_bytes(gpu: Gpu, input: Tensor) -> int:
     return contiguous_copy(input) + 4 + max(cub.reduce(blocks, 4), cub.select(number))
 
 
-@workspace("aten::nonzero", device="cuda")
-def nonzero(gpu: Gpu, outputs: Tensor, input: Tensor) -> Workspace:
+@operator("aten::nonzero").workspace("cuda")
+def nonzero(machine: Gpu, input: Tensor) -> Workspace:
     """A count, then CUB; a limit. Nonzero.cu, ``nonzero_cuda_out_impl``."""
-    return bounded(nonzero_bytes(gpu, input))
+    return bounded(nonzero_bytes(machine, input))
 
 
-@workspace("aten::masked_select", device="cuda")
-def masked_select(gpu: Gpu, outputs: Tensor, input: Tensor, mask: Tensor) -> Workspace:
+@operator("aten::masked_select").workspace("cuda")
+def masked_select(machine: Gpu, outputs: Tensor, input: Tensor, mask: Tensor) -> Workspace:
     """The positions of the mask; a limit. IndexKernel.cpp, ``masked_select_out_cuda_impl``."""
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     whole = mask.expand(shape)
     positions = outputs.numel() * max(1, len(shape)) * _LONG
-    return bounded(positions, nonzero_bytes(gpu, whole))
+    return bounded(positions, nonzero_bytes(machine, whole))
 
 
-@workspace("aten::masked_scatter", "aten::masked_scatter_", device="cuda")
-def masked_scatter(
-    gpu: Gpu, outputs: Tensor, input: Tensor, mask: Tensor, source: Tensor
-) -> Workspace:
+@operator("aten::masked_scatter", "aten::masked_scatter_").workspace("cuda")
+def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Workspace:
     """A prefix sum of the mask; a limit. IndexKernel.cpp, ``masked_scatter__cuda``."""
     number = input.numel()
     whole = mask.expand(torch.broadcast_shapes(input.shape, mask.shape))
@@ -167,17 +156,8 @@ def masked_scatter(
     return bounded(*copies, number * _LONG, cub.scan(number))
 
 
-@workspace("aten::index_add", "aten::index_add_", device="cuda")
-def index_add(
-    gpu: Gpu,
-    outputs: Tensor,
-    input: Tensor,
-    dim: int,
-    index: Tensor,
-    source: Tensor,
-    *,
-    alpha: float = 1,
-) -> Workspace | int:
+@operator("aten::index_add", "aten::index_add_").workspace("cuda")
+def index_add(machine: Gpu, index: Tensor, source: Tensor) -> Workspace | int:
     """Atomic additions, exactly nothing; deterministic through a sort. Indexing.cu,
     ``index_add_cuda_impl``.
     """
@@ -186,114 +166,84 @@ def index_add(
     number = index.numel()
     each = number * _LONG
     product = dense_bytes(source)
-    sort = cub.radix_sort_pairs(gpu, number, _LONG, _LONG)
+    sort = cub.radix_sort_pairs(machine, number, _LONG, _LONG)
     return bounded(product, product, each, each, each, each, sort)
 
 
-@workspace(
-    "aten::gather",
-    "aten::index_select",
-    "aten::index_fill",
-    "aten::index_fill_",
-    "aten::take",
-    device="cuda",
-)
-def by_index(gpu: Gpu, outputs: Tensor, *arguments: object, **options: object) -> int:
+@operator(
+    "aten::gather", "aten::index_select", "aten::index_fill", "aten::index_fill_", "aten::take"
+).workspace("cuda")
+def by_index() -> int:
     """Nothing; exact, ScatterGatherKernel.cu and IndexKernel.cu."""
     return 0
 
 
-@workspace("aten::index_copy", "aten::index_copy_", device="cuda")
-def index_copy(
-    gpu: Gpu, outputs: Tensor, input: Tensor, dim: int, index: Tensor, source: Tensor
-) -> Workspace | int:
+@operator("aten::index_copy", "aten::index_copy_").workspace("cuda")
+def index_copy(machine: Gpu, index: Tensor, source: Tensor) -> Workspace | int:
     """Exactly nothing; deterministic through an ``index_put``. native/TensorAdvancedIndexing.cpp,
     ``index_copy_out``.
     """
     if not _deterministic() or not index.numel():
         return 0
     each = index.numel() * _LONG
-    sort = cub.radix_sort_pairs(gpu, index.numel(), _LONG, _LONG)
+    sort = cub.radix_sort_pairs(machine, index.numel(), _LONG, _LONG)
     return bounded(contiguous_copy(source), each, each, each, each, sort)
 
 
-@workspace("aten::where", device="cuda")
-def where(gpu: Gpu, outputs: Tensor, condition: Tensor, *choices: Tensor) -> tuple[int, ...]:
+@operator("aten::where").workspace("cuda")
+def where(outputs: Tensor, condition: Tensor, input: Tensor, other: Tensor) -> tuple[int, ...]:
     """Copies of what has another type than the result; exact, native/TensorCompare.cpp,
     ``where_self_out``.
     """
     copies = (
         dense_bytes(found, outputs.dtype) if found.dtype != outputs.dtype else 0
-        for found in choices
+        for found in (input, other)
     )
     return (*copies, 0 if condition.dtype is torch.bool else condition.numel())
 
 
-@workspace("aten::scatter", "aten::scatter_", device="cuda")
+@operator("aten::scatter", "aten::scatter_").workspace("cuda")
 def scatter(
-    gpu: Gpu,
-    outputs: Tensor,
+    machine: Gpu,
     input: Tensor,
-    dim: int,
     index: Tensor,
-    source: object,
-    *,
+    src: Tensor | None = None,
     reduce: str | None = None,
 ) -> Workspace | int:
     """Exactly nothing; deterministic through an ``index_put``. native/TensorAdvancedIndexing.cpp,
     ``scatter_impl``.
     """
-    if not isinstance(source, Tensor) or reduce not in (None, "add"):
+    if src is None or reduce not in (None, "add"):
         return 0
-    return _scattered(gpu, input, index, source, accumulate=reduce is not None)
+    return _scattered(machine, input, index, src, accumulate=reduce is not None)
 
 
-@workspace("aten::scatter_add", "aten::scatter_add_", device="cuda")
-def scatter_add(
-    gpu: Gpu, outputs: Tensor, input: Tensor, dim: int, index: Tensor, source: Tensor
-) -> Workspace | int:
+@operator("aten::scatter_add", "aten::scatter_add_").workspace("cuda")
+def scatter_add(machine: Gpu, input: Tensor, index: Tensor, src: Tensor) -> Workspace | int:
     """Atomic additions, exactly nothing; deterministic through a sort.
 
     native/TensorAdvancedIndexing.cpp, ``scatter_add``.
     """
-    return _scattered(gpu, input, index, source, accumulate=True)
+    return _scattered(machine, input, index, src, accumulate=True)
 
 
-@workspace("aten::scatter_reduce", "aten::scatter_reduce_", device="cuda")
+@operator("aten::scatter_reduce", "aten::scatter_reduce_").workspace("cuda")
 def scatter_reduce(
-    gpu: Gpu,
-    outputs: Tensor,
-    input: Tensor,
-    dim: int,
-    index: Tensor,
-    source: Tensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
+    machine: Gpu, input: Tensor, index: Tensor, src: Tensor, reduce: str
 ) -> Workspace | tuple[int, ...]:
     """Exactly nothing; a mean counts what it adds up. native/TensorAdvancedIndexing.cpp,
     ``scatter_reduce_two``.
     """
     sums = reduce in ("sum", "mean")
-    found = _scattered(gpu, input, index, source, accumulate=True) if sums else 0
-    counts = _counted(input, source) if reduce == "mean" else ()
+    found = _scattered(machine, input, index, src, accumulate=True) if sums else 0
+    counts = _counted(input, src) if reduce == "mean" else ()
     if isinstance(found, Workspace):  # the counts are added up in the same way, in place of a mask
         return bounded(*counts[:2], *found.requests)
     return counts
 
 
-@workspace("aten::index_reduce", "aten::index_reduce_", device="cuda")
-def index_reduce(
-    gpu: Gpu,
-    outputs: Tensor,
-    input: Tensor,
-    dim: int,
-    index: Tensor,
-    source: Tensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
-) -> tuple[int, ...]:
+@operator("aten::index_reduce", "aten::index_reduce_").workspace("cuda")
+def index_reduce(input: Tensor, source: Tensor, reduce: str) -> tuple[int, ...]:
     """A mean counts what it adds up, of which the ones are gone before the mask is made; exact,
     Indexing.cu, ``index_reduce_cuda_out``.
     """

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.cpu_bodies import body
 from pytest_torchmem.operators.libraries import lapack
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.structured import empty_as, meta_result, outputs, proxy
-from pytest_torchmem.targets.host import Host
 
 _aten: Any = torch.ops.aten
 
@@ -70,25 +69,21 @@ def _unpack(LU: Tensor, pivots: Tensor, L: Tensor, U: Tensor) -> None:
         torch.triu(LU, out=U)
 
 
-@body("aten::lu_unpack")
+@operator("aten::lu_unpack").decomposition("cpu")
 def lu_unpack(
-    machine: Host,
-    LU: Tensor,
-    pivots: Tensor,
-    unpack_data: bool = True,
-    unpack_pivots: bool = True,
+    LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(lu_unpack_out)."""
-    P, L, U = outputs(_aten.lu_unpack.default, LU, pivots, unpack_data, unpack_pivots)
+    P, L, U = outputs(_aten.lu_unpack.default, LU_data, LU_pivots, unpack_data, unpack_pivots)
     if unpack_data:
-        _unpack(LU, pivots, L, U)
+        _unpack(LU_data, LU_pivots, L, U)
     if unpack_pivots:
-        _permutation(pivots, LU.shape[-2])
+        _permutation(LU_pivots, LU_data.shape[-2])
     return P, L, U
 
 
-@body("aten::linalg_lu")
-def linalg_lu(machine: Host, A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+@operator("aten::linalg_lu").decomposition("cpu")
+def linalg_lu(A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(linalg_lu_out): factors into the larger of L and U, unpacked in place."""
     P, L, U = outputs(_aten.linalg_lu.default, A, pivot=pivot)
     LU = L if A.shape[-2] > A.shape[-1] else U
@@ -110,8 +105,8 @@ def _infos_of_lu(A: Tensor) -> Tensor:
     return torch.empty(A.shape[:-2], dtype=torch.int32)
 
 
-@body("aten::_linalg_det")
-def linalg_det(machine: Host, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@operator("aten::_linalg_det").decomposition("cpu")
+def linalg_det(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_det_out)."""
     result, LU, pivots = outputs(_aten._linalg_det.default, A)
     infos = _infos_of_lu(A)
@@ -121,8 +116,8 @@ def linalg_det(machine: Host, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return result, LU, pivots
 
 
-@body("aten::_linalg_slogdet")
-def linalg_slogdet(machine: Host, A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@operator("aten::_linalg_slogdet").decomposition("cpu")
+def linalg_slogdet(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_slogdet_out)."""
     sign, logarithm, LU, pivots = outputs(_aten._linalg_slogdet.default, A)
     infos = _infos_of_lu(A)
@@ -148,15 +143,9 @@ def _lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, result: Tensor, left: bool)
     del written
 
 
-@body("aten::linalg_lu_solve")
+@operator("aten::linalg_lu_solve").decomposition("cpu")
 def linalg_lu_solve(
-    machine: Host,
-    LU: Tensor,
-    pivots: Tensor,
-    B: Tensor,
-    *,
-    left: bool = True,
-    adjoint: bool = False,
+    LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False
 ) -> Tensor:
     """TORCH_IMPL_FUNC(linalg_lu_solve_out)."""
     result: Tensor = outputs(
@@ -166,9 +155,9 @@ def linalg_lu_solve(
     return result
 
 
-@body("aten::_linalg_solve_ex")
+@operator("aten::_linalg_solve_ex").decomposition("cpu")
 def linalg_solve_ex(
-    machine: Host, A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
+    A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_solve_ex_out)."""
     result, LU, pivots, infos = outputs(
@@ -183,8 +172,8 @@ def linalg_solve_ex(
     return result, LU, pivots, infos
 
 
-@body("aten::linalg_inv_ex")
-def linalg_inv_ex(machine: Host, A: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+@operator("aten::linalg_inv_ex").decomposition("cpu")
+def linalg_inv_ex(A: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
     """TORCH_IMPL_FUNC(linalg_inv_ex_out): the identity solved for."""
     result, infos = outputs(_aten.linalg_inv_ex.default, A, check_errors=check_errors)
     _, LU, pivots, _ = meta_result(_aten._linalg_solve_ex.default, A, result)
@@ -199,8 +188,8 @@ def linalg_inv_ex(machine: Host, A: Tensor, *, check_errors: bool = False) -> tu
 # -- Cholesky ------------------------------------------------------------------------------------
 
 
-@body("aten::_cholesky_solve_helper")
-def cholesky_solve(machine: Host, self: Tensor, A: Tensor, upper: bool) -> Tensor:
+@operator("aten::_cholesky_solve_helper").decomposition("cpu")
+def cholesky_solve(self: Tensor, A: Tensor) -> Tensor:
     """_cholesky_solve_helper_cpu: copies of both sides."""
     result = column_major_clone(self)
     factors = column_major_clone(A)
@@ -213,17 +202,17 @@ def cholesky_solve(machine: Host, self: Tensor, A: Tensor, upper: bool) -> Tenso
 # -- QR ------------------------------------------------------------------------------------------
 
 
-@body("aten::geqrf")
-def geqrf(machine: Host, A: Tensor) -> tuple[Tensor, Tensor]:
+@operator("aten::geqrf").decomposition("cpu")
+def geqrf(input: Tensor) -> tuple[Tensor, Tensor]:
     """geqrf_out_helper, apply_geqrf."""
-    factors = torch.empty_like(A.mT, memory_format=torch.contiguous_format).mT
-    tau = A.new_empty((*A.shape[:-2], min(A.shape[-2:])))
-    _work(A, lapack.geqrf(*A.shape[-2:]))
+    factors = torch.empty_like(input.mT, memory_format=torch.contiguous_format).mT
+    tau = input.new_empty((*input.shape[:-2], min(input.shape[-2:])))
+    _work(input, lapack.geqrf(*input.shape[-2:]))
     return factors, tau
 
 
-@body("aten::linalg_qr")
-def linalg_qr(machine: Host, A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+@operator("aten::linalg_qr").decomposition("cpu")
+def linalg_qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     """TORCH_IMPL_FUNC(linalg_qr_out): in Q or R where either has the shape of the input."""
     Q, R = outputs(_aten.linalg_qr.default, A, mode)
     rows, columns = A.shape[-2:]
@@ -244,8 +233,8 @@ def linalg_qr(machine: Host, A: Tensor, mode: str = "reduced") -> tuple[Tensor, 
     return Q, R
 
 
-@body("aten::linalg_householder_product")
-def householder_product(machine: Host, input: Tensor, tau: Tensor) -> Tensor:
+@operator("aten::linalg_householder_product").decomposition("cpu")
+def householder_product(input: Tensor, tau: Tensor) -> Tensor:
     """linalg_householder_product_out_helper, apply_orgqr."""
     result = torch.empty_like(input.mT, memory_format=torch.contiguous_format).mT
     result.copy_(input)
@@ -255,23 +244,16 @@ def householder_product(machine: Host, input: Tensor, tau: Tensor) -> Tensor:
     return result
 
 
-@body("aten::ormqr")
-def ormqr(
-    machine: Host,
-    input: Tensor,
-    tau: Tensor,
-    other: Tensor,
-    left: bool = True,
-    transpose: bool = False,
-) -> Tensor:
+@operator("aten::ormqr").decomposition("cpu")
+def ormqr(input: Tensor, input2: Tensor, input3: Tensor, left: bool = True) -> Tensor:
     """ormqr_out_helper, apply_ormqr."""
-    result = torch.empty_like(other.mT, memory_format=torch.contiguous_format).mT
-    result.copy_(other)
+    result = torch.empty_like(input3.mT, memory_format=torch.contiguous_format).mT
+    result.copy_(input3)
     if result.numel() == 0:
         return result
     factors = input if _is_column_major(input) else column_major_clone(input)
-    reflectors = tau.contiguous()
-    _work(input, lapack.ormqr(other.shape[-1 if left else -2], reflectors.shape[-1]))
+    reflectors = input2.contiguous()
+    _work(input, lapack.ormqr(input3.shape[-1 if left else -2], reflectors.shape[-1]))
     del factors
     return result
 
@@ -279,10 +261,8 @@ def ormqr(
 # -- eigenvalues and singular values -------------------------------------------------------------
 
 
-@body("aten::_linalg_eigh")
-def linalg_eigh(
-    machine: Host, A: Tensor, UPLO: str = "L", compute_v: bool = True
-) -> tuple[Tensor, Tensor]:
+@operator("aten::_linalg_eigh").decomposition("cpu")
+def linalg_eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_eigh_out), apply_lapack_eigh: in the eigenvectors' place, or on a
     copy.
     """
@@ -299,39 +279,36 @@ def linalg_eigh(
     return values, vectors
 
 
-@body("aten::linalg_eig")
-def linalg_eig(machine: Host, A: Tensor) -> tuple[Tensor, Tensor]:
+@operator("aten::linalg_eig").decomposition("cpu")
+def linalg_eig(input: Tensor) -> tuple[Tensor, Tensor]:
     """linalg_eig_out, linalg_eig_out_info: eigenvectors first as they come, real or complex."""
-    torch.all(torch.isfinite(A))
-    infos = _infos(A)
-    complex_type = A.dtype if A.is_complex() else (A.real.dtype.to_complex())
-    vectors = torch.empty_like(A.mT, dtype=complex_type, memory_format=torch.contiguous_format).mT
-    values = A.new_empty(A.shape[:-1], dtype=complex_type)
-    if A.is_complex():
-        written = column_major_clone(A)
+    torch.all(torch.isfinite(input))
+    infos = _infos(input)
+    complex_type = input.dtype if input.is_complex() else (input.real.dtype.to_complex())
+    vectors = torch.empty_like(
+        input.mT, dtype=complex_type, memory_format=torch.contiguous_format
+    ).mT
+    values = input.new_empty(input.shape[:-1], dtype=complex_type)
+    if input.is_complex():
+        written = column_major_clone(input)
         del written
         _check_errors(infos)
         return values, vectors
-    parts = A.new_empty((*A.shape[:-2], 2 * A.shape[-1]))
-    real_vectors = torch.empty_like(A.mT, memory_format=torch.contiguous_format).mT
-    written = column_major_clone(A)
-    if A.numel():
-        _work(A, lapack.geev(A.shape[-1]))
+    parts = input.new_empty((*input.shape[:-2], 2 * input.shape[-1]))
+    real_vectors = torch.empty_like(input.mT, memory_format=torch.contiguous_format).mT
+    written = column_major_clone(input)
+    if input.numel():
+        _work(input, lapack.geev(input.shape[-1]))
     del written
-    torch.all(parts.narrow(-1, A.shape[-1], A.shape[-1]) == 0)
+    torch.all(parts.narrow(-1, input.shape[-1], input.shape[-1]) == 0)
     del real_vectors, parts
     _check_errors(infos)
     return values, vectors
 
 
-@body("aten::_linalg_svd")
+@operator("aten::_linalg_svd").decomposition("cpu")
 def linalg_svd(
-    machine: Host,
-    A: Tensor,
-    full_matrices: bool = False,
-    compute_uv: bool = True,
-    *,
-    driver: str | None = None,
+    A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_svd_out): a copy that is destroyed; LAPACK's work is in vectors that
     torch's allocator does not see.
@@ -348,14 +325,9 @@ def linalg_svd(
 # -- least squares -------------------------------------------------------------------------------
 
 
-@body("aten::linalg_lstsq")
+@operator("aten::linalg_lstsq").decomposition("cpu")
 def linalg_lstsq(
-    machine: Host,
-    self: Tensor,
-    b: Tensor,
-    rcond: float | None = None,
-    *,
-    driver: str | None = None,
+    self: Tensor, b: Tensor, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """linalg_lstsq_out, linalg_lstsq_out_info, apply_lstsq: the solution has room for the right
     side; driver by driver, LAPACK's work.

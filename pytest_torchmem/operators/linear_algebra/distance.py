@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.reduction.cuda import sum_buffers
-from pytest_torchmem.operators.workspace import workspace
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
 
 
@@ -23,45 +23,43 @@ def _expanded(first: Tensor, second: Tensor) -> tuple[int, Tensor, Tensor]:
     return math.prod(batch), *found
 
 
-@workspace("aten::_cdist_forward", device="cuda")
-def cdist(
-    gpu: Gpu, outputs: Tensor, first: Tensor, second: Tensor, *options: object
-) -> tuple[int, ...]:
+@operator("aten::_cdist_forward").workspace("cuda")
+def cdist_forward(x1: Tensor, x2: Tensor) -> tuple[int, ...]:
     """Dense copies of both, of all batches; ``cdist_impl``."""
-    _, first, second = _expanded(first, second)
+    _, first, second = _expanded(x1, x2)
     return (contiguous_copy(first), contiguous_copy(second))
 
 
-@workspace("aten::_cdist_backward", device="cuda")
+@operator("aten::_cdist_backward").workspace("cuda")
 def cdist_backward(
-    gpu: Gpu, outputs: Tensor, grad: Tensor, first: Tensor, second: Tensor, p: float, cdist: Tensor
+    machine: Gpu, outputs: Tensor, grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor
 ) -> tuple[int, ...]:
     """Dense copies, and the gradient of every pair of points before they are added up;
     ``cdist_backward_kernel_impl``.
     """
-    batches, first, second = _expanded(first, second)
-    copies = tuple(map(contiguous_copy, (first, second, cdist, grad)))
-    if p == 0 or not grad.numel() or not first.numel():
+    batches, x1, x2 = _expanded(x1, x2)
+    copies = tuple(map(contiguous_copy, (x1, x2, cdist, grad)))
+    if p == 0 or not grad.numel() or not x1.numel():
         return copies
-    points, others, width = first.shape[-2], second.shape[-2], first.shape[-1]
+    points, others, width = x1.shape[-2], x2.shape[-2], x1.shape[-1]
     pairs = batches * others * points * width * outputs.element_size()
-    sums = sum_buffers(gpu, (batches, others, points, width), 1, outputs.dtype)
+    sums = sum_buffers(machine, (batches, others, points, width), 1, outputs.dtype)
     return (*copies, pairs, *sums)
 
 
-@workspace("aten::_pdist_forward", device="cuda")
-def pdist(gpu: Gpu, outputs: Tensor, input: Tensor, p: float = 2) -> int:
+@operator("aten::_pdist_forward").workspace("cuda")
+def pdist() -> int:
     """Nothing: the input is dense; ``pdist_forward_kernel_impl``."""
     return 0
 
 
-@workspace("aten::_pdist_backward", device="cuda")
+@operator("aten::_pdist_backward").workspace("cuda")
 def pdist_backward(
-    gpu: Gpu, outputs: Tensor, grad: Tensor, input: Tensor, p: float, pdist: Tensor
+    machine: Gpu, outputs: Tensor, grad: Tensor, input: Tensor, p: float
 ) -> tuple[int, ...]:
     """The gradient of every pair before they are added up; ``pdist_backward_kernel_impl``."""
     points = input.shape[0]
     if p == 0 or not grad.numel() or not input.numel():
         return ()
-    sums = sum_buffers(gpu, (points - 1, *input.shape), 0, outputs.dtype)
+    sums = sum_buffers(machine, (points - 1, *input.shape), 0, outputs.dtype)
     return ((points - 1) * dense_bytes(outputs), *sums)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.meta_functions import like, meta
+from pytest_torchmem.operators.geometry import like
+from pytest_torchmem.operators.registry import operator
 
 
-@meta("aten::geqrf")
+@operator("aten::geqrf").meta()
 def geqrf(input: Tensor) -> tuple[Tensor, Tensor]:
     """Columns first, as LAPACK has it; native/BatchLinearAlgebra.cpp."""
     factors = torch.empty_like(input.mT, memory_format=torch.contiguous_format).mT
     return factors, like(input, (*input.shape[:-2], min(input.shape[-2:])))
 
 
-@meta("aten::_transform_bias_rescale_qkv")
-def transform_bias_rescale_qkv(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
+@operator("aten::_transform_bias_rescale_qkv").meta()
+def transform_bias_rescale_qkv(qkv: Tensor, num_heads: int) -> tuple[Tensor, ...]:
     """Three views of one tensor; native/transformers/attention.cpp."""
     batch, length = qkv.shape[:2]
     width = qkv.shape[2] // 3
@@ -24,27 +25,23 @@ def transform_bias_rescale_qkv(qkv: Tensor, qkv_bias: Tensor, num_heads: int) ->
     return whole[0], whole[1], whole[2]
 
 
-@meta("aten::_compute_linear_combination")
+@operator("aten::_compute_linear_combination").meta()
 def compute_linear_combination(input: Tensor, coefficients: Tensor) -> Tensor:
     """native/LinearAlgebra.cpp."""
     return like(input, (coefficients.shape[0], *input.shape[1:]))
 
 
-@meta("aten::_grouped_mm")
+@operator("aten::_grouped_mm").meta()
 def grouped_mm(
-    input: Tensor,
-    other: Tensor,
-    offs: Tensor | None = None,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    input: Tensor, mat2: Tensor, offs: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """Rows of the output begin at multiples of 16 bytes; ``create_grouped_gemm_output_tensor``.
 
     native/GroupedMMUtils.h. Groups are the last operand's batches, or cut out by ``offs``.
     """
     dtype = out_dtype or input.dtype
-    shape: tuple[int, ...] = (input.size(-2), other.size(-1))
-    if input.dim() == other.dim():
+    shape: tuple[int, ...] = (input.size(-2), mat2.size(-1))
+    if input.dim() == mat2.dim():
         groups = input.size(0) if input.dim() == 3 else (0 if offs is None else offs.size(0))
         shape = (groups, *shape)
     row = -(-shape[-1] * dtype.itemsize // 16) * 16 // dtype.itemsize

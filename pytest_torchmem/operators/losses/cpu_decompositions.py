@@ -5,19 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.cpu_bodies import body
-from pytest_torchmem.targets.host import Host
+from pytest_torchmem.operators.registry import operator
 
 _MEAN, _SUM = 1, 2
 
 
-@body("aten::binary_cross_entropy")
+@operator("aten::binary_cross_entropy").decomposition("cpu")
 def binary_cross_entropy(
-    machine: Host,
-    self: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: int = _MEAN,
+    self: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
 ) -> Tensor:
     """binary_cross_entropy_out_cpu: a reduced loss keeps the storage of all elements."""
     loss = torch.empty_like(self)
@@ -29,14 +24,9 @@ def binary_cross_entropy(
     return loss
 
 
-@body("aten::binary_cross_entropy_backward")
+@operator("aten::binary_cross_entropy_backward").decomposition("cpu")
 def binary_cross_entropy_backward(
-    machine: Host,
-    grad_output: Tensor,
-    self: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: int = _MEAN,
+    self: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
 ) -> Tensor:
     """binary_cross_entropy_backward_out_cpu."""
     result = torch.empty_like(self)

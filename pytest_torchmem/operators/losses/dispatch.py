@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.decompositions import Composite, cuda_kernel
-from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.operators.calls import CompositeCall
+from pytest_torchmem.operators.registry import operator
 
 _MEAN, _SUM = 1, 2
 """``at::Reduction``."""
 _LONGEST_CUDNN_TARGET = 255
 
 
-@cuda_kernel("aten::ctc_loss.IntList")
+@operator("aten::ctc_loss.IntList").path("cuda")
 def ctc_loss(
-    gpu: Gpu,
-    composite: Composite,
+    call: CompositeCall,
     log_probs: Tensor,
     targets: Tensor,
     input_lengths: Sequence[int],
@@ -34,7 +33,7 @@ def ctc_loss(
     """
     if not _cudnn_takes(log_probs, targets, input_lengths, target_lengths, blank):
         targets = targets.to(log_probs.device, torch.int64)
-        return composite.of(
+        return call.of(
             log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
         )
     losses = torch.ops.aten._cudnn_ctc_loss.default(
@@ -72,20 +71,21 @@ def _cudnn_takes(
     )
 
 
-@cuda_kernel("aten::ctc_loss.Tensor")
+@operator("aten::ctc_loss.Tensor").path("cuda")
 def ctc_loss_tensor(
-    gpu: Gpu,
-    composite: Composite,
     log_probs: Tensor,
     targets: Tensor,
     input_lengths: Tensor,
     target_lengths: Tensor,
-    *options: Any,
-    **named: Any,
+    blank: int,
+    reduction: int,
+    zero_infinity: bool,
 ) -> Any:
     """The lengths are brought to the host; native/LossCTC.cpp, ``ctc_loss``."""
     lengths = [
         lengths.to(torch.device("cpu"), torch.int64).tolist()
         for lengths in (input_lengths, target_lengths)
     ]
-    return torch.ops.aten.ctc_loss.IntList(log_probs, targets, *lengths, *options, **named)
+    return torch.ops.aten.ctc_loss.IntList(
+        log_probs, targets, *lengths, blank, reduction, zero_infinity
+    )

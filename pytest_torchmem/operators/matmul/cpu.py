@@ -11,7 +11,8 @@ from torch import Tensor
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries.onednn.brgemm_matmul import Product
 from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
-from pytest_torchmem.operators.workspace import Workspace, workspace
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.host import Host
 
 SMALLEST = 16 * 16 * 16
@@ -121,30 +122,23 @@ _NUMBER = 8
 """Bytes of a Python number in a tensor."""
 
 
-@workspace("aten::mm", device="cpu")
-def mm(machine: Host, outputs: Tensor, first: Tensor, second: Tensor) -> int | Workspace:
+@operator("aten::mm").workspace("cpu")
+def mm(machine: Host, outputs: Tensor, input: Tensor, mat2: Tensor) -> int | Workspace:
     """Copies of operands that BLAS cannot read; native/LinearAlgebra.cpp, mm_out_cpu."""
-    return _matrix_product(machine, outputs, first, second)
+    return _matrix_product(machine, outputs, input, mat2)
 
 
-@workspace("aten::addmm", "aten::addmm_", device="cpu")
+@operator("aten::addmm", "aten::addmm_").workspace("cpu")
 def addmm(
-    machine: Host,
-    outputs: Tensor,
-    input: Tensor,
-    first: Tensor,
-    second: Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
+    machine: Host, outputs: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> int | Workspace:
     """As mm: the bias is copied into the result first; native/LinearAlgebra.cpp, addmm_out_cpu.
 
     Where there is nothing to multiply the bias is multiplied by a tensor of ``beta``.
     """
-    if first.numel() == 0 and outputs.numel() and beta != 0:
+    if mat1.numel() == 0 and outputs.numel() and beta != 0:
         return _NUMBER + outputs.element_size()
-    return _matrix_product(machine, outputs, first, second, alpha)
+    return _matrix_product(machine, outputs, mat1, mat2, alpha)
 
 
 def _rows_dense(batch: Tensor) -> bool:
@@ -180,62 +174,37 @@ def _batched_product(
     return (_copied(first) + _copied(second)) // batch
 
 
-@workspace("aten::bmm", device="cpu")
-def bmm(machine: Host, outputs: Tensor, first: Tensor, second: Tensor) -> int | Workspace:
+@operator("aten::bmm").workspace("cpu")
+def bmm(machine: Host, outputs: Tensor, input: Tensor, mat2: Tensor) -> int | Workspace:
     """MKL reads batches of dense matrices; others are multiplied one by one, each copied."""
-    return _batched_product(machine, outputs, first, second)
+    return _batched_product(machine, outputs, input, mat2)
 
 
-@workspace("aten::baddbmm", "aten::baddbmm_", device="cpu")
-def baddbmm(
-    machine: Host,
-    outputs: Tensor,
-    input: Tensor,
-    first: Tensor,
-    second: Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-) -> int | Workspace:
+@operator("aten::baddbmm", "aten::baddbmm_").workspace("cpu")
+def baddbmm(machine: Host, outputs: Tensor, batch1: Tensor, batch2: Tensor) -> int | Workspace:
     """As bmm, into a result that holds the sum's first term."""
-    return _batched_product(machine, outputs, first, second)
+    return _batched_product(machine, outputs, batch1, batch2)
 
 
-@workspace("aten::addbmm", "aten::addbmm_", device="cpu")
+@operator("aten::addbmm", "aten::addbmm_").workspace("cpu")
 def addbmm(
-    machine: Host,
-    outputs: Tensor,
-    input: Tensor,
-    first: Tensor,
-    second: Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
+    machine: Host, outputs: Tensor, batch1: Tensor, batch2: Tensor, *, alpha: float = 1
 ) -> int | Workspace:
     """One addmm after another; native/LinearAlgebra.cpp, addbmm_impl_."""
-    if first.numel() == 0 or second.numel() == 0:
+    if batch1.numel() == 0 or batch2.numel() == 0:
         return 0
-    return _matrix_product(machine, outputs, first[0], second[0], alpha)
+    return _matrix_product(machine, outputs, batch1[0], batch2[0], alpha)
 
 
-@workspace("aten::addmv", "aten::addmv_", device="cpu")
-def addmv(
-    machine: Host,
-    outputs: Tensor,
-    input: Tensor,
-    matrix: Tensor,
-    vector: Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-) -> int | Workspace:
+@operator("aten::addmv", "aten::addmv_").workspace("cpu")
+def addmv(machine: Host, mat: Tensor, vec: Tensor) -> int | Workspace:
     """A copy of a matrix that gemv cannot read; native/Blas.cpp, addmv_out."""
-    rows, depth = matrix.shape
-    if matrix.numel() == 0:
+    rows, depth = mat.shape
+    if mat.numel() == 0:
         return 0
-    if not _uses_onednn(machine, matrix.dtype, rows * depth):
-        return _copied(matrix)
-    copies = _onednn_copied(matrix) + contiguous_copy(vector)
-    column = _dense(vector, copied=True).unsqueeze(1)
-    product = _product(machine, 1, _dense(matrix, _onednn_copied(matrix) > 0), column)
-    return by_onednn(machine, matrix.dtype, copies + product.scratchpad())
+    if not _uses_onednn(machine, mat.dtype, rows * depth):
+        return _copied(mat)
+    copies = _onednn_copied(mat) + contiguous_copy(vec)
+    column = _dense(vec, copied=True).unsqueeze(1)
+    product = _product(machine, 1, _dense(mat, _onednn_copied(mat) > 0), column)
+    return by_onednn(machine, mat.dtype, copies + product.scratchpad())

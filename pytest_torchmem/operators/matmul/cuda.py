@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import dense_bytes
-from pytest_torchmem.operators.workspace import Buffer, Workspace, workspace
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu
 
@@ -102,57 +103,41 @@ def _computes(*tensors: Tensor) -> bool:
     return all(tensor.numel() for tensor in tensors)
 
 
-@workspace("aten::mm", device="cuda")
-def mm(gpu: Gpu, outputs: Tensor, first: Tensor, second: Tensor, *rest: object) -> Workspace | int:
+@operator("aten::mm").workspace("cuda")
+def mm(machine: Gpu, input: Tensor, mat2: Tensor) -> Workspace | int:
     """cuBLAS, and copies of operands; native/cuda/Blas.cpp, ``addmm_out_cuda_impl``."""
-    if not _computes(first, second):
+    if not _computes(input, mat2):
         return 0
-    return product(gpu, matrix_copy(first), matrix_copy(second))
+    return product(machine, matrix_copy(input), matrix_copy(mat2))
 
 
-@workspace("aten::addmm", "aten::_addmm_activation", "aten::addmm_", device="cuda")
-def addmm(
-    gpu: Gpu,
-    outputs: Tensor,
-    bias: Tensor,
-    first: Tensor,
-    second: Tensor,
-    *rest: object,
-    **scales: object,
-) -> Workspace | int:
+@operator("aten::addmm", "aten::_addmm_activation", "aten::addmm_").workspace("cuda")
+def addmm(machine: Gpu, input: Tensor, mat1: Tensor, mat2: Tensor) -> Workspace | int:
     """CuBLASLt with the bias as its epilogue, else cuBLAS; ``isInputCompliesAddmmCudaLt``.
 
     Where it is not, the bias is copied into the result: nothing more.
     """
-    if not _computes(first, second):
+    if not _computes(mat1, mat2):
         return 0
-    epilogue = bias.dim() == 1 and bias.shape[0] == second.shape[1] and bias.is_contiguous()
-    lt = epilogue and first.dtype in _LT_TYPES
-    return product(gpu, matrix_copy(first), matrix_copy(second), lt=lt)
+    epilogue = input.dim() == 1 and input.shape[0] == mat2.shape[1] and input.is_contiguous()
+    lt = epilogue and mat1.dtype in _LT_TYPES
+    return product(machine, matrix_copy(mat1), matrix_copy(mat2), lt=lt)
 
 
-@workspace("aten::bmm", device="cuda")
-def bmm(gpu: Gpu, outputs: Tensor, first: Tensor, second: Tensor, *rest: object) -> Workspace | int:
+@operator("aten::bmm").workspace("cuda")
+def bmm(machine: Gpu, outputs: Tensor, input: Tensor, mat2: Tensor) -> Workspace | int:
     """cuBLAS, and copies of operands; native/cuda/Blas.cpp, ``bmm_out_cuda_impl``."""
-    if not _computes(first, second):
+    if not _computes(input, mat2):
         return 0
-    return product(gpu, *_batch_copies(outputs, first, second))
+    return product(machine, *_batch_copies(outputs, input, mat2))
 
 
-@workspace("aten::baddbmm", "aten::baddbmm_", device="cuda")
-def baddbmm(
-    gpu: Gpu,
-    outputs: Tensor,
-    bias: Tensor,
-    first: Tensor,
-    second: Tensor,
-    *rest: object,
-    **_: object,
-) -> Workspace | int:
+@operator("aten::baddbmm", "aten::baddbmm_").workspace("cuda")
+def baddbmm(machine: Gpu, outputs: Tensor, batch1: Tensor, batch2: Tensor) -> Workspace | int:
     """cuBLAS, the bias copied into the result; native/cuda/Blas.cpp, ``bmm_out_cuda_impl``."""
-    if not _computes(first, second):
+    if not _computes(batch1, batch2):
         return 0
-    return product(gpu, *_batch_copies(outputs, first, second))
+    return product(machine, *_batch_copies(outputs, batch1, batch2))
 
 
 def _batch_copies(result: Tensor, first: Tensor, second: Tensor) -> tuple[int, int]:
@@ -162,10 +147,10 @@ def _batch_copies(result: Tensor, first: Tensor, second: Tensor) -> tuple[int, i
     return (batch_copy(first, rows, inner), batch_copy(second, inner, columns))
 
 
-@workspace("aten::addmv", "aten::addmv_", "aten::mv", device="cuda")
-def addmv(gpu: Gpu, outputs: Tensor, *operands: Tensor, **scales: object) -> Workspace | int:
+@operator("aten::addmv", "aten::addmv_", "aten::mv").workspace("cuda")
+def addmv(machine: Gpu, tensors: list[Tensor]) -> Workspace | int:
     """A vector without stride is copied; native/cuda/Blas.cpp, ``addmv_out_cuda``."""
-    matrix, vector = operands[-2:]
+    matrix, vector = tensors[-2:]
     if not _computes(matrix):
         return 0
     rows, columns = matrix.shape
@@ -174,47 +159,49 @@ def addmv(gpu: Gpu, outputs: Tensor, *operands: Tensor, **scales: object) -> Wor
         by_column == 1 and by_row >= max(1, columns)
     )
     copy = 0 if fits else dense_bytes(matrix)
-    return product(gpu, copy, dense_bytes(vector) if vector.stride(0) == 0 else 0)
+    return product(machine, copy, dense_bytes(vector) if vector.stride(0) == 0 else 0)
 
 
-@workspace("aten::dot", "aten::vdot", "aten::addbmm", "aten::addbmm_", device="cuda")
-def buffer_alone(gpu: Gpu, outputs: Tensor, *operands: Tensor, **scales: object) -> Workspace:
+@operator("aten::dot", "aten::vdot", "aten::addbmm", "aten::addbmm_").workspace("cuda")
+def buffer_alone(machine: Gpu) -> Workspace:
     """The handle, and so its buffer; native/cuda/Blas.cpp, ``dot_cuda``; ``addbmm`` is a product
     into the result for every matrix, native/LinearAlgebra.cpp, ``addbmm_impl_``.
     """
-    return product(gpu)
+    return product(machine)
 
 
-@workspace("aten::addr", "aten::addr_", device="cuda")
-def addr(gpu: Gpu, outputs: Tensor, *operands: Tensor, **scales: object) -> int:
+@operator("aten::addr", "aten::addr_").workspace("cuda")
+def addr() -> int:
     """A pointwise kernel; native/cuda/LinearAlgebra.cu, ``addr_kernel_cuda``."""
     return 0
 
 
-@workspace("aten::_int_mm", "aten::_scaled_mm", device="cuda")
+@operator("aten::_int_mm", "aten::_scaled_mm").workspace("cuda")
 def lt_product(
-    gpu: Gpu, outputs: Tensor, first: Tensor, second: Tensor, *scales: object, **options: object
+    machine: Gpu,
+    input: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
 ) -> Workspace | int:
     """cuBLASLt; scales of rows or blocks go to CUTLASS on Hopper, which takes its own.
 
     native/cuda/Blas.cpp, ``_int_mm_cuda``; native/cuda/ScaledBlas.cpp, ``_scaled_mm_out_cuda``.
     """
-    if not _computes(first, second):
+    if not _computes(input, mat2):
         return 0
-    found = product(gpu, lt=True)
-    if any(isinstance(scale, Tensor) and scale.numel() > 1 for scale in scales[:2]):
+    found = product(machine, lt=True)
+    if any(scale is not None and scale.numel() > 1 for scale in (scale_a, scale_b)):
         return Workspace((), Confidence.UNKNOWN, found.kept)
     return found
 
 
-@workspace("aten::_grouped_mm", device="cuda")
-def grouped_mm(
-    gpu: Gpu, outputs: Tensor, first: Tensor, second: Tensor, *rest: object, **options: object
-) -> Workspace:
+@operator("aten::_grouped_mm").workspace("cuda")
+def grouped_mm(machine: Gpu, input: Tensor) -> Workspace:
     """A product for every group; in bfloat16 on Hopper and Blackwell CUTLASS, with its own.
 
     native/cuda/GroupedBlas.cpp, ``_grouped_mm_cuda``.
     """
-    if gpu.capability in ((9, 0), (10, 0)) and first.dtype == torch.bfloat16:
+    if machine.capability in ((9, 0), (10, 0)) and input.dtype == torch.bfloat16:
         return Workspace((), Confidence.UNKNOWN)
-    return product(gpu)
+    return product(machine)

@@ -15,9 +15,10 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.interception.layouts.nested import NestedTensors, nested_kernel
 from pytest_torchmem.operators.attention.dispatch import FLASH, MATH, choose_nested
+from pytest_torchmem.operators.nested.context import NestedTensors
 from pytest_torchmem.operators.nested.kernels import from_padded_by_mask, to_padded_by_parts
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.signatures import AttentionLayer
 from pytest_torchmem.torch_private.kernels import run_nested_kernel
 from pytest_torchmem.torch_private.tensors import nested_sizes
@@ -33,32 +34,33 @@ def _on_gpu(beside: Tensor, count: int) -> Tensor:
     return beside.new_empty((count,), dtype=torch.int32)
 
 
-@nested_kernel("aten::_nested_tensor_from_tensor_list", device="cuda")
-def from_tensors(nested: NestedTensors, parts: Sequence[Tensor], *options: Any) -> Tensor:
+@operator("aten::_nested_tensor_from_tensor_list").nested("cuda")
+def from_tensors(nested: NestedTensors, list: Sequence[Tensor]) -> Tensor:
     """A concatenation of the parts; native/nested/NestedTensorUtils.h, wrap_tensor_node."""
-    buffer = torch.cat([part.reshape(-1) for part in parts])
-    return nested.wrap(buffer, nested.table([list(part.shape) for part in parts]))
+    buffer = torch.cat([part.reshape(-1) for part in list])
+    return nested.wrap(buffer, nested.table([part.shape for part in list]))
 
 
-@nested_kernel("aten::_nested_from_padded", device="cuda")
+@operator("aten::_nested_from_padded").nested("cuda")
 def nested_from_padded(
-    nested: NestedTensors, padded: Tensor, sizes: Tensor, fuse_transform_0213: bool = False
+    nested: NestedTensors,
+    padded: Tensor,
+    cpu_nested_shape_example: Tensor,
+    fuse_transform_0213: bool = False,
 ) -> Tensor:
     """native/nested/cuda/NestedTensorTransformerFunctions.cpp, nested_from_padded_cuda."""
     dimensions = 4 if fuse_transform_0213 else 3
     if padded.dim() != dimensions or padded.dtype not in (torch.float32, torch.float16):
-        return from_padded_by_mask(nested, padded, sizes, fuse_transform_0213)
-    rows: list[list[int]] = sizes.tolist()
+        return from_padded_by_mask(nested, padded, cpu_nested_shape_example, fuse_transform_0213)
+    rows: list[list[int]] = cpu_nested_shape_example.tolist()
     buffer = padded.new_empty((sum(map(math.prod, rows)),))
-    metadata = _on_gpu(padded, sizes.numel() + padded.dim() + len(rows) + 1)
+    metadata = _on_gpu(padded, cpu_nested_shape_example.numel() + padded.dim() + len(rows) + 1)
     del metadata
-    return nested.wrap(buffer, sizes)
+    return nested.wrap(buffer, cpu_nested_shape_example)
 
 
-@nested_kernel("aten::to_padded_tensor", device="cuda")
-def to_padded_tensor(
-    nested: NestedTensors, self: Tensor, padding: float, output_size: list[int] | None = None
-) -> Tensor:
+@operator("aten::to_padded_tensor").nested("cuda")
+def to_padded_tensor(self: Tensor, padding: float, output_size: list[int] | None = None) -> Tensor:
     """native/nested/cuda/NestedTensorTransformerFunctions.cpp,
     NestedTensor_to_padded_tensor_cuda.
     """
@@ -77,10 +79,8 @@ def to_padded_tensor(
     return output
 
 
-@nested_kernel("aten::_transform_bias_rescale_qkv", device="cuda")
-def transform_bias_rescale_qkv(
-    nested: NestedTensors, qkv: Tensor, qkv_bias: Tensor, num_heads: int
-) -> tuple[Tensor, ...]:
+@operator("aten::_transform_bias_rescale_qkv").nested("cuda")
+def transform_bias_rescale_qkv(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
     """native/transformers/cuda/attention.cu, transform_bias_rescale_qkv_cuda: padded to a length
     that suits tensor cores.
     """
@@ -94,20 +94,19 @@ def transform_bias_rescale_qkv(
     return tuple(projected.view(3 * batch, num_heads, steps, head).split(batch))
 
 
-@nested_kernel("aten::_nested_tensor_softmax_with_shape", device="cuda")
-def softmax_with_shape(nested: NestedTensors, self: Tensor, query: Tensor) -> Tensor:
+@operator("aten::_nested_tensor_softmax_with_shape").nested("cuda")
+def softmax_with_shape(self: Tensor) -> Tensor:
     """native/nested/NestedTensorTransformerFunctions.cpp, NestedTensor_softmax_dropout_cuda."""
     mask = self.new_empty((self.size(0), self.size(2)), dtype=torch.bool)
     weights: Tensor = _aten._masked_softmax.default(self, mask, self.dim() - 1, _MASK_OF_KEYS)
     return weights
 
 
-@nested_kernel("aten::_native_multi_head_attention", device="cuda")
+@operator("aten::_native_multi_head_attention").nested("cuda")
 def native_multi_head_attention(
-    nested: NestedTensors, *arguments: Any, **options: Any
+    nested: NestedTensors, layer: AttentionLayer
 ) -> tuple[Tensor, Tensor | None]:
     """native/transformers/cuda/attention.cu, native_multi_head_attention_cuda."""
-    layer = AttentionLayer(*arguments, **options)
     if layer.mask is not None:
         raise RuntimeError("NestedTensor with mask is not supported yet")
     if not layer.query is layer.key is layer.value:
@@ -179,8 +178,8 @@ def _fused(backend: int, projected: Tensor, heads: int, lengths: list[int]) -> T
     return merged
 
 
-@nested_kernel("aten::_safe_softmax", device="cuda")
-def softmax_of_attention(nested: NestedTensors, self: Tensor, dim: int, dtype: Any = None) -> Any:
+@operator("aten::_safe_softmax").nested("cuda")
+def softmax_of_attention(self: Tensor, dim: int, dtype: Any = None) -> Any:
     """The attention of two nested tensors, multiplied out.
 
     C++ chooses the implementation without asking the dispatcher, and for the CPU: where a GPU has

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from pytest_torchmem.interception.layouts.nested import NestedTensors, nested_kernel
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.encoder_layer.paths import first_product, run_encoder_layer
 from pytest_torchmem.operators.indexing.cpu import selects_serially
+from pytest_torchmem.operators.nested.context import NestedTensors
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.signatures import EncoderLayer
 from pytest_torchmem.torch_private.kernels import run_nested_kernel
 from pytest_torchmem.torch_private.tensors import nested_sizes
@@ -20,25 +21,24 @@ from pytest_torchmem.torch_private.tensors import nested_sizes
 _aten: Any = torch.ops.aten
 
 
-@nested_kernel("aten::_nested_tensor_from_tensor_list", device="cpu")
-def from_tensors(nested: NestedTensors, parts: Sequence[Tensor], *options: Any) -> Tensor:
+@operator("aten::_nested_tensor_from_tensor_list").nested("cpu")
+def from_tensors(nested: NestedTensors, call: GivenCall) -> Tensor:
     """One buffer that the parts are copied to where all of them are contiguous, else the buffer of
     a concatenation; native/nested/NestedTensorUtils.h, wrap_tensor_node.
     """
+    parts, *options = call.args
     dtypes = {part.dtype for part in parts}
     dense = len(dtypes) == 1 and all(part.is_contiguous() for part in parts)
-    if not dense or any(option is not None for option in options):
+    if not dense or any(option is not None for option in (*options, *call.kwargs.values())):
         operator = _aten._nested_tensor_from_tensor_list.default
-        made: Tensor = run_nested_kernel(operator, parts, *options)
+        made: Tensor = run_nested_kernel(operator, *call.args, **call.kwargs)
         return made
     buffer = parts[0].new_empty((sum(part.numel() for part in parts),))
     return nested.wrap(buffer, nested.table([list(part.shape) for part in parts]))
 
 
-@nested_kernel("aten::_padded_dense_to_jagged_forward")
-def padded_to_jagged(
-    nested: NestedTensors, dense: Tensor, offsets: list[Tensor], total_L: int | None = None
-) -> Tensor:
+@operator("aten::_padded_dense_to_jagged_forward").nested()
+def padded_to_jagged(dense: Tensor, offsets: list[Tensor], total_L: int | None = None) -> Tensor:
     """The values of a jagged tensor; native/nested/NestedTensorTransformerFunctions.cpp,
     _padded_dense_to_jagged_forward_cpu; native/nested/cuda/NestedTensorTransformerFunctions.cu.
     """
@@ -46,14 +46,9 @@ def padded_to_jagged(
     return dense.new_empty((total, *dense.shape[2:]))
 
 
-@nested_kernel("aten::native_layer_norm")
+@operator("aten::native_layer_norm").nested()
 def layer_norm(
-    nested: NestedTensors,
-    input: Tensor,
-    normalized_shape: list[int],
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
+    nested: NestedTensors, input: Tensor, normalized_shape: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """native/nested/NestedTensorMath.cpp, nested_layer_norm; the statistics are float on CUDA."""
     buffer = input.values()
@@ -66,10 +61,8 @@ def layer_norm(
     return nested.wrap(output, nested_sizes(input)), mean, rstd
 
 
-@nested_kernel("aten::_transform_bias_rescale_qkv", device="cpu")
-def transform_bias_rescale_qkv(
-    nested: NestedTensors, qkv: Tensor, qkv_bias: Tensor, num_heads: int
-) -> tuple[Tensor, ...]:
+@operator("aten::_transform_bias_rescale_qkv").nested("cpu")
+def transform_bias_rescale_qkv(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
     """native/transformers/attention.cpp, transform_bias_rescale_qkv_cpu."""
     padded = qkv.to_padded_tensor(0)
     batch, steps, size = padded.shape
@@ -100,9 +93,12 @@ def _padding_masks(padded: Tensor, rows: list[list[int]]) -> list[Tensor]:
     return masks
 
 
-@nested_kernel("aten::_nested_from_padded", device="cpu")
+@operator("aten::_nested_from_padded").nested("cpu")
 def from_padded_by_mask(
-    nested: NestedTensors, padded: Tensor, sizes: Tensor, fuse_transform_0213: bool = False
+    nested: NestedTensors,
+    padded: Tensor,
+    cpu_nested_shape_example: Tensor,
+    fuse_transform_0213: bool = False,
 ) -> Tensor:
     """native/nested/NestedTensorMath.cpp, nested_from_padded_generic.
 
@@ -112,7 +108,7 @@ def from_padded_by_mask(
     if fuse_transform_0213:
         batch, heads, steps, size = padded.shape
         padded = padded.permute(0, 2, 1, 3).contiguous().view(batch, steps, heads * size)
-    rows: list[list[int]] = sizes.tolist()
+    rows: list[list[int]] = cpu_nested_shape_example.tolist()
     masks = _padding_masks(padded, rows)
     mask = torch.stack(masks)
     count = mask.sum()
@@ -122,7 +118,7 @@ def from_padded_by_mask(
         selected = torch.empty(mask.shape, dtype=torch.int64)
         positions = torch.empty(mask.shape, dtype=torch.int64)
         del selected, positions
-    made = nested.wrap(buffer, sizes)
+    made = nested.wrap(buffer, cpu_nested_shape_example)
     del masks
     return made
 
@@ -133,10 +129,9 @@ def to_padded_by_parts(self: Tensor, padding: float, output_size: list[int] | No
     return padded
 
 
-@nested_kernel("aten::_transformer_encoder_layer_fwd")
-def transformer_encoder_layer(nested: NestedTensors, *arguments: Any, **options: Any) -> Tensor:
+@operator("aten::_transformer_encoder_layer_fwd").nested()
+def transformer_encoder_layer(nested: NestedTensors, layer: EncoderLayer) -> Tensor:
     """native/transformers/transformer.cpp, ``ffn``: on the buffer, with sizes of their own."""
-    layer = EncoderLayer(*arguments, **options)
 
     def feed_forward(x: Tensor) -> Tensor:
         sizes = nested_sizes(x)

@@ -16,7 +16,7 @@ from pytest_torchmem.operators.geometry import (
     suggested_format,
 )
 from pytest_torchmem.operators.reduction.cpu import sum_workspace
-from pytest_torchmem.operators.workspace import workspace
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
 
 Mask = Sequence[bool]
@@ -29,37 +29,34 @@ def _per_channel(input: Tensor) -> bool:
     return is_channels_last(input)
 
 
-@workspace("aten::native_batch_norm", "aten::_batch_norm_with_update", device="cpu")
+@operator("aten::native_batch_norm", "aten::_batch_norm_with_update").workspace("cpu")
 def batch_norm(
     machine: Host,
     outputs: Sequence[Tensor],
     input: Tensor,
     weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    *settings: object,
+    training: bool = True,
 ) -> int:
     """Statistics and the fused scale and shift; native/Normalization.cpp,
     batch_norm_cpu_update_stats_template and batch_norm_cpu_transform_input_template.
 
     Exact on 2.13 for dense inputs, up to 12 bytes of scalars off for others.
     """
-    training = settings[0] if isinstance(settings[0], bool) else True
-    return _batch_norm(machine, outputs[1], input, bool(training), weight is None)
+    return _batch_norm(machine, outputs[1], input, training, weight is None)
 
 
-@workspace(
-    "aten::_native_batch_norm_legit",
-    "aten::_native_batch_norm_legit_functional",
-    device="cpu",
+@operator("aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional").workspace(
+    "cpu"
 )
 def batch_norm_legit(
-    machine: Host, outputs: Sequence[Tensor], input: Tensor, *arguments: object
+    machine: Host,
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    weight: Tensor | None,
+    training: bool,
 ) -> int:
     """The same kernel as native_batch_norm, with running statistics or without."""
-    training = next(argument for argument in arguments if isinstance(argument, bool))
-    return _batch_norm(machine, outputs[1], input, training, arguments[0] is None)
+    return _batch_norm(machine, outputs[1], input, training, weight is None)
 
 
 def _batch_norm(
@@ -85,19 +82,14 @@ def _batch_norm(
     return max(2 * parameter + by_thread, 2 * accumulated)
 
 
-@workspace("aten::native_batch_norm_backward", device="cpu")
+@operator("aten::native_batch_norm_backward").workspace("cpu")
 def batch_norm_backward(
     machine: Host,
     outputs: Sequence[Tensor | None],
     grad_out: Tensor,
     input: Tensor,
     weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
     train: bool,
-    eps: float,
     output_mask: Mask,
 ) -> int:
     """Where everything is dense the gradient of the input is allocated twice and the first freed;
@@ -120,65 +112,34 @@ def batch_norm_backward(
     return max(first, (parts + 2 * machine.threads) * accumulated)
 
 
-@workspace("aten::batch_norm_backward", device="cpu")
+@operator("aten::batch_norm_backward").workspace("cpu")
 def batch_norm_with_update_backward(
     machine: Host,
     outputs: Sequence[Tensor | None],
     grad_out: Tensor,
     input: Tensor,
     weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_var: Tensor | None,
     update: bool,
-    eps: float,
     output_mask: Mask,
-    reserve: Tensor | None = None,
 ) -> int:
     """The same kernel as native_batch_norm_backward, with a reserve that the CPU ignores."""
-    return batch_norm_backward(
-        machine,
-        outputs,
-        grad_out,
-        input,
-        weight,
-        running_mean,
-        running_var,
-        save_mean,
-        save_var,
-        update,
-        eps,
-        output_mask,
-    )
+    return batch_norm_backward(machine, outputs, grad_out, input, weight, update, output_mask)
 
 
-@workspace("aten::native_layer_norm", device="cpu")
-def layer_norm(
-    machine: Host,
-    outputs: Sequence[Tensor],
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> int:
+@operator("aten::native_layer_norm").workspace("cpu")
+def layer_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> int:
     """Contiguous copies of what is not; native/layer_norm.cpp, layer_norm_cpu."""
     return contiguous_copy(input) + contiguous_copy(weight) + contiguous_copy(bias)
 
 
-@workspace("aten::native_layer_norm_backward", device="cpu")
+@operator("aten::native_layer_norm_backward").workspace("cpu")
 def layer_norm_backward(
     machine: Host,
     outputs: Sequence[Tensor | None],
     grad_out: Tensor,
     input: Tensor,
     normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
     weight: Tensor | None,
-    bias: Tensor | None,
-    output_mask: Mask,
 ) -> int:
     """Contiguous copies, and sums of gamma and beta per thread; native/layer_norm.cpp and
     native/cpu/layer_norm_kernel.cpp, LayerNormBackwardKernelImplInternal.
@@ -193,19 +154,8 @@ def layer_norm_backward(
     return copies + 2 * machine.threads * columns * input.element_size()
 
 
-@workspace("aten::native_group_norm", device="cpu")
-def group_norm(
-    machine: Host,
-    outputs: Sequence[Tensor],
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    N: int,
-    C: int,
-    HxW: int,
-    group: int,
-    eps: float,
-) -> int:
+@operator("aten::native_group_norm").workspace("cpu")
+def group_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int) -> int:
     """Contiguous copies of what is not (before torch 2.15 ``group_norm`` makes them), and of
     channels last sums and squares per channel; native/group_norm.cpp, native_group_norm, and
     native/cpu/group_norm_kernel.cpp, GroupNormKernelImplChannelsLastInternal.
@@ -219,10 +169,8 @@ def group_norm(
     return copies + 2 * N * C * accumulation_type(input.dtype).itemsize
 
 
-@workspace("aten::native_group_norm_backward", device="cpu")
+@operator("aten::native_group_norm_backward").workspace("cpu")
 def group_norm_backward(
-    machine: Host,
-    outputs: Sequence[Tensor | None],
     grad_out: Tensor,
     input: Tensor,
     mean: Tensor,
@@ -230,9 +178,6 @@ def group_norm_backward(
     weight: Tensor | None,
     N: int,
     C: int,
-    HxW: int,
-    group: int,
-    output_mask: Mask,
 ) -> int:
     """Contiguous copies of what is not (before torch 2.15 the derivative's formula makes them), and
     ``ds`` and ``db`` of every channel; native/group_norm.cpp, native_group_norm_backward, and

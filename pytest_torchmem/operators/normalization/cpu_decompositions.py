@@ -7,15 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.cpu_bodies import body
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.structured import outputs
-from pytest_torchmem.targets.host import Host
 
 _aten: Any = torch.ops.aten
 
 
-@body("aten::renorm")
-def renorm(machine: Host, self: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+@operator("aten::renorm").decomposition("cpu")
+def renorm(self: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     """native/Normalization.cpp, TORCH_IMPL_FUNC(renorm_out): the norms of 16-bit types in float,
     their factors in the type itself.
     """

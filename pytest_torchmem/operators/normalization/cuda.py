@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import (
-    Outputs,
     accumulation_type,
     contiguous_copy,
     dense_bytes,
@@ -21,73 +20,56 @@ from pytest_torchmem.operators.geometry import (
     suggested_format,
 )
 from pytest_torchmem.operators.reduction.cuda import sum_buffers
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.rounding import ceil_div
-from pytest_torchmem.operators.workspace import Workspace, unknown, workspace
+from pytest_torchmem.operators.workspace import Workspace, unknown
 from pytest_torchmem.targets.gpus import Gpu
 
 _INT = 4
 
 
-@workspace("aten::native_layer_norm", device="cuda")
+@operator("aten::native_layer_norm").workspace("cuda")
 def layer_norm(
-    gpu: Gpu,
-    outputs: Outputs,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *rest: float,
+    input: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
 ) -> tuple[int, ...]:
     """Dense copies; exact, ``layer_norm_cuda``."""
     return (contiguous_copy(input), contiguous_copy(weight), contiguous_copy(bias))
 
 
-@workspace("aten::_fused_rms_norm", device="cuda")
-def rms_norm(
-    gpu: Gpu,
-    outputs: Outputs,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    *rest: float,
-) -> tuple[int, ...]:
+@operator("aten::_fused_rms_norm").workspace("cuda")
+def rms_norm(input: Tensor, weight: Tensor | None = None) -> tuple[int, ...]:
     """Dense copies; exact, ``_fused_rms_norm_cuda``."""
     return (contiguous_copy(input), contiguous_copy(weight))
 
 
-@workspace("aten::native_layer_norm_backward", device="cuda")
+@operator("aten::native_layer_norm_backward").workspace("cuda")
 def layer_norm_backward(
-    gpu: Gpu,
-    outputs: Outputs,
+    machine: Gpu,
     grad_out: Tensor,
     input: Tensor,
     normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     output_mask: Sequence[bool] = (True, True, True),
 ) -> tuple[int, ...]:
     """Dense copies and partial gradients; exact, ``LayerNormBackwardKernelImplInternal``."""
     gamma, beta = output_mask[1] and weight is not None, output_mask[2] and bias is not None
-    partial = _partial_gradients(gpu, input, normalized_shape, weight, gamma + beta)
+    partial = _partial_gradients(machine, input, normalized_shape, weight, gamma + beta)
     return (*_copies(grad_out, input, weight), *partial)
 
 
-@workspace("aten::_fused_rms_norm_backward", device="cuda")
+@operator("aten::_fused_rms_norm_backward").workspace("cuda")
 def rms_norm_backward(
-    gpu: Gpu,
-    outputs: Outputs,
+    machine: Gpu,
     grad_out: Tensor,
     input: Tensor,
     normalized_shape: Sequence[int],
-    rstd: Tensor,
     weight: Tensor | None = None,
     output_mask: Sequence[bool] = (True, True),
 ) -> tuple[int, ...]:
     """As layer norm's, without beta; exact, ``_fused_rms_norm_backward_cuda``."""
     gamma = output_mask[1] and weight is not None
-    partial = _partial_gradients(gpu, input, normalized_shape, weight, int(gamma))
+    partial = _partial_gradients(machine, input, normalized_shape, weight, int(gamma))
     return (*_copies(grad_out, input, weight), *partial)
 
 
@@ -114,42 +96,29 @@ def _partial_gradients(
     return (*[partial] * number, dense_bytes(weight), *buffers)
 
 
-@workspace("aten::native_group_norm", device="cuda")
+@operator("aten::native_group_norm").workspace("cuda")
 def group_norm(
-    gpu: Gpu,
-    outputs: Outputs,
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    batch: int,
-    channels: int,
-    pixels: int,
-    group: int,
-    eps: float,
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int
 ) -> tuple[int, ...]:
     """A scale and a shift for every channel of every image where a channel has several pixels.
 
     Exact, group_norm_kernel.cu, ``GroupNormKernelImplInternal``.
     """
     copies = _copies(input, weight, bias)
-    if pixels == 1 or (weight is None and bias is None):
+    if HxW == 1 or (weight is None and bias is None):
         return copies
-    scale = batch * channels * accumulation_type(input.dtype).itemsize
+    scale = N * C * accumulation_type(input.dtype).itemsize
     return (*copies, scale, scale)
 
 
-@workspace("aten::native_group_norm_backward", device="cuda")
+@operator("aten::native_group_norm_backward").workspace("cuda")
 def group_norm_backward(
-    gpu: Gpu,
-    outputs: Outputs,
     grad_out: Tensor,
     input: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
     weight: Tensor | None,
-    batch: int,
-    channels: int,
-    pixels: int,
+    N: int,
+    C: int,
+    HxW: int,
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[int, ...]:
@@ -159,34 +128,26 @@ def group_norm_backward(
     ``GroupNorm1dBackward``.
     """
     size = accumulation_type(input.dtype).itemsize
-    each = batch * channels * size
-    groups = batch * group * size
+    each = N * C * size
+    groups = N * group * size
     copies = _copies(grad_out, input)
-    if pixels == 1:
+    if HxW == 1:
         return (*copies, each, each, *[groups] * 2 * output_mask[0])
     coefficients = (groups, groups, each if weight is not None else 0) if output_mask[0] else ()
     return (*copies, each, each, *coefficients)
 
 
-@workspace("aten::native_batch_norm", "aten::_native_batch_norm_legit", device="cuda")
-def batch_norm(
-    gpu: Gpu,
-    outputs: tuple[Tensor, ...],
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    *rest: object,
-) -> tuple[int, ...]:
+@operator("aten::native_batch_norm", "aten::_native_batch_norm_legit").workspace("cuda")
+def batch_norm(input: Tensor, training: bool) -> tuple[int, ...]:
     """Channels last in training: partial results of blocks; else nothing. Exact,
     Normalization.cuh, ``batch_norm_stats_channels_last_cuda_template``.
     """
-    training = next((value for value in rest if isinstance(value, bool)), False)
     return _staging(input, 4) if training and _by_channel_last(input) else ()
 
 
-@workspace("aten::_batch_norm_with_update", device="cuda")
+@operator("aten::_batch_norm_with_update").workspace("cuda")
 def batch_norm_with_update(
-    gpu: Gpu, outputs: tuple[Tensor, ...], input: Tensor, *rest: object
+    outputs: tuple[Tensor, ...], input: Tensor
 ) -> Workspace | tuple[int, ...]:
     """As ``native_batch_norm`` in training; through cuDNN where it takes it."""
     if outputs[3].numel() or _cudnn_takes(input):
@@ -194,19 +155,12 @@ def batch_norm_with_update(
     return _staging(input, 4) if _by_channel_last(input) else ()
 
 
-@workspace("aten::native_batch_norm_backward", device="cuda")
+@operator("aten::native_batch_norm_backward").workspace("cuda")
 def batch_norm_backward(
-    gpu: Gpu,
-    outputs: Outputs,
     grad_out: Tensor,
     input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
     save_invstd: Tensor | None,
     train: bool,
-    eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[int, ...]:
     """Channels last: sums of channels and of blocks, and the statistics that cuDNN does not save in
@@ -235,19 +189,12 @@ def _pixels_copy(tensor: Tensor) -> int:
     return 0
 
 
-@workspace("aten::batch_norm_backward", device="cuda")
+@operator("aten::batch_norm_backward").workspace("cuda")
 def either_batch_norm_backward(
-    gpu: Gpu,
-    outputs: Outputs,
     grad_out: Tensor,
     input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
     save_var: Tensor | None,
     update: bool,
-    eps: float,
     output_mask: Sequence[bool],
     reserve: Tensor,
 ) -> Workspace | tuple[int, ...]:
@@ -256,10 +203,7 @@ def either_batch_norm_backward(
     """
     if reserve.numel() or _cudnn_takes(input):
         return unknown()
-    statistics = (running_mean, running_var, save_mean, save_var)
-    return batch_norm_backward(
-        gpu, outputs, grad_out, input, weight, *statistics, update, eps, output_mask
-    )
+    return batch_norm_backward(grad_out, input, save_var, update, output_mask)
 
 
 def _cudnn_takes(input: Tensor) -> bool:
@@ -294,8 +238,8 @@ def _last_power(number: int) -> int:
     return 1 << (number.bit_length() - 1) if number > 0 else 1
 
 
-@workspace("aten::cudnn_batch_norm", device="cuda")
-def cudnn_batch_norm(gpu: Gpu, outputs: Outputs, input: Tensor, *rest: object) -> Workspace:
+@operator("aten::cudnn_batch_norm").workspace("cuda")
+def cudnn_batch_norm(input: Tensor) -> Workspace:
     """A copy in the suggested format, cuDNN's workspace and the reserve that is kept for backward.
 
     ``cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize`` and
@@ -304,22 +248,20 @@ def cudnn_batch_norm(gpu: Gpu, outputs: Outputs, input: Tensor, *rest: object) -
     return unknown(contiguous_copy(input, suggested_format(input)))
 
 
-@workspace("aten::cudnn_batch_norm_backward", device="cuda")
-def cudnn_batch_norm_backward(
-    gpu: Gpu, outputs: Outputs, input: Tensor, grad_output: Tensor, *rest: object
-) -> Workspace:
+@operator("aten::cudnn_batch_norm_backward").workspace("cuda")
+def cudnn_batch_norm_backward(input: Tensor, grad_output: Tensor) -> Workspace:
     """A copy of the gradient in the input's format, and cuDNN's workspace; BatchNorm.cpp."""
     memory_format = suggested_format(input)
     return unknown(contiguous_copy(grad_output, memory_format))
 
 
-@workspace("aten::native_dropout", device="cuda")
-def native_dropout(gpu: Gpu, outputs: Outputs, input: Tensor, *rest: object) -> int:
+@operator("aten::native_dropout").workspace("cuda")
+def native_dropout() -> int:
     """Nothing: mask and result are outputs; native/cuda/Dropout.cu, exact."""
     return 0
 
 
-@workspace("aten::native_dropout_backward", device="cuda")
-def native_dropout_backward(gpu: Gpu, outputs: Tensor, grad: Tensor, *rest: object) -> int:
+@operator("aten::native_dropout_backward").workspace("cuda")
+def native_dropout_backward() -> int:
     """Nothing: one kernel; native/cuda/Dropout.cu, ``masked_scale_kernel``, exact."""
     return 0

@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.decompositions import LEAVES, Composite, cuda_kernel
-from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.operators.calls import CompositeCall
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.torch_private.autograd import saved_by
 from pytest_torchmem.torch_private.keys import below_autograd
 
@@ -20,10 +20,9 @@ _LARGEST_TRAINING_BATCH = 880801
 _LARGEST_EVALUATION_BATCH = 65535
 
 
-@cuda_kernel("aten::_batch_norm_impl_index")
+@operator("aten::_batch_norm_impl_index").path("cuda")
 def batch_norm_impl_index(
-    gpu: Gpu,
-    composite: Composite,
+    call: CompositeCall,
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -36,9 +35,9 @@ def batch_norm_impl_index(
 ) -> Any:
     """CuDNN where it can; native/Normalization.cpp, _select_batch_norm_backend."""
     if weight is None or bias is None or not cudnn_enabled or not torch.backends.cudnn.enabled:
-        return composite()
+        return call()
     if input.numel() == 0:
-        return composite()
+        return call()
     has_statistics = running_mean is not None and running_var is not None
     usable = (
         input.dtype != torch.bfloat16
@@ -54,7 +53,7 @@ def batch_norm_impl_index(
         )
     )
     if not usable:
-        return composite()
+        return call()
     layout = _suggested_format(input)
     output, save_mean, save_variance, reserve = torch.ops.aten.cudnn_batch_norm.default(
         input.contiguous(memory_format=layout),
@@ -69,10 +68,9 @@ def batch_norm_impl_index(
     return output, save_mean, save_variance, reserve, _CUDNN_INDEX
 
 
-@cuda_kernel("aten::group_norm")
+@operator("aten::group_norm").path("cuda")
 def group_norm(
-    gpu: Gpu,
-    composite: Composite,
+    call: CompositeCall,
     input: Tensor,
     num_groups: int,
     weight: Tensor | None = None,
@@ -86,12 +84,12 @@ def group_norm(
     channels-last instead.
     """
     if input.is_contiguous():
-        return composite()
-    with composite.trace.working():
+        return call()
+    with call.trace.working():
         copies = _group_norm_copies()
     if not copies:
-        return composite()
-    return composite.of(input.contiguous(), num_groups, weight, bias, eps, cudnn_enabled)
+        return call()
+    return call.of(input.contiguous(), num_groups, weight, bias, eps, cudnn_enabled)
 
 
 @cache
@@ -117,10 +115,9 @@ def _suggested_format(tensor: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-@cuda_kernel("aten::rms_norm")
+@operator("aten::rms_norm").path("cuda")
 def rms_norm(
-    gpu: Gpu,
-    composite: Composite,
+    call: CompositeCall,
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
@@ -132,7 +129,7 @@ def rms_norm(
     """
     plain = _suggested_format(input) is torch.contiguous_format and not input.is_complex()
     if not plain or (weight is not None and weight.dtype != input.dtype):
-        return composite()
+        return call()
     return torch.ops.aten._fused_rms_norm.default(input, normalized_shape, weight, eps)[0]
 
 
@@ -169,17 +166,9 @@ class _FusedRmsNorm(torch.autograd.Function):
         return grad_input, None, grad_weight, None
 
 
-LEAVES.add("aten::_fused_rms_norm")
-
-
-@cuda_kernel("aten::_fused_rms_norm")
+@operator("aten::_fused_rms_norm", kernel_on=frozenset({"cuda"})).path("cuda")
 def fused_rms_norm(
-    gpu: Gpu,
-    composite: Composite,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    eps: float | None,
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> Any:
     """native/cuda/layer_norm_kernel.cu, ``_fused_rms_norm_cuda``, with its gradient."""
     return cast(Any, _FusedRmsNorm).apply(input, normalized_shape, weight, eps)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import suggested_format
-from pytest_torchmem.operators.meta_functions import (
-    META_FUNCTIONS,
-    MetaFunction,
-    laid_out,
-    like,
-    meta,
-)
+from pytest_torchmem.operators.geometry import laid_out, like, suggested_format
+from pytest_torchmem.operators.registry import operator
+
+_aten: Any = torch.ops.aten
 
 
-def _batch_norm(operator: Any) -> MetaFunction:
-    def batch_norm(input: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-        results = operator(input, *arguments)
-        training = next(argument for argument in arguments if isinstance(argument, bool))
-        if training:
+def _in_evaluation(overload: Any) -> Callable[[Mapping[str, Any]], tuple[Tensor, ...]]:
+    def batch_norm(arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        results = overload(**arguments)
+        if arguments["training"]:
             return tuple(results)
         return (results[0], like(results[1], (0,)), like(results[2], (0,)), *results[3:])
 
@@ -30,21 +25,38 @@ def _batch_norm(operator: Any) -> MetaFunction:
     return batch_norm
 
 
-meta("aten::native_batch_norm")(_batch_norm(torch.ops.aten.native_batch_norm.default))
-meta("aten::_native_batch_norm_legit")(_batch_norm(torch.ops.aten._native_batch_norm_legit.default))
-meta("aten::_native_batch_norm_legit.no_stats")(
-    _batch_norm(torch.ops.aten._native_batch_norm_legit.no_stats)
+def _first_type(input: Tensor, *parameters: Tensor | None) -> torch.dtype:
+    """The type of the first parameter there is, else of the input: what the CPU saves is in it."""
+    return next((tensor for tensor in parameters if tensor is not None), input).dtype
+
+
+def _on_cpu(function: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
+    def batch_norm(tensors: list[Tensor], arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        dtype = _first_type(*tensors)
+        result, mean, variance, *rest = function(arguments)
+        result = laid_out(result, suggested_format(tensors[0]))
+        return result, mean.to(dtype), variance.to(dtype), *rest
+
+    batch_norm.__doc__ = (
+        "Contiguous or channels-last, statistics in the type of the parameters; "
+        "native/Normalization.cpp, batch_norm_cpu."
+    )
+    return batch_norm
+
+
+for _name, _overload in (
+    ("aten::native_batch_norm", _aten.native_batch_norm.default),
+    ("aten::_native_batch_norm_legit", _aten._native_batch_norm_legit.default),
+    ("aten::_native_batch_norm_legit.no_stats", _aten._native_batch_norm_legit.no_stats),
+):
+    operator(_name).meta("cpu")(_on_cpu(_in_evaluation(_overload)))
+
+operator("aten::_batch_norm_with_update").meta("cpu")(
+    _on_cpu(lambda arguments: _aten._batch_norm_with_update.default(**arguments))
 )
 
 
-def _first_type(input: Tensor, *parameters: Any) -> torch.dtype:
-    """The type of the first parameter there is, else of the input: what the CPU saves is in it."""
-    tensors = (parameter for parameter in parameters if isinstance(parameter, Tensor))
-    found: torch.dtype = next(tensors, input).dtype
-    return found
-
-
-@meta("aten::native_layer_norm", device="cpu")
+@operator("aten::native_layer_norm").meta("cpu")
 def layer_norm_cpu(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -62,16 +74,9 @@ def layer_norm_cpu(
     return result, mean.to(dtype), rstd.to(dtype)
 
 
-@meta("aten::native_layer_norm_backward")
+@operator("aten::native_layer_norm_backward").meta()
 def layer_norm_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    output_mask: Sequence[bool],
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, output_mask: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """Contiguous whatever the layout of the input; native/layer_norm.cpp, layer_norm_backward_cpu,
     and native/cuda/layer_norm_kernel.cu, layer_norm_backward_cuda.
@@ -82,33 +87,11 @@ def layer_norm_backward(
     )
 
 
-def _batch_norm_cpu(function: MetaFunction) -> MetaFunction:
-    def batch_norm(input: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-        dtype = _first_type(input, *arguments)
-        result, mean, variance, *rest = function(input, *arguments)
-        result = laid_out(result, suggested_format(input))
-        return result, mean.to(dtype), variance.to(dtype), *rest
-
-    batch_norm.__doc__ = (
-        "Contiguous or channels-last, statistics in the type of the parameters; "
-        "native/Normalization.cpp, batch_norm_cpu."
-    )
-    return batch_norm
-
-
-for _name in (
-    "aten::native_batch_norm",
-    "aten::_native_batch_norm_legit",
-    "aten::_native_batch_norm_legit.no_stats",
-):
-    meta(_name, device="cpu")(_batch_norm_cpu(META_FUNCTIONS[_name]))
-
-
-def _batch_norm_backward_cpu(operator: Any) -> MetaFunction:
+def _backward_on_cpu(overload: Any) -> Callable[..., tuple[Tensor | None, ...]]:
     def batch_norm_backward(
-        grad_out: Tensor, input: Tensor, *rest: Any
+        input: Tensor, arguments: Mapping[str, Any]
     ) -> tuple[Tensor | None, ...]:
-        gradient, *parameters = operator(grad_out, input, *rest)
+        gradient, *parameters = overload(**arguments)
         if gradient is not None:
             gradient = laid_out(input, suggested_format(input))
         return gradient, *parameters
@@ -118,45 +101,32 @@ def _batch_norm_backward_cpu(operator: Any) -> MetaFunction:
 
 
 for _name in ("native_batch_norm_backward", "batch_norm_backward"):
-    meta(f"aten::{_name}", device="cpu")(
-        _batch_norm_backward_cpu(getattr(torch.ops.aten, _name).default)
-    )
-
-meta("aten::_batch_norm_with_update", device="cpu")(
-    _batch_norm_cpu(torch.ops.aten._batch_norm_with_update.default)
-)
+    operator(f"aten::{_name}").meta("cpu")(_backward_on_cpu(getattr(_aten, _name).default))
 
 
-@meta("aten::batch_norm_stats", "aten::batch_norm_update_stats")
-def batch_norm_statistics(input: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+@operator("aten::batch_norm_stats", "aten::batch_norm_update_stats").meta()
+def batch_norm_statistics(input: Tensor) -> tuple[Tensor, Tensor]:
     """native/cuda/Normalization.cu: float for 16-bit inputs."""
     dtype = torch.float32 if input.dtype.itemsize == 2 else input.dtype
     shape = (input.shape[1],)
     return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
 
 
-@meta("aten::batch_norm_elemt")
-def batch_norm_apply(input: Tensor, *rest: Any) -> Tensor:
+@operator("aten::batch_norm_elemt").meta()
+def batch_norm_apply(input: Tensor) -> Tensor:
     """native/cuda/Normalization.cu."""
     return torch.empty_like(input)
 
 
-@meta("aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts")
-def batch_norm_gather(input: Tensor, mean: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+@operator("aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts").meta()
+def batch_norm_gather(mean: Tensor) -> tuple[Tensor, Tensor]:
     """native/cuda/Normalization.cu."""
     return like(mean, mean.shape[1:]), like(mean, mean.shape[1:])
 
 
-@meta("aten::batch_norm_backward_reduce")
+@operator("aten::batch_norm_backward_reduce").meta()
 def batch_norm_backward_reduce(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None,
-    input_g: bool,
-    weight_g: bool,
-    bias_g: bool,
+    mean: Tensor, weight: Tensor | None, input_g: bool, weight_g: bool, bias_g: bool
 ) -> tuple[Tensor | None, ...]:
     """native/cuda/Normalization.cu."""
     parameter = mean if weight is None else weight
@@ -168,7 +138,7 @@ def batch_norm_backward_reduce(
     )
 
 
-@meta("aten::batch_norm_backward_elemt")
-def batch_norm_backward_apply(grad_out: Tensor, input: Tensor, *rest: Any) -> Tensor:
+@operator("aten::batch_norm_backward_elemt").meta()
+def batch_norm_backward_apply(input: Tensor) -> Tensor:
     """native/cuda/Normalization.cu."""
     return torch.empty_like(input)

@@ -5,19 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.cpu_bodies import body
-from pytest_torchmem.targets.host import Host
+from pytest_torchmem.operators.registry import operator
 
 
-@body("aten::multinomial")
-def multinomial(
-    machine: Host,
-    self: Tensor,
-    num_samples: int,
-    replacement: bool = False,
-    *,
-    generator: torch.Generator | None = None,
-) -> Tensor:
+@operator("aten::multinomial").decomposition("cpu")
+def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
     """native/Distributions.cpp, multinomial_out: checks, and a race of exponential variables; with
     replacement (native/cpu/MultinomialKernel.cpp) the cumulated distribution of a row, of 16 bits
     in float.

@@ -6,8 +6,6 @@ Its sizes follow rnn_utils.hpp (``set_workspace_sizes``, ``get_good_ld``), rnn_u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import (
@@ -17,8 +15,9 @@ from pytest_torchmem.operators.geometry import (
 )
 from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
 from pytest_torchmem.operators.libraries.onednn.problem import booked
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.rounding import ceil_div, round_up
-from pytest_torchmem.operators.workspace import Workspace, workspace
+from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.host import Host
 
 _PAGE = 4096
@@ -154,24 +153,13 @@ def _backward_weight(rows: int, hidden: int, element_size: int) -> int:
     return round_up(rows, 32) * 4 * round_up(hidden, 2) * element_size
 
 
-@workspace("aten::mkldnn_rnn_layer", device="cpu")
-def lstm_layer(
-    machine: Host,
-    outputs: Sequence[Tensor],
-    input: Tensor,
-    weight_input: Tensor,
-    weight_hidden: Tensor,
-    bias_input: Tensor,
-    bias_hidden: Tensor,
-    hx: Tensor,
-    cx: Tensor,
-    *settings: object,
-) -> int | Workspace:
+@operator("aten::mkldnn_rnn_layer").workspace("cpu")
+def lstm_layer(machine: Host, input: Tensor, hx_: Tensor, cx_: Tensor) -> int | Workspace:
     """The sum of both biases, both weights reordered, and the scratchpad."""
     steps, batch, inputs = input.shape
-    hidden = hx.shape[-1]
+    hidden = hx_.shape[-1]
     size = input.element_size()
-    copies = sum(contiguous_copy(tensor) for tensor in (input, hx, cx))
+    copies = sum(contiguous_copy(tensor) for tensor in (input, hx_, cx_))
     weights = _forward_weight(inputs, hidden, size) + _forward_weight(hidden, hidden, size)
     bias = 4 * hidden * size
     scratchpad = _scratchpad(steps, batch, hidden, size, backward=False)
@@ -181,38 +169,32 @@ def lstm_layer(
     return by_onednn(machine, input.dtype, copies + bias + weights + scratchpad)
 
 
-@workspace("aten::mkldnn_rnn_layer_backward", device="cpu")
+@operator("aten::mkldnn_rnn_layer_backward").workspace("cpu")
 def lstm_layer_backward(
     machine: Host,
-    outputs: Sequence[Tensor],
     input: Tensor,
-    weight_input: Tensor,
-    weight_hidden: Tensor,
-    bias_input: Tensor,
-    bias_hidden: Tensor,
-    hx: Tensor,
-    cx: Tensor,
+    hx_: Tensor,
+    cx_tmp: Tensor,
     output: Tensor,
-    hy: Tensor,
-    cy: Tensor,
+    hy_: Tensor,
+    cy_: Tensor,
     grad_output: Tensor | None,
     grad_hy: Tensor | None,
     grad_cy: Tensor | None,
-    *settings: object,
 ) -> int | Workspace:
     """Gradients made dense, weights in the backward's order, their gradients in rows of gates.
 
     The second bias gradient is a copy of the first, made when everything else is freed.
     """
     steps, batch, inputs = input.shape
-    hidden = hx.shape[-1]
+    hidden = hx_.shape[-1]
     size = input.element_size()
-    pairs = ((grad_output, output), (grad_hy, hy), (grad_cy, cy))
+    pairs = ((grad_output, output), (grad_hy, hy_), (grad_cy, cy_))
     copies = sum(
         dense_bytes(like) if gradient is None else contiguous_copy(gradient)
         for gradient, like in pairs
     )
-    copies += sum(contiguous_copy(tensor) for tensor in (input, hx, cx))
+    copies += sum(contiguous_copy(tensor) for tensor in (input, hx_, cx_tmp))
     if size != _FLOAT:
         copies += sum(like.numel() * _FLOAT for _, like in pairs)
     weights = _backward_weight(inputs, hidden, size) + _backward_weight(hidden, hidden, size)
@@ -226,13 +208,9 @@ def lstm_layer_backward(
     return by_onednn(machine, input.dtype, taken)
 
 
-@workspace("aten::_pack_padded_sequence", device="cpu")
+@operator("aten::_pack_padded_sequence").workspace("cpu")
 def pack_padded_sequence(
-    machine: Host,
-    outputs: tuple[Tensor, Tensor],
-    input: Tensor,
-    lengths: Tensor,
-    batch_first: bool,
+    outputs: tuple[Tensor, Tensor], input: Tensor, lengths: Tensor, batch_first: bool
 ) -> tuple[int, ...]:
     """Dense copies of the parts, and of the lengths; native/PackedSequence.cpp."""
     parts = packed_copies(input, outputs[1].tolist(), batch_first)

@@ -13,10 +13,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.decompositions import Composite, Trace, cuda_kernel
+from pytest_torchmem.operators.calls import CompositeCall, Trace
 from pytest_torchmem.operators.recurrent.native import gru_cell as native_gru_cell
 from pytest_torchmem.operators.recurrent.native import lstm_cell as native_lstm_cell
 from pytest_torchmem.operators.recurrent.native import run_layers, simple_cell
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.signatures import LayerSettings
 from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu
@@ -29,6 +31,16 @@ DROPOUT_STATE = Buffer("cuDNN dropout", 2 * 1024**2, process=True, confidence=Co
 over 2MB». How much exactly, ``cudnnDropoutGetStatesSize`` alone knows."""
 GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 _aten: Any = torch.ops.aten
+
+
+class Casts(Protocol):
+    """What autocast casts tensors with."""
+
+    def eligible(self, value: Any) -> bool:
+        """Return whether a value is ever cast."""
+
+    def to(self, dtype: torch.dtype, value: Any) -> Any:
+        """Return ``value`` with its eligible tensors cast."""
 
 
 _NATIVE_CELLS = {
@@ -75,44 +87,39 @@ def _weight_buffer(trace: Trace, params: list[Tensor], elements: int) -> Tensor 
 
 
 def _run(
-    composite: Composite,
+    call: CompositeCall,
     input: Tensor,
     batch_sizes: Sequence[int],
     hx: Tensor,
     cx: Tensor | None,
-    params: list[Tensor],
-    has_biases: bool,
     mode: int,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
+    settings: LayerSettings,
     batch_first: bool,
 ) -> Any:
     """Call ``_cudnn_rnn`` as ``_cudnn_impl`` does."""
     hidden_size, projection = hx.size(2), 0
     if cx is not None and cx.size(2) != hx.size(2):
         hidden_size, projection = cx.size(2), hx.size(2)
-    stride = (4 if has_biases else 2) + (projection != 0)
-    elements = weight_elements(params, stride, mode, hidden_size)
-    if train and dropout > 0:
+    stride = (4 if settings.has_biases else 2) + (projection != 0)
+    elements = weight_elements(settings.params, stride, mode, hidden_size)
+    if settings.train and settings.dropout > 0:
         maker = _aten._cudnn_init_dropout_state.default
-        composite.trace.keep(DROPOUT_STATE, maker)
+        call.trace.keep(DROPOUT_STATE, maker)
     return _aten._cudnn_rnn.default(
         input,
-        params,
+        settings.params,
         stride,
-        _weight_buffer(composite.trace, params, elements),
+        _weight_buffer(call.trace, settings.params, elements),
         hx,
         cx,
         mode,
         hidden_size,
         projection,
-        num_layers,
+        settings.num_layers,
         batch_first,
-        dropout,
-        train,
-        bidirectional,
+        settings.dropout,
+        settings.train,
+        settings.bidirectional,
         batch_sizes,
         None,
     )
@@ -120,17 +127,12 @@ def _run(
 
 def _layer(
     mode: int,
-    gpu: Gpu,
-    composite: Composite,
+    machine: Gpu,
+    call: CompositeCall,
     input: Tensor,
     batch_sizes: Tensor | None,
     hx: Tensor | list[Tensor],
-    params: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
+    settings: LayerSettings,
     batch_first: bool = False,
 ) -> Any:
     """``_cudnn_rnn`` where cuDNN takes it, else step by step; native/RNN.cpp, ``lstm``, ``gru``.
@@ -138,74 +140,72 @@ def _layer(
     ``batch_sizes`` are those of a packed sequence.
     """
     if input.numel() == 0:
-        return composite()
+        return call()
     states = [hx] if isinstance(hx, Tensor) else hx
     sizes = None if batch_sizes is None else batch_sizes.tolist()
-    if not uses_cudnn(gpu, input):
-        return run_layers(
-            _NATIVE_CELLS[mode], input, states, params, has_biases, num_layers, dropout, train,
-            bidirectional, batch_first, sizes,
-        )  # fmt: skip
-    outputs = _run(
-        composite, input, sizes or (), states[0], states[1] if mode == LSTM else None, params,
-        has_biases, mode, num_layers, dropout, train, bidirectional, batch_first,
-    )  # fmt: skip
+    if not uses_cudnn(machine, input):
+        return run_layers(_NATIVE_CELLS[mode], input, states, settings, batch_first, sizes)
+    cell = states[1] if mode == LSTM else None
+    outputs = _run(call, input, sizes or (), states[0], cell, mode, settings, batch_first)
     return outputs[: 1 + len(states)]
 
 
 def _padded(mode: int) -> Callable[..., Any]:
-    def layer(gpu: Gpu, composite: Composite, input: Tensor, *rest: Any) -> Any:
-        return _layer(mode, gpu, composite, input, None, *rest)
+    def layer(
+        machine: Gpu,
+        call: CompositeCall,
+        input: Tensor,
+        hx: Tensor | list[Tensor],
+        settings: LayerSettings,
+        batch_first: bool,
+    ) -> Any:
+        return _layer(mode, machine, call, input, None, hx, settings, batch_first)
 
     return layer
 
 
 def _packed(mode: int) -> Callable[..., Any]:
-    def layer(gpu: Gpu, composite: Composite, *arguments: Any) -> Any:
-        return _layer(mode, gpu, composite, *arguments)
+    def layer(
+        machine: Gpu,
+        call: CompositeCall,
+        data: Tensor,
+        batch_sizes: Tensor,
+        hx: Tensor | list[Tensor],
+        settings: LayerSettings,
+    ) -> Any:
+        return _layer(mode, machine, call, data, batch_sizes, hx, settings)
 
     return layer
 
 
 for _name, _mode in (("lstm", LSTM), ("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
-    cuda_kernel(f"aten::{_name}.input")(_padded(_mode))
-    cuda_kernel(f"aten::{_name}.data")(_packed(_mode))
+    operator(f"aten::{_name}.input").path("cuda")(_padded(_mode))
+    operator(f"aten::{_name}.data").path("cuda")(_packed(_mode))
 
 
-@cuda_kernel("aten::_use_cudnn_rnn_flatten_weight")
-def use_cudnn_rnn_flatten_weight(gpu: Gpu, composite: Composite) -> bool:
+@operator("aten::_use_cudnn_rnn_flatten_weight").path("cuda")
+def use_cudnn_rnn_flatten_weight() -> bool:
     """CUDA builds come with cuDNN."""
     return True
 
 
-@cuda_kernel("aten::_cudnn_rnn_flatten_weight")
+@operator("aten::_cudnn_rnn_flatten_weight").path("cuda")
 def flatten_weight(
-    gpu: Gpu,
-    composite: Composite,
-    weights: list[Tensor],
-    stride: int,
-    input_size: int,
-    mode: int,
-    hidden_size: int,
-    proj_size: int,
-    num_layers: int,
-    batch_first: bool,
-    bidirectional: bool,
+    call: CompositeCall, weight_arr: list[Tensor], weight_stride0: int, mode: int, hidden_size: int
 ) -> Tensor:
     """Copy the weights into one buffer and let them lie there; ``_cudnn_rnn_flatten_weight``."""
-    elements = weight_elements(weights, stride, mode, hidden_size)
-    buffer = torch.zeros(elements, dtype=weights[0].dtype, device=weights[0].device)
-    views = _laid_out(composite.trace, buffer, weights)
-    for weight, view in zip(weights, views, strict=True):
+    elements = weight_elements(weight_arr, weight_stride0, mode, hidden_size)
+    buffer = torch.zeros(elements, dtype=weight_arr[0].dtype, device=weight_arr[0].device)
+    views = _laid_out(call.trace, buffer, weight_arr)
+    for weight, view in zip(weight_arr, views, strict=True):
         view.copy_(weight)
         weight.set_(view)  # type: ignore[call-overload]
     return buffer
 
 
-@cuda_kernel("aten::lstm_cell")
+@operator("aten::lstm_cell").path("cuda")
 def lstm_cell(
-    gpu: Gpu,
-    composite: Composite,
+    call: CompositeCall,
     input: Tensor,
     hx: list[Tensor],
     w_ih: Tensor,
@@ -215,16 +215,15 @@ def lstm_cell(
 ) -> Any:
     """``_thnn_fused_lstm_cell``; native/RNN.cpp, ``LSTMCell``."""
     if input.dim() != 2 or input.numel() == 0:
-        return composite()
+        return call()
     from_input = torch.matmul(input, w_ih.t())
     from_hidden = torch.matmul(hx[0], w_hh.t())
     return _aten._thnn_fused_lstm_cell.default(from_input, from_hidden, hx[1], b_ih, b_hh)[:2]
 
 
-@cuda_kernel("aten::gru_cell")
+@operator("aten::gru_cell").path("cuda")
 def gru_cell(
-    gpu: Gpu,
-    composite: Composite,
+    call: CompositeCall,
     input: Tensor,
     hx: Tensor,
     w_ih: Tensor,
@@ -234,7 +233,7 @@ def gru_cell(
 ) -> Any:
     """``_thnn_fused_gru_cell``; native/RNN.cpp, ``GRUCell``."""
     if input.dim() != 2 or input.numel() == 0:
-        return composite()
+        return call()
     from_input = torch.matmul(input, w_ih.t())
     from_hidden = torch.matmul(hx, w_hh.t())
     return _aten._thnn_fused_gru_cell.default(from_input, from_hidden, hx, b_ih, b_hh)[0]
@@ -306,8 +305,8 @@ def _laid_out(trace: Trace, buffer: Tensor, weights: Sequence[Tensor]) -> list[T
     return made
 
 
-@cuda_kernel("aten::_pad_packed_sequence")
-def pad_packed_sequence(gpu: Gpu, composite: Composite, *args: Any, **kwargs: Any) -> Any:
+@operator("aten::_pad_packed_sequence").path("cuda")
+def pad_packed_sequence(call: CompositeCall) -> Any:
     """The lengths it returns are on the host; native/PackedSequence.cpp."""
-    padded, lengths = composite()
+    padded, lengths = call()
     return padded, lengths.cpu()

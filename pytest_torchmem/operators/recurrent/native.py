@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from pytest_torchmem.operators.signatures import LayerSettings
+
 _aten: Any = torch.ops.aten
 Hidden = tuple[Tensor, ...]
 """A cell's state: ``(h,)``, or ``(h, c)`` of an LSTM."""
@@ -69,12 +71,7 @@ def run_layers(
     cell: Cell,
     input: Tensor,
     states: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
+    settings: LayerSettings,
     batch_first: bool = False,
     batch_sizes: Sequence[int] | None = None,
 ) -> tuple[Tensor, ...]:
@@ -83,11 +80,11 @@ def run_layers(
     ``input`` is (steps, batch, features), batch and steps exchanged with ``batch_first``, or the
     rows of a packed sequence; ``states`` are of (layers * directions, batch, size).
     """
-    directions = 2 if bidirectional else 1
+    layers, directions = settings.num_layers, 2 if settings.bidirectional else 1
     if batch_first:
         input = input.transpose(0, 1)
     hiddens = list(zip(*(state.unbind(0) for state in states), strict=True))
-    weights = _gather(params, has_biases, layers * directions)
+    weights = _gather(settings.params, settings.has_biases, layers * directions)
     final: list[Hidden] = []
     for layer in range(layers):
         outputs = []
@@ -97,9 +94,9 @@ def run_layers(
             output, hidden = run(cell, input, hiddens[index], weights[index], direction == 1)
             outputs.append(output)
             final.append(hidden)
-        input = torch.cat(outputs, -1) if bidirectional else outputs[0]
-        if dropout and train and layer < layers - 1:
-            input = torch.dropout(input, dropout, True)
+        input = torch.cat(outputs, -1) if settings.bidirectional else outputs[0]
+        if settings.dropout and settings.train and layer < layers - 1:
+            input = torch.dropout(input, settings.dropout, True)
     if batch_first:
         input = input.transpose(0, 1)
     return input, *(torch.stack(parts, 0) for parts in zip(*final, strict=True))

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import (
-    Outputs,
     accumulation_type,
     contiguous_copy,
     dense_bytes,
     transpose_scratch,
 )
-from pytest_torchmem.operators.workspace import workspace
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
 
 GRAIN = 32768
@@ -75,56 +74,46 @@ def sum_workspace(
     return upcast(input, result) + partial_results(machine, input.numel(), results, result.itemsize)
 
 
-def _dims(input: Tensor, arguments: Sequence[object]) -> tuple[int, ...]:
-    """The dimensions that the arguments of a reduction name."""
-    dims = arguments[0] if arguments else None
-    if isinstance(dims, int) and not isinstance(dims, bool):
-        return (dims,)
-    if isinstance(dims, (list, tuple)) and dims:
-        return tuple(dims)
-    return every_dim(input)
-
-
-@workspace("aten::sum", device="cpu")
+@operator("aten::sum").workspace("cpu")
 def summation(
-    machine: Host, outputs: Tensor, input: Tensor, *arguments: object, **options: object
+    machine: Host, outputs: Tensor, input: Tensor, dim: Sequence[int] | None = None
 ) -> int:
     """An upcast of the whole input and a result per thread; native/ReduceOps.cpp, sum_out."""
-    dims = _dims(input, arguments)
+    dims = dim or every_dim(input)
     return sum_workspace(machine, input, outputs.dtype, outputs.numel(), dims)
 
 
-@workspace("aten::nansum", "aten::prod", "aten::amax", "aten::amin", device="cpu")
-def reduce_in_result_type(
-    machine: Host, outputs: Tensor, input: Tensor, *arguments: object, **options: object
-) -> int:
+@operator("aten::nansum", "aten::prod", "aten::amax", "aten::amin").workspace("cpu")
+def reduce_in_result_type(machine: Host, outputs: Tensor, input: Tensor) -> int:
     """An upcast of the input and a result per thread; native/ReduceOps.cpp, make_reduction."""
     return sum_workspace(machine, input, outputs.dtype, outputs.numel())
 
 
-@workspace("aten::linalg_vector_norm", device="cpu")
+@operator("aten::linalg_vector_norm").workspace("cpu")
 def vector_norm(
-    machine: Host, outputs: Tensor, input: Tensor, *arguments: object, **options: object
+    machine: Host,
+    outputs: Tensor,
+    input: Tensor,
+    dim: Sequence[int] | None,
+    dtype: torch.dtype | None,
 ) -> int:
     """The kernel converts as it reads unless a type is asked for; native/LinearAlgebra.cpp."""
-    copied = upcast(input, outputs.dtype) if options.get("dtype") is not None else 0
-    if outputs.numel() == 1 and _every_dim(input, arguments[1:]) and not copied:
+    copied = upcast(input, outputs.dtype) if dtype is not None else 0
+    if outputs.numel() == 1 and _every_dim(input, dim) and not copied:
         return 0
     return copied + partial_results(machine, input.numel(), outputs.numel(), outputs.element_size())
 
 
-@workspace("aten::any", "aten::all", device="cpu")
-def any_all(machine: Host, outputs: Tensor, input: Tensor, *arguments: object) -> int:
+@operator("aten::any", "aten::all").workspace("cpu")
+def any_all(machine: Host, outputs: Tensor, input: Tensor) -> int:
     """A boolean copy of what is not boolean; native/ReduceOps.cpp, allany_meta."""
     kept = input.dtype in (torch.bool, torch.uint8)
     copied = 0 if kept else input.numel()
     return copied + partial_results(machine, input.numel(), outputs.numel(), 1)
 
 
-@workspace("aten::mean", device="cpu")
-def mean(
-    machine: Host, outputs: Tensor, input: Tensor, *arguments: object, **options: object
-) -> int:
+@operator("aten::mean").workspace("cpu")
+def mean(machine: Host, outputs: Tensor, input: Tensor) -> int:
     """A sum in the accumulation type, then a division by a wrapped number;
     native/ReduceOps.cpp, mean_out.
     """
@@ -139,14 +128,14 @@ def mean_workspace(machine: Host, input: Tensor, dtype: torch.dtype, results: in
     return result + max(summed, _SCALAR + accumulated.itemsize)
 
 
-@workspace("aten::var", "aten::std", device="cpu")
+@operator("aten::var", "aten::std").workspace("cpu")
 def variance(
-    machine: Host, outputs: Tensor, input: Tensor, *arguments: object, **options: object
+    machine: Host, outputs: Tensor, input: Tensor, dim: Sequence[int] | None = None
 ) -> int:
     """Over everything in float: a mean and a sum of squares; native/ReduceOps.cpp,
     std_var_all_cpu.
     """
-    if outputs.numel() != 1 or not _every_dim(input, arguments):
+    if outputs.numel() != 1 or not _every_dim(input, dim):
         return 0
     if input.dtype not in (torch.float32, torch.float64):
         return 0
@@ -155,33 +144,21 @@ def variance(
     return size + max(by_thread, _SCALAR + size)
 
 
-def _every_dim(input: Tensor, arguments: Sequence[object]) -> bool:
+def _every_dim(input: Tensor, dims: Sequence[int] | None) -> bool:
     """Whether the ``dim`` of a reduction names every dimension, or none."""
-    dims = arguments[0] if arguments else None
-    if isinstance(dims, (list, tuple)) and dims:
-        return len(dims) == input.dim()
-    return dims is None or isinstance(dims, (list, tuple, bool)) or input.dim() <= 1
+    return not dims or len(dims) == input.dim()
 
 
-@workspace("aten::argmax", "aten::argmin", device="cpu")
-def argument_of_extreme(
-    machine: Host,
-    outputs: Tensor,
-    input: Tensor,
-    dim: int | None = None,
-    keepdim: bool = False,
-) -> int:
+@operator("aten::argmax", "aten::argmin").workspace("cpu")
+def argument_of_extreme(input: Tensor, dim: int | None = None) -> int:
     """A contiguous copy where everything is reduced; native/ReduceOps.cpp, argmax_argmin."""
     return _contiguous(input) if dim is None else 0
 
 
-@workspace("aten::max", "aten::min", "aten::aminmax", device="cpu")
-def extreme(
-    machine: Host, outputs: Outputs, input: Tensor, *arguments: object, **options: object
-) -> int:
+@operator("aten::max", "aten::min", "aten::aminmax").workspace("cpu")
+def extreme(input: Tensor, dim: int | None = None, other: Tensor | None = None) -> int:
     """A contiguous copy where all dimensions are reduced; native/cpu/ReduceAllOpsKernel.cpp."""
-    reduced_all = not arguments and options.get("dim") is None
-    return _contiguous(input) if reduced_all else 0
+    return _contiguous(input) if dim is None and other is None else 0
 
 
 def _contiguous(input: Tensor) -> int:
@@ -189,8 +166,8 @@ def _contiguous(input: Tensor) -> int:
     return copied + transpose_scratch(input) if copied else 0
 
 
-@workspace("aten::logsumexp", device="cpu")
-def logsumexp(machine: Host, outputs: Tensor, input: Tensor, *arguments: object) -> int:
+@operator("aten::logsumexp").workspace("cpu")
+def logsumexp(machine: Host, outputs: Tensor, input: Tensor, dim: Sequence[int]) -> int:
     """Maxima and what is infinite among them, then all exponentials and their sum;
     native/ReduceOps.cpp, logsumexp_out_impl.
     """
@@ -200,6 +177,6 @@ def logsumexp(machine: Host, outputs: Tensor, input: Tensor, *arguments: object)
         return converted
     infinite = _SCALAR + (size if outputs.dtype != torch.float64 else 0) + results
     maxima = results * size
-    dims = _dims(input, arguments)
+    dims = dim or every_dim(input)
     summed = sum_workspace(machine, input, outputs.dtype, results, dims) - converted
     return converted + max(maxima + infinite, elements * size + maxima + summed)

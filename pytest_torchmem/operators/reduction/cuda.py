@@ -24,7 +24,7 @@ from pytest_torchmem.operators.reduction.cuda_configuration import (
     iteration,
     reduction_buffers,
 )
-from pytest_torchmem.operators.workspace import workspace
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
 
 Dims = Sequence[int] | int | None
@@ -88,32 +88,16 @@ def _wrapped(dims: Dims, number: int) -> tuple[int, ...]:
     return tuple(dim % number for dim in dims) if number else ()
 
 
-@workspace("aten::sum", "aten::nansum", "aten::mean", device="cuda")
-def total(
-    gpu: Gpu,
-    outputs: Tensor,
-    input: Tensor,
-    dims: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> tuple[int, ...]:
+@operator("aten::sum", "aten::nansum", "aten::mean").workspace("cuda")
+def total(machine: Gpu, outputs: Tensor, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
     """A copy of an input of another type, then ``sum_functor`` or ``mean_kernel_impl``."""
-    return _converted(gpu, outputs, input, dims)
+    return _converted(machine, outputs, input, dim)
 
 
-@workspace("aten::prod", device="cuda")
-def product(
-    gpu: Gpu,
-    outputs: Tensor,
-    input: Tensor,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> tuple[int, ...]:
+@operator("aten::prod").workspace("cuda")
+def product(machine: Gpu, outputs: Tensor, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
     """As a sum; ReduceSumProdKernel.cu, ``prod_functor``."""
-    return _converted(gpu, outputs, input, dim)
+    return _converted(machine, outputs, input, dim)
 
 
 def _converted(gpu: Gpu, outputs: Tensor, input: Tensor, dims: Dims) -> tuple[int, ...]:
@@ -137,107 +121,80 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-@workspace("aten::amax", "aten::amin", device="cuda")
-def extremes(
-    gpu: Gpu, outputs: Tensor, input: Tensor, dims: Dims = (), keepdim: bool = False
-) -> tuple[int, ...]:
+@operator("aten::amax", "aten::amin").workspace("cuda")
+def extremes(machine: Gpu, input: Tensor, dim: Dims = ()) -> tuple[int, ...]:
     """``func_wrapper`` of the input's own type; ReduceMaxValuesKernel.cu."""
     own = input.element_size()
-    return reduced(gpu, input.shape, input.stride(), dims, input.dtype, own, own)
+    return reduced(machine, input.shape, input.stride(), dim, input.dtype, own, own)
 
 
-@workspace("aten::max", "aten::min", device="cuda")
-def extreme(
-    gpu: Gpu,
-    outputs: Outputs,
-    input: Tensor,
-    dim: int | None = None,
-    keepdim: bool = False,
-) -> tuple[int, ...]:
+@operator("aten::max", "aten::min").workspace("cuda")
+def extreme(machine: Gpu, input: Tensor, dim: int | None = None) -> tuple[int, ...]:
     """Of all elements: a dense copy and their own type. Along a dimension: value and index.
 
     ReduceMaxValuesKernel.cu, ``max_all_launch_kernel`` and ``max_launch_kernel``.
     """
     own = input.element_size()
     if dim is not None:
-        return reduced(gpu, input.shape, input.stride(), dim, input.dtype, own, _VALUE_AND_INDEX, 4)
+        return reduced(
+            machine, input.shape, input.stride(), dim, input.dtype, own, _VALUE_AND_INDEX, 4
+        )
     strides = dense_strides(input.shape)
-    buffers = reduced(gpu, input.shape, strides, None, input.dtype, own, own)
+    buffers = reduced(machine, input.shape, strides, None, input.dtype, own, own)
     return (contiguous_copy(input), *buffers)
 
 
-@workspace("aten::aminmax", "aten::_aminmax", device="cuda")
-def both_extremes(
-    gpu: Gpu, outputs: Outputs, input: Tensor, dim: int | None = None, keepdim: bool = False
-) -> tuple[int, ...]:
+@operator("aten::aminmax", "aten::_aminmax").workspace("cuda")
+def both_extremes(machine: Gpu, input: Tensor, dim: int | None = None) -> tuple[int, ...]:
     """A pair of the input's type; ReduceAMinMaxKernel.cu."""
     own = input.element_size()
-    return reduced(gpu, input.shape, input.stride(), dim, input.dtype, own, 2 * own, 4)
+    return reduced(machine, input.shape, input.stride(), dim, input.dtype, own, 2 * own, 4)
 
 
-@workspace("aten::argmax", "aten::argmin", device="cuda")
-def position(
-    gpu: Gpu, outputs: Tensor, input: Tensor, dim: int | None = None, keepdim: bool = False
-) -> tuple[int, ...]:
+@operator("aten::argmax", "aten::argmin").workspace("cuda")
+def position(machine: Gpu, input: Tensor, dim: int | None = None) -> tuple[int, ...]:
     """A value and an index; a dense copy where all elements are asked. ReduceArgMaxKernel.cu."""
     copy = contiguous_copy(input) if dim is None else 0
     strides = dense_strides(input.shape) if dim is None else input.stride()
-    buffers = reduced(gpu, input.shape, strides, dim, input.dtype, 8, _VALUE_AND_INDEX, 4)
+    buffers = reduced(machine, input.shape, strides, dim, input.dtype, 8, _VALUE_AND_INDEX, 4)
     return (copy, *buffers)
 
 
-@workspace("aten::any", "aten::all", device="cuda")
-def truth(
-    gpu: Gpu, outputs: Tensor, input: Tensor, dims: Dims = None, keepdim: bool = False
-) -> tuple[int, ...]:
+@operator("aten::any", "aten::all").workspace("cuda")
+def truth(machine: Gpu, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
     """Without a copy, in the input's type; ReduceLogicKernel.cu, ``get_allany_iter``."""
     own = input.element_size()
-    return reduced(gpu, input.shape, input.stride(), dims, input.dtype, 1, own, 4)
+    return reduced(machine, input.shape, input.stride(), dim, input.dtype, 1, own, 4)
 
 
-@workspace("aten::var", "aten::std", "aten::var_mean", "aten::std_mean", device="cuda")
-def moments(
-    gpu: Gpu,
-    outputs: Outputs,
-    input: Tensor,
-    dims: Dims = None,
-    *rest: object,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> tuple[int, ...]:
+@operator("aten::var", "aten::std", "aten::var_mean", "aten::std_mean").workspace("cuda")
+def moments(machine: Gpu, outputs: Outputs, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
     """``WelfordData``: two accumulators, a count and a fraction; ReduceMomentKernel.cu."""
     accumulator = accumulation_type(input.dtype).itemsize
     welford = 3 * accumulator + max(4, accumulator)
     result = outputs if isinstance(outputs, Tensor) else outputs[0]
     assert result is not None
     size = result.element_size()
-    if isinstance(dims, bool):
-        dims = None
-    return reduced(gpu, input.shape, input.stride(), dims, input.dtype, size, welford, 2)
+    return reduced(machine, input.shape, input.stride(), dim, input.dtype, size, welford, 2)
 
 
-@workspace("aten::linalg_vector_norm", device="cuda")
+@operator("aten::linalg_vector_norm").workspace("cuda")
 def vector_norm(
-    gpu: Gpu,
+    machine: Gpu,
     outputs: Tensor,
     input: Tensor,
-    order: float = 2,
-    dims: Dims = None,
-    keepdim: bool = False,
+    dim: Dims = None,
     *,
     dtype: torch.dtype | None = None,
 ) -> tuple[int, ...]:
     """A copy of an input of another type, then ReduceNormKernel.cu, ``norm_kernel_cuda_impl``."""
-    return _norm(gpu, outputs, input, dims, dtype)
+    return _norm(machine, outputs, input, dim, dtype)
 
 
-@workspace("aten::norm", device="cuda")
-def norm(
-    gpu: Gpu, outputs: Tensor, input: Tensor, order: float = 2, *rest: Dims, **options: object
-) -> tuple[int, ...]:
+@operator("aten::norm").workspace("cuda")
+def norm(machine: Gpu, outputs: Tensor, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
     """As ``linalg_vector_norm``, which it calls; native/ReduceOps.cpp, ``impl_func_norm``."""
-    dims = rest[0] if rest else None
-    return _norm(gpu, outputs, input, dims, None)
+    return _norm(machine, outputs, input, dim, None)
 
 
 def _norm(
@@ -251,26 +208,26 @@ def _norm(
     return (dense_bytes(input, dtype), *buffers)
 
 
-@workspace("aten::count_nonzero", device="cuda")
-def count_nonzero(gpu: Gpu, outputs: Tensor, input: Tensor, dims: Dims = None) -> tuple[int, ...]:
+@operator("aten::count_nonzero").workspace("cuda")
+def count_nonzero(machine: Gpu, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
     """A mask, the same as ``int64``, and its sum; native/TensorAdvancedIndexing.cpp."""
     mask = input.numel()
-    buffers = reduced(gpu, input.shape, dense_strides(input.shape), dims, torch.int64, 8)
+    buffers = reduced(machine, input.shape, dense_strides(input.shape), dim, torch.int64, 8)
     return (mask, dense_bytes(input, torch.int64), *buffers)
 
 
-@workspace("aten::equal", device="cuda")
-def equal(gpu: Gpu, outputs: bool, first: Tensor, second: Tensor) -> tuple[int, ...]:
+@operator("aten::equal").workspace("cuda")
+def equal(machine: Gpu, input: Tensor, other: Tensor) -> tuple[int, ...]:
     """Where the elements are equal, whether all are, and the reduction; cuda/Equal.cpp."""
-    if first.shape != second.shape or not first.numel():
+    if input.shape != other.shape or not input.numel():
         return ()
-    shape = (first.numel(),)
-    buffers = reduced(gpu, shape, dense_strides(shape), None, torch.bool, 1, 1, 4)
-    return (first.numel(), 1, *buffers)
+    shape = (input.numel(),)
+    buffers = reduced(machine, shape, dense_strides(shape), None, torch.bool, 1, 1, 4)
+    return (input.numel(), 1, *buffers)
 
 
-@workspace("aten::trace", device="cuda")
-def trace(gpu: Gpu, outputs: Tensor, input: Tensor) -> tuple[int, ...]:
+@operator("aten::trace").workspace("cuda")
+def trace(machine: Gpu, outputs: Tensor, input: Tensor) -> tuple[int, ...]:
     """The sum of the diagonal; native/cuda/TriangularOps.cu, ``trace_cuda``."""
     diagonal = input.diagonal()
-    return _converted(gpu, outputs, diagonal, None)
+    return _converted(machine, outputs, diagonal, None)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, is_channels_last
-from pytest_torchmem.operators.workspace import workspace
-from pytest_torchmem.targets.host import Host
+from pytest_torchmem.operators.registry import operator
 
 _INDEX = 8
 """Bytes of an index in a table."""
@@ -31,7 +30,7 @@ def _through_channels_last(output: Tensor, input: Tensor) -> bool:
 
 
 def _upsample(points: int) -> Callable[..., int]:
-    def upsample(machine: Host, outputs: Tensor, input: Tensor, *settings: object) -> int:
+    def upsample(outputs: Tensor, input: Tensor) -> int:
         if input.numel() == 0:
             return 0
         if input.dim() >= 4 and _through_channels_last(outputs, input):
@@ -43,26 +42,24 @@ def _upsample(points: int) -> Callable[..., int]:
     return upsample
 
 
-workspace(
+operator(
     "aten::upsample_nearest1d",
     "aten::_upsample_nearest_exact1d",
     "aten::upsample_nearest2d",
     "aten::_upsample_nearest_exact2d",
     "aten::upsample_nearest3d",
     "aten::_upsample_nearest_exact3d",
-    device="cpu",
-)(_upsample(1))
+).workspace("cpu")(_upsample(1))
 
-workspace(
+operator(
     "aten::upsample_linear1d",
     "aten::upsample_bilinear2d",
     "aten::upsample_trilinear3d",
-    device="cpu",
-)(_upsample(2))
+).workspace("cpu")(_upsample(2))
 
 
-@workspace("aten::upsample_bicubic2d", device="cpu")
-def upsample_bicubic(machine: Host, outputs: Tensor, input: Tensor, *settings: object) -> int:
+@operator("aten::upsample_bicubic2d").workspace("cpu")
+def upsample_bicubic(outputs: Tensor, input: Tensor) -> int:
     """Tables of four points a position, whatever the layout."""
     return _tables(outputs, 4) if input.numel() else 0
 
@@ -82,19 +79,17 @@ def _antialias_table(scale: float, target: int, points: int, element_size: int) 
 
 def _antialias(points: int) -> Callable[..., int]:
     def upsample(
-        machine: Host,
         outputs: Tensor,
         input: Tensor,
-        output_size: Sequence[int],
         align_corners: bool,
-        *scales: float | None,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
     ) -> int:
         batch, channels, height, width = input.shape
         rows, columns = outputs.shape[-2:]
         size = input.element_size()
-        given_rows, given_columns = scales if len(scales) == 2 else (None, None)
-        down_by = _scale(height, rows, align_corners, given_rows)
-        across_by = _scale(width, columns, align_corners, given_columns)
+        down_by = _scale(height, rows, align_corners, scales_h)
+        across_by = _scale(width, columns, align_corners, scales_w)
         across = _antialias_table(across_by, columns, points, size) if columns != width else 0
         down = _antialias_table(down_by, rows, points, size) if rows != height else 0
         if across and down:
@@ -105,5 +100,5 @@ def _antialias(points: int) -> Callable[..., int]:
     return upsample
 
 
-workspace("aten::_upsample_bilinear2d_aa", device="cpu")(_antialias(2))
-workspace("aten::_upsample_bicubic2d_aa", device="cpu")(_antialias(4))
+operator("aten::_upsample_bilinear2d_aa").workspace("cpu")(_antialias(2))
+operator("aten::_upsample_bicubic2d_aa").workspace("cpu")(_antialias(4))

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.cpu_bodies import body
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.structured import meta_result
-from pytest_torchmem.targets.host import Host
 
 _aten: Any = torch.ops.aten
 
@@ -24,9 +23,8 @@ def _resized(operator: Any, input: Tensor, *arguments: Any) -> Tensor:
     return result
 
 
-@body("aten::im2col", on_cuda=True)
+@operator("aten::im2col").decomposition()
 def im2col(
-    machine: Host,
     self: Tensor,
     kernel_size: Sequence[int],
     dilation: Sequence[int],
@@ -37,9 +35,8 @@ def im2col(
     return _resized(_aten.im2col.default, self, kernel_size, dilation, padding, stride)
 
 
-@body("aten::col2im", on_cuda=True)
+@operator("aten::col2im").decomposition()
 def col2im(
-    machine: Host,
     self: Tensor,
     output_size: Sequence[int],
     kernel_size: Sequence[int],

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import (
-    Outputs,
     contiguous_copy,
     dense_bytes,
     suggested_format,
 )
-from pytest_torchmem.operators.workspace import workspace
-from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.operators.registry import operator
 
 _NEAREST_2D = ("aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d")
 _DENSE = (
@@ -36,21 +34,18 @@ _DENSE = (
 )
 
 
-@workspace(
+@operator(
     "aten::avg_pool2d",
     "aten::max_pool2d_with_indices",
     "aten::max_pool3d_with_indices",
     "aten::_adaptive_avg_pool2d",
-    device="cuda",
-)
-def in_its_format(
-    gpu: Gpu, outputs: Outputs, input: Tensor, *arguments: object, **options: object
-) -> int:
+).workspace("cuda")
+def in_its_format(input: Tensor) -> int:
     """A copy of an input that is dense in no format."""
     return contiguous_copy(input, suggested_format(input))
 
 
-@workspace(
+@operator(
     *(f"aten::{name}" for name in _DENSE),
     *(f"aten::{name}_backward" for name in _DENSE),
     "aten::upsample_linear1d_backward",
@@ -58,19 +53,14 @@ def in_its_format(
     "aten::upsample_nearest3d_backward",
     "aten::_upsample_nearest_exact3d_backward",
     "aten::_adaptive_avg_pool3d",
-    device="cuda",
-)
-def made_dense(
-    gpu: Gpu, outputs: Outputs, input: Tensor, *arguments: object, **options: object
-) -> int:
+).workspace("cuda")
+def made_dense(tensors: list[Tensor]) -> int:
     """A dense copy of what is read: the input, or the gradient."""
-    return contiguous_copy(input)
+    return contiguous_copy(tensors[0])
 
 
-@workspace("aten::roll", device="cuda")
-def roll(
-    gpu: Gpu, outputs: Tensor, input: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
-) -> int:
+@operator("aten::roll").workspace("cuda")
+def roll(input: Tensor, dims: Sequence[int] = ()) -> int:
     """A dense copy; of several dimensions one after the other, the result of each but the last.
 
     TensorTransformations.cu, ``roll_cuda``; native/TensorTransformations.h, ``roll_common``.
@@ -78,43 +68,34 @@ def roll(
     return (len(dims) - 1) * dense_bytes(input) if len(dims) > 1 else contiguous_copy(input)
 
 
-@workspace(
+@operator(
     "aten::upsample_nearest3d",
     "aten::_upsample_nearest_exact3d",
     "aten::upsample_trilinear3d_backward",
-    device="cuda",
-)
-def made_dense_and_copied(
-    gpu: Gpu, outputs: Tensor, input: Tensor, *arguments: object, **options: object
-) -> tuple[int, ...]:
+).workspace("cuda")
+def made_dense_and_copied(outputs: Tensor, tensors: list[Tensor]) -> tuple[int, ...]:
     """A dense copy of what is read, and a dense result before it is copied to where it belongs.
 
     UpSampleNearest3d.cu, ``upsample_nearest3d_out_cuda_template``; UpSampleTrilinear3d.cu,
     ``upsample_trilinear3d_backward_out_cuda_template``.
     """
-    return (contiguous_copy(outputs), contiguous_copy(input))
+    return (contiguous_copy(outputs), contiguous_copy(tensors[0]))
 
 
-@workspace("aten::max_unpool2d", "aten::max_unpool3d", device="cuda")
-def max_unpool(
-    gpu: Gpu, outputs: Tensor, input: Tensor, indices: Tensor, *arguments: object
-) -> tuple[int, ...]:
+@operator("aten::max_unpool2d", "aten::max_unpool3d").workspace("cuda")
+def max_unpool(input: Tensor, indices: Tensor) -> tuple[int, ...]:
     """Dense copies of values and indices; MaxUnpooling.cu."""
     return (contiguous_copy(input), contiguous_copy(indices))
 
 
-@workspace(*_NEAREST_2D, *(f"{name}_backward" for name in _NEAREST_2D), device="cuda")
-def nearest(
-    gpu: Gpu, outputs: Tensor, input: Tensor, *arguments: object, **options: object
-) -> tuple[int, ...]:
+@operator(*_NEAREST_2D, *(f"{name}_backward" for name in _NEAREST_2D)).workspace("cuda")
+def nearest(outputs: Tensor, tensors: list[Tensor]) -> tuple[int, ...]:
     """A copy of what is read; UpSampleNearest2d.cu."""
-    return _interpolated(outputs, input, 4)
+    return _interpolated(outputs, tensors[0], 4)
 
 
-@workspace("aten::upsample_bilinear2d", device="cuda")
-def bilinear(
-    gpu: Gpu, outputs: Tensor, input: Tensor, *arguments: object, **options: object
-) -> int:
+@operator("aten::upsample_bilinear2d").workspace("cuda")
+def bilinear(outputs: Tensor, input: Tensor) -> int:
     """A copy where channels last are written; else the input is read as it lies.
 
     UpSampleBilinear2d.cu, ``upsample_bilinear2d_out_cuda_template``.
@@ -124,10 +105,8 @@ def bilinear(
     return contiguous_copy(input, torch.channels_last)
 
 
-@workspace("aten::upsample_bilinear2d_backward", device="cuda")
-def bilinear_backward(
-    gpu: Gpu, outputs: Tensor, grad_output: Tensor, *arguments: object, **options: object
-) -> tuple[int, ...]:
+@operator("aten::upsample_bilinear2d_backward").workspace("cuda")
+def bilinear_backward(outputs: Tensor, grad_output: Tensor) -> tuple[int, ...]:
     """A copy of the gradient; ``upsample_bilinear2d_backward_out_cuda_template``."""
     return _interpolated(outputs, grad_output, 4)
 
@@ -151,10 +130,8 @@ def _by_channel_last(outputs: Tensor, input: Tensor, least_channels: int) -> boo
     )
 
 
-@workspace("aten::adaptive_max_pool2d", device="cuda")
-def adaptive_max_pool2d(
-    gpu: Gpu, outputs: tuple[Tensor, Tensor], input: Tensor, *rest: object
-) -> tuple[int, ...]:
+@operator("aten::adaptive_max_pool2d").workspace("cuda")
+def adaptive_max_pool2d(outputs: tuple[Tensor, Tensor], input: Tensor) -> tuple[int, ...]:
     """A dense input, and dense results before they are copied to where they belong.
 
     AdaptiveMaxPooling2d.cu, ``adaptive_max_pool2d_out_cuda``.
@@ -163,65 +140,39 @@ def adaptive_max_pool2d(
     return (copy, *map(contiguous_copy, outputs))
 
 
-@workspace("aten::adaptive_max_pool2d_backward", device="cuda")
+@operator("aten::adaptive_max_pool2d_backward").workspace("cuda")
 def adaptive_max_pool2d_backward(
-    gpu: Gpu, outputs: Tensor, grad_output: Tensor, input: Tensor, indices: Tensor
+    outputs: Tensor, grad_output: Tensor, indices: Tensor
 ) -> tuple[int, ...]:
     """Dense gradients and indices; ``adaptive_max_pool2d_backward_out_cuda``."""
     return tuple(map(contiguous_copy, (grad_output, indices, outputs)))
 
 
-@workspace("aten::max_pool3d_with_indices_backward", device="cuda")
-def max_pool3d_backward(
-    gpu: Gpu,
-    outputs: Tensor,
-    grad_output: Tensor,
-    input: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Tensor,
-) -> tuple[int, ...]:
+@operator("aten::max_pool3d_with_indices_backward").workspace("cuda")
+def max_pool3d_backward(grad_output: Tensor, input: Tensor, indices: Tensor) -> tuple[int, ...]:
     """Gradient and indices in the input's format; DilatedMaxPool3d.cu."""
     wanted = suggested_format(input)
     return tuple(contiguous_copy(found, wanted) for found in (grad_output, indices))
 
 
-@workspace("aten::max_pool2d_with_indices_backward", device="cuda")
-def max_pool2d_backward(
-    gpu: Gpu,
-    outputs: Tensor,
-    grad_output: Tensor,
-    input: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Tensor,
-) -> tuple[int, ...]:
+@operator("aten::max_pool2d_with_indices_backward").workspace("cuda")
+def max_pool2d_backward(grad_output: Tensor, input: Tensor, indices: Tensor) -> tuple[int, ...]:
     """Gradient, input and indices in the input's format; DilatedMaxPool2d.cu."""
     wanted = suggested_format(input)
     return tuple(contiguous_copy(found, wanted) for found in (grad_output, input, indices))
 
 
-@workspace("aten::avg_pool2d_backward", device="cuda")
-def avg_pool2d_backward(
-    gpu: Gpu, outputs: Tensor, grad_output: Tensor, input: Tensor, *rest: object
-) -> tuple[int, ...]:
+@operator("aten::avg_pool2d_backward").workspace("cuda")
+def avg_pool2d_backward(grad_output: Tensor, input: Tensor) -> tuple[int, ...]:
     """Gradient and input in the input's format; AveragePool2d.cu."""
     wanted = suggested_format(input)
     return (contiguous_copy(grad_output, wanted), contiguous_copy(input, wanted))
 
 
-@workspace(
-    "aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d_backward", device="cuda"
+@operator("aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d_backward").workspace(
+    "cuda"
 )
-def adaptive_average_backward(
-    gpu: Gpu, outputs: Tensor, grad_output: Tensor, input: Tensor, *rest: object
-) -> int:
+def adaptive_average_backward(grad_output: Tensor, input: Tensor) -> int:
     """A dense gradient, but for images with channels last, of which it is read as it lies.
 
     AdaptiveAveragePooling.cu and AdaptiveAveragePooling3d.cu.
@@ -230,40 +181,30 @@ def adaptive_average_backward(
     return 0 if last else contiguous_copy(grad_output)
 
 
-@workspace(
+@operator(
     "aten::grid_sampler_2d",
     "aten::grid_sampler_3d",
     "aten::grid_sampler_2d_backward",
     "aten::grid_sampler_3d_backward",
-    device="cuda",
-)
-def grid_sampler(gpu: Gpu, outputs: Outputs, *arguments: object) -> int:
+).workspace("cuda")
+def grid_sampler() -> int:
     """Nothing: tensors are read as they lie; GridSampler.cu."""
     return 0
 
 
-@workspace(
+@operator(
     "aten::cudnn_grid_sampler",
     "aten::cudnn_grid_sampler_backward",
     "aten::cudnn_affine_grid_generator",
     "aten::cudnn_affine_grid_generator_backward",
-    device="cuda",
-)
-def cudnn_grid_sampler(gpu: Gpu, outputs: Outputs, *arguments: object) -> tuple[int, ...]:
+).workspace("cuda")
+def cudnn_grid_sampler(tensors: list[Tensor]) -> tuple[int, ...]:
     """Dense copies; native/cudnn/GridSampler.cpp."""
-    return tuple(contiguous_copy(found) for found in arguments if isinstance(found, Tensor))
+    return tuple(map(contiguous_copy, tensors))
 
 
-@workspace("aten::unfold_backward", device="cuda")
-def unfold_backward(
-    gpu: Gpu,
-    outputs: Tensor,
-    grad: Tensor,
-    input_sizes: Sequence[int],
-    dim: int,
-    size: int,
-    step: int,
-) -> int:
+@operator("aten::unfold_backward").workspace("cuda")
+def unfold_backward(input_sizes: Sequence[int], dim: int, size: int, step: int) -> int:
     """An index of every position where windows overlap; native/UnfoldBackward.h."""
     if step >= size:
         return 0

@@ -7,18 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.decompositions import Composite, cuda_kernel
-from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.operators.calls import CompositeCall
+from pytest_torchmem.operators.registry import operator
 
 _BILINEAR = _ZEROS = 0
 _MOST_CHANNELS = 1024
 _CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)
 
 
-@cuda_kernel("aten::grid_sampler")
+@operator("aten::grid_sampler").path("cuda")
 def grid_sampler(
-    gpu: Gpu,
-    composite: Composite,
+    call: CompositeCall,
     input: Tensor,
     grid: Tensor,
     interpolation_mode: int,
@@ -35,13 +34,13 @@ def grid_sampler(
         and all(_acceptable(tensor) for tensor in (input, grid))
     ):
         return torch.ops.aten.cudnn_grid_sampler.default(input, grid)
-    return composite()
+    return call()
 
 
-@cuda_kernel("aten::max_pool1d")
-def max_pool1d(gpu: Gpu, composite: Composite, *args: Any, **kwargs: Any) -> Any:
+@operator("aten::max_pool1d").path("cuda")
+def max_pool1d(call: CompositeCall) -> Any:
     """With indices, also where no gradient is needed; native/MaxPooling.cpp, max_pool1d."""
-    return torch.ops.aten.max_pool1d_with_indices.default(*args, **kwargs)[0]
+    return torch.ops.aten.max_pool1d_with_indices.default(*call.args, **call.kwargs)[0]
 
 
 def _acceptable(tensor: Tensor) -> bool:

@@ -6,25 +6,17 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.workspace import workspace
-from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.operators.registry import operator
 
 
-@workspace("aten::_softmax", "aten::_log_softmax", device="cuda")
-def softmax(gpu: Gpu, outputs: Tensor, input: Tensor, dim: int, half_to_float: bool) -> int:
+@operator("aten::_softmax", "aten::_log_softmax").workspace("cuda")
+def softmax(input: Tensor) -> int:
     """A dense copy of the input; ``host_softmax``."""
     return contiguous_copy(input)
 
 
-@workspace("aten::_softmax_backward_data", device="cuda")
-def softmax_backward(
-    gpu: Gpu,
-    outputs: Tensor,
-    grad_output: Tensor,
-    output: Tensor,
-    dim: int,
-    input_dtype: torch.dtype,
-) -> tuple[int, ...]:
+@operator("aten::_softmax_backward_data").workspace("cuda")
+def softmax_backward(grad_output: Tensor, output: Tensor) -> tuple[int, ...]:
     """The product of gradient and output, and dense copies; ``softmax_backward_cuda_out``."""
     on_meta = [
         torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta")
@@ -34,27 +26,15 @@ def softmax_backward(
     return (dense_bytes(product), contiguous_copy(product), contiguous_copy(output))
 
 
-@workspace("aten::_log_softmax_backward_data", device="cuda")
-def log_softmax_backward(
-    gpu: Gpu,
-    outputs: Tensor,
-    grad_output: Tensor,
-    output: Tensor,
-    dim: int,
-    input_dtype: torch.dtype,
-) -> tuple[int, ...]:
+@operator("aten::_log_softmax_backward_data").workspace("cuda")
+def log_softmax_backward(grad_output: Tensor, output: Tensor) -> tuple[int, ...]:
     """Dense copies of gradient and output; ``host_softmax_backward``."""
     return (contiguous_copy(grad_output), contiguous_copy(output))
 
 
-@workspace("aten::_masked_softmax", device="cuda")
+@operator("aten::_masked_softmax").workspace("cuda")
 def masked_softmax(
-    gpu: Gpu,
-    outputs: Tensor,
-    input: Tensor,
-    mask: Tensor,
-    dim: int | None = None,
-    mask_type: int | None = None,
+    input: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None
 ) -> int:
     """A masked copy where the kernel of its own does not fit; ``masked_softmax_cuda``."""
     size = input.shape[-1 if dim is None else dim] if input.dim() else 1
@@ -64,14 +44,9 @@ def masked_softmax(
     return 0 if fits else dense_bytes(input)
 
 
-@workspace("aten::_masked_softmax_backward", device="cuda")
+@operator("aten::_masked_softmax_backward").workspace("cuda")
 def masked_softmax_backward(
-    gpu: Gpu,
-    outputs: Tensor,
-    grad_output: Tensor,
-    output: Tensor,
-    mask: Tensor,
-    dim: int | None = None,
+    grad_output: Tensor, output: Tensor, mask: Tensor, dim: int | None = None
 ) -> tuple[int, ...]:
     """Dense copies and a product; where no kernel of its own fits, two of them.
 

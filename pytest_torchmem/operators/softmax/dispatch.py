@@ -7,25 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.decompositions import Composite, cuda_kernel
-from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.operators.calls import CompositeCall
+from pytest_torchmem.operators.registry import operator
 
 
-@cuda_kernel("aten::softmax.int")
-def softmax(
-    gpu: Gpu, composite: Composite, input: Tensor, dim: int, dtype: torch.dtype | None = None
-) -> Any:
+@operator("aten::softmax.int").path("cuda")
+def softmax(call: CompositeCall, input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
     """``_softmax`` with ``half_to_float``; native/SoftMax.cpp, softmax."""
     if input.dtype is torch.float16 and dtype is torch.float32:
         return torch.ops.aten._softmax.default(input, dim, True)
-    return composite()
+    return call()
 
 
-@cuda_kernel("aten::log_softmax.int")
+@operator("aten::log_softmax.int").path("cuda")
 def log_softmax(
-    gpu: Gpu, composite: Composite, input: Tensor, dim: int, dtype: torch.dtype | None = None
+    call: CompositeCall, input: Tensor, dim: int, dtype: torch.dtype | None = None
 ) -> Any:
     """``_log_softmax`` with ``half_to_float``; native/SoftMax.cpp, log_softmax."""
     if input.dtype is torch.float16 and dtype is torch.float32:
         return torch.ops.aten._log_softmax.default(input, dim, True)
-    return composite()
+    return call()

@@ -16,7 +16,8 @@ from pytest_torchmem.operators.geometry import (
 )
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.cuda import dense_strides, reduced
-from pytest_torchmem.operators.workspace import Workspace, bounded, workspace
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 
 _LONG = 8
@@ -59,24 +60,15 @@ def sort_bytes(gpu: Gpu, input: Tensor, dim: int) -> tuple[int, ...]:
     return (*copies, number * _LONG, cub.segmented_sort_pairs(number, element, _LONG))
 
 
-@workspace("aten::sort", device="cuda")
-def sort(
-    gpu: Gpu,
-    outputs: Outputs,
-    input: Tensor,
-    *arguments: int,
-    stable: bool | None = None,
-    dim: int | None = None,
-    descending: bool = False,
-) -> Workspace | tuple[int, ...]:
+@operator("aten::sort").workspace("cuda")
+def sort(machine: Gpu, input: Tensor, dim: int = -1) -> Workspace | tuple[int, ...]:
     """As ``sort_bytes``; in place a range of the indices, exactly; Sort.cpp,
     ``fillSliceWithIndex``.
     """
-    along = dim if dim is not None else arguments[0] if arguments else -1
-    size = input.shape[along] if input.dim() and input.numel() else 0
+    size = input.shape[dim] if input.dim() and input.numel() else 0
     if size <= _SMALL_SORT:
         return (size * _LONG,)
-    return bounded(*sort_bytes(gpu, input, along))
+    return bounded(*sort_bytes(machine, input, dim))
 
 
 def _uses_sort(input: Tensor, dim: int) -> bool:
@@ -85,14 +77,13 @@ def _uses_sort(input: Tensor, dim: int) -> bool:
     return input.dtype != torch.bool and input.numel() // size <= 10 and size >= 100_000
 
 
-@workspace("aten::topk", device="cuda")
+@operator("aten::topk").workspace("cuda")
 def topk(
-    gpu: Gpu,
+    machine: Gpu,
     outputs: tuple[Tensor, Tensor],
     input: Tensor,
     k: int,
     dim: int = -1,
-    largest: bool = True,
     sorted: bool = True,
 ) -> Workspace | tuple[int, ...]:
     """A full sort of few long slices; several blocks a slice; or one, exactly without anything.
@@ -105,12 +96,12 @@ def topk(
     slices = input.numel() // size
     if _uses_sort(input, dim):
         whole = (dense_bytes(input), input.numel() * _LONG)
-        return bounded(*whole, *sort_bytes(gpu, input, dim))
+        return bounded(*whole, *sort_bytes(machine, input, dim))
     copy = contiguous_copy(input)
     ordering: tuple[int, ...] = ()
     if sorted and k > _SMALL_SORT:  # sorted values and indices beside those that were found
         values, indices = map(dense_bytes, outputs)
-        ordering = (indices, values, max(indices, sum(sort_bytes(gpu, outputs[0], dim))))
+        ordering = (indices, values, max(indices, sum(sort_bytes(machine, outputs[0], dim))))
     least = next((least for most, least in _MULTIBLOCK if slices <= most), 400)
     if size < least:
         return bounded(copy, *ordering) if ordering else (copy,)
@@ -120,23 +111,19 @@ def topk(
     return bounded(copy, max(own, sum(ordering)))
 
 
-@workspace("aten::kthvalue", "aten::median", "aten::nanmedian", device="cuda")
-def selection(
-    gpu: Gpu, outputs: Outputs, input: Tensor, *arguments: int, **options: object
-) -> Workspace | tuple[int, ...]:
+@operator("aten::kthvalue", "aten::median", "aten::nanmedian").workspace("cuda")
+def selection(machine: Gpu, outputs: Outputs, input: Tensor) -> Workspace | tuple[int, ...]:
     """Selected from a dense copy along a dimension; of all elements sorted. Sorting.cpp."""
     if isinstance(outputs, Tensor) and input.numel():  # median of all elements
         flat = input.reshape(-1) if input.is_contiguous() else input.contiguous().view(-1)
         positions = input.numel() * _LONG
-        sort = sort_bytes(gpu, flat, 0)
+        sort = sort_bytes(machine, flat, 0)
         return bounded(contiguous_copy(input), dense_bytes(input), positions, *sort)
     return (contiguous_copy(input),)
 
 
-@workspace("aten::mode", device="cuda")
-def mode(
-    gpu: Gpu, outputs: Outputs, input: Tensor, dim: int = -1, keepdim: bool = False
-) -> Workspace | tuple[int, ...]:
+@operator("aten::mode").workspace("cuda")
+def mode(machine: Gpu, input: Tensor, dim: int = -1) -> Workspace | tuple[int, ...]:
     """A dense copy with the dimension last; long slices are sorted. TensorModeKernel.cpp."""
     if not input.dim() or not input.numel():
         return ()
@@ -146,18 +133,11 @@ def mode(
     if size <= 2048:
         return (copy,)
     scratch = 2 * size * _LONG + size * input.element_size()
-    return bounded(copy, scratch, cub.radix_sort_pairs(gpu, size, input.element_size(), _LONG))
+    return bounded(copy, scratch, cub.radix_sort_pairs(machine, size, input.element_size(), _LONG))
 
 
-@workspace("aten::cumsum", "aten::cumsum_", "aten::cumprod", "aten::cumprod_", device="cuda")
-def cumulative(
-    gpu: Gpu,
-    outputs: Tensor,
-    input: Tensor,
-    dim: int,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Workspace | tuple[int, ...]:
+@operator("aten::cumsum", "aten::cumsum_", "aten::cumprod", "aten::cumprod_").workspace("cuda")
+def cumulative(outputs: Tensor, input: Tensor, dim: int) -> Workspace | tuple[int, ...]:
     """Copies of another type or not dense; of one dimension CUB's tiles. ScanKernels.cpp,
     ``scan_dim``.
     """
@@ -168,142 +148,119 @@ def cumulative(
     return copies
 
 
-@workspace("aten::logcumsumexp", "aten::_logcumsumexp", device="cuda")
-def logcumsumexp(gpu: Gpu, outputs: Tensor, input: Tensor, dim: int) -> Workspace | tuple[int, ...]:
+@operator("aten::logcumsumexp", "aten::_logcumsumexp").workspace("cuda")
+def logcumsumexp(outputs: Tensor, input: Tensor, dim: int) -> Workspace | tuple[int, ...]:
     """As a prefix sum; LogcumsumexpKernel.cu."""
-    return cumulative(gpu, outputs, input, dim)
+    return cumulative(outputs, input, dim)
 
 
-@workspace("aten::_cummax_helper", "aten::_cummin_helper", device="cuda")
-def cumulative_extreme(
-    gpu: Gpu, outputs: None, input: Tensor, values: Tensor, indices: Tensor, dim: int
-) -> tuple[int, ...]:
+@operator("aten::_cummax_helper", "aten::_cummin_helper").workspace("cuda")
+def cumulative_extreme(input: Tensor, values: Tensor, indices: Tensor) -> tuple[int, ...]:
     """Copies that are not dense; exact, ScanKernels.cpp, ``cummax_helper_cuda``."""
     return tuple(map(contiguous_copy, (input, values, indices)))
 
 
-@workspace("aten::_unique2", "aten::_unique", "aten::unique_consecutive", device="cuda")
-def unique(
-    gpu: Gpu,
-    outputs: Outputs,
-    input: Tensor,
-    *options: object,
-    **named: object,
-) -> Workspace:
+@operator("aten::_unique2", "aten::_unique", "aten::unique_consecutive").workspace("cuda")
+def unique(machine: Gpu, input: Tensor) -> Workspace:
     """Sorted copies, positions and inverse; a limit. Unique.cu, ``unique_cuda_template``."""
     number, element = input.numel(), input.element_size()
-    sort = cub.radix_sort_pairs(gpu, number, element, _LONG)
+    sort = cub.radix_sort_pairs(machine, number, element, _LONG)
     positions = number * _LONG
     values = number * element
     return bounded(contiguous_copy(input), values, positions, positions, positions, sort)
 
 
-@workspace("aten::isin", device="cuda")
+@operator("aten::isin").workspace("cuda")
 def isin(
-    gpu: Gpu,
+    machine: Gpu,
     outputs: Tensor,
-    elements: Tensor | float,
-    tested: Tensor | float,
-    *,
+    elements: Tensor | None = None,
+    test_elements: Tensor | None = None,
     assume_unique: bool = False,
-    invert: bool = False,
 ) -> Workspace | tuple[int, ...]:
     """Few are compared with every element, exactly; many are sorted together with them.
 
     native/TensorCompare.cpp, ``isin_Tensor_Tensor_out``; cuda/TensorCompare.cpp.
     """
-    if not isinstance(elements, Tensor) or not isinstance(tested, Tensor) or not outputs.numel():
+    if elements is None or test_elements is None or not outputs.numel():
         return ()
-    number, others = elements.numel(), tested.numel()
+    number, others = elements.numel(), test_elements.numel()
     if others < int(10 * number**0.145):
         shape = (number, others)
         strides = dense_strides(shape)
-        return (number * others, number, *reduced(gpu, shape, strides, 1, torch.bool, 1, 1, 4))
+        return (number * others, number, *reduced(machine, shape, strides, 1, torch.bool, 1, 1, 4))
     both, size = number + others, elements.element_size()
     order = 0 if assume_unique else number * _LONG
-    sort = cub.radix_sort_pairs(gpu, both, size, _LONG)
+    sort = cub.radix_sort_pairs(machine, both, size, _LONG)
     copies = (both * size, both * size, both * _LONG)
     return bounded(order, number * size, others * size, *copies, both * _LONG, sort)
 
 
-@workspace("aten::unique_dim", device="cuda")
-def unique_dim(gpu: Gpu, outputs: Outputs, input: Tensor, dim: int, *options: object) -> Workspace:
+@operator("aten::unique_dim").workspace("cuda")
+def unique_dim(machine: Gpu, input: Tensor, dim: int) -> Workspace:
     """The input as rows, positions and their sort; a limit. Unique.cu,
     ``unique_dim_cuda_template``.
     """
     rows = input.shape[dim] if input.dim() else 1
     positions = rows * _LONG
-    sort = cub.radix_sort_pairs(gpu, rows, _LONG, _LONG)
+    sort = cub.radix_sort_pairs(machine, rows, _LONG, _LONG)
     copies = (dense_bytes(input), dense_bytes(input))
     return bounded(*copies, positions, positions, positions, sort)
 
 
-@workspace("aten::multinomial", device="cuda")
+@operator("aten::multinomial").workspace("cuda")
 def multinomial(
-    gpu: Gpu,
-    outputs: Tensor,
-    input: Tensor,
-    samples: int,
-    replacement: bool = False,
-    *,
-    generator: object = None,
+    machine: Gpu, input: Tensor, num_samples: int, replacement: bool = False
 ) -> Workspace | tuple[int, ...]:
     """Without replacement or of one sample: exponential numbers, and the largest of them.
 
     native/Distributions.cpp, ``multinomial_out``; with replacement MultinomialKernel.cu.
     """
     whole = dense_bytes(input)
-    if samples == 1:
-        largest = reduced(gpu, input.shape, input.stride(), -1, input.dtype, _LONG, 16, 4)
+    if num_samples == 1:
+        largest = reduced(machine, input.shape, input.stride(), -1, input.dtype, _LONG, 16, 4)
         return (whole, *largest)
     if not replacement:
-        values = samples * (input.numel() // max(1, input.shape[-1])) * input.element_size()
+        values = num_samples * (input.numel() // max(1, input.shape[-1])) * input.element_size()
         return bounded(whole, values, contiguous_copy(input))
     return bounded(whole, whole, whole)
 
 
-@workspace("aten::randperm", device="cuda")
-def randperm(gpu: Gpu, outputs: Tensor, number: int, **options: object) -> Workspace | int:
+@operator("aten::randperm").workspace("cuda")
+def randperm(machine: Gpu, outputs: Tensor, n: int) -> Workspace | int:
     """Small ones come from the host; others are sorted by random keys. Randperm.cu."""
-    if number < 30_000:
+    if n < 30_000:
         return 0
-    keys, values = number * _LONG, number * outputs.element_size()
-    sort = cub.radix_sort_pairs(gpu, number, _LONG, outputs.element_size())
+    keys, values = n * _LONG, n * outputs.element_size()
+    sort = cub.radix_sort_pairs(machine, n, _LONG, outputs.element_size())
     return bounded(keys, keys, values, sort)
 
 
-@workspace("aten::searchsorted", "aten::bucketize", device="cuda")
+@operator("aten::searchsorted", "aten::bucketize").workspace("cuda")
 def searchsorted(
-    gpu: Gpu,
-    outputs: Tensor,
-    first: Tensor | float,
-    second: Tensor | float,
-    *,
+    input: Tensor | float,
+    sorted_sequence: Tensor | None = None,
+    boundaries: Tensor | None = None,
     sorter: Tensor | None = None,
-    **options: object,
 ) -> tuple[int, ...]:
     """Dense copies, and the one of a lesser type in that of the other; exact,
     native/BucketizationUtils.h, ``searchsorted_maybe_trim_input_tensors``.
     """
-    given = [found for found in (first, second) if isinstance(found, Tensor)]
+    given = [found for found in (sorted_sequence, input, boundaries) if isinstance(found, Tensor)]
     common = torch.result_type(*given) if len(given) > 1 else given[0].dtype
     converted = [dense_bytes(found, common) for found in given if found.dtype != common]
     return (*map(contiguous_copy, (*given, sorter)), *converted)
 
 
-@workspace("aten::repeat_interleave", device="cuda")
-def repeat_interleave(
-    gpu: Gpu, outputs: Tensor, repeats: Tensor, *rest: object, **options: object
-) -> Workspace | int:
+@operator("aten::repeat_interleave").workspace("cuda")
+def repeat_interleave(repeats: Tensor) -> Workspace | int:
     """A prefix sum of the counts; a limit. native/Repeat.h, ``repeat_interleave_common``."""
     number = repeats.numel()
     copies = contiguous_copy(repeats)
     return bounded(copies, number * _LONG, cub.scan(number))
 
 
-@workspace("aten::bincount", device="cuda")
-def bincount(
-    gpu: Gpu, outputs: Tensor, input: Tensor, weights: Tensor | None = None, least: int = 0
-) -> tuple[int, ...]:
+@operator("aten::bincount").workspace("cuda")
+def bincount(weights: Tensor | None = None) -> tuple[int, ...]:
     """Counts in ``int64`` or a result in float; exact, SummaryOps.cu."""
     return (dense_bytes(weights) if weights is not None else 0,)

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from pytest_torchmem.operators.registry import operator
 
 _TRUTHS = 2
 
@@ -20,9 +21,7 @@ def _on_storage(output: Tensor, elements: int) -> Tensor:
     return found.copy_(output)
 
 
-def unique(
-    outputs: Sequence[Tensor], input: Tensor, sorted: bool = True, *returns: bool
-) -> tuple[Tensor, ...]:
+def _unique(outputs: Sequence[Tensor], input: Tensor, return_counts: bool) -> tuple[Tensor, ...]:
     """Values, and counts where they are asked for, as many as the input has elements.
 
     native/cuda/UniqueCub.cu, ``compute_unique``; of booleans two.
@@ -30,27 +29,27 @@ def unique(
     values, *others = outputs
     elements = _TRUTHS if input.dtype is torch.bool else input.numel()
     found = [_on_storage(values, elements), *others]
-    if len(returns) == 2 and returns[1]:
+    if return_counts:
         found[2] = _on_storage(found[2], elements)
     return tuple(found)
 
 
+@operator("aten::_unique", "aten::_unique2").storages("cuda")
+def unique(
+    outputs: Sequence[Tensor], input: Tensor, return_counts: bool = False
+) -> tuple[Tensor, ...]:
+    """native/cuda/UniqueCub.cu, ``_unique_cuda`` and ``_unique2_cuda``."""
+    return _unique(outputs, input, return_counts)
+
+
+@operator("aten::unique_consecutive").storages("cuda")
 def unique_consecutive(
     outputs: Sequence[Tensor],
     input: Tensor,
-    return_inverse: bool = False,
     return_counts: bool = False,
     dim: int | None = None,
 ) -> tuple[Tensor, ...]:
     """As ``unique``; along a dimension they are selected by index."""
     if dim is not None:
         return tuple(outputs)
-    return unique(outputs, input, False, return_inverse, return_counts)
-
-
-CUDA_STORAGES: dict[str, Callable[..., Any]] = {
-    "aten::_unique": unique,
-    "aten::_unique2": unique,
-    "aten::unique_consecutive": unique_consecutive,
-}
-"""By operator: a function of real outputs and the arguments that returns such outputs."""
+    return _unique(outputs, input, return_counts)

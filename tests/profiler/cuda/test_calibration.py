@@ -14,7 +14,7 @@ from torch import nn
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.calibration_key import geometry_text, question_of
-from pytest_torchmem.operators.operator import operator_of
+from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.profile.timeline import Confidence, Kind
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
 from pytest_torchmem.torch_private.version import TORCH_SERIES
@@ -207,7 +207,7 @@ def test_settings_by_which_cudnn_chooses_are_part_of_a_question() -> None:
 
 
 def test_a_reserve_is_no_part_of_a_question() -> None:
-    operator = operator_of(torch.ops.aten.cudnn_batch_norm_backward.default)
+    operator = spec_of(torch.ops.aten.cudnn_batch_norm_backward.default)
     x, scale = torch.empty(2, 4, 8, 8), torch.empty(4)
 
     def asked(reserve: int) -> Question:

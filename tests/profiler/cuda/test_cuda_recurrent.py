@@ -19,6 +19,7 @@ from pytest_torchmem.operators.recurrent.native import (
     run_layers,
     simple_cell,
 )
+from pytest_torchmem.operators.signatures import LayerSettings
 
 
 def _lstm(input: Tensor, hidden: Hidden, weights: Weights) -> Hidden:
@@ -70,7 +71,8 @@ def test_layers_of_cells_compute_what_torch_does(
     if kind is nn.LSTM:
         states.append(torch.randn(count, 3, 4))
     given: Any = tuple(states) if kind is nn.LSTM else states[0]
-    arguments = (states, layer._flat_weights, bias, 2, 0.0, True, bidirectional)
+    settings = LayerSettings(layer._flat_weights, bias, 2, 0.0, True, bidirectional)
+    arguments = (states, settings)
     if packed:
         sequence = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 4, 1]), True)
         expected, final = layer(sequence, given)

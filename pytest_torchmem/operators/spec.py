@@ -1,15 +1,23 @@
-"""How an operator is treated by a trace: read once from its schema, tags and kernels."""
+"""What a trace has to know of one overload: its schema and tags, and its record, read once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 
+from pytest_torchmem.operators.binding import Binding, Bound, InOrder
+from pytest_torchmem.operators.families import load
+from pytest_torchmem.operators.registry import (
+    EVERY,
+    Kind,
+    OperatorRecord,
+    custom_record,
+    find_record,
+)
 from pytest_torchmem.torch_private.operators import (
     OpOverload,
     is_composite_explicit,
@@ -17,123 +25,6 @@ from pytest_torchmem.torch_private.operators import (
     is_opaque,
     schema,
 )
-from pytest_torchmem.torch_private.version import TORCH_VERSION
-
-
-class Treatment(Enum):
-    """What the interceptor does with an operator."""
-
-    LEAF = "its outputs are made hollow, with the geometry it has on meta"
-    IMPLICIT = "it is decomposed into the operators it is made of"
-    NATIVE = "it runs as it is: it makes no storage and reads no data"
-    SCALAR = "it hands a value to Python"
-    LIFT = "it brings a tensor made of Python numbers into the trace"
-    RESIZE = "it changes the size of a storage"
-    COMPRESSED = "it makes a compressed sparse tensor of others"
-    NESTED = "it makes a nested tensor of others, or what one is made of"
-    PASS = "it checks data and decides nothing"
-
-
-_BY_NAME = {
-    "aten::_local_scalar_dense": Treatment.SCALAR,
-    "aten::lift_fresh": Treatment.LIFT,
-    "aten::resize_": Treatment.RESIZE,
-    "aten::_sparse_compressed_tensor_unsafe": Treatment.COMPRESSED,
-    "aten::_sparse_compressed_tensor_with_dims": Treatment.COMPRESSED,
-    "aten::_to_sparse_bsc": Treatment.COMPRESSED,
-    "aten::_to_sparse_bsr": Treatment.COMPRESSED,
-    "aten::_to_sparse_csc": Treatment.COMPRESSED,
-    "aten::_to_sparse_csr": Treatment.COMPRESSED,
-    "aten::sparse_compressed_tensor.comp_plain_value": Treatment.COMPRESSED,
-    "aten::sparse_compressed_tensor.comp_plain_value_size": Treatment.COMPRESSED,
-    "aten::_nested_from_padded": Treatment.NESTED,
-    "aten::_nested_tensor_from_mask": Treatment.NESTED,
-    "aten::_nested_tensor_from_mask_left_aligned": Treatment.NESTED,
-    "aten::_nested_tensor_from_tensor_list": Treatment.NESTED,
-    "aten::_padded_dense_to_jagged_forward": Treatment.NESTED,
-    # Answers that depend on geometry and settings alone, asked by C++ composites.
-    "aten::_fused_sdp_choice": Treatment.NATIVE,
-    "aten::is_same_size": Treatment.NATIVE,
-    "aten::_has_same_storage_numel": Treatment.NATIVE,
-    "aten::_nested_tensor_size": Treatment.NATIVE,
-    "aten::is_pinned": Treatment.NATIVE,
-    "aten::_debug_has_internal_overlap": Treatment.NATIVE,
-    "aten::_version": Treatment.NATIVE,
-    "aten::_use_cudnn_ctc_loss": Treatment.NATIVE,
-    "aten::_assert_tensor_metadata": Treatment.NATIVE,
-    # It makes a sparse tensor of the indices and values that it is given.
-    "aten::_sparse_coo_tensor_with_dims_and_tensors": Treatment.NATIVE,
-    "aten::sym_size.int": Treatment.NATIVE,
-    "aten::sym_stride.int": Treatment.NATIVE,
-    "aten::sym_numel": Treatment.NATIVE,
-    "aten::sym_storage_offset": Treatment.NATIVE,
-}
-
-#: Operators whose body asks something of data that decides nothing here (whether it is finite,
-#: whether a factorisation succeeded): they pass.
-_PASSING = frozenset(
-    {
-        "aten::_assert_async",
-        "aten::_assert_async.msg",
-        "aten::_linalg_check_errors",
-    }
-)
-
-#: Composite operators whose body is not run. Of convolutions it depends on libraries (oneDNN,
-#: cuDNN), which are chosen by data type and device: they are one kernel to the workspace functions.
-_LEAVES = frozenset(
-    {
-        "aten::convolution",
-        "aten::convolution_backward",
-        "aten::_convolution",
-        "aten::convolution_overrideable",
-        "aten::convolution_backward_overrideable",
-        "aten::mkldnn_convolution",
-        "aten::_nnpack_spatial_convolution",
-        # Registered for every backend, and reading and writing data all the same.
-        "aten::copy_",
-        "aten::_grid_sampler_2d_cpu_fallback",
-        "aten::_grid_sampler_2d_cpu_fallback_backward",
-        "aten::_grouped_mm",
-        "aten::_pack_padded_sequence",
-        "aten::_philox_normal",
-        "aten::_philox_uniform",
-        "aten::embedding_renorm",
-        "aten::linalg_lstsq",
-        # One allocation and one copy: as well from meta, and quicker.
-        "aten::clone",
-        "aten::_to_copy",
-        "aten::empty_like",
-        "aten::zeros_like",
-        "aten::ones_like",
-        "aten::new_zeros",
-        "aten::new_ones",
-        "aten::new_empty",
-        "aten::new_empty_strided",
-        "aten::full_like",
-        "aten::_unsafe_view",
-        "aten::stack",
-    }
-)
-
-#: Made of a power and a product up to torch 2.13, and then one kernel for every backend.
-if TORCH_VERSION >= (2, 14):
-    _LEAVES |= {"aten::ldexp.Tensor", "aten::ldexp_"}
-
-#: Operators whose indices may be boolean masks, which stand for as many rows as are true.
-_MASKS = frozenset(
-    {
-        "aten::index.Tensor",
-        "aten::_unsafe_index.Tensor",
-        "aten::index_put_",
-        "aten::index_put",
-        "aten::_unsafe_index_put",
-        "aten::_index_put_impl_",
-    }
-)
-
-#: Operators whose outputs' shape depends on data although they are not tagged so.
-_DYNAMIC = frozenset({"aten::_pack_padded_sequence"})
 
 #: Factories whose values are known where they are small; of random floating ones, single numbers.
 _KNOWN_FACTORIES = frozenset(
@@ -166,13 +57,98 @@ _KNOWN_FACTORIES = frozenset(
 _FILLING = frozenset({"full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"})
 
 
+class OnDevice:
+    """The aspects of one overload that are others on each device, bound to its arguments.
+
+    What users taught comes first, then the record of the overload, then that of all overloads.
+    """
+
+    def __init__(self, overload: OpOverload, device: str) -> None:
+        self._overload = overload
+        self._device = device
+        self._name = str(overload.name())
+        self.custom = custom_record(overload, device)
+
+    @cached_property
+    def meta(self) -> Callable[..., Any] | None:
+        """The function for the geometry of the outputs, called as the operator is."""
+        binding = self._bound("meta", shared=True)
+        return None if binding is None else lambda *args, **kwargs: binding(args, kwargs)
+
+    @cached_property
+    def workspace(self) -> Bound | None:
+        """The function for what the kernel takes beyond its outputs."""
+        return self._bound("workspace", shared=True)
+
+    @cached_property
+    def decomposition(self) -> Bound | None:
+        """The kernel as a sequence of operators."""
+        return self._bound("decomposition")
+
+    @cached_property
+    def path(self) -> Bound | None:
+        """The operators that a composite operator is made of here."""
+        return self._bound("path")
+
+    @cached_property
+    def nested(self) -> Bound | None:
+        """The kernel for nested tensors."""
+        return self._bound("nested")
+
+    @cached_property
+    def storages(self) -> Bound | None:
+        """What places outputs on the storages that the kernel leaves them on."""
+        return self._bound("storages")
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Positions of the outputs in the order in which the kernel makes them."""
+        return self._value("order")
+
+    @cached_property
+    def host_outputs(self) -> tuple[int, ...]:
+        """Positions of outputs that the kernel makes on the host."""
+        return self._value("host_outputs")
+
+    @cached_property
+    def is_missing(self) -> bool:
+        """Whether torch has no kernel of it for this device."""
+        record = find_record(self._name)
+        return record is not None and self._device in record.not_on
+
+    def _bound(self, aspect: str, shared: bool = False) -> Bound | None:
+        custom = self.custom
+        if custom is not None and aspect in custom.functions:
+            leads = ("machine", "outputs") if aspect == "workspace" else ()
+            return InOrder(custom.functions[aspect], self._overload, leads)
+        names = (self._name, self._name.partition(".")[0]) if shared else (self._name,)
+        for device in (self._device, EVERY):
+            for name in names:
+                record = find_record(name)
+                function = getattr(record, aspect).get(device) if record is not None else None
+                if function is not None:
+                    return Binding(function, self._overload)
+        return None
+
+    def _value(self, aspect: str) -> tuple[int, ...]:
+        custom = self.custom
+        if custom is not None and aspect in custom.values:
+            found: tuple[int, ...] = custom.values[aspect]
+            return found
+        record = find_record(self._name)
+        return getattr(record, aspect).get(self._device, ()) if record is not None else ()
+
+
 @dataclass(slots=True, eq=False)
-class Operator:
-    """What a trace has to know of one operator."""
+class OperatorSpec:
+    """What a trace has to know of one overload."""
 
     overload: OpOverload
     name: str
-    treatment: Treatment
+    kind: Kind
+    record: OperatorRecord
+    cpu: OnDevice
+    cuda: OnDevice
     composite: bool
     """Whether its body is a sequence of other operators, to be run for what it allocates."""
     opaque: bool
@@ -198,9 +174,11 @@ class Operator:
     """Whether it makes values that do not depend on those of its tensors."""
 
     @classmethod
-    def read(cls, overload: OpOverload) -> Operator:
+    def read(cls, overload: OpOverload) -> OperatorSpec:
         """Return what is to be known of ``overload``, from its schema."""
+        load()
         name = str(overload.name())
+        record = find_record(name) or OperatorRecord(name)
         base = name.partition("::")[2].partition(".")[0]
         arguments = schema(overload).arguments
         collective = overload.namespace == "c10d"
@@ -216,19 +194,24 @@ class Operator:
         return cls(
             overload=overload,
             name=name,
-            treatment=_treatment(overload, name),
-            composite=is_composite_explicit(overload) and name not in _LEAVES and not opaque,
+            kind=record.kind or _kind_of(overload, name),
+            record=record,
+            cpu=OnDevice(overload, "cpu"),
+            cuda=OnDevice(overload, "cuda"),
+            composite=is_composite_explicit(overload)
+            and record.kind is not Kind.LEAF
+            and not opaque,
             opaque=opaque,
-            dynamic=name in _DYNAMIC
+            dynamic=record.data_dependent
             or (
-                name not in _MASKS
+                not record.masks
                 and (
                     torch.Tag.dynamic_output_shape in tags
                     or torch.Tag.data_dependent_output in tags
                 )
             ),
             random=torch.Tag.nondeterministic_seeded in tags,
-            masks=name in _MASKS,
+            masks=record.masks,
             tensors=tuple(
                 position
                 for position, argument in enumerate(arguments)
@@ -241,6 +224,18 @@ class Operator:
             takes_device=any(argument.name == "device" for argument in arguments),
             makes_values=base in _KNOWN_FACTORIES,
             fills=base in _FILLING,
+        )
+
+    def on(self, device: str) -> OnDevice:
+        """Return what is known of the kernel for ``"cpu"`` or ``"cuda"``."""
+        return self.cuda if device == "cuda" else self.cpu
+
+    def one_kernel_on(self, device: str) -> bool:
+        """Return whether a device has one kernel for an operator that is composite elsewhere."""
+        # CUDA has kernels for lists of tensors (ATen/native/cuda/ForeachBinaryOpList.cu, …), the
+        # CPU a loop over them (ATen/native/ForeachOpsKernels.cpp).
+        return device in self.record.kernel_on or (
+            device == "cuda" and self.name.startswith(("aten::_foreach_", "aten::_fused_"))
         )
 
     def numbers(self, args: Sequence[Any]) -> tuple[int, ...]:
@@ -297,23 +292,18 @@ def _is_received(name: str, argument: str) -> bool:
 
 
 @cache
-def operator_of(overload: OpOverload) -> Operator:
+def spec_of(overload: OpOverload) -> OperatorSpec:
     """Return what is to be known of ``overload``."""
-    return Operator.read(overload)
+    return OperatorSpec.read(overload)
 
 
-def _treatment(overload: OpOverload, name: str) -> Treatment:
-    found = _BY_NAME.get(name)
-    if found is not None:
-        return found
-    if name in _PASSING:
-        return Treatment.PASS
+def _kind_of(overload: OpOverload, name: str) -> Kind:
     if is_composite_implicit(overload):
-        return Treatment.IMPLICIT
+        return Kind.DECOMPOSED
     if overload.is_view and not name.startswith("aten::_unsafe"):
-        return Treatment.NATIVE
+        return Kind.NATIVE
     if torch.Tag.inplace_view in overload.tags:  # ``transpose_`` changes no more than metadata
-        return Treatment.NATIVE
+        return Kind.NATIVE
     if "Tensor" not in str(schema(overload)):  # marks for a profiler, arithmetic on shapes
-        return Treatment.NATIVE
-    return Treatment.LEAF
+        return Kind.NATIVE
+    return Kind.LEAF

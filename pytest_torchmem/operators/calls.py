@@ -1,0 +1,58 @@
+"""What a decomposition is handed besides the arguments that it names: the call, and its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from pytest_torchmem.operators.workspace import Buffer
+from pytest_torchmem.torch_private.kernels import run_composite_implicit
+from pytest_torchmem.torch_private.keys import below_autograd
+from pytest_torchmem.torch_private.operators import OpOverload, is_composite_implicit
+
+
+class Trace(Protocol):
+    """What a decomposition may ask of the trace that it runs in."""
+
+    def working(self) -> AbstractContextManager[None]:
+        """Let tensors be used without being intercepted."""
+
+    def is_on_gpu(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is on the fake GPU."""
+
+    def made_before_step(self, tensor: Tensor) -> bool:
+        """Return whether a tensor's storage was there before the step."""
+
+    def keep(self, buffer: Buffer, overload: OpOverload) -> None:
+        """Book a library's workspace that stays, made by ``overload`` at its first use."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenCall:
+    """The arguments as they were given, for a decomposition that hands all of them on."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CompositeCall(GivenCall):
+    """The call of a composite operator, which its path on a device stands in for."""
+
+    overload: OpOverload
+    trace: Trace
+
+    def __call__(self) -> Any:
+        """Run ATen's own composite kernel with the same arguments."""
+        return self.of(*self.args, **self.kwargs)
+
+    def of(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ATen's own kernel, or for an operator that is not composite the operator itself."""
+        if is_composite_implicit(self.overload):
+            return run_composite_implicit(self.overload, *args, **kwargs)
+        with below_autograd():
+            return self.overload(*args, **kwargs)

@@ -1,0 +1,187 @@
+"""Operators whose kind does not follow from their schema, tags and kernels."""
+
+from __future__ import annotations
+
+from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.torch_private.version import TORCH_VERSION
+
+operator("aten::_local_scalar_dense", kind=Kind.SCALAR)
+operator("aten::lift_fresh", kind=Kind.LIFT)
+operator("aten::resize_", kind=Kind.RESIZE)
+operator(
+    "aten::_sparse_compressed_tensor_unsafe",
+    "aten::_sparse_compressed_tensor_with_dims",
+    "aten::_to_sparse_bsc",
+    "aten::_to_sparse_bsr",
+    "aten::_to_sparse_csc",
+    "aten::_to_sparse_csr",
+    "aten::sparse_compressed_tensor.comp_plain_value",
+    "aten::sparse_compressed_tensor.comp_plain_value_size",
+    kind=Kind.COMPRESSED,
+)
+operator(
+    "aten::_nested_from_padded",
+    "aten::_nested_tensor_from_mask",
+    "aten::_nested_tensor_from_mask_left_aligned",
+    "aten::_nested_tensor_from_tensor_list",
+    "aten::_padded_dense_to_jagged_forward",
+    kind=Kind.NESTED,
+)
+# Answers that depend on geometry and settings alone, asked by C++ composites; and the sparse tensor
+# made of the indices and values that are given.
+operator(
+    "aten::_fused_sdp_choice",
+    "aten::is_same_size",
+    "aten::_has_same_storage_numel",
+    "aten::_nested_tensor_size",
+    "aten::is_pinned",
+    "aten::_debug_has_internal_overlap",
+    "aten::_version",
+    "aten::_use_cudnn_ctc_loss",
+    "aten::_assert_tensor_metadata",
+    "aten::_sparse_coo_tensor_with_dims_and_tensors",
+    "aten::sym_size.int",
+    "aten::sym_stride.int",
+    "aten::sym_numel",
+    "aten::sym_storage_offset",
+    kind=Kind.NATIVE,
+)
+# Their body asks something of data that decides nothing here: whether it is finite, whether a
+# factorisation succeeded.
+operator(
+    "aten::_assert_async",
+    "aten::_assert_async.msg",
+    "aten::_linalg_check_errors",
+    kind=Kind.PASS,
+)
+# Composite operators whose body is not run. Of convolutions it depends on libraries (oneDNN,
+# cuDNN), which are chosen by data type and device: they are one kernel to the workspace functions.
+operator(
+    "aten::convolution",
+    "aten::convolution_backward",
+    "aten::_convolution",
+    "aten::convolution_overrideable",
+    "aten::convolution_backward_overrideable",
+    "aten::mkldnn_convolution",
+    "aten::_nnpack_spatial_convolution",
+    kind=Kind.LEAF,
+)
+# Registered for every backend, and reading and writing data all the same.
+operator(
+    "aten::copy_",
+    "aten::_grid_sampler_2d_cpu_fallback",
+    "aten::_grid_sampler_2d_cpu_fallback_backward",
+    "aten::_grouped_mm",
+    "aten::_pack_padded_sequence",
+    "aten::_philox_normal",
+    "aten::_philox_uniform",
+    "aten::embedding_renorm",
+    "aten::linalg_lstsq",
+    kind=Kind.LEAF,
+)
+# One allocation and one copy: as well from meta, and quicker.
+operator(
+    "aten::clone",
+    "aten::_to_copy",
+    "aten::empty_like",
+    "aten::zeros_like",
+    "aten::ones_like",
+    "aten::new_zeros",
+    "aten::new_ones",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::full_like",
+    "aten::_unsafe_view",
+    "aten::stack",
+    kind=Kind.LEAF,
+)
+# Made of a power and a product up to torch 2.13, and then one kernel for every backend.
+if TORCH_VERSION >= (2, 14):
+    operator("aten::ldexp.Tensor", "aten::ldexp_", kind=Kind.LEAF)
+
+operator(
+    "aten::index.Tensor",
+    "aten::_unsafe_index.Tensor",
+    "aten::index_put_",
+    "aten::index_put",
+    "aten::_unsafe_index_put",
+    "aten::_index_put_impl_",
+    masks=True,
+    across_devices=True,
+)
+# A copy's source, lengths on the host.
+operator(
+    "aten::copy_",
+    "aten::_to_copy",
+    "aten::_foreach_copy_",
+    "aten::_pack_padded_sequence",
+    "aten::_pack_padded_sequence_backward",
+    "aten::set_.source_Tensor",
+    across_devices=True,
+)
+operator("aten::_cudnn_ctc_loss", across_devices=True)  # targets and lengths are the host's
+
+operator("aten::masked_select", "aten::masked_scatter", decided_by=(1,))
+operator(
+    "aten::_pack_padded_sequence",
+    data_dependent=True,
+    decided_by=(1,),
+    host_outputs={"cpu": (1,), "cuda": (1,)},
+)
+
+# Operators that torch has a kernel of for the CPU and none for CUDA, without those that only the
+# CPU's libraries and quantized tensors have (as a build with CUDA says of each,
+# ``_dispatch_has_kernel_for_dispatch_key``).
+operator(
+    "aten::_histogramdd_bin_edges",
+    "aten::_histogramdd_from_bin_cts",
+    "aten::_histogramdd_from_bin_tensors",
+    "aten::_spdiags",
+    "aten::histogram.bin_ct",
+    "aten::histogram.bins_tensor",
+    "aten::slow_conv3d_forward",
+    not_on=frozenset({"cuda"}),
+)
+
+# The order in which a CUDA kernel makes its outputs, where it returns them in another one. It
+# decides which blocks the caching allocator gives them, and with that what is reserved.
+operator("aten::native_dropout", order={"cuda": (1, 0)})  # native/cuda/Dropout.cu: the mask first
+operator("aten::_thnn_fused_gru_cell", order={"cuda": (1, 0)})  # native/cuda/RNN.cu: the workspace
+operator("aten::_thnn_fused_lstm_cell", order={"cuda": (2, 0, 1)})
+operator(  # native/cuda/EmbeddingBag.cu: the bags' sizes first
+    "aten::_embedding_bag", "aten::_embedding_bag_forward_only", order={"cuda": (2, 1, 0, 3)}
+)
+# The seed and the offset of random numbers, outside of the capture of a graph
+# (native/transformers/cuda/attention.cu, _efficient_attention_forward).
+operator(
+    "aten::_efficient_attention_forward",
+    "aten::_scaled_dot_product_efficient_attention",
+    host_outputs={"cuda": (2, 3)},
+)
+
+# What the backward needs of the forward, in an output whose size cuDNN alone decides;
+# native/cudnn/RNN.cpp and native/cudnn/BatchNorm.cpp.
+operator(
+    "aten::_batch_norm_with_update",
+    "aten::_batch_norm_with_update_functional",
+    "aten::_cudnn_rnn",
+    "aten::cudnn_batch_norm",
+    library_output=3,
+)
+operator(  # native/cudnn/RNN.cpp, ``get_dropout_state``
+    "aten::_cudnn_init_dropout_state",
+    library_state=True,
+    not_in_key=("dropout", "train", "dropout_seed", "dtype", "layout"),
+)
+operator("aten::_cudnn_rnn", not_in_key=("dropout_state",))
+operator("aten::_cudnn_rnn_backward", not_in_key=("dropout_state", "reserve"))
+operator(
+    "aten::_scaled_dot_product_cudnn_attention_backward",
+    "aten::_scaled_dot_product_efficient_attention_backward",
+    not_in_key=("philox_seed", "philox_offset"),
+)
+operator("aten::batch_norm_backward", not_in_key=("reserve",))
+operator("aten::cudnn_batch_norm_backward", not_in_key=("reserveSpace",))
+
+# The gradients of a trace count as finite, so ``GradScaler`` steps.
+operator("aten::_amp_foreach_non_finite_check_and_unscale_", keeps_values=("found_inf",))

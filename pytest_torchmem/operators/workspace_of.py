@@ -1,0 +1,90 @@
+"""What the kernel of a call takes: from its record, and measured where a library decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pytest_torchmem.operators.calibration_key import key_of
+from pytest_torchmem.operators.simple import takes_nothing
+from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, unknown
+from pytest_torchmem.profile.timeline import Confidence
+from pytest_torchmem.targets.calibration import Figure, Question
+from pytest_torchmem.targets.target import Target
+from pytest_torchmem.torch_private.version import TORCH_SERIES
+
+
+def workspace_of(
+    target: Target,
+    device: str,
+    spec: OperatorSpec,
+    outputs: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Workspace | None:
+    """Return what a kernel takes beyond its outputs; None where that is nothing."""
+    found = _computed(target, device, spec, outputs, args, kwargs)
+    sure = found.confidence is Confidence.EXACT or found.is_nothing
+    if device == "cuda" and not sure:
+        key = key_of(spec, args, kwargs)
+        figure = _measured(target, key)
+        if figure is not None:
+            requests = (figure.workspace,) if figure.workspace > 0 else ()
+            found = Workspace(requests, Confidence.CALIBRATED, found.kept, calibrated=(spec.name,))
+        found = replace(found, questions=(key,))
+    return None if found.is_nothing else found
+
+
+def _computed(
+    target: Target,
+    device: str,
+    spec: OperatorSpec,
+    outputs: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Workspace:
+    function = spec.on(device).workspace
+    if function is None:
+        known = device == "cpu" or takes_nothing(spec.overload)
+        return as_workspace(0 if known else unknown(), spec.name)
+    made = function(args, kwargs, machine=target.machine(device), outputs=outputs)
+    return as_workspace(made, spec.name)
+
+
+def library_output(
+    target: Target, spec: OperatorSpec, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[int, int | None] | None:
+    """Return the position and the measured size of the output whose size a library decides.
+
+    The size is None where it was not measured; the whole is None for every other operator.
+    """
+    position = spec.record.library_output
+    if position is None or target.gpu is None:
+        return None
+    figure = _measured(target, key_of(spec, args, kwargs))
+    return position, figure.reserve if figure is not None else None
+
+
+def library_state(target: Target, buffer: Buffer, spec: OperatorSpec) -> Workspace:
+    """Return a workspace that stays and that an operator makes, in the size measured if any.
+
+    That is the operator's own output, whose size a library decides.
+    """
+    key = key_of(spec, (), {})
+    figure = _measured(target, key)
+    if figure is None or figure.reserve is None:
+        found = as_workspace(Workspace((), buffer.confidence, (buffer,)), spec.name)
+        return replace(found, questions=(key,))
+    measured = replace(buffer, nbytes=figure.reserve, confidence=Confidence.CALIBRATED)
+    return Workspace(
+        (), Confidence.CALIBRATED, (measured,), calibrated=(spec.name,), questions=(key,)
+    )
+
+
+def _measured(target: Target, key: Question) -> Figure | None:
+    if target.calibration is None or target.gpu is None:
+        return None
+    found = target.calibration.find(key, target.gpu.name, TORCH_SERIES)
+    return found[0] if found is not None else None
