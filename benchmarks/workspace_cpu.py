@@ -31,7 +31,7 @@ from torch._ops import OpOverload
 
 from pytest_torchmem.operators.registry import Kind
 from pytest_torchmem.operators.spec import spec_of
-from pytest_torchmem.operators.workspace import find_workspace
+from pytest_torchmem.operators.workspace import as_workspace
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.host import Host, this_machine
 from pytest_torchmem.torch_private.dispatcher import interception
@@ -70,13 +70,11 @@ class Call:
 
     def predicted(self, host: Host) -> int:
         """Bytes that the operator's function gives, 0 where it has none."""
-        function = find_workspace(self.name, "cpu")
+        function = spec_of(self.operator).cpu.workspace
         if function is None:
             return 0
-        written = spec_of(self.operator).mutated_names
-        options = {name: value for name, value in self.kwargs.items() if name not in written}
-        requests = function(host, self.outputs, *self.args, **options)
-        return requests if isinstance(requests, int) else sum(requests)
+        found = function(self.args, self.kwargs, machine=host, outputs=self.outputs)
+        return sum(as_workspace(found, self.name).requests)
 
     def __str__(self) -> str:
         shapes = ", ".join(

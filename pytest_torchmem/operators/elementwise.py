@@ -62,13 +62,23 @@ _ARITHMETIC = [
     "special_hermite_polynomial_he",
     "special_laguerre_polynomial_l",
     "special_legendre_polynomial_p",
-    "__and__",
-    "__or__",
-    "__xor__",
     "__lshift__",
     "__rshift__",
 ]
 
+_WITHOUT_IN_PLACE = frozenset(
+    (
+        "rsub",
+        "maximum",
+        "minimum",
+        "fmax",
+        "fmin",
+        "logaddexp",
+        "logaddexp2",
+        "__lshift__",
+        "__rshift__",
+    )
+)
 _COMPARISON = ["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"]
 
 _UNARY_FLOAT = [
@@ -80,7 +90,6 @@ _UNARY_FLOAT = [
     "atanh",
     "cos",
     "cosh",
-    "deg2rad",
     "digamma",
     "erf",
     "erfc",
@@ -94,7 +103,6 @@ _UNARY_FLOAT = [
     "log1p",
     "log2",
     "logit",
-    "rad2deg",
     "reciprocal",
     "rsqrt",
     "sigmoid",
@@ -159,9 +167,13 @@ def arithmetic(outputs: Tensor, operands: list[Any]) -> int:
     return sum(converted(operand, outputs.dtype) for operand in operands[:3])
 
 
-@operator(*(f"aten::{name}_" for name in _ARITHMETIC if not name.startswith("special"))).workspace(
-    "cpu"
-)
+@operator(
+    *(
+        f"aten::{name}_"
+        for name in _ARITHMETIC
+        if not name.startswith("special") and name not in _WITHOUT_IN_PLACE
+    )
+).workspace("cpu")
 def arithmetic_in_place(operands: list[Any]) -> int:
     """As out of place; a target that is not of the common type is copied twice."""
     target, *operands = operands
@@ -185,9 +197,10 @@ def clamp(outputs: Tensor, tensors: list[Tensor]) -> int:
     return sum(converted(tensor, outputs.dtype) for tensor in tensors)
 
 
-@operator(*(f"aten::{name}{suffix}" for name in _COMPARISON for suffix in ("", "_"))).workspace(
-    "cpu"
-)
+@operator(
+    *(f"aten::{name}" for name in _COMPARISON),
+    *(f"aten::{name}_" for name in _COMPARISON if not name.startswith("logical")),
+).workspace("cpu")
 def comparison(input: Tensor, other: Operand) -> int:
     """Both sides in their common type; build_comparison_op."""
     common = torch.result_type(input, other)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_torchmem.interception.plan import remembered_plans
-from pytest_torchmem.operators import machine
+from pytest_torchmem.operators.spec import OnDevice, spec_of
 
 samples = pytest.importorskip("benchmarks.conformance.samples")
 worker = pytest.importorskip("benchmarks.isolation.worker")
@@ -97,7 +97,8 @@ def test_what_torch_refuses_is_refused_still(name: str) -> None:
 
 
 def test_a_kernel_that_is_not_modelled_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "find_body", lambda name, device: None)
+    monkeypatch.setattr(OnDevice, "decomposition", None)
+    spec_of.cache_clear()
     remembered_plans.cache_clear()
     try:
         units = samples.units("^(histc|linalg.lstsq)$", ["op"], ["float32"], ["contiguous"])

@@ -18,7 +18,7 @@ from pytest_torchmem.errors import DeviceMemoryError, UsageError
 from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.measurement.calibrate import record_figures
 from pytest_torchmem.measurement.device import version_of_cudnn
-from pytest_torchmem.operators import calibration_key as questions
+from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
@@ -213,7 +213,7 @@ def test_outputs_whose_size_a_library_decides(
             return recurrent(x)
 
     name = recurrent.name()
-    monkeypatch.setitem(questions.RESERVES, name, 1)
+    monkeypatch.setattr(spec_of(recurrent).record, "library_output", 1)
     gpu.workspaces, gpu.reserves = {name: 800}, {name: (1, 5_000_000)}
     x = torch.randn(16)
     calibration = torchmem.calibrate(Layer(), x, backward=False)

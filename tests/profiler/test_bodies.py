@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pytest_torchmem.operators.cpu_bodies import body, find_body
 from torch import Tensor
 
 from pytest_torchmem import measure, trace
@@ -23,12 +22,6 @@ def figures(
 ) -> tuple[dict[str, int], dict[str, int]]:
     traced = trace(Program(function), *args, host="here", backward=False).figures()
     return traced, measure(Program(function), *args, backward=False).figures()
-
-
-def test_an_operator_has_one_body() -> None:
-    assert find_body("aten::lu_unpack") is not None
-    with pytest.raises(ValueError, match="aten::lu_unpack already has a body"):
-        body("aten::lu_unpack")(lambda machine: None)
 
 
 @pytest.mark.parametrize(

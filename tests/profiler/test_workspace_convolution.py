@@ -16,8 +16,8 @@ from workspaces import assert_predicted, calls_of, onednn
 
 from benchmarks.workspace_cpu import Call
 from pytest_torchmem import measure, trace
-from pytest_torchmem.operators.workspace import find_workspace
 from pytest_torchmem.targets.host import REFERENCE, this_machine
+from tests.asked import workspace_of
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -170,16 +170,13 @@ def test_the_reference_host_is_the_same_everywhere(
     """Blocked copies of the input and weight, or for a stem, which reads its input as it is, of the
     result.
     """
-    function = find_workspace("aten::convolution", "cpu")
-    assert function is not None
     images = torch.empty(shape, device="meta")
     filters = torch.empty(weight, device="meta")
     padding = [weight[2] // 2] * 2
     result = torch.empty(shape[0], weight[0], *shape[2:], device="meta")
-    taken = function(
-        REFERENCE, result, images, filters, None, [1, 1], padding, [1, 1], False, [0, 0], groups
-    )
-    assert taken == expected
+    settings = ([1, 1], padding, [1, 1], False, [0, 0], groups)
+    taken = workspace_of("convolution", REFERENCE, result, images, filters, None, *settings)
+    assert sum(taken.requests) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

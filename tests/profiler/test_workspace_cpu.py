@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from pytest_torchmem.operators.meta_functions import META_FUNCTIONS, meta
 from workspaces import assert_predicted, calls_of, onednn
 
-from pytest_torchmem.operators.workspace import find_workspace, workspace
+from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.targets.host import REFERENCE
+from tests.asked import workspace_of
 
 
 def image(*shape: int, dtype: torch.dtype = torch.float32, channels_last: bool = False):
@@ -143,34 +143,28 @@ def test_lstm(
     layers = [call for call in calls if call.name == "aten::mkldnn_rnn_layer"]
     assert layers
     for call in layers:
-        expected = META_FUNCTIONS[call.name](*call.args)
+        function = spec_of(call.operator).cpu.meta
+        assert function is not None
+        expected = function(*call.args)
         assert [tuple(output.shape) for output in expected] == [
             tuple(output.shape) for output in call.outputs
         ]
 
 
 def test_nothing_is_taken_for_an_empty_tensor() -> None:
-    convolution = find_workspace("aten::convolution", "cpu")
-    assert convolution is not None
     empty = torch.empty(0, 3, 8, 8, device="meta")
     weight = torch.empty(16, 3, 3, 3, device="meta")
     result = torch.empty(0, 16, 6, 6, device="meta")
-    taken = convolution(
-        REFERENCE, result, empty, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1
-    )
-    assert taken == 0
-
-
-def test_an_operator_has_one_function() -> None:
-    with pytest.raises(ValueError, match="already"):
-        workspace("aten::mm", device="cpu")(lambda: 0)
-    with pytest.raises(ValueError, match="already"):
-        meta("aten::geqrf")(lambda: None)
+    settings = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    taken = workspace_of("convolution", REFERENCE, result, empty, weight, None, *settings)
+    assert taken.is_nothing
 
 
 def test_a_reduced_loss_keeps_the_storage_of_all_elements() -> None:
     x, y = torch.randn(8, 30), torch.randn(8, 30)
     real = F.mse_loss(x, y)
-    made = META_FUNCTIONS["aten::mse_loss"](x.to("meta"), y.to("meta"))
+    function = spec_of(torch.ops.aten.mse_loss.default).cpu.meta
+    assert function is not None
+    made = function(x.to("meta"), y.to("meta"))
     assert made.shape == real.shape
     assert made.untyped_storage().nbytes() == real.untyped_storage().nbytes() == 8 * 30 * 4

@@ -124,27 +124,10 @@ def cudnn_convolution_transpose(
     )
 
 
-@operator("aten::cudnn_convolution_relu").meta()
+@operator("aten::cudnn_convolution_relu", "aten::cudnn_convolution_add_relu").meta()
 def cudnn_convolution_relu(
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """native/cudnn/ConvShared.cpp."""
-    return convolution(
-        input, weight, ConvolutionSettings(stride, padding, dilation, False, [0], groups)
-    )
-
-
-@operator("aten::cudnn_convolution_add_relu").meta()
-def cudnn_convolution_add_relu(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],

@@ -114,7 +114,7 @@ def _positions(input: Tensor, indices: Sequence[Tensor | None], elements: int) -
     return elements // kept * masked * _INDEX if kept else 0
 
 
-@operator("aten::index", "aten::_unsafe_index").workspace("cpu")
+@operator("aten::index").workspace("cpu")
 def index(outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]) -> int:
     """Masks as positions; native/TensorAdvancedIndexing.cpp, TORCH_PRECOMPUTE_META_FUNC2(index)."""
     return _positions(input, indices, outputs.numel())

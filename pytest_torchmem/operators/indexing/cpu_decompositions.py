@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.targets.host import Host
 
 
 @operator("aten::index_reduce_").decomposition("cpu")
 def index_reduce_(
-    machine: Host,
     self: Tensor,
     dim: int,
     index: Tensor,
@@ -34,7 +32,6 @@ def index_reduce_(
 
 @operator("aten::index_reduce").decomposition("cpu")
 def index_reduce(
-    machine: Host,
     self: Tensor,
     dim: int,
     index: Tensor,
@@ -45,7 +42,7 @@ def index_reduce(
 ) -> Tensor:
     """As in place, on a copy; native/TensorAdvancedIndexing.cpp, index_reduce_cpu_out."""
     result = torch.empty_like(self)
-    return index_reduce_(machine, result, dim, index, source, reduce, include_self=include_self)
+    return index_reduce_(result, dim, index, source, reduce, include_self=include_self)
 
 
 def _distinct(elements: Tensor, with_places: bool) -> tuple[Tensor, Tensor | None]:

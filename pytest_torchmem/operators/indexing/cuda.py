@@ -22,7 +22,7 @@ _MASKS = (torch.bool, torch.uint8)
 _BLOCKS_OF_THREAD = 16
 
 
-@operator("aten::index", "aten::_unsafe_index").workspace("cuda")
+@operator("aten::index").workspace("cuda")
 def index(
     machine: Gpu, outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]
 ) -> Workspace | tuple[int, ...]:
@@ -34,9 +34,7 @@ def index(
     return bounded(*_positions(machine, masks, outputs.numel() // kept if kept else 0))
 
 
-@operator(
-    "aten::_index_put_impl_", "aten::index_put_", "aten::index_put", "aten::_unsafe_index_put"
-).workspace("cuda")
+@operator("aten::_index_put_impl_").workspace("cuda")
 def index_put(
     machine: Gpu,
     input: Tensor,
@@ -147,7 +145,7 @@ def masked_select(machine: Gpu, outputs: Tensor, input: Tensor, mask: Tensor) ->
     return bounded(positions, nonzero_bytes(machine, whole))
 
 
-@operator("aten::masked_scatter", "aten::masked_scatter_").workspace("cuda")
+@operator("aten::masked_scatter_").workspace("cuda")
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Workspace:
     """A prefix sum of the mask; a limit. IndexKernel.cpp, ``masked_scatter__cuda``."""
     number = input.numel()
@@ -170,9 +168,7 @@ def index_add(machine: Gpu, index: Tensor, source: Tensor) -> Workspace | int:
     return bounded(product, product, each, each, each, each, sort)
 
 
-@operator(
-    "aten::gather", "aten::index_select", "aten::index_fill", "aten::index_fill_", "aten::take"
-).workspace("cuda")
+@operator("aten::gather", "aten::index_select", "aten::index_fill_", "aten::take").workspace("cuda")
 def by_index() -> int:
     """Nothing; exact, ScatterGatherKernel.cu and IndexKernel.cu."""
     return 0

@@ -147,7 +147,7 @@ def _batch_copies(result: Tensor, first: Tensor, second: Tensor) -> tuple[int, i
     return (batch_copy(first, rows, inner), batch_copy(second, inner, columns))
 
 
-@operator("aten::addmv", "aten::addmv_", "aten::mv").workspace("cuda")
+@operator("aten::addmv", "aten::addmv_").workspace("cuda")
 def addmv(machine: Gpu, tensors: list[Tensor]) -> Workspace | int:
     """A vector without stride is copied; native/cuda/Blas.cpp, ``addmv_out_cuda``."""
     matrix, vector = tensors[-2:]
@@ -170,7 +170,7 @@ def buffer_alone(machine: Gpu) -> Workspace:
     return product(machine)
 
 
-@operator("aten::addr", "aten::addr_").workspace("cuda")
+@operator("aten::addr").workspace("cuda")
 def addr() -> int:
     """A pointwise kernel; native/cuda/LinearAlgebra.cu, ``addr_kernel_cuda``."""
     return 0

@@ -45,9 +45,7 @@ def batch_norm(
     return _batch_norm(machine, outputs[1], input, training, weight is None)
 
 
-@operator("aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional").workspace(
-    "cpu"
-)
+@operator("aten::_native_batch_norm_legit").workspace("cpu")
 def batch_norm_legit(
     machine: Host,
     outputs: Sequence[Tensor],

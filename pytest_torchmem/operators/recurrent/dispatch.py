@@ -161,6 +161,7 @@ def _padded(mode: int) -> Callable[..., Any]:
     ) -> Any:
         return _layer(mode, machine, call, input, None, hx, settings, batch_first)
 
+    layer.__doc__ = "A layer of padded sequences; native/RNN.cpp."
     return layer
 
 
@@ -175,6 +176,7 @@ def _packed(mode: int) -> Callable[..., Any]:
     ) -> Any:
         return _layer(mode, machine, call, data, batch_sizes, hx, settings)
 
+    layer.__doc__ = "A layer of packed sequences; native/RNN.cpp."
     return layer
 
 

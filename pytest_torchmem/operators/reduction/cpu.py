@@ -164,19 +164,3 @@ def extreme(input: Tensor, dim: int | None = None, other: Tensor | None = None) 
 def _contiguous(input: Tensor) -> int:
     copied = contiguous_copy(input)
     return copied + transpose_scratch(input) if copied else 0
-
-
-@operator("aten::logsumexp").workspace("cpu")
-def logsumexp(machine: Host, outputs: Tensor, input: Tensor, dim: Sequence[int]) -> int:
-    """Maxima and what is infinite among them, then all exponentials and their sum;
-    native/ReduceOps.cpp, logsumexp_out_impl.
-    """
-    converted = upcast(input, outputs.dtype)
-    elements, results, size = input.numel(), outputs.numel(), outputs.element_size()
-    if elements == 0:
-        return converted
-    infinite = _SCALAR + (size if outputs.dtype != torch.float64 else 0) + results
-    maxima = results * size
-    dims = dim or every_dim(input)
-    summed = sum_workspace(machine, input, outputs.dtype, results, dims) - converted
-    return converted + max(maxima + infinite, elements * size + maxima + summed)

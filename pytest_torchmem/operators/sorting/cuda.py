@@ -148,7 +148,7 @@ def cumulative(outputs: Tensor, input: Tensor, dim: int) -> Workspace | tuple[in
     return copies
 
 
-@operator("aten::logcumsumexp", "aten::_logcumsumexp").workspace("cuda")
+@operator("aten::_logcumsumexp").workspace("cuda")
 def logcumsumexp(outputs: Tensor, input: Tensor, dim: int) -> Workspace | tuple[int, ...]:
     """As a prefix sum; LogcumsumexpKernel.cu."""
     return cumulative(outputs, input, dim)

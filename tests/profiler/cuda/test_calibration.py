@@ -13,7 +13,7 @@ from torch import nn
 
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.operators.calibration_key import geometry_text, question_of
+from pytest_torchmem.operators.calibration_key import geometry_text, key_of
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.profile.timeline import Confidence, Kind
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
@@ -212,7 +212,7 @@ def test_a_reserve_is_no_part_of_a_question() -> None:
 
     def asked(reserve: int) -> Question:
         saved = torch.empty(reserve, dtype=torch.uint8)
-        return question_of(operator, (x, x, scale, None, None, scale, scale, 1e-5, saved), {})
+        return key_of(operator, (x, x, scale, None, None, scale, scale, 1e-5, saved), {})
 
     assert asked(0) == asked(4096)
     assert asked(0).geometry.endswith("float32[4], float32[4], 1e-05")

@@ -10,7 +10,7 @@ from torch import nn
 
 from pytest_torchmem import MemoryProfile, read_calibration, trace, write_calibration
 from pytest_torchmem.measurement.calibrate import _reserve_of
-from pytest_torchmem.operators.calibration_key import question_of
+from pytest_torchmem.operators.calibration_key import key_of
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.profile.timeline import Allocation, Confidence
 from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
@@ -58,7 +58,7 @@ def test_its_size_can_be_measured(tmp_path: Path) -> None:
     """A calibration is asked for it as for an output whose size cuDNN alone knows."""
     model, x = nn.LSTM(8, 8, 2, dropout=0.5), torch.ones(3, 2, 8)
     asked = trace(model, x, device="cuda", gpu="a100").questions
-    question = question_of(spec_of(MAKER), (0.5, True, 1234), {"dtype": torch.uint8})
+    question = key_of(spec_of(MAKER), (0.5, True, 1234), {"dtype": torch.uint8})
     assert question == Question("aten::_cudnn_init_dropout_state", "")
     assert question in asked
     figures = {found: Figure(0, 2_500_000) for found in asked}

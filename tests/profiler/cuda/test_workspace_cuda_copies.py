@@ -16,9 +16,10 @@ from pytest_torchmem.operators import simple as nothing
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.cuda import sum_buffers
 from pytest_torchmem.operators.sorting.cuda import sort_bytes
-from pytest_torchmem.operators.workspace import Workspace, as_workspace, find_workspace
+from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import find_gpu
+from tests.asked import workspace_of
 
 A100 = find_gpu("a100")
 LAST, LAST_3D = torch.channels_last, torch.channels_last_3d
@@ -33,9 +34,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32, layout: Any = None) ->
 
 def found(operator: str, outputs: Any, *args: Any, **kwargs: Any) -> Workspace:
     """Return what an operator takes."""
-    function = find_workspace(f"aten::{operator}", "cuda")
-    assert function is not None
-    return as_workspace(function(A100, outputs, *args, **kwargs), operator)
+    return workspace_of(operator, A100, outputs, *args, **kwargs)
 
 
 def taken(operator: str, outputs: Any, *args: Any, **kwargs: Any) -> tuple[int, ...]:
@@ -121,8 +120,8 @@ def test_scattering_takes_nothing_where_nothing_has_to_be_deterministic() -> Non
 def test_indices_with_another_dimension_between_them_move_the_input() -> None:
     """``index_put`` with ``accumulate``: ``transposeToFrontAndInvPerm``."""
     into, index = meta(8, 16, 8), meta(100, dtype=LONG)
-    beside = found("index_put", into, into, [index, index], meta(100, 8), True)
-    apart = found("index_put", into, into, [index, None, index], meta(100, 16), True)
+    beside = found("_index_put_impl_", into, into, [index, index], meta(100, 8), True)
+    apart = found("_index_put_impl_", into, into, [index, None, index], meta(100, 16), True)
     assert 4 * 8 * 16 * 8 in apart.requests
     assert 4 * 8 * 16 * 8 not in beside.requests
 

@@ -6,7 +6,6 @@ them: these are in recordings that others published (benchmarks/truth/published/
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
@@ -21,14 +20,11 @@ from pytest_torchmem.operators.attention import cuda as attention
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.matmul import cuda as blas
 from pytest_torchmem.operators.reduction.cuda import sum_buffers
-from pytest_torchmem.operators.workspace import (
-    Workspace,
-    as_workspace,
-    find_workspace,
-    workspace,
-)
+from pytest_torchmem.operators.spec import spec_of
+from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
+from tests.asked import workspace_of
 
 MIB = 2**20
 FLOAT, HALF, BFLOAT = torch.float32, torch.float16, torch.bfloat16
@@ -43,9 +39,7 @@ def meta(*shape: int, dtype: torch.dtype = FLOAT) -> Tensor:
 
 def found(operator: str, outputs: Any, *args: Any, gpu: Gpu = A100, **kwargs: Any) -> Workspace:
     """Return what an operator takes."""
-    function = find_workspace(f"aten::{operator}", "cuda")
-    assert function is not None
-    return as_workspace(function(gpu, outputs, *args, **kwargs), operator)
+    return workspace_of(operator, gpu, outputs, *args, **kwargs)
 
 
 # -- reductions: Reduce.cuh ------------------------------------------------------------------------
@@ -516,56 +510,6 @@ def test_limits_of_cub_grow_with_what_is_sorted(number: int, size: int, name: st
     assert cub.scan(number) <= cub.scan(number + 1)
 
 
-def test_every_function_says_where_it_comes_from() -> None:
-    find_workspace("aten::mm", "cuda")
-    from pytest_torchmem.operators.workspace import _FUNCTIONS
-
-    functions = {function for (_, device), function in _FUNCTIONS.items() if device == "cuda"}
-    assert len(functions) > 60
-    for function in functions:
-        module = inspect.getmodule(function)
-        assert function.__doc__
-        assert module is not None
-        text = (module.__doc__ or "") + function.__doc__
-        assert any(ending in text for ending in (".cu", ".cpp", ".h")), function
-
-
-def registered() -> list[str]:
-    """Return the operators that have a function on cuda."""
-    find_workspace("aten::mm", "cuda")
-    from pytest_torchmem.operators.workspace import _FUNCTIONS
-
-    return sorted(name for name, device in _FUNCTIONS if device == "cuda")
-
-
-@pytest.mark.parametrize("name", registered())
-def test_functions_take_the_arguments_of_every_overload(name: str) -> None:
-    """All arguments of its schema, and those alone that have no default."""
-    function = find_workspace(name, "cuda")
-    assert function is not None
-    signature = inspect.signature(function)
-    packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
-    for overload in packet.overloads():
-        schema = getattr(packet, overload)._schema
-        if not schema.arguments or "Tensor" not in str(schema.arguments[0].type):
-            continue  # of Python's own lists and strings, or a factory
-        written = [one for one in schema.arguments if one.kwarg_only and one.alias_info]
-        own = [one for one in schema.arguments if one not in written and "Dimname" not in str(one)]
-        for chosen in (own, [one for one in own if not one.has_default_value()]):
-            positional = [None for one in chosen if not one.kwarg_only]
-            named = {one.name: None for one in chosen if one.kwarg_only}
-            signature.bind(A100, None, *positional, **named)
-
-
-def test_an_operator_is_registered_once() -> None:
-    find_workspace("aten::mm", "cuda")
-    with pytest.raises(ValueError, match="aten::mm already has a workspace function for cuda"):
-
-        @workspace("aten::mm", device="cuda")
-        def another(gpu: Gpu, outputs: Tensor) -> int:
-            return 0
-
-
 @pytest.mark.parametrize("name", ["add", "add_", "relu_", "cat", "copy_", "zeros", "dropout"])
 def test_operators_that_take_nothing(name: str) -> None:
     packet = getattr(torch.ops.aten, name)
@@ -575,8 +519,9 @@ def test_operators_that_take_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["_fft_r2c", "linalg_qr", "histc"])
 def test_operators_of_which_nothing_is_known(name: str) -> None:
-    assert find_workspace(f"aten::{name}", "cuda") is None
-    assert not nothing.takes_nothing(getattr(torch.ops.aten, name).default)
+    overload = getattr(torch.ops.aten, name).default
+    assert spec_of(overload).cuda.workspace is None
+    assert not nothing.takes_nothing(overload)
 
 
 def test_unknown_is_only_what_no_source_tells() -> None:

@@ -1,0 +1,163 @@
+"""Every record speaks of operators that torch has, of arguments they have, and can be asked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_torchmem.operators.binding import Binding, Unbindable
+from pytest_torchmem.operators.families import load
+from pytest_torchmem.operators.registry import (
+    DEVICES,
+    EVERY,
+    Kind,
+    OperatorRecord,
+    operator,
+    record_of,
+    records,
+)
+from pytest_torchmem.operators.spec import OperatorSpec, spec_of
+
+load()
+FUNCTIONS = ("meta", "workspace", "decomposition", "path", "nested", "storages")
+OF_EVERY_OVERLOAD = ("meta", "workspace")
+
+
+def overloads(name: str) -> list[Any]:
+    """Return the overloads that a record speaks of: one, or those of its name."""
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    if packet is None:
+        return []
+    if overload:
+        return [getattr(packet, overload)] if overload in packet.overloads() else []
+    return [found for one in packet.overloads() if (found := _dispatched(packet, one)) is not None]
+
+
+def _dispatched(packet: Any, name: str) -> Any:
+    """Return an overload, ``None`` for one of TorchScript's own that has no kernels."""
+    overload = getattr(packet, name)
+    try:
+        spec_of(overload)
+    except RuntimeError:
+        return None
+    return overload
+
+
+def functions_of(record: OperatorRecord) -> Iterator[tuple[str, str, Callable[..., Any]]]:
+    """Yield every function of a record with its aspect and device."""
+    for aspect in FUNCTIONS:
+        for device, function in getattr(record, aspect).items():
+            yield aspect, device, function
+
+
+def speaks_of(record: OperatorRecord, aspect: str) -> list[Any]:
+    """Return the overloads that an aspect of a record holds for."""
+    found = overloads(record.name)
+    if aspect in OF_EVERY_OVERLOAD or "." in record.name:
+        return found
+    return [one for one in found if one._overloadname == "default"]
+
+
+def is_asked(spec: OperatorSpec, aspect: str, device: str) -> bool:
+    """Return whether a trace can come to ask for an aspect of an overload on a device."""
+    if aspect in ("path", "nested"):
+        return True
+    if spec.kind is not Kind.LEAF and not spec.one_kernel_on(device):
+        return spec.kind in (Kind.NESTED, Kind.COMPRESSED)
+    runs_body = spec.composite and not spec.one_kernel_on(device) and bool(spec.tensors)
+    if aspect == "decomposition":
+        return True
+    return not runs_body and spec.on(device).decomposition is None
+
+
+@pytest.mark.parametrize("name", sorted(records()))
+def test_torch_has_the_operator(name: str) -> None:
+    assert overloads(name), f"torch {torch.__version__} has no {name}"
+
+
+@pytest.mark.parametrize("name", sorted(records()))
+def test_functions_name_arguments_of_the_schema(name: str) -> None:
+    record = record_of(name)
+    for aspect, device, function in functions_of(record):
+        on = [device] if device != EVERY else list(DEVICES)
+        asked = [
+            one
+            for one in speaks_of(record, aspect)
+            if any(is_asked(spec_of(one), aspect, where) for where in on)
+        ]
+        assert asked, f"the {aspect} of {name} on {device or 'every device'} is never asked for"
+        for one in asked:
+            Binding(function, one)
+
+
+@pytest.mark.parametrize("name", sorted(records()))
+def test_parameters_are_used(name: str) -> None:
+    for _, _, function in functions_of(record_of(name)):
+        code = function.__code__
+        unused = [
+            parameter
+            for parameter in inspect.signature(function).parameters
+            if parameter not in _loaded(code)
+        ]
+        assert unused == [], f"{function.__qualname__} does not use {unused}"
+
+
+def _loaded(code: Any) -> set[str]:
+    """Return the variables that a function, or one inside of it, reads."""
+    import dis
+
+    found = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.startswith(("LOAD", "STORE_DEREF", "COPY_FREE"))
+    }
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            found |= _loaded(constant)
+    names: set[str] = set()
+    for one in found:
+        names |= set(one) if isinstance(one, tuple) else {one}
+    return names
+
+
+@pytest.mark.parametrize("name", sorted(records()))
+def test_functions_say_where_they_come_from(name: str) -> None:
+    for aspect, _, function in functions_of(record_of(name)):
+        module = inspect.getmodule(function)
+        assert module is not None
+        assert function.__doc__, f"{function.__qualname__} says nothing"
+        text = (module.__doc__ or "") + function.__doc__ + inspect.getsource(module)
+        assert any(ending in text for ending in (".cu", ".cpp", ".h")), (name, aspect)
+
+
+def test_an_aspect_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="aten::mm has another workspace on cuda already"):
+        operator("aten::mm").workspace("cuda")(lambda: 0)
+    with pytest.raises(ValueError, match="aten::geqrf has another meta on every device already"):
+        operator("aten::geqrf").meta()(lambda: None)
+    with pytest.raises(ValueError, match="aten::lu_unpack has another decomposition"):
+        operator("aten::lu_unpack").decomposition("cpu")(lambda: None)
+    with pytest.raises(ValueError, match="aten::resize_ has another kind already"):
+        operator("aten::resize_", kind=Kind.LEAF)
+
+
+def test_an_argument_that_no_overload_has_is_refused() -> None:
+    with pytest.raises(Unbindable, match="aten::mm has no argument 'weight'"):
+        Binding(lambda weight: 0, torch.ops.aten.mm.default)
+    with pytest.raises(Unbindable, match="name what it uses"):
+        Binding(lambda *arguments: 0, torch.ops.aten.mm.default)
+
+
+def test_arguments_are_bound_by_name() -> None:
+    def told(input: Any, alpha: Any, other: Any = None, machine: Any = None) -> Any:
+        return input, alpha, other, machine
+
+    binding = Binding(told, torch.ops.aten.add.Tensor)
+    assert binding((1, 2), {}, machine="host") == (1, 1, 2, "host")
+    assert binding((1, 2), {"alpha": 3}, machine="host") == (1, 3, 2, "host")
