@@ -76,36 +76,52 @@ def is_asked(spec: OperatorSpec, aspect: str, device: str) -> bool:
     return not runs_body and spec.on(device).decomposition is None
 
 
-@pytest.mark.parametrize("name", sorted(records()))
-def test_torch_has_the_operator(name: str) -> None:
-    assert overloads(name), f"torch {torch.__version__} has no {name}"
+def test_torch_has_the_operators() -> None:
+    missing = [name for name in sorted(records()) if not overloads(name)]
+    assert missing == [], f"torch {torch.__version__} has none of them"
 
 
-@pytest.mark.parametrize("name", sorted(records()))
-def test_functions_name_arguments_of_the_schema(name: str) -> None:
-    record = record_of(name)
-    for aspect, device, function in functions_of(record):
-        on = [device] if device != EVERY else list(DEVICES)
-        asked = [
-            one
-            for one in speaks_of(record, aspect)
-            if any(is_asked(spec_of(one), aspect, where) for where in on)
-        ]
-        assert asked, f"the {aspect} of {name} on {device or 'every device'} is never asked for"
-        for one in asked:
-            Binding(function, one)
+def every_function() -> Iterator[tuple[OperatorRecord, str, str, Callable[..., Any]]]:
+    """Yield the functions of all records."""
+    for name in sorted(records()):
+        record = record_of(name)
+        for aspect, device, function in functions_of(record):
+            yield record, aspect, device, function
 
 
-@pytest.mark.parametrize("name", sorted(records()))
-def test_parameters_are_used(name: str) -> None:
-    for _, _, function in functions_of(record_of(name)):
-        code = function.__code__
-        unused = [
-            parameter
-            for parameter in inspect.signature(function).parameters
-            if parameter not in _loaded(code)
-        ]
-        assert unused == [], f"{function.__qualname__} does not use {unused}"
+def test_every_aspect_can_be_asked_for() -> None:
+    never = [
+        (record.name, aspect, device)
+        for record, aspect, device, _ in every_function()
+        if not asked_overloads(record, aspect, device)
+    ]
+    assert never == []
+
+
+def test_functions_name_arguments_of_the_schema() -> None:
+    for record, aspect, device, function in every_function():
+        for overload in asked_overloads(record, aspect, device):
+            Binding(function, overload)
+
+
+def asked_overloads(record: OperatorRecord, aspect: str, device: str) -> list[Any]:
+    """Return the overloads that a trace can ask an aspect of."""
+    on = [device] if device != EVERY else list(DEVICES)
+    return [
+        one
+        for one in speaks_of(record, aspect)
+        if any(is_asked(spec_of(one), aspect, where) for where in on)
+    ]
+
+
+def test_parameters_are_used() -> None:
+    unused = [
+        (function.__qualname__, parameter)
+        for function in {function for *_, function in every_function()}
+        for parameter in inspect.signature(function).parameters
+        if parameter not in _loaded(function.__code__)
+    ]
+    assert unused == []
 
 
 def _loaded(code: Any) -> set[str]:
@@ -126,14 +142,13 @@ def _loaded(code: Any) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("name", sorted(records()))
-def test_functions_say_where_they_come_from(name: str) -> None:
-    for aspect, _, function in functions_of(record_of(name)):
+def test_functions_say_where_they_come_from() -> None:
+    for function in {function for *_, function in every_function()}:
         module = inspect.getmodule(function)
         assert module is not None
         assert function.__doc__, f"{function.__qualname__} says nothing"
         text = (module.__doc__ or "") + function.__doc__ + inspect.getsource(module)
-        assert any(ending in text for ending in (".cu", ".cpp", ".h")), (name, aspect)
+        assert any(ending in text for ending in (".cu", ".cpp", ".h")), function
 
 
 def test_an_aspect_is_registered_once() -> None:

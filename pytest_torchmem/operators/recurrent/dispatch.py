@@ -33,16 +33,6 @@ GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 _aten: Any = torch.ops.aten
 
 
-class Casts(Protocol):
-    """What autocast casts tensors with."""
-
-    def eligible(self, value: Any) -> bool:
-        """Return whether a value is ever cast."""
-
-    def to(self, dtype: torch.dtype, value: Any) -> Any:
-        """Return ``value`` with its eligible tensors cast."""
-
-
 _NATIVE_CELLS = {
     RELU: simple_cell(torch.relu),
     TANH: simple_cell(torch.tanh),
