@@ -23,7 +23,7 @@ POOLS = ("all", "small_pool", "large_pool")
 
 
 class Stat:
-    """One figure: now, at its most, and all that was ever added and taken away."""
+    """One figure: its current value, its peak, and the sums of what was added and taken away."""
 
     __slots__ = ("allocated", "current", "freed", "peak")
 

@@ -60,7 +60,7 @@ class Attribution:
         self._thread = threading.get_ident()
         self.outermost_calls = 0
         self.on_outermost_call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None] | None
-        """Is told of modules that no other module calls, and no backward that computes anew."""
+        """Called for modules that no other module calls, except where a backward computes anew."""
         self.on_outermost_call = None
         self.compiled_calls = 0
         """Calls of modules that ``torch.compile`` wraps; in a trace they run eagerly."""
@@ -125,7 +125,7 @@ class Attribution:
             self._paths.clear()
 
     def _begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Tell of a call that begins; return the engine's task it is a part of, -1 for none."""
+        """Report a call that begins; return the engine's task that it is part of, -1 for none."""
         if type(module).__name__ == "OptimizedModule":
             self.compiled_calls += 1
         task = current_graph_task()

@@ -1,8 +1,8 @@
 """The fingerprint of what a step works on, and the names of the parameters that it works with.
 
-It tells other work (larger inputs, a wider model) from the same work that needs more,
-and a renamed test from a new one. It is made of what the program chose and of nothing that torch,
-the device or the machine choose: shapes, dtypes and the parameters' bytes.
+It distinguishes other work (larger inputs, a wider model) from the same work that needs more, and
+a renamed test from a new one. It is made of what the program chose and of nothing that torch, the
+device or the machine choose: shapes, dtypes and the parameters' bytes.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def calibrate(
     device = devices.cuda_device()
     reason = device.why_not()
     if reason:
-        raise UsageError(f"nothing can be calibrated: {reason}. Run this on a machine with the GPU")
+        raise UsageError(f"cannot calibrate: {reason}. Run this on a machine with the GPU")
     gpu = device.gpu()
     questions = questions_on(gpu, target, args, kwargs, step)
     figures = record_figures(device, gpu, questions, target, args, kwargs, step)
@@ -130,13 +130,13 @@ def _check_that_it_counts(device: Device) -> None:
     probe = torch.empty(1024, dtype=torch.uint8, device=device.torch_device)
     if device.statistics().get(_CURRENT, 0) - before != probe.numel():
         raise UsageError(
-            "nothing can be calibrated: CUDA's allocator does not count what is requested of it. "
+            "cannot calibrate: CUDA's caching allocator does not count requests here. "
             "Unset PYTORCH_NO_CUDA_MEMORY_CACHING, and leave out backend:cudaMallocAsync"
         )
 
 
 class _Recorder:
-    """Runs operators as they are, and takes down what those that are asked about take."""
+    """Runs operators as they are, and records the workspace of those that are asked about."""
 
     def __init__(self, device: Device, questions: Collection[Question]) -> None:
         self.figures: dict[Question, Figure] = {}

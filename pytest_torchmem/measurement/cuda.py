@@ -151,19 +151,19 @@ def _profile(
     timeline, warnings = Timeline(), []
     if history:
         timeline = timeline_of(history, meter.boundaries(), clones.labels, after)
-        told = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
-        if {phase: told.get(phase, 0) for phase in requested} != requested:
+        recorded = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
+        if {phase: recorded.get(phase, 0) for phase in requested} != requested:
             warnings.append(
-                "the requests that were written down do not add up to what the allocator counted; "
-                "figures are the allocator's, and what explains them may be incomplete"
+                "the recorded requests do not add up to the allocator's statistics: the figures "
+                "are the allocator's, and the timeline may be incomplete"
             )
     if meter.base[REQUESTED]:
         warnings.append(
-            f"{format_size(meter.base[REQUESTED])} were alive on the GPU before and are not "
-            "counted; segments they share make reserved_peak less than it would be alone"
+            f"{format_size(meter.base[REQUESTED])} were in use on the GPU before and are not "
+            "counted; segments that the step shares with them are missing from reserved_peak"
         )
     by_name = {name: requested.get(phase) for name, phase in PEAK_FIELDS.items()}
-    told_of = summarise(
+    summary = summarise(
         timeline,
         device="cuda",
         gpu=gpu.name,
@@ -171,7 +171,7 @@ def _profile(
         torch_version=torch.__version__,
         warnings=tuple(warnings),
     )
-    given = {entry.name: getattr(told_of, entry.name) for entry in fields(MemoryProfile)}
+    given = {entry.name: getattr(summary, entry.name) for entry in fields(MemoryProfile)}
     given |= by_name | {
         "baseline": max(meter.ends(REQUESTED, Phase.BASELINE), default=0),
         "peak": max(requested.values()),

@@ -95,7 +95,7 @@ class Cuda:
         if not torch.backends.cuda.is_built():
             return "this build of torch has no CUDA"
         if torch.version.hip is not None:
-            return "this build of torch is for ROCm, whose memory was never compared"
+            return "this build of torch is for ROCm, which is not supported"
         if not torch.cuda.is_available():
             return "there is no CUDA device here"
         return ""

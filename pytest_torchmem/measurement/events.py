@@ -87,8 +87,8 @@ class Recorder:
                 stack.enter_context(self._profile)
             except RuntimeError as error:
                 raise UsageError(
-                    f"the allocations of a step cannot be recorded while another profiler runs "
-                    f"({error}): end that one first"
+                    "cannot record allocations while another profiler runs "
+                    f"({error}): stop it first"
                 ) from error
             self._stack = stack.pop_all()
         return self

@@ -50,8 +50,8 @@ def build_timeline(
     step = next((found for found in recording.ranges if found.name == STEP), None)
     if step is None:
         raise UsageError(
-            "the allocations of a step cannot be recorded where it runs a torch.profiler of its "
-            "own, which ends the recording: leave that one out of what is measured, or trace it"
+            "the step runs torch.profiler itself, which ends the recording of its allocations: "
+            "remove the profiler from the measured step, or use trace()"
         )
     changes = _phase_changes(recording.ranges, step)
     live: dict[int, MemoryEvent] = {}

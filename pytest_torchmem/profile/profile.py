@@ -167,7 +167,7 @@ def summarise(
     questions: tuple[Question, ...] = (),
     replay: Callable[[], Mapping[str, Peaks]] | None = None,
 ) -> MemoryProfile:
-    """Return the profile of what a timeline tells, and what ``replay`` tells of the allocator."""
+    """Return the profile of a timeline, with ``replay`` for what the caching allocator counted."""
     peaks = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
     live = [0, *timeline.live_bytes()]
     ends: dict[Phase, list[int]] = {}

@@ -61,8 +61,8 @@ def workspace_lines(by_confidence: Mapping[str, int], unknown: Sequence[str]) ->
     parts = [
         f"{format_size(size)} {_HOW_SURE[Confidence(name)]}" for name, size in by_confidence.items()
     ]
-    told = [", ".join(parts)] if parts else []
+    texts = [", ".join(parts)] if parts else []
     if unknown:
-        told.append(f"unknown for {', '.join(unknown)}")
-    if told:
-        yield f"kernel workspace at the peak: {'; '.join(told)}"
+        texts.append(f"unknown for {', '.join(unknown)}")
+    if texts:
+        yield f"kernel workspace at the peak: {'; '.join(texts)}"

@@ -109,8 +109,8 @@ def optimizer_steps(begin: Callable[[], None], end: Callable[[], None]) -> Itera
     """Call ``begin`` and ``end`` around each step of an optimizer on this thread."""
     thread = threading.get_ident()
     hooks = [
-        register(lambda *_, told=told: told() if threading.get_ident() == thread else None)
-        for register, told in (
+        register(lambda *_, note=note: note() if threading.get_ident() == thread else None)
+        for register, note in (
             (register_optimizer_step_pre_hook, begin),
             (register_optimizer_step_post_hook, end),
         )

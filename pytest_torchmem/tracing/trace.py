@@ -240,7 +240,7 @@ def _gradient_held_by_engine_alone() -> References:
     if interceptor.sums.seen is None:
         raise UnsupportedTorchError(
             f"pytest-torchmem cannot trace on torch {torch.__version__}: the autograd engine does "
-            "not add gradients up as in the versions it knows (2.11 to 2.15)"
+            "not accumulate gradients as in the supported versions (2.11 to 2.15)"
         )
     return interceptor.sums.seen
 

@@ -268,7 +268,7 @@ def test_a_gpu_that_the_catalogue_does_not_have(monkeypatch: pytest.MonkeyPatch)
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = StandIn(why_not="there is no CUDA device here")
     monkeypatch.setattr(devices, "cuda_device", lambda: absent)
-    with pytest.raises(UsageError, match="nothing can be calibrated: there is no CUDA device"):
+    with pytest.raises(UsageError, match="cannot calibrate: there is no CUDA device"):
         torchmem.calibrate(net(), torch.randn(2, 3, 8, 8))
     assert absent.calls == ["why_not"]
 
@@ -284,7 +284,7 @@ def test_out_of_memory(gpu: StandIn) -> None:
 
 def test_an_allocator_that_does_not_count(gpu: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "statistics", dict)
-    with pytest.raises(UsageError, match="does not count what is requested"):
+    with pytest.raises(UsageError, match="does not count requests"):
         torchmem.calibrate(net(), torch.randn(2, 3, 8, 8))
 
 

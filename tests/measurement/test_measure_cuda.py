@@ -100,7 +100,7 @@ def test_what_was_alive_before_is_not_counted(gpu: StandIn) -> None:
         held = torch.zeros(1 << 20)
     beside = measured(Products(), torch.randn(100_000))
     assert {**beside.figures(), "reserved_peak": 0} == {**alone.figures(), "reserved_peak": 0}
-    assert "4.00 MiB were alive on the GPU before" in beside.warnings[0]
+    assert "4.00 MiB were in use on the GPU before" in beside.warnings[0]
     del held
     assert measured(Products(), torch.randn(100_000)).warnings == ()
 
