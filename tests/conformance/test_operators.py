@@ -15,9 +15,9 @@ from pytest_torchmem.operators.spec import OnDevice, spec_of
 samples = pytest.importorskip("benchmarks.conformance.samples")
 worker = pytest.importorskip("benchmarks.isolation.worker")
 
-from operators import CANNOT_RUN, DIFFERENT, OPERATORS  # noqa: E402  (it stands beside this file)
 
 from benchmarks.comparison import Comparison, Status  # noqa: E402
+from tests.conformance.operators import CANNOT_RUN, DIFFERENT, OPERATORS  # noqa: E402
 
 SAMPLES = 2
 """Of each operator, data type and layout, spread over all there are."""

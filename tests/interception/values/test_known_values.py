@@ -12,12 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from programs import differences
 from torch import Tensor, nn
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.torch_private.version import TORCH_VERSION
+from tests.tracing.programs import differences
 
 
 def test_control_flow_and_shapes_follow_known_values() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from programs import differences
 from torch import Tensor, nn
 
 import pytest_torchmem as torchmem
 from pytest_torchmem.errors import UnknownValueError
+from tests.tracing.programs import differences
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import MODELS, PROGRAMS, differences
 
 from pytest_torchmem import measure, trace
+from tests.tracing.programs import MODELS, PROGRAMS, differences
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from workspaces import assert_predicted, calls_of, onednn
 
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.targets.host import REFERENCE
 from tests.asked import workspace_of
+from tests.operators.workspaces import assert_predicted, calls_of, onednn
 
 
 def image(*shape: int, dtype: torch.dtype = torch.float32, channels_last: bool = False):

@@ -12,12 +12,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from workspaces import assert_predicted, calls_of, onednn
 
 from benchmarks.workspace_cpu import Call
 from pytest_torchmem import measure, trace
 from pytest_torchmem.targets.host import REFERENCE, this_machine
 from tests.asked import workspace_of
+from tests.operators.workspaces import assert_predicted, calls_of, onednn
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)

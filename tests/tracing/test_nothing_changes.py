@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from programs import MODELS, hooked
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import trace
+from tests.tracing.programs import MODELS, hooked
 
 DEVICES = ("cpu", "cuda")
 
