@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,8 @@ from pytest_torchmem.snapshots.calibration_store import (
 )
 from pytest_torchmem.snapshots.format import Entry
 from pytest_torchmem.snapshots.location import is_calibration
-from pytest_torchmem.snapshots.store import read, write
+from pytest_torchmem.snapshots.store import Stored, read, write
 from pytest_torchmem.snapshots.tolerance import parse_rules
-from pytest_torchmem.targets.calibration import Figures
 from pytest_torchmem.units import format_change, format_size
 
 KIND = "pytest-torchmem comparison"
@@ -181,8 +180,7 @@ def _plain(found: Iterable[Difference], base: Source, head: Source) -> dict[str,
 
 
 def _show(options: argparse.Namespace) -> int:
-    is_other = is_calibration(options.file.resolve())
-    stored = read_calibration_file(options.file) if is_other else read(options.file)
+    stored, shown = _read(options.file)
     if not stored.exists:
         print(f"torchmem: error: {options.file} does not exist", file=sys.stderr)
         return _USAGE
@@ -190,13 +188,8 @@ def _show(options: argparse.Namespace) -> int:
         # A diff of a file in conflict is about the conflict.
         sys.stdout.write(stored.text)
         return 0
-    if isinstance(stored, StoredCalibration):
-        for line in _figures(stored.figures):
-            print(line)
-        return 0
-    for key in sorted(stored.snapshot.entries):
-        for line in _lines(stored.snapshot.entries[key]):
-            print(f"{key}: {line}")
+    for line in shown:
+        print(line)
     return 0
 
 
@@ -204,8 +197,7 @@ def _verify(options: argparse.Namespace) -> int:
     bad = 0
     for file in options.files:
         try:
-            is_other = is_calibration(file.resolve())
-            stored = read_calibration_file(file) if is_other else read(file)
+            stored, _ = _read(file)
             problem = stored.conflict_message if stored.conflicted else ""
         except SnapshotError as error:
             problem = str(error)
@@ -215,13 +207,22 @@ def _verify(options: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
-def _figures(figures: Figures) -> Iterable[str]:
-    for setup in sorted(figures):
-        for question, figure in sorted(figures[setup].items()):
-            name = place_name((setup, question))
-            yield f"{name}: workspace {_exact(figure.workspace)}"
-            if figure.reserve is not None:
-                yield f"{name}: reserve {_exact(figure.reserve)}"
+def _read(file: Path) -> tuple[Stored[Any, Any], Iterator[str]]:
+    """Return a snapshot or calibration file, and how it is shown."""
+    if is_calibration(file.resolve()):
+        calibration = read_calibration_file(file)
+        return calibration, _figures(calibration)
+    stored = read(file)
+    return stored, (
+        f"{key}: {line}" for key in sorted(stored.entries) for line in _lines(stored.entries[key])
+    )
+
+
+def _figures(stored: StoredCalibration) -> Iterator[str]:
+    for place, figure in sorted(stored.entries.items(), key=lambda item: item[0]):
+        yield f"{place_name(place)}: workspace {_exact(figure.workspace)}"
+        if figure.reserve is not None:
+            yield f"{place_name(place)}: reserve {_exact(figure.reserve)}"
 
 
 def _lines(entry: Entry) -> Iterable[str]:

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 from pytest_torchmem.checks.gpu import does_not_fit, traced_on
 from pytest_torchmem.checks.request import Target
 from pytest_torchmem.checks.settings import Settings
-from pytest_torchmem.errors import DeviceMemoryError, SnapshotError, UsageError
+from pytest_torchmem.errors import DeviceMemoryError, UsageError
 from pytest_torchmem.snapshots.calibration_store import (
     CalibrationPlan,
     StoredCalibration,
-    apply_plan,
     merged,
+    nested,
     plan_calibration,
     read_calibration_file,
 )
 from pytest_torchmem.snapshots.location import calibration_path
-from pytest_torchmem.snapshots.store import locked
+from pytest_torchmem.snapshots.plans import change_file
 from pytest_torchmem.targets.calibration import Calibration, Figure, Figures, Question, Setup
 
 if TYPE_CHECKING:
@@ -79,11 +79,8 @@ class Calibrations:
         if directory.stored.conflicted and not directory.settles:
             raise UsageError(directory.stored.conflict_message)
         if directory.calibration is None:
-            if not directory.measured:
-                figures = directory.stored.figures
-            else:
-                figures = _plan(directory.stored, directory.measured, self._settings).figures
-            directory.calibration = Calibration(figures)
+            plan = _plan(directory.stored, directory.measured, self._settings)
+            directory.calibration = Calibration(nested(plan.entries))
         return directory.calibration if len(directory.calibration) else None
 
     def measure(self, module: Path, target: Target) -> CalibrationResult | None:
@@ -136,13 +133,12 @@ class Calibrations:
 
     def _is_wanted(self, stored: StoredCalibration, setup: Setup, question: Question) -> bool:
         """Whether an update of this kind would write a figure for ``question``."""
-        same = (
-            old
-            for old in stored.figures
-            if old.gpu == setup.gpu and question in stored.figures[old]
-            if old.torch == setup.torch or not self._settings.split_by_torch
+        is_known = any(
+            old.gpu == setup.gpu
+            and asked == question
+            and (old.torch == setup.torch or not self._settings.split_by_torch)
+            for old, asked in stored.entries
         )
-        is_known = next(same, None) is not None
         return ("changed" if is_known else "new") in self._settings.update
 
     def _directory(self, module: Path) -> _Directory:
@@ -157,8 +153,8 @@ def update_calibrations(
     settings: Settings,
     found: Iterable[CalibrationResult],
     complete: Mapping[str, Collection[str]],
-) -> tuple[list[CalibrationPlan], list[str]]:
-    """Write what tests that passed measured; return what was done and what was in the way.
+) -> list[CalibrationPlan]:
+    """Write what tests that passed measured; return what was done.
 
     ``complete`` has the files, relative to the root, of directories whose memory tests all ran and
     passed, and these tests. What none of them asks about a GPU that they traced for is gone, and
@@ -169,30 +165,24 @@ def update_calibrations(
     for one in found:
         by_file.setdefault(one.file, []).append(one)
     plans: list[CalibrationPlan] = []
-    problems: list[str] = []
     for file, members in sorted(by_file.items()):
         asked = _asked(members) if file in complete and removes else None
         measured = merged(member.figures for member in members)
         if not any(measured.values()) and asked is None:
             continue
-        path = root / file
-        try:
-            with locked(path):
-                stored = read_calibration_file(path)
-                if asked is not None and not complete[file]:
-                    asked = {setup.gpu: set() for setup in stored.figures}
-                plan = _plan(stored, measured, settings, asked)
-                if settings.writes:
-                    apply_plan(plan)
-        except SnapshotError as error:
-            problems.append(str(error))
-            continue
-        except OSError as error:
-            problems.append(f"{path} cannot be written: {error.strerror or error}")
-            continue
-        plans.append(plan)
-        problems += [plan.problem] if plan.problem else []
-    return plans, problems
+
+        def plan(
+            stored: StoredCalibration,
+            measured: Figures = measured,
+            asked: dict[str, set[Question]] | None = asked,
+            nobody: bool = not complete.get(file),
+        ) -> CalibrationPlan:
+            if asked is not None and nobody:
+                asked = {setup.gpu: set() for setup, _ in stored.entries}
+            return _plan(stored, measured, settings, asked)
+
+        plans.append(change_file(root / file, read_calibration_file, plan, writes=settings.writes))
+    return plans
 
 
 def _asked(found: Iterable[CalibrationResult]) -> dict[str, set[Question]]:

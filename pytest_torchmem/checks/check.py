@@ -12,7 +12,7 @@ from pytest_torchmem.checks.findings import DoesNotFit
 from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.judge import Context, Evidence, Judge
 from pytest_torchmem.checks.request import Request, Target
-from pytest_torchmem.checks.result import CheckResult, make_result
+from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.snapshots.explain import peak_contents
 from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import calibration_path
@@ -46,7 +46,7 @@ class DeviceCheck:
             out_of_memory = _out_of_memory(error)
             if out_of_memory is None:
                 raise
-            return make_result(self.key, [DoesNotFit(error=out_of_memory)]), None
+            return CheckResult(self.key, (DoesNotFit(error=out_of_memory),)), None
         request.test.on_profile(request.name, profile)
         evidence = Evidence(
             key=self.key,

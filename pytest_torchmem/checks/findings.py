@@ -44,21 +44,19 @@ class Finding:
     fails: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grew(Finding):
-    """Figures grew beyond their tolerance, or a phase of the snapshot did not run."""
-
-    outcome: Outcome = Outcome.GREW
-    comparison: Comparison
-    growths: tuple[Growth, ...]
+def not_checked(*, fails: bool = True) -> Finding:
+    """Return that nothing was checked: the target used no memory of the device, or it raised."""
+    return Finding(outcome=Outcome.NOT_CHECKED, fails=fails)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shrank(Finding):
-    """Figures shrank beyond their tolerance."""
+class Changed(Finding):
+    """Figures grew or shrank beyond their tolerance, or a phase of the snapshot did not run."""
 
-    outcome: Outcome = Outcome.SHRANK
     comparison: Comparison
+    growths: tuple[Growth, ...] = ()
+    measured_on: str = ""
+    """The real GPU, where it is not the trace that changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +94,10 @@ class OverBudget(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoesNotFit(Finding):
-    """The GPU that was traced for has too little memory."""
+    """The GPU to model has too little memory."""
 
     outcome: Outcome = Outcome.OVER_BUDGET
     error: OutOfMemoryError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NothingAllocated(Finding):
-    """The target used no memory of the device at all."""
-
-    outcome: Outcome = Outcome.NOT_CHECKED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,20 +108,3 @@ class EstimateOff(Finding):
     run: RealRun
     peaks: Sequence[str]
     most: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredGrew(Finding):
-    """What a real GPU measured grew beyond its tolerance."""
-
-    outcome: Outcome = Outcome.MEASURED_GREW
-    gpu: str
-    comparison: Comparison
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnknownWorkspace(Finding):
-    """A profile with warnings, in a strict run."""
-
-    outcome: Outcome = Outcome.UNKNOWN_WORKSPACE
-    warnings: tuple[str, ...]

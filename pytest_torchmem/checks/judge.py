@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING
 from pytest_torchmem.checks.calibrations import CalibrationResult, Calibrations
 from pytest_torchmem.checks.findings import (
     AboveCap,
+    Changed,
     EstimateOff,
     Finding,
-    Grew,
-    MeasuredGrew,
     Missing,
-    NothingAllocated,
     Outcome,
     OverBudget,
-    Shrank,
-    UnknownWorkspace,
+    not_checked,
 )
 from pytest_torchmem.checks.gpu import Measurement, RealRun
 from pytest_torchmem.checks.limits import Overrun, headroom, limits_of, overruns
@@ -28,7 +25,6 @@ from pytest_torchmem.checks.result import (
     CheckResult,
     SnapshotResult,
     TraceResult,
-    make_result,
 )
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import SnapshotError, UsageError
@@ -37,7 +33,7 @@ from pytest_torchmem.snapshots.compare import beyond, compare, with_entry
 from pytest_torchmem.snapshots.explain import explain, grown_peak, what_grew
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import orphans_in, snapshot_path
-from pytest_torchmem.snapshots.store import Stored, read
+from pytest_torchmem.snapshots.store import StoredSnapshot, read
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
@@ -50,10 +46,10 @@ class Context:
     """What all the checks of one process share."""
 
     settings: Settings
-    files: dict[Path, Stored]
+    files: dict[Path, StoredSnapshot]
     calibrations: Calibrations
 
-    def stored(self, path: Path) -> Stored:
+    def stored(self, path: Path) -> StoredSnapshot:
         """Return a snapshot file as it was when this process first asked for it."""
         if path not in self.files:
             self.files[path] = read(path)
@@ -68,7 +64,7 @@ class Evidence:
     profile: MemoryProfile
     contents: dict[str, list[Allocation]]
     """What was alive at each peak of the trace."""
-    stored: Stored | None
+    stored: StoredSnapshot | None
     """The snapshot file; ``None`` for a check without snapshot."""
     run: RealRun | None
     """The same step on a real GPU."""
@@ -84,7 +80,7 @@ class Judge:
         self._context = context
         self._settings = context.settings
 
-    def stored(self) -> Stored | None:
+    def stored(self) -> StoredSnapshot | None:
         """Return the test module's snapshot file, before anything is traced in vain."""
         if not self._request.uses_snapshot:
             return None
@@ -99,20 +95,20 @@ class Judge:
         fits = gpu and self._request.gpu_named
         trace = TraceResult.of(profile, headroom(gpu, profile.figures()) if fits else None)
         if not profile.peak:
-            nothing = [NothingAllocated()]
-            return make_result(found.key, nothing, trace=trace, calibration=found.calibration)
-        limits = limits_of(self._request.budget, gpu)
+            calibration = found.calibration
+            return CheckResult(found.key, (not_checked(),), trace, calibration=calibration)
         snapshot = self._snapshot(found, trace)
         measurement = self._measurement(found, snapshot)
-        findings = self._against_snapshot(found, snapshot) if snapshot is not None else []
-        findings += self._against_limits(found, limits)
+        limits = limits_of(self._request.budget, gpu)
+        findings = self._against_limits(found, limits)
+        findings += self._against_snapshot(found, snapshot) if snapshot is not None else []
         if measurement is not None and found.run is not None:
             findings += self._against_measurement(found.run, measurement, findings)
         if self._settings.strict and profile.warnings and not _failing(findings):
-            findings.append(UnknownWorkspace(warnings=profile.warnings))
-        return make_result(
-            found.key,
-            findings,
+            findings.append(Finding(outcome=Outcome.UNKNOWN_WORKSPACE))
+        return CheckResult(
+            key=snapshot.entry.key if snapshot is not None else found.key,
+            findings=tuple(findings),
             trace=trace,
             snapshot=snapshot,
             limits={limit.figure: limit.nbytes for limit in limits},
@@ -124,12 +120,16 @@ class Judge:
         if found.stored is None:
             return None
         now = self._entry(found, trace)
-        before = found.stored.entry(now.key)
+        before = found.stored.entries.get(now.key)
         file = self._test.relative(found.stored.path)
         if before is None:
             return SnapshotResult(file, now)
         comparison = compare(before, now, self._levels(before))
-        return SnapshotResult(file, now, self._test.on_comparison(before, now, comparison), before)
+        comparison = self._test.on_comparison(before, now, comparison)
+        grown = grown_peak(comparison)
+        contents = found.contents.get(grown, ())
+        growths = what_grew(grown, before.explained.get(grown), contents) if grown else []
+        return SnapshotResult(file, now, comparison, before, tuple(growths))
 
     def _entry(self, found: Evidence, trace: TraceResult) -> Entry:
         """Return what the snapshot would hold now."""
@@ -163,12 +163,11 @@ class Judge:
             above = self._above_cap(found, snapshot)
             return [above or Finding(outcome=Outcome.UPDATED, fails=False)]
         if comparison.grew:
-            grown = grown_peak(comparison)
-            contents = found.contents.get(grown, ())
-            growths = what_grew(grown, before.explained.get(grown), contents) if grown else []
-            return [Grew(comparison=comparison, growths=tuple(growths))]
+            growths = snapshot.growths
+            return [Changed(outcome=Outcome.GREW, comparison=comparison, growths=growths)]
         if comparison.shrank:
-            return [Shrank(comparison=comparison, fails=self._settings.strict)]
+            strict = self._settings.strict
+            return [Changed(outcome=Outcome.SHRANK, fails=strict, comparison=comparison)]
         return []
 
     def _accepts(self, before: Entry, now: Entry) -> bool:
@@ -190,14 +189,14 @@ class Judge:
             above = beyond(measured, cap) if measured is not None else ()
         return AboveCap(changes=above, cap=str(cap)) if above else None
 
-    def _missing(self, stored: Stored, snapshot: SnapshotResult) -> Missing:
-        entry, entries = snapshot.entry, stored.snapshot.entries
+    def _missing(self, stored: StoredSnapshot, snapshot: SnapshotResult) -> Missing:
+        entry, entries = snapshot.entry, stored.entries
         gone = [entries[key] for key in entries if self._test.is_gone(key.test)]
         found = renames(gone, [entry])
         orphans = []
         for path in orphans_in(self._test.module.parent):
             try:
-                others = self._context.stored(path).snapshot.entries.values()
+                others = self._context.stored(path).entries.values()
             except SnapshotError:
                 continue
             orphans += [(self._test.relative(path), other) for other in others]
@@ -234,7 +233,9 @@ class Judge:
         accepted = any(not finding.fails for finding in findings if finding.outcome in ACCEPTED)
         accepted = accepted and not _failing([*findings, *found])
         if comparison is not None and comparison.grew and not accepted:
-            found.append(MeasuredGrew(gpu=measurement.gpu, comparison=comparison))
+            gpu = measurement.gpu
+            grew = Changed(outcome=Outcome.MEASURED_GREW, comparison=comparison, measured_on=gpu)
+            found.append(grew)
         return found
 
     def _levels(self, before: Entry | None) -> list[Level]:

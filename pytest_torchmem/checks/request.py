@@ -66,7 +66,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class CheckedTest:
-    """What a check has to know of its test, and whom it tells of what it found."""
+    """What a check has to know of its test, and what it calls in between."""
 
     id: str
     """The id within the module, parameters included."""
@@ -78,9 +78,9 @@ class CheckedTest:
     is_gone: Callable[[str], bool]
     """Tells whether the module certainly has no test of that id any more."""
     on_profile: Callable[[str, MemoryProfile], None]
-    """Is told of every trace, with the name of the check."""
+    """Called with every trace, and the name of the check."""
     on_comparison: Callable[[Entry, Entry, Comparison], Comparison]
-    """Is told of every comparison of a snapshot's entry with a new one, and may replace it."""
+    """Called with a snapshot's entry, the new one and their comparison, which it may replace."""
 
     def relative(self, path: Path) -> str:
         """Return ``path`` relative to the root, with ``/``."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.calibrations import CalibrationResult
-from pytest_torchmem.checks.findings import Finding, Grew, Outcome, OverBudget
+from pytest_torchmem.checks.findings import Finding, Outcome, not_checked
 from pytest_torchmem.checks.gpu import Measurement
 from pytest_torchmem.snapshots.compare import Change, Comparison
 from pytest_torchmem.snapshots.explain import Growth
@@ -64,6 +64,8 @@ class SnapshotResult:
     """``None`` where the snapshot had no entry."""
     before: Entry | None = None
     """The snapshot's entry."""
+    growths: tuple[Growth, ...] = ()
+    """The modules and operators that grew, with their source lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +73,33 @@ class CheckResult:
     """One check on one device, each part ``None`` where it did not come to that."""
 
     key: Key
-    outcome: Outcome
-    failed: bool = False
+    findings: tuple[Finding, ...] = ()
     trace: TraceResult | None = None
     snapshot: SnapshotResult | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
     measurement: Measurement | None = None
     calibration: CalibrationResult | None = None
-    growths: tuple[Growth, ...] = ()
-    """The modules and operators that grew, with their source lines."""
-    findings: tuple[Finding, ...] = ()
 
     @property
-    def figures(self) -> Mapping[str, int]:
-        """The traced figures, none where nothing was traced."""
-        return self.trace.figures if self.trace is not None else {}
+    def failed(self) -> bool:
+        """Whether the check fails."""
+        return any(finding.fails for finding in self.findings)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the first finding that fails, else of the first."""
+        by_weight = sorted(self.findings, key=lambda finding: not finding.fails)
+        return by_weight[0].outcome if by_weight else Outcome.PASSED
 
     @property
     def accepted(self) -> bool:
         """Whether an update may write the snapshot's entry, once the test has passed."""
         return self.outcome in ACCEPTED
+
+    @property
+    def figures(self) -> Mapping[str, int]:
+        """The traced figures, none where nothing was traced."""
+        return self.trace.figures if self.trace is not None else {}
 
     @property
     def comparison(self) -> Comparison | None:
@@ -102,35 +111,14 @@ class CheckResult:
         """How the traced figures stand to the snapshot's."""
         return self.comparison.changes if self.comparison is not None else ()
 
+    def idle(self) -> CheckResult:
+        """Return this result for a device that the test may leave alone."""
+        return replace(self, findings=(not_checked(fails=False),))
 
-def make_result(
-    key: Key,
-    findings: Sequence[Finding],
-    *,
-    trace: TraceResult | None = None,
-    snapshot: SnapshotResult | None = None,
-    limits: Mapping[str, int] | None = None,
-    measurement: Measurement | None = None,
-    calibration: CalibrationResult | None = None,
-) -> CheckResult:
-    """Return the result of what was found.
-
-    Of several findings a broken budget decides the outcome, else the first that fails, else the
-    first.
-    """
-    by_weight = sorted(findings, key=lambda one: (not isinstance(one, OverBudget), not one.fails))
-    return CheckResult(
-        key=snapshot.entry.key if snapshot is not None else key,
-        outcome=by_weight[0].outcome if by_weight else Outcome.PASSED,
-        failed=any(finding.fails for finding in findings),
-        trace=trace,
-        snapshot=snapshot,
-        limits=limits or {},
-        measurement=measurement,
-        calibration=calibration,
-        growths=tuple(g for one in findings if isinstance(one, Grew) for g in one.growths),
-        findings=tuple(findings),
-    )
+    def light(self) -> CheckResult:
+        """Return this result without what only messages need: whole profiles hang on that."""
+        findings = (Finding(outcome=one.outcome, fails=one.fails) for one in self.findings)
+        return replace(self, findings=tuple(findings))
 
 
 def public_version(version: str) -> str:

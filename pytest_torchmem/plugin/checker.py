@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_torchmem.checks.check import DeviceCheck
 from pytest_torchmem.checks.defaults import MARKER
-from pytest_torchmem.checks.findings import Outcome
+from pytest_torchmem.checks.findings import not_checked
 from pytest_torchmem.checks.judge import Context
 from pytest_torchmem.checks.request import (
     Budget,
@@ -105,7 +104,7 @@ class Checker:
 
     def not_checked(self, why: str, key: Key | None = None) -> None:
         """Record that nothing was checked, and why."""
-        result = CheckResult(key or Key(test_id(self.item)), Outcome.NOT_CHECKED)
+        result = CheckResult(key or Key(test_id(self.item)), (not_checked(fails=False),))
         self._keep(Check(self.item.nodeid, self._location(), result, why))
 
     def default_device(self) -> str:
@@ -149,7 +148,7 @@ class Checker:
     def _reported(self, result: CheckResult, idle_may_pass: bool) -> Check:
         """Return a check with the text of what was found."""
         if idle_may_pass and result.trace is not None and not result.figures["peak"]:
-            result = replace(result, failed=False)
+            return Check(self.item.nodeid, self._location(), result.idle(), message(result))
         text, what_to_do = message(result), advice(result, self._command())
         return Check(self.item.nodeid, self._location(), result, text, what_to_do)
 

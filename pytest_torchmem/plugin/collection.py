@@ -150,7 +150,7 @@ class Collection:
                 self._hidden
                 or module.named
                 or any(left[nodeid] < count for nodeid, count in ids.items())
-                or any(self._inside(nodeid, module.nodeid) for nodeid in self._incomplete)
+                or any(self._touches(nodeid, module.nodeid) for nodeid in self._incomplete)
             )
 
     def ambiguous(self, item: pytest.Item) -> set[str]:
@@ -259,20 +259,11 @@ class Collection:
         return files, unclear
 
     @staticmethod
-    def _touches(nodeid: str, directory: str) -> bool:
-        """Tell whether a collector is ``directory``, or above or below it."""
+    def _touches(nodeid: str, other: str) -> bool:
+        """Tell whether a collector is the module or directory ``other``, or above or below it."""
         return (
-            directory == "."
-            or nodeid in ("", ".", directory)
-            or nodeid.startswith(f"{directory}/")
-            or directory.startswith(f"{nodeid}/")
-        )
-
-    @staticmethod
-    def _inside(nodeid: str, module: str) -> bool:
-        """Tell whether a collector is ``module``, or above or below it."""
-        return (
-            nodeid in ("", ".", module)
-            or nodeid.startswith(f"{module}::")
-            or module.startswith(f"{nodeid}/")
+            other == "."
+            or nodeid in ("", ".", other)
+            or nodeid.startswith((f"{other}/", f"{other}::"))
+            or other.startswith(f"{nodeid}/")
         )

@@ -47,16 +47,16 @@ class Torchmem:
         measure: str | None = None,
         **kwargs: Any,
     ) -> dict[str, MemoryProfile]:
-        """Trace ``target`` on every configured device and fail the test where it needs too much.
+        """Trace ``target`` on every configured device and fail the test if it needs too much.
 
         The judge is the test's ``memory_budget`` marker if it sets a limit, and else the snapshot,
         in which ``name`` tells several checks of one test apart. ``device``, ``gpu``,
         ``tolerance`` and ``measure`` are for this check alone; a ``gpu`` without a device means
-        cuda only, and what is traced has to fit on it. All else goes to ``trace``. Returns the
+        cuda only, and the trace must fit in its memory. All else goes to ``trace``. Returns the
         profiles by device.
 
         On a machine with a GPU, and with cuda among the devices, the step is run there for real as
-        well: the check fails too if the trace is not what the GPU counts, or if that grew.
+        well: the check also fails if trace and GPU disagree, or if the measurement grew.
         ``measure`` is ``"auto"`` for this, ``"never"``, or ``"require"``, which fails without one.
         """
         __tracebackhide__ = True
@@ -65,20 +65,7 @@ class Torchmem:
             self._checker.not_checked(_DISABLED)
             pytest.skip(_DISABLED)
 
-        def run(where: str, on_gpu: str | None) -> MemoryProfile:
-            __tracebackhide__ = True
-            return _trace(target, *args, **{**self._checker.trace_options(where, on_gpu), **kwargs})
-
-        def run_for_real() -> MeasuredProfile:
-            __tracebackhide__ = True
-            return _measure(target, *args, **_without_trace_options(kwargs))
-
-        def record(on: Device, of: Gpu, questions: Collection[Question]) -> Figures:
-            __tracebackhide__ = True
-            given = _without_trace_options(kwargs)
-            return _record(on, of, questions, target, args, given)
-
-        asked = Target(run, run_for_real, None if "calibration" in kwargs else record)
+        asked = _target(self._checker, target, lambda: target, args, kwargs)
         return self._checker.check(
             asked, name=name, device=device, gpu=gpu, tolerance=tolerance, measure=measure
         )
@@ -106,8 +93,8 @@ class Torchmem:
     def _refuse_inside_body(self, method: str) -> None:
         if self._checker.in_body:
             raise UsageError(
-                f"torchmem.{method} was called while the whole test is traced for its marker "
-                f"{MARKER}. Name the fixture among the test's arguments: def test(torchmem)"
+                f"torchmem.{method} was called in a test whose whole body is traced for its marker "
+                f"{MARKER}. Request the fixture to trace only what you check: def test(torchmem)"
             )
 
 
@@ -157,9 +144,8 @@ def _body_to_trace(item: pytest.Item, checker: Checker) -> Callable[..., Any] | 
     body: Callable[..., Any] = item.obj
     if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
         raise UsageError(
-            f"{item.nodeid} is asynchronous, and its event loop cannot be traced as a whole for "
-            f"the marker {MARKER}. Use the fixture: async def test(torchmem), and in it "
-            "torchmem.check(...)"
+            f"{item.nodeid} is asynchronous, so the marker {MARKER} cannot trace its whole body. "
+            "Use the fixture: async def test(torchmem), and in it torchmem.check(...)"
         )
     return body
 
@@ -167,34 +153,46 @@ def _body_to_trace(item: pytest.Item, checker: Checker) -> Callable[..., Any] | 
 def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
     @functools.wraps(body)
     def traced(*args: Any, **kwargs: Any) -> None:
-        def run(where: str, on_gpu: str | None) -> MemoryProfile:
-            __tracebackhide__ = True
-            options = checker.trace_options(where, on_gpu)
-            return _trace(lambda: body(*args, **kwargs), **options)
-
-        def run_for_real() -> MeasuredProfile:
-            __tracebackhide__ = True
+        def on_copies() -> Callable[[], Any]:
             from pytest_torchmem.measurement.clone import clone_arguments
 
             # A fixture's model is not changed by a trace, and must not be by this either.
             own_args, own_kwargs = clone_arguments(args, kwargs)
-            return _measure(lambda: body(*own_args, **own_kwargs))
+            return functools.partial(body, *own_args, **own_kwargs)
 
-        def record(on: Device, of: Gpu, questions: Collection[Question]) -> Figures:
-            __tracebackhide__ = True
-            from pytest_torchmem.measurement.clone import clone_arguments
-
-            own_args, own_kwargs = clone_arguments(args, kwargs)
-            whole = functools.partial(body, *own_args, **own_kwargs)
-            return _record(on, of, questions, whole, (), {})
-
+        target = _target(checker, lambda: body(*args, **kwargs), on_copies, (), {})
         checker.in_body = True
         try:
-            checker.check(Target(run, run_for_real, record))
+            checker.check(target)
         finally:
             checker.in_body = False
 
     return traced
+
+
+def _target(
+    checker: Checker,
+    target: Any,
+    real: Callable[[], Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Target:
+    """Return what is checked; ``real`` gives what to run for real in the place of ``target``."""
+    of_step = {key: value for key, value in kwargs.items() if key not in _OF_TRACES}
+
+    def run(device: str, gpu: str | None) -> MemoryProfile:
+        __tracebackhide__ = True
+        return _trace(target, *args, **{**checker.trace_options(device, gpu), **kwargs})
+
+    def run_for_real() -> MeasuredProfile:
+        __tracebackhide__ = True
+        return _measure(real(), *args, **of_step)
+
+    def calibrate(device: Device, gpu: Gpu, questions: Collection[Question]) -> Figures:
+        __tracebackhide__ = True
+        return _calibrate(device, gpu, questions, real(), args, of_step)
+
+    return Target(run, run_for_real, None if "calibration" in kwargs else calibrate)
 
 
 def _trace(target: Any, *args: Any, **options: Any) -> MemoryProfile:
@@ -221,7 +219,7 @@ def _measure(target: Any, *args: Any, **options: Any) -> MeasuredProfile:
     return profile
 
 
-def _record(
+def _calibrate(
     device: Device,
     gpu: Gpu,
     questions: Collection[Question],
@@ -235,7 +233,3 @@ def _record(
 
     step, kwargs = Step.taken_from(kwargs)
     return record_figures(device, gpu, questions, target, args, kwargs, step)
-
-
-def _without_trace_options(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if key not in _OF_TRACES}

@@ -11,7 +11,7 @@ from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.collection import is_gone
 from pytest_torchmem.snapshots.format import Key
-from pytest_torchmem.snapshots.store import Stored, read
+from pytest_torchmem.snapshots.store import StoredSnapshot, read
 
 
 @dataclass(slots=True)
@@ -49,8 +49,8 @@ def find_gone(
     gone = Gone()
     series = {key.torch_series for keys in seen.values() for key in keys}
 
-    def unasked(stored: Stored, file: str) -> list[Key]:
-        keys = {*stored.snapshot.entries, *stored.contested} - seen.get(file, set())
+    def unasked(stored: StoredSnapshot, file: str) -> list[Key]:
+        keys = stored.keys - seen.get(file, set())
         if settings.split_by_torch:
             # Another version's entries are for runs with that version.
             keys = {key for key in keys if not key.torch_series or key.torch_series in series}
@@ -79,7 +79,7 @@ def find_gone(
         except SnapshotError as error:
             gone.problems.append(str(error))
         else:
-            gone.orphans[file] = sorted({*stored.snapshot.entries, *stored.contested})
+            gone.orphans[file] = sorted(stored.keys)
     return gone
 
 

@@ -24,6 +24,7 @@ from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration_store import CalibrationPlan
 from pytest_torchmem.snapshots.changes import plan_file
 from pytest_torchmem.snapshots.format import Entry, Key
+from pytest_torchmem.snapshots.plans import FilePlan
 from pytest_torchmem.snapshots.store import read, write
 
 _ACCEPTABLE = (Outcome.GREW, Outcome.MISSING, Outcome.SHRANK, Outcome.MEASURED_GREW)
@@ -98,23 +99,24 @@ class Run:
         clean = clean and not session.shouldstop
         updated = Updated()
         calibrations: list[CalibrationPlan] = []
-        problems: list[str] = []
         if self.settings.update:
             updated = self._update(checks, gone, clean)
-            calibrations, problems = self._update_calibrations(checks)
+            calibrations = self._update_calibrations(checks)
         removed = {
             (self.summary.file_of(plan), key)
             for plan in updated.plans
             if not plan.problem
             for key in (*plan.removed, *(old for old, _ in (*plan.renamed, *plan.moved)))
         }
+        plans: list[FilePlan[Any, Any]] = [*updated.plans, *calibrations]
+        problems = [plan.problem for plan in plans if plan.problem]
         proposal, more = self._propose(checks)
         self.summary = replace(
             self.summary,
             checks=checks,
             plans=tuple(updated.plans),
             obsolete=tuple(p for p in gone.listed() if p not in removed or self.settings.dry_run),
-            problems=tuple(dict.fromkeys((*gone.problems, *updated.problems, *problems, *more))),
+            problems=tuple(dict.fromkeys((*gone.problems, *problems, *more))),
             proposal=tuple(proposal),
             orphans=frozenset(gone.orphans),
             hints=tuple(updated.hints),
@@ -172,9 +174,7 @@ class Run:
         root = self.config.rootpath
         return Update(root, self.settings, accepted, gone, modules, clean=clean).run()
 
-    def _update_calibrations(
-        self, checks: Iterable[Check]
-    ) -> tuple[list[CalibrationPlan], list[str]]:
+    def _update_calibrations(self, checks: Iterable[Check]) -> list[CalibrationPlan]:
         found = [
             check.result.calibration
             for check in checks

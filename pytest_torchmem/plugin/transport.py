@@ -11,11 +11,8 @@ from pytest_torchmem.reports.summary import Check
 
 
 def pack(checks: Sequence[Check], *, failed_by_check: bool) -> dict[str, Any]:
-    """Return ``checks`` as builtin types: pytest-xdist sends nothing else.
-
-    What was found is text by now, and stays behind: it holds whole profiles.
-    """
-    sent = [replace(check, result=replace(check.result, findings=())) for check in checks]
+    """Return ``checks`` as builtin types: pytest-xdist sends nothing else."""
+    sent = [replace(check, result=check.result.light()) for check in checks]
     return {"checks": pickle.dumps(sent), "failed_by_check": failed_by_check}
 
 

@@ -12,20 +12,20 @@ from typing import Any
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.obsolete import Gone
-from pytest_torchmem.snapshots.changes import FilePlan, Place, moves, plan_file, plan_orphan
+from pytest_torchmem.snapshots.changes import SnapshotPlan, moves, plan_file, plan_orphan
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import orphans_in
-from pytest_torchmem.snapshots.store import Stored, locked, read, remove, write
+from pytest_torchmem.snapshots.plans import Place, change_file
+from pytest_torchmem.snapshots.store import StoredSnapshot, read
 
 
 @dataclass(slots=True)
 class Updated:
     """What an update did, or in a dry run would do."""
 
-    plans: list[FilePlan] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    plans: list[SnapshotPlan] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
-    """What looks renamed and could not be decided."""
+    """Tests that look renamed, where that could not be decided."""
 
 
 class Update:
@@ -54,13 +54,13 @@ class Update:
         self._done = Updated()
 
     def run(self) -> Updated:
-        """Do it; what cannot be read or written is among the problems."""
+        """Do it; what cannot be read or written is a plan with a problem."""
         removable = self._gone.entries if self._removes else {}
         orphans = self._read_orphans() if self._removes else {}
         moved = self._moves(orphans)
         inherited: dict[str, dict[Key, Entry]] = {}
         for (old_file, old_key), (file, key) in moved.items():
-            entry = orphans[old_file].snapshot.entries[old_key]
+            entry = orphans[old_file].entries[old_key]
             inherited.setdefault(file, {})[key] = entry
         written = set()
         for file in sorted({*self._accepted, *removable}):
@@ -78,7 +78,7 @@ class Update:
         file: str,
         obsolete: Sequence[Key],
         inherited: Mapping[Key, Entry],
-        orphans: Mapping[str, Stored],
+        orphans: Mapping[str, StoredSnapshot],
         moved: Mapping[Place, Place],
     ) -> bool:
         entries = list(self._accepted.get(file, {}).values())
@@ -95,28 +95,13 @@ class Update:
         )
         return self._apply(self._root / file, plan)
 
-    def _apply(self, path: Path, plan: Callable[[Stored], FilePlan]) -> bool:
-        """Plan and write one file while no other run does; tell whether that went well."""
-        try:
-            with locked(path):
-                planned = plan(read(path))
-                if planned.changes_file and self._settings.writes:
-                    if planned.text is None:
-                        remove(path)
-                    else:
-                        write(path, planned.text)
-        except SnapshotError as error:
-            self._done.problems.append(str(error))
-            return False
-        except OSError as error:
-            self._done.problems.append(f"{path} cannot be written: {error.strerror or error}")
-            return False
+    def _apply(self, path: Path, plan: Callable[[StoredSnapshot], SnapshotPlan]) -> bool:
+        """Plan and write one file; tell whether that went well."""
+        planned = change_file(path, read, plan, writes=self._settings.writes)
         self._done.plans.append(planned)
-        if planned.problem:
-            self._done.problems.append(planned.problem)
         return not planned.problem
 
-    def _read_orphans(self) -> dict[str, Stored]:
+    def _read_orphans(self) -> dict[str, StoredSnapshot]:
         """Return the files whose module is gone: those found, and those beside what is written."""
         files = set(self._gone.orphans)
         for file in self._accepted:
@@ -129,15 +114,15 @@ class Update:
             try:
                 stored = read(self._root / file)
             except SnapshotError:
-                continue  # told already where it was looked for, and else no business of this run
+                continue  # reported where it was looked for, and else not the business of this run
             found[file] = stored
         return found
 
-    def _moves(self, orphans: Mapping[str, Stored]) -> dict[Place, Place]:
+    def _moves(self, orphans: Mapping[str, StoredSnapshot]) -> dict[Place, Place]:
         gone = [
             (file, entry)
             for file, stored in sorted(orphans.items())
-            for entry in stored.snapshot.entries.values()
+            for entry in stored.entries.values()
         ]
         if not gone:
             return {}
@@ -147,20 +132,20 @@ class Update:
                 stored = read(self._root / file)
             except SnapshotError:
                 continue
-            known = {*stored.snapshot.entries, *stored.contested}
+            known = stored.keys
             new += [(file, entry) for key, entry in entries.items() if key not in known]
         return moves(gone, new, certain=self._clean and set(orphans) <= set(self._gone.orphans))
 
     def _extra(
-        self, file: str, orphans: Mapping[str, Stored], moved: Mapping[Place, Place]
+        self, file: str, orphans: Mapping[str, StoredSnapshot], moved: Mapping[Place, Place]
     ) -> Mapping[str, Any]:
         """Return what people wrote at the top of a file that moves to ``file`` with all it has."""
         if (self._root / file).exists():
             return {}
         for old, stored in orphans.items():
-            targets = {moved.get((old, key), ("",))[0] for key in stored.snapshot.entries}
+            targets = {moved.get((old, key), ("",))[0] for key in stored.entries}
             if targets == {file}:
-                return stored.snapshot.extra
+                return stored.extra
         return {}
 
     def _renamable(self, file: str) -> list[Key]:
@@ -174,18 +159,18 @@ class Update:
             return []
         try:
             stored = read(self._root / file)
-        except SnapshotError:  # told where the file is to be written
+        except SnapshotError:  # reported where the file is to be written
             return []
-        known = {key.test for key in (*stored.snapshot.entries, *stored.contested)}
+        known = {key.test for key in (*stored.entries, *stored.contested)}
         tests = self._memory_tests.get(file)
         ran = {key.test for key in accepted}
         if tests is not None and not set(tests) - known - ran:
             return gone
-        old = [("", stored.snapshot.entries[key]) for key in gone if key in stored.snapshot.entries]
-        new = [("", entry) for key, entry in accepted.items() if key not in stored.snapshot.entries]
+        old = [("", stored.entries[key]) for key in gone if key in stored.entries]
+        new = [("", entry) for key, entry in accepted.items() if key not in stored.entries]
         for (_, before), (_, after) in sorted(moves(old, new, certain=True).items()):
             self._done.hints.append(
-                f"{file}: {after} may be what {before} is called now. Only a part of the module "
-                "was run, so the old entry was left alone; an update of the whole module settles it"
+                f"{file}: {after} may be the new name of {before}. Only a part of the module ran, "
+                "so the old entry stays: update the whole module to rename it"
             )
         return []

@@ -19,25 +19,11 @@ from pytest_torchmem.snapshots.store import write
 if TYPE_CHECKING:
     import pytest
 
-_GROUPS = {
-    Outcome.GREW: Group.GREW,
-    Outcome.SHRANK: Group.SHRANK,
-    Outcome.NEW: Group.NEW,
-    Outcome.MISSING: Group.FAILED,
-    Outcome.OVER_BUDGET: Group.FAILED,
-    Outcome.UNKNOWN_WORKSPACE: Group.FAILED,
-    Outcome.ESTIMATE_OFF: Group.FAILED,
-    Outcome.MEASURED_GREW: Group.FAILED,
-    Outcome.NOT_CHECKED: Group.FAILED,
-}
+_GROUPS = {Outcome.GREW: Group.GREW, Outcome.SHRANK: Group.SHRANK, Outcome.NEW: Group.NEW}
+_BY_CHANGE = (Outcome.PASSED, *_GROUPS)
+"""The outcomes that the change of a figure shows."""
 _BY_HEADLINE = (Outcome.OVER_BUDGET, Outcome.ESTIMATE_OFF, Outcome.MEASURED_GREW)
-"""Failures that no change of a traced figure shows."""
-_BY_NAME = (
-    Outcome.MISSING,
-    Outcome.NOT_CHECKED,
-    Outcome.UNKNOWN_WORKSPACE,
-    Outcome.UPDATED,
-)
+"""Failures of which the message says by how much."""
 
 
 def write_reports(config: pytest.Config, summary: Summary) -> None:
@@ -99,10 +85,10 @@ def _is_idle(check: Check) -> bool:
 
 def _difference(check: Check) -> Difference:
     result, notes = check.result, []
-    if result.outcome in _BY_NAME:
-        notes.append(result.outcome.value)
-    elif result.outcome in _BY_HEADLINE:
+    if result.outcome in _BY_HEADLINE:
         notes.append(check.headline)
+    elif result.outcome not in _BY_CHANGE:
+        notes.append(result.outcome.value)
     if result.comparison is not None:
         notes += notes_on(result.comparison)
     return Difference(
@@ -117,6 +103,6 @@ def _difference(check: Check) -> Difference:
 
 
 def _group(result: CheckResult) -> Group:
-    if result.outcome in _GROUPS:
-        return _GROUPS[result.outcome]
-    return group_of(result.comparison) if result.comparison is not None else Group.SAME
+    if result.outcome in (Outcome.PASSED, Outcome.UPDATED):
+        return group_of(result.comparison) if result.comparison is not None else Group.SAME
+    return _GROUPS.get(result.outcome, Group.FAILED)

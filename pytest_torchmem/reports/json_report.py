@@ -8,12 +8,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem import __version__
+from pytest_torchmem.checks.findings import Outcome
 
 if TYPE_CHECKING:
     from pytest_torchmem.checks.gpu import Measurement
     from pytest_torchmem.checks.result import CheckResult
     from pytest_torchmem.reports.summary import Check, Summary
     from pytest_torchmem.snapshots.compare import Change
+    from pytest_torchmem.snapshots.explain import Growth
 
 KIND = "pytest-torchmem report"
 SCHEMA = 1
@@ -63,7 +65,7 @@ def _check(check: Check) -> dict[str, Any]:
         "headroom": trace.headroom if trace is not None else None,
         "snapshot": _snapshot(result),
         "measurement": _measurement(result.measurement),
-        "grew": [asdict(growth) for growth in result.growths],
+        "grew": [asdict(growth) for growth in _growths(result)],
         "workspaces": trace.workspaces if trace is not None else {},
         "calibrated_workspaces": list(trace.calibrated_workspaces) if trace is not None else [],
         "unknown_workspaces": list(trace.unknown_workspaces) if trace is not None else [],
@@ -73,6 +75,11 @@ def _check(check: Check) -> dict[str, Any]:
         "file": check.location[0],
         "line": check.location[1],
     }
+
+
+def _growths(result: CheckResult) -> Iterable[Growth]:
+    snapshot = result.snapshot
+    return snapshot.growths if snapshot is not None and result.outcome is Outcome.GREW else ()
 
 
 def _snapshot(result: CheckResult) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.reports.json_report import KIND, SCHEMA
-from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, load
+from pytest_torchmem.snapshots.format import Entry, Key, load
 from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_snapshot
 from pytest_torchmem.snapshots.store import read
 
@@ -68,14 +69,14 @@ def _file(name: str, path: Path) -> Source:
     if is_calibration(file):
         raise UsageError(f"{name} is a calibration file, which has no checks to compare")
     module = PurePosixPath(module_of(file)).name
-    return Source(name, _keyed(module, _snapshot(path)))
+    return Source(name, _keyed(module, _entries(path)))
 
 
-def _snapshot(path: Path) -> Snapshot:
+def _entries(path: Path) -> Mapping[Key, Entry]:
     stored = read(path)
     if stored.conflicted:
         raise SnapshotError(stored.conflict_message)
-    return stored.snapshot
+    return stored.entries
 
 
 def _report(name: str, data: dict[str, Any]) -> Source:
@@ -105,7 +106,7 @@ def _tree(root: Path) -> dict[tuple[str, Key], Entry]:
     entries: dict[tuple[str, Key], Entry] = {}
     for path in sorted(filter(is_snapshot, root.rglob(f"{DIRECTORY}/*.json"))):
         module = module_of(PurePosixPath(path.relative_to(root).as_posix()))
-        entries.update(_keyed(module, _snapshot(path)))
+        entries.update(_keyed(module, _entries(path)))
     return entries
 
 
@@ -120,12 +121,12 @@ def _revision(revision: str, directory: Path) -> dict[tuple[str, Key], Entry]:
             snapshot = load(_git(directory, "show", f"{revision}:{name}"))
         except SnapshotError as error:
             raise SnapshotError(f"{name} in {revision} {error}") from None
-        entries.update(_keyed(module_of(file), snapshot))
+        entries.update(_keyed(module_of(file), snapshot.entries))
     return entries
 
 
-def _keyed(module: str, snapshot: Snapshot) -> dict[tuple[str, Key], Entry]:
-    return {(module, key): entry for key, entry in snapshot.entries.items()}
+def _keyed(module: str, entries: Mapping[Key, Entry]) -> dict[tuple[str, Key], Entry]:
+    return {(module, key): entry for key, entry in entries.items()}
 
 
 def _git(directory: Path, *arguments: str) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.snapshots.calibration_store import CalibrationPlan
-from pytest_torchmem.snapshots.changes import FilePlan
+from pytest_torchmem.snapshots.changes import SnapshotPlan
 from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import relative
+from pytest_torchmem.snapshots.plans import FilePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Summary:
     root: Path
     """pytest's root directory."""
     checks: tuple[Check, ...] = ()
-    plans: tuple[FilePlan, ...] = ()
+    plans: tuple[SnapshotPlan, ...] = ()
     obsolete: tuple[tuple[str, Key], ...] = ()
     """Entries whose test or name is gone, with their file, where they were not removed."""
     problems: tuple[str, ...] = ()
@@ -60,6 +62,6 @@ class Summary:
     calibrations: tuple[CalibrationPlan, ...] = ()
     """Calibration files as an update made them, or in a dry run would make them."""
 
-    def file_of(self, plan: FilePlan | CalibrationPlan) -> str:
+    def file_of(self, plan: FilePlan[Any, Any]) -> str:
         """Return the file of a plan, relative to the root with ``/``."""
         return relative(plan.stored.path, self.root)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.gpu import Measurement
@@ -12,14 +12,10 @@ from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.figures import label
 from pytest_torchmem.reports.github import annotation, apply_command
 from pytest_torchmem.reports.summary import Check, Summary
-from pytest_torchmem.snapshots.calibration_store import (
-    CalibrationPlan,
-    WorkspacePlace,
-    place_name,
-)
-from pytest_torchmem.snapshots.changes import FilePlan
+from pytest_torchmem.snapshots.calibration_store import place_name
 from pytest_torchmem.snapshots.compare import Verdict, main_change
 from pytest_torchmem.snapshots.format import Key
+from pytest_torchmem.snapshots.plans import FilePlan
 from pytest_torchmem.units import format_change, format_size
 
 if TYPE_CHECKING:
@@ -204,32 +200,24 @@ def _first_of(nodeids: Iterable[str]) -> str:
 def _written(summary: Summary, *, details: bool) -> Iterable[str]:
     """Yield the files that were written, or that a dry run would have written."""
     details = details or summary.settings.dry_run
-    plans: list[FilePlan | CalibrationPlan] = [*summary.plans, *summary.calibrations]
+    plans: list[FilePlan[Any, Any]] = [*summary.plans, *summary.calibrations]
     for plan in plans:
         if plan.changes_file:
             yield from _plan(plan, summary, details=details)
 
 
-def _plan(plan: FilePlan | CalibrationPlan, summary: Summary, *, details: bool) -> Iterable[str]:
+def _plan(plan: FilePlan[Any, Any], summary: Summary, *, details: bool) -> Iterable[str]:
     file, dry = summary.file_of(plan), summary.settings.dry_run
-    changes: dict[str, Sequence[Key | WorkspacePlace]] = {
-        "new": plan.added,
-        "changed": plan.changed,
-        "obsolete": plan.removed,
-    }
-    did = f"{'would write' if dry else 'removed' if plan.text is None else 'wrote'} {file}"
+    changes = {"new": plan.added, "changed": plan.changed, "obsolete": plan.removed}
     numbers = ", ".join(f"{len(keys)} {what}" for what, keys in changes.items() if keys)
-    yield did if isinstance(plan, FilePlan) or not numbers else f"{did}: {numbers}"
+    did = f"{'would write' if dry else 'removed' if plan.text is None else 'wrote'} {file}"
+    yield f"{did}: {numbers}" if numbers and plan in summary.calibrations else did
     if details:
         for what, keys in changes.items():
-            yield from (f"  {what}: {_name(key)}" for key in keys)
-    if isinstance(plan, FilePlan):
-        yield from (f"  renamed: {old} -> {new}" for old, new in plan.renamed)
-        yield from (f"  moved: {old} -> {to}: {new}" for old, (to, new) in plan.moved)
-
-
-def _name(key: Key | WorkspacePlace) -> str:
-    return str(key) if isinstance(key, Key) else place_name(key)
+            for key in keys:
+                yield f"  {what}: {key if isinstance(key, Key) else place_name(key)}"
+    yield from (f"  renamed: {old} -> {new}" for old, new in plan.renamed)
+    yield from (f"  moved: {old} -> {to}: {new}" for old, (to, new) in plan.moved)
 
 
 def _improved(checks: Iterable[Check]) -> Iterable[str]:

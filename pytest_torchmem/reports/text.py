@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.checks.findings import (
     AboveCap,
+    Changed,
     DoesNotFit,
     EstimateOff,
     Finding,
-    Grew,
-    MeasuredGrew,
     Missing,
-    NothingAllocated,
+    Outcome,
     OverBudget,
-    Shrank,
-    UnknownWorkspace,
 )
 from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.figures import MEASURED, RESERVED, phase_of, title
@@ -40,15 +37,18 @@ Parts = list[str]
 
 def message(result: CheckResult) -> str:
     """Return what was found, "" for a check that found nothing to say."""
-    where = where_of(result.key)
-    found = [(_TEXTS[type(one)](one, result)) for one in result.findings if type(one) in _TEXTS]
-    return "\n\n".join(f"{where}: " + "\n\n".join(parts) for parts in found)
+    where, parts = where_of(result.key), []
+    for found in result.findings:
+        text = _TEXTS.get(found.outcome if type(found) is Finding else type(found))
+        if text is not None:
+            parts.append(f"{where}: " + "\n\n".join(text(found, result)))
+    return "\n\n".join(parts)
 
 
 def advice(result: CheckResult, command: str) -> str:
     """Return what to do about it with ``command``, which accepts what the test does now."""
-    asked = (_ADVICE[type(one)] for one in result.findings if type(one) in _ADVICE)
-    first = next(asked, "")
+    asked = (_ADVICE.get(one.outcome) for one in result.findings if not isinstance(one, AboveCap))
+    first = next(filter(None, asked), "")
     return f"{first}: {command}" if first else ""
 
 
@@ -81,28 +81,25 @@ def _by_text(checks: Sequence[Check], text: Callable[[Check], str]) -> dict[str,
     return said
 
 
-def _grew(found: Grew, result: CheckResult) -> Parts:
-    comparison = found.comparison
-    worst, missing = comparison.having(Verdict.GREW), comparison.having(Verdict.NOT_RUN)
+def _changed(found: Changed, result: CheckResult) -> Parts:
+    comparison, on = found.comparison, found.measured_on
+    verb = "shrank" if found.outcome is Outcome.SHRANK else "grew"
+    worst = comparison.having(Verdict.SHRANK if verb == "shrank" else Verdict.GREW)
+    missing = comparison.having(Verdict.NOT_RUN) if verb == "grew" else ()
+    measured = f" measured on {on}" if on else ""
+    parts = [
+        _never_ran(f"the snapshot has a {title(change.figure)}{measured}", change.figure)
+        for change in missing
+    ]
     if worst:
-        headline = _step(worst, "grew")
-    else:
-        headline = _never_ran(f"the snapshot has a {_names(missing)}", missing)
-    parts = [headline, comparison_table(comparison)]
-    for change in missing if worst else ():
-        parts.append(_never_ran(f"the snapshot has a {title(change.figure)}", [change]))
+        parts.insert(0, f"{f'measured on {on}, ' if on else ''}{_step(worst, verb)}")
+    parts.insert(1, comparison_table(comparison))
     parts += _growths(found.growths)
     rules = {change.rule for change in worst}
-    if len(rules) > 1:
+    if len(rules) > 1 and verb == "grew":
         lines = (f"  {title(change.figure)}: {change.rule}" for change in worst)
         parts.append("Exceeded tolerances\n" + "\n".join(lines))
     return [*parts, *_circumstances(comparison)]
-
-
-def _shrank(found: Shrank, result: CheckResult) -> Parts:
-    comparison = found.comparison
-    headline = _step(comparison.having(Verdict.SHRANK), "shrank")
-    return [headline, comparison_table(comparison), *_circumstances(comparison)]
 
 
 def _above_cap(found: AboveCap, result: CheckResult) -> Parts:
@@ -135,8 +132,8 @@ def _missing(found: Missing, result: CheckResult) -> Parts:
     return parts
 
 
-def _unknown_workspace(found: UnknownWorkspace, result: CheckResult) -> Parts:
-    lines = "\n".join(f"  {warning}" for warning in found.warnings)
+def _unknown_workspace(found: Finding, result: CheckResult) -> Parts:
+    lines = "\n".join(f"  {warning}" for warning in result.trace.warnings) if result.trace else ""
     return ["the profile contains unknown workspace (--torchmem-strict)", lines]
 
 
@@ -153,7 +150,7 @@ def _does_not_fit(found: DoesNotFit, result: CheckResult) -> Parts:
     return [headline, f"PyTorch's error\n  {torch_says}", alive]
 
 
-def _nothing_allocated(found: NothingAllocated, result: CheckResult) -> Parts:
+def _nothing_allocated(found: Finding, result: CheckResult) -> Parts:
     return [
         f"not checked: nothing was allocated on {result.key.device}. Move the model and its inputs "
         'there, or name the right device, such as device="cpu", in the marker or the check'
@@ -171,7 +168,7 @@ def _over_budget(found: OverBudget, result: CheckResult) -> Parts:
 def _overrun(overrun: Overrun) -> str:
     limit, name = overrun.limit, title(overrun.limit.figure)
     if overrun.value is None:
-        return _never_ran(f"there is a limit for the {name}", [limit])
+        return _never_ran(f"there is a limit for the {name}", limit.figure)
     by = format_change(limit.nbytes, overrun.value).lstrip("+")
     limited = limit.text if "b" in limit.text.lower() else format_size(limit.nbytes)
     return f"{name} {format_size(overrun.value)} exceeds the budget of {limited} by {by}"
@@ -229,36 +226,21 @@ def _only_on_one_side(run: RealRun) -> Iterable[str]:
         yield f"Alive at the highest peak only in the trace\n{alive}"
 
 
-def _measured_grew(found: MeasuredGrew, result: CheckResult) -> Parts:
-    comparison = found.comparison
-    worst, missing = comparison.having(Verdict.GREW), comparison.having(Verdict.NOT_RUN)
-    if not worst:
-        snapshot = f"the snapshot has a {_names(missing)} measured on {found.gpu}"
-        return [_never_ran(snapshot, missing), comparison_table(comparison)]
-    headline = f"measured on {found.gpu}, {_step(worst, 'grew', requested=False)}"
-    return [headline, comparison_table(comparison), *_circumstances(comparison)]
-
-
-def _step(changes: Sequence[Change], verb: str, *, requested: bool = True) -> str:
+def _step(changes: Sequence[Change], verb: str) -> str:
     """Return the headline for the largest of ``changes``.
 
     The reserved peak follows the others by whole segments, so it stands for them only alone.
     """
-    others = [change for change in changes if change.figure != RESERVED] if requested else []
-    most = max(others or changes, key=lambda c: abs((c.now or 0) - (c.before or 0)))
+    requested = [change for change in changes if change.figure != RESERVED]
+    most = max(requested or changes, key=lambda c: abs((c.now or 0) - (c.before or 0)))
     by = format_change(most.before, most.now).lstrip("+-")
     return f"{title(most.figure)} {verb} by {by}, beyond its tolerance of {most.rule}"
 
 
-def _never_ran(what: str, figures: Iterable[Any]) -> str:
-    """Return that the phases of ``figures`` did not run although there is something to check."""
-    phases = dict.fromkeys(phase_of(one.figure) for one in figures)
-    named = " or ".join(f"{'an' if phase[:1] == 'o' else 'a'} {phase}" for phase in phases)
-    return f"not checked: {what}, but this run never reached {named}"
-
-
-def _names(changes: Iterable[Change]) -> str:
-    return ", ".join(title(change.figure) for change in changes)
+def _never_ran(what: str, figure: str) -> str:
+    phase = phase_of(figure)
+    article = "an" if phase[0] in "aeiou" else "a"
+    return f"not checked: {what}, but this run never reached {article} {phase}"
 
 
 def _growths(found: Iterable[Growth]) -> Iterable[str]:
@@ -287,20 +269,19 @@ def _circumstances(comparison: Comparison) -> Iterable[str]:
         )
 
 
-_TEXTS: Mapping[type[Finding], Callable[[Any, CheckResult], Parts]] = {
+_TEXTS: Mapping[type[Finding] | Outcome, Callable[[Any, CheckResult], Parts]] = {
     AboveCap: _above_cap,
+    Changed: _changed,
     DoesNotFit: _does_not_fit,
     EstimateOff: _estimate_off,
-    Grew: _grew,
-    MeasuredGrew: _measured_grew,
     Missing: _missing,
-    NothingAllocated: _nothing_allocated,
     OverBudget: _over_budget,
-    Shrank: _shrank,
-    UnknownWorkspace: _unknown_workspace,
+    Outcome.NOT_CHECKED: _nothing_allocated,
+    Outcome.UNKNOWN_WORKSPACE: _unknown_workspace,
 }
-_ADVICE: Mapping[type[Finding], str] = {
-    Grew: "If this is intended",
-    Missing: "To create it",
-    Shrank: "To lock it in",
+"""What makes the text of a finding, by its class or, where that is ``Finding``, its outcome."""
+_ADVICE = {
+    Outcome.GREW: "If this is intended",
+    Outcome.MISSING: "To create it",
+    Outcome.SHRANK: "To lock it in",
 }

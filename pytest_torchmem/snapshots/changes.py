@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, merged, with_notes
-from pytest_torchmem.snapshots.store import Stored, would_change
+from pytest_torchmem.snapshots.plans import FilePlan, Place, refused
+from pytest_torchmem.snapshots.store import StoredSnapshot
 
-Place = tuple[str, Key]
-"""An entry by its file, relative to the root, and its key."""
-
-
-@dataclass(frozen=True, slots=True)
-class FilePlan:
-    """A file before and after; ``problem`` says why it cannot be written at all."""
-
-    stored: Stored
-    text: str | None
-    """The new text; ``None`` where nothing is left to keep."""
-    added: tuple[Key, ...] = ()
-    changed: tuple[Key, ...] = ()
-    removed: tuple[Key, ...] = ()
-    renamed: tuple[tuple[Key, Key], ...] = ()
-    moved: tuple[tuple[Key, Place], ...] = ()
-    """Entries that live on in another file."""
-    problem: str = ""
-
-    @property
-    def changes_file(self) -> bool:
-        """Whether there is anything to write."""
-        return not self.problem and would_change(self.text, self.stored.exists, self.stored.text)
+SnapshotPlan = FilePlan[Key, Entry]
 
 
 def plan_file(
-    stored: Stored,
+    stored: StoredSnapshot,
     accepted: Iterable[Entry],
     obsolete: Iterable[Key],
     *,
     gone: Iterable[Key] = (),
     inherited: Mapping[Key, Entry] | None = None,
     extra: Mapping[str, Any] | None = None,
-) -> FilePlan:
+) -> SnapshotPlan:
     """Return what the ``accepted`` entries and the removal of ``obsolete`` keys make of a file.
 
     What people wrote into an entry is kept, also where its test was renamed: a new entry beside an
@@ -51,7 +30,7 @@ def plan_file(
     taken over too, and stay where nothing takes them over. ``inherited`` has what new entries take
     over from other files, ``extra`` what people wrote at the top of one.
     """
-    old = stored.snapshot.entries
+    old = stored.entries
     inherited = inherited or {}
     obsolete = sorted(set(obsolete) & set(old))
     gone = sorted(set(gone) & set(old) - set(obsolete))
@@ -63,7 +42,12 @@ def plan_file(
             ours, theirs = contested.pop(entry.key)
             notes = _notes(ours, theirs)
             if notes is None:
-                return _refused(stored, [entry.key], "have different notes on the two sides of")
+                return refused(
+                    stored,
+                    "both sides of its merge conflict have notes, which differ, on",
+                    [entry.key],
+                    "Resolve it by hand",
+                )
             entries[entry.key] = merged(entry, notes)
             changed.append(entry.key)
         elif before is None:
@@ -78,18 +62,24 @@ def plan_file(
             entries[entry.key] = merged(entry, before)
             changed.append(entry.key)
     if contested:
-        return _refused(stored, sorted(contested), "were not run, and differ between the sides of")
+        return refused(
+            stored,
+            "the sides of its merge conflict differ, and the tests did not run, for",
+            sorted(contested),
+            "Run pytest --torchmem-update on the whole test module, or resolve it by hand",
+        )
     new = [entries[key] for key in added if key not in inherited]
     renamed = renames([old[key] for key in (*obsolete, *gone)], new)
     for before_key, after_key in renamed:
         entries[after_key] = taken_over(entries[after_key], old[before_key])
         entries.pop(before_key, None)
-    extra = {**(extra or {}), **stored.snapshot.extra}
+    extra = {**(extra or {}), **stored.extra}
     text = dump(Snapshot(entries, extra)) if entries or extra else None
     moved_from, moved_to = {pair[0] for pair in renamed}, {pair[1] for pair in renamed}
     return FilePlan(
         stored,
         text,
+        entries,
         added=tuple(sorted(key for key in added if key not in moved_to and key not in inherited)),
         changed=tuple(sorted(changed)),
         removed=tuple(key for key in obsolete if key not in moved_from),
@@ -97,16 +87,19 @@ def plan_file(
     )
 
 
-def plan_orphan(stored: Stored, moved: Mapping[Key, Place], removed: Iterable[Key]) -> FilePlan:
+def plan_orphan(
+    stored: StoredSnapshot, moved: Mapping[Key, Place], removed: Iterable[Key]
+) -> SnapshotPlan:
     """Return what is left of a file whose module is gone; the file goes with its last entry."""
     removed = sorted(set(removed) - set(moved))
     going = {*moved, *removed}
-    left = {key: entry for key, entry in stored.snapshot.entries.items() if key not in going}
+    left = {key: entry for key, entry in stored.entries.items() if key not in going}
     if set(stored.contested) - going:
-        return FilePlan(stored, None, problem=stored.conflict_message)
+        return FilePlan(stored, problem=stored.conflict_message)
     return FilePlan(
         stored,
-        dump(Snapshot(left, stored.snapshot.extra)) if left else None,
+        dump(Snapshot(left, stored.extra)) if left else None,
+        left,
         removed=tuple(removed),
         moved=tuple(sorted(moved.items())),
     )
@@ -167,13 +160,3 @@ def _notes(ours: Entry, theirs: Entry) -> Entry | None:
     if not theirs.is_annotated or with_notes(ours, theirs) == ours:
         return ours
     return None if ours.is_annotated else theirs
-
-
-def _refused(stored: Stored, keys: Sequence[Key], what: str) -> FilePlan:
-    names = ", ".join(str(key) for key in keys[:5])
-    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-    problem = (
-        f"{stored.path} was left as it is: the entries of {names}{more} {what} its merge conflict. "
-        "Run pytest --torchmem-update on the whole test module, or settle these entries by hand"
-    )
-    return FilePlan(stored, None, problem=problem)

@@ -34,8 +34,8 @@ def sides(text: str) -> tuple[str, str]:
         sign = match.group(1)[0]
         expected, after = follows.get(sign, (state, "theirs"))
         if state != expected or (sign == "=" and state not in ("ours", "base")):
-            raise SnapshotError("has conflict markers that do not belong together")
+            raise SnapshotError("has mismatched conflict markers")
         state = after
     if state != "both":
-        raise SnapshotError("has conflict markers that do not belong together")
+        raise SnapshotError("has mismatched conflict markers")
     return "".join(ours), "".join(theirs)

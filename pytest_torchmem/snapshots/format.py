@@ -14,12 +14,13 @@ from typing import Any
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, MEASURED, PEAKS
 from pytest_torchmem.snapshots.plain import (
-    block,
-    kind_of,
-    parse,
+    Contents,
+    dump_file,
+    parse_file,
     size,
     sized,
-    text_of,
+    table_of,
+    texts_of,
 )
 from pytest_torchmem.snapshots.tolerance import parse_rules
 
@@ -137,72 +138,38 @@ class Entry:
         return plain
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The contents of one file."""
-
-    entries: Mapping[Key, Entry] = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)
+Snapshot = Contents[Key, Entry]
+"""The contents of one file."""
 
 
 def dump(snapshot: Snapshot) -> str:
     """Return the text of a file; equal contents give equal text."""
-    blocks = [block(snapshot.entries[key].to_plain(), "    ") for key in sorted(snapshot.entries)]
-    head = [f'  "schema": {SCHEMA},']
-    head += [f"  {text_of(key)}: {text_of(snapshot.extra[key])}," for key in sorted(snapshot.extra)]
-    body = '  "entries": [' + ("\n" + ",\n".join(blocks) + "\n  ]" if blocks else "]")
-    return "\n".join(["{", *head, body, "}", ""])
+    blocks = [snapshot.entries[key].to_plain() for key in sorted(snapshot.entries)]
+    extra = {key: snapshot.extra[key] for key in sorted(snapshot.extra)}
+    return dump_file({"schema": SCHEMA, **extra}, "entries", blocks)
 
 
 def load(text: str) -> Snapshot:
     """Return what a file's ``text`` holds; raises ``SnapshotError`` that says what is wrong."""
-    data = parse(text)
-    if not isinstance(data, dict):
-        raise SnapshotError(f"is not a snapshot: expected an object, found {kind_of(data)}")
-    schema = data.get("schema")
-    if isinstance(schema, bool) or not isinstance(schema, int):
-        raise SnapshotError('is not a snapshot: it has no "schema" number')
-    if schema > SCHEMA:
-        raise SnapshotError(
-            f"was written by a newer pytest-torchmem (schema {schema}; this one reads {SCHEMA}). "
-            "Upgrade pytest-torchmem"
-        )
-    if schema < 1:
-        raise SnapshotError(f"has schema {schema}, which never existed")
-    listed = data.get("entries")
-    if not isinstance(listed, list):
-        raise SnapshotError('is not a snapshot: it has no list "entries"')
+    data = parse_file(text, "snapshot", SCHEMA, "entries")
     entries: dict[Key, Entry] = {}
-    for number, plain in enumerate(listed, start=1):
+    for number, plain in enumerate(data["entries"], start=1):
         entry = _entry(plain, f"entry {number}")
         if entry.key in entries:
-            raise SnapshotError(f"holds two entries for {entry.key}. Remove one of them")
+            raise SnapshotError(f"has two entries for {entry.key}. Remove one of them")
         entries[entry.key] = entry
     extra = {key: value for key, value in data.items() if key not in ("schema", "entries")}
-    return Snapshot(entries, extra)
-
-
-def entry_from_plain(plain: Any) -> Entry:
-    """Return the entry that ``Entry.to_plain`` gave."""
-    return _entry(plain, "the entry")
+    return Contents(entries, extra)
 
 
 def _entry(plain: Any, where: str) -> Entry:
-    if not isinstance(plain, dict):
-        raise SnapshotError(f"{where} is {kind_of(plain)}, not an object")
-    test = plain.get("test")
+    test = plain.get("test") if isinstance(plain, dict) else None
     if isinstance(test, str) and test:
         where = f"the entry of {test}"
-    texts = {name: plain.get(name, "") for name in (*_IDENTITY, *_TEXTS)}
-    for name, value in texts.items():
-        if not isinstance(value, str):
-            raise SnapshotError(f'{where}: "{name}" is {kind_of(value)}, not a text')
-    for name in ("test", "device", "torch"):
-        if not texts[name]:
-            raise SnapshotError(f'{where} has no "{name}"')
+    texts = texts_of(plain, (*_IDENTITY, *_TEXTS), ("test", "device", "torch"), where)
     reason = plain.get("reason")
-    if reason is not None and not isinstance(reason, str):
-        raise SnapshotError(f'{where}: "reason" is {kind_of(reason)}, not a text')
+    if reason is not None:
+        texts_of(plain, ("reason",), (), where)
     tolerance = plain.get("tolerance")
     try:
         parse_rules(tolerance, f"the tolerance in {where}")
@@ -216,7 +183,7 @@ def _entry(plain: Any, where: str) -> Entry:
         key=Key(**{name: texts[name] for name in _IDENTITY}),
         torch=texts["torch"],
         workload=texts["workload"],
-        figures=_sizes({name: plain[name] for name in FIGURES if name in plain}, where),
+        figures=table_of({n: plain[n] for n in FIGURES if n in plain}, where, size),
         explained={
             peak: _explanation(plain[f"at_{peak}"], f"{where}, at_{peak}")
             for peak in PEAKS
@@ -225,38 +192,24 @@ def _entry(plain: Any, where: str) -> Entry:
         tolerance=tolerance,
         reason=reason,
         extra={key: value for key, value in plain.items() if key not in known},
-        measured=_measured(plain.get("measured", {}), f"{where}, measured"),
+        measured=table_of(plain.get("measured", {}), f"{where}, measured", _measured, " of GPUs"),
     )
 
 
-def _measured(plain: Any, where: str) -> dict[str, Measured]:
-    if not isinstance(plain, dict):
-        raise SnapshotError(f"{where} is {kind_of(plain)}, not an object of GPUs")
-    found = {}
-    for gpu, told in plain.items():
-        version = told.get("torch") if isinstance(told, dict) else None
-        if not isinstance(version, str) or not version or set(told) - {"torch", *MEASURED}:
-            names = ", ".join(MEASURED)
-            raise SnapshotError(f'{where}, {gpu}: expected an object with "torch" and {names}')
-        figures = {name: told[name] for name in MEASURED if name in told}
-        found[gpu] = Measured(version, _sizes(figures, f"{where}, {gpu}"))
-    return found
+def _measured(plain: Any, where: str) -> Measured:
+    version = plain.get("torch") if isinstance(plain, dict) else None
+    if not isinstance(version, str) or not version or set(plain) - {"torch", *MEASURED}:
+        names = ", ".join(MEASURED)
+        raise SnapshotError(f'{where}: expected an object with "torch" and {names}')
+    figures = {name: plain[name] for name in MEASURED if name in plain}
+    return Measured(version, table_of(figures, where, size))
 
 
 def _explanation(plain: Any, where: str) -> Explanation:
     if not isinstance(plain, dict) or set(plain) - set(_TABLES):
         raise SnapshotError(f'{where}: expected an object with "modules" and "operators"')
-    tables = {}
-    for name in _TABLES:
-        table = plain.get(name, {})
-        if not isinstance(table, dict):
-            raise SnapshotError(f'{where}: "{name}" is {kind_of(table)}, not an object')
-        tables[name] = _sizes(table, f"{where}, {name}")
-    return Explanation(**tables)
-
-
-def _sizes(table: Mapping[str, Any], where: str) -> dict[str, int]:
-    return {name: size(value, f'{where}: "{name}"') for name, value in table.items()}
+    tables = (table_of(plain.get(name, {}), f"{where}, {name}", size) for name in _TABLES)
+    return Explanation(*tables)
 
 
 def _in_order(figures: Mapping[str, int]) -> dict[str, int]:

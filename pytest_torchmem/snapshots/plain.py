@@ -3,11 +3,76 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.units import format_size
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)  # ``typing`` cannot set ``__orig_class__`` on frozen slots
+class Contents(Generic[K, V]):
+    """What the text of a file holds."""
+
+    entries: Mapping[K, V] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of their own that people wrote at the top."""
+
+
+def parse_file(text: str, what: str, schema: int, blocks: str) -> dict[str, Any]:
+    """Return the object in a file's ``text``, whose list ``blocks`` holds ``what``.
+
+    Raises ``SnapshotError`` for anything else, and for a newer ``schema``.
+    """
+    data = parse(text)
+    if not isinstance(data, dict):
+        raise SnapshotError(f"is not a {what}: expected an object, found {kind_of(data)}")
+    found = data.get("schema")
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise SnapshotError(f'is not a {what}: it has no valid "schema" number')
+    if found > schema:
+        raise SnapshotError(
+            f"was written by a newer pytest-torchmem (schema {found}; this one reads {schema}). "
+            "Upgrade pytest-torchmem"
+        )
+    if not isinstance(data.get(blocks), list):
+        raise SnapshotError(f'is not a {what}: it has no list "{blocks}"')
+    return data
+
+
+def dump_file(head: Mapping[str, Any], name: str, blocks: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of a file: what is at its top, then the list ``name`` of ``blocks``."""
+    top = [f"  {text_of(key)}: {text_of(value)}," for key, value in head.items()]
+    opened = ",\n".join(block(plain, "    ") for plain in blocks)
+    body = f'  "{name}": [' + (f"\n{opened}\n  ]" if blocks else "]")
+    return "\n".join(["{", *top, body, "}", ""])
+
+
+def table_of(plain: Any, where: str, read: Callable[[Any, str], V], what: str = "") -> dict[str, V]:
+    """Return what ``read`` makes of each value of an object."""
+    if not isinstance(plain, dict):
+        raise SnapshotError(f"{where}: expected an object{what}, found {kind_of(plain)}")
+    return {name: read(value, f'{where}: "{name}"') for name, value in plain.items()}
+
+
+def texts_of(
+    plain: Any, names: tuple[str, ...], required: tuple[str, ...], where: str
+) -> dict[str, str]:
+    """Return the texts of an object by name, empty for those that it does not have."""
+    if not isinstance(plain, dict):
+        raise SnapshotError(f"{where}: expected an object, found {kind_of(plain)}")
+    texts = {name: plain.get(name, "") for name in names}
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise SnapshotError(f'{where}: "{name}" must be a string, found {kind_of(value)}')
+    for name in required:
+        if not texts[name]:
+            raise SnapshotError(f'{where} has no "{name}"')
+    return texts
 
 
 def parse(text: str) -> Any:
@@ -18,7 +83,7 @@ def parse(text: str) -> Any:
         if len(found) != len(items):
             names = [name for name, _ in items]
             twice = next(name for name in names if names.count(name) > 1)
-            raise SnapshotError(f"holds the key {text_of(twice)} twice in one object")
+            raise SnapshotError(f"has the key {text_of(twice)} twice in one object")
         return found
 
     def constant(name: str) -> Any:
@@ -36,11 +101,11 @@ def parse(text: str) -> Any:
             f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
         ) from None
     except RecursionError:
-        raise SnapshotError("is not JSON that can be read: it is nested too deeply") from None
+        raise SnapshotError("cannot be read as JSON: it is nested too deeply") from None
     except UnicodeEncodeError:
-        raise SnapshotError("holds half of a surrogate pair, which is not text") from None
+        raise SnapshotError("contains half of a surrogate pair, which is not text") from None
     except ValueError as error:
-        raise SnapshotError(f"is not JSON that can be read: {error}") from None
+        raise SnapshotError(f"cannot be read as JSON: {error}") from None
     return data
 
 
@@ -83,7 +148,7 @@ def kind_of(value: Any) -> str:
     names = {
         dict: "an object",
         list: "a list",
-        str: "a text",
+        str: "a string",
         type(None): "null",
         bool: "a boolean",
     }

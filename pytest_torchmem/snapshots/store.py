@@ -9,55 +9,70 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.snapshots.conflicts import has_conflict, sides
-from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, load
+from pytest_torchmem.snapshots.format import Entry, Key, load
+from pytest_torchmem.snapshots.location import is_calibration
+from pytest_torchmem.snapshots.plain import Contents
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
+K = TypeVar("K")
+V = TypeVar("V")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+@dataclass(frozen=True)  # as Contents
+class Stored(Generic[K, V]):
     """What a file holds. In a merge conflict, ``contested`` has the keys whose sides differ."""
 
     path: Path
-    snapshot: Snapshot = field(default_factory=Snapshot)
+    entries: Mapping[K, V] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
     exists: bool = False
     text: str = ""
-    contested: Mapping[Key, tuple[Entry, Entry]] = field(default_factory=dict)
+    contested: Mapping[K, tuple[V, V]] = field(default_factory=dict)
     conflicted: bool = False
 
-    def entry(self, key: Key) -> Entry | None:
-        """Return the entry for ``key``, unless there is none or the sides of a merge differ."""
-        return self.snapshot.entries.get(key)
+    @property
+    def keys(self) -> set[K]:
+        """The keys of all entries, contested ones included."""
+        return {*self.entries, *self.contested}
 
     @property
     def conflict_message(self) -> str:
         """What to tell people about a merge conflict."""
+        where = " on a machine with the GPU" if is_calibration(self.path) else ""
         return (
-            f"{self.path} has an unresolved merge conflict. Nothing has to be merged by hand: "
-            "pytest --torchmem-update, run on the tests whose entries differ, writes the file anew"
+            f"{self.path} has an unresolved merge conflict. Do not merge it by hand: run pytest "
+            f"--torchmem-update{where} for the tests whose entries differ"
         )
 
 
-def read(path: Path) -> Stored:
+StoredSnapshot = Stored[Key, Entry]
+
+
+def read(path: Path) -> StoredSnapshot:
+    """Return what the snapshot file at ``path`` holds; see ``read_stored``."""
+    return read_stored(path, load)
+
+
+def read_stored(path: Path, load: Callable[[str], Contents[K, V]]) -> Stored[K, V]:
     """Return what the file at ``path`` holds, nothing if there is none.
 
     Raises ``SnapshotError`` for a file that cannot be read or understood. A merge conflict is no
-    error where both sides are whole: what they agree on is the snapshot.
+    error where both sides are whole: what they agree on are the entries.
     """
-    text = read_text(path)
+    text = _read_text(path)
     if text is None:
         return Stored(path)
-    loaded = load_sides(path, text, load)
-    if len(loaded) == 1:
-        return Stored(path, loaded[0], exists=True, text=text)
-    ours, theirs = loaded
+    ours, *others = _load_sides(path, text, load)
+    if not others:
+        return Stored(path, ours.entries, ours.extra, True, text)
+    theirs = others[0]
     # An entry that only one side has was added there, or removed on the other: keeping it loses
     # nothing, and one that is really gone will be found obsolete.
     contested = {
@@ -67,21 +82,11 @@ def read(path: Path) -> Stored:
     }
     agreed = {**theirs.entries, **ours.entries}
     entries = {key: entry for key, entry in agreed.items() if key not in contested}
-    snapshot = Snapshot(entries, {**theirs.extra, **ours.extra})
-    return Stored(path, snapshot, True, text, contested, conflicted=True)
+    extra = {**theirs.extra, **ours.extra}
+    return Stored(path, entries, extra, True, text, contested, conflicted=True)
 
 
-def would_change(text: str | None, exists: bool, before: str) -> bool:
-    """Return whether a file changes that has ``text`` from now on, or is gone where it is ``None``.
-
-    A checkout may have other line endings; that alone is no reason to write.
-    """
-    if text is None:
-        return exists
-    return text != before.replace("\r\n", "\n")
-
-
-def read_text(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
     """Return the text of the file at ``path``, ``None`` if there is none.
 
     Raises ``SnapshotError`` where it cannot be read.
@@ -96,11 +101,8 @@ def read_text(path: Path) -> str | None:
         raise SnapshotError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def load_sides(path: Path, text: str, load: Callable[[str], T]) -> tuple[T, ...]:
-    """Return what ``text`` holds, or what both sides of a merge conflict hold.
-
-    Raises ``SnapshotError`` with advice on the file at ``path``.
-    """
+def _load_sides(path: Path, text: str, load: Callable[[str], T]) -> tuple[T, ...]:
+    """Return what ``text`` holds, or what both sides of a merge conflict hold."""
     conflict = has_conflict(text)
     try:
         return tuple(map(load, sides(text) if conflict else (text,)))
@@ -173,7 +175,7 @@ def _lock_file(directory: Path) -> FileLock:
 
 def _advice(path: Path, problem: str) -> str:
     return (
-        f"{path}: {problem}. The file was left as it is: repair it, or take it back from version "
+        f"{path}: {problem}. The file was left as it is: repair it, restore it from version "
         f"control (git checkout -- {path.name}), or delete it and run pytest --torchmem-update"
     )
 

@@ -329,7 +329,7 @@ def test_two_directories_have_their_own(
         (project.path / name / f"test_{name}.py").write_text(ONE)
     run(project, "--torchmem-update")[0].assert_outcomes(passed=2)
     path = project.path / "other" / "__torchmem__" / "gpu-calibration.json"
-    assert read_calibration_file(path).figures
+    assert read_calibration_file(path).entries
     path.write_text(path.read_text().replace(str(9 * MIB), str(19 * MIB)))
     there_is_none(monkeypatch)
     _, checks = run(project)
@@ -351,7 +351,9 @@ def test_a_broken_file_fails_the_checks_and_stays(project: Project, gpu: StandIn
     for options in ((), ("--torchmem-update",)):
         result, _ = run(project, *options)
         result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(['*gpu-calibration.json: the file has "figures", which no *'])
+        result.stdout.fnmatch_lines(
+            ["*gpu-calibration.json: is not a calibration: it has no list*"]
+        )
         assert calibration_file(project).read_text() == broken
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -16,8 +18,9 @@ from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.snapshots.calibration_format import dump, load
 from pytest_torchmem.snapshots.calibration_store import (
     StoredCalibration,
-    apply_plan,
+    flat,
     merged,
+    nested,
     plan_calibration,
     read_calibration,
     read_calibration_file,
@@ -29,7 +32,8 @@ from pytest_torchmem.snapshots.location import (
     orphans_in,
     snapshot_path,
 )
-from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
+from pytest_torchmem.snapshots.plans import change_file
+from pytest_torchmem.targets.calibration import Calibration, Figure, Figures, Question, Setup
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "calibration.schema.json"
 A100 = Setup("a100-80gb", "2.13", "9.19.0")
@@ -83,7 +87,7 @@ TEXT = """\
 def stored(figures: object, path: Path = Path("gpu-calibration.json")) -> StoredCalibration:
     """Return what a file with ``figures`` holds."""
     text = dump(figures)  # type: ignore[arg-type]
-    return StoredCalibration(path, load(text), True, text)
+    return StoredCalibration(path, dict(flat(load(text))), {}, True, text)
 
 
 # -- the format ------------------------------------------------------------------------------------
@@ -101,16 +105,24 @@ def test_a_file_has_one_line_for_each_figure() -> None:
     [
         ("", "is not JSON"),
         ("[]", "expected an object, found a list"),
-        ("{}", 'its "kind" is not'),
-        (TEXT.replace('"schema": 1', '"schema": true'), 'no "schema" number'),
+        ("{}", 'has no valid "schema" number'),
+        (TEXT.replace("pytest-torchmem", "other"), 'its "kind" is not'),
+        (TEXT.replace('"schema": 1', '"schema": true'), 'no valid "schema" number'),
         (TEXT.replace('"schema": 1', '"schema": 2'), "written by a newer pytest-torchmem"),
-        (TEXT.replace('"setups"', '"figures"'), 'the file has "figures", which no calibration'),
-        (TEXT.replace('"gpu": "t4"', '"gpu": 4'), 'setup 2: "gpu" is a number, not a text'),
+        (TEXT.replace('"setups"', '"figures"'), 'it has no list "setups"'),
+        (TEXT.replace('"schema"', '"x": 1, "schema"'), 'the file has "x", which is not part of'),
+        (
+            TEXT.replace('"gpu": "t4"', '"gpu": 4'),
+            'setup 2: "gpu" must be a string',
+        ),
         (TEXT.replace('"gpu": "t4"', '"gpu": ""'), 'setup 2 has no "gpu"'),
-        (TEXT.replace('"cudnn"', '"cuda"'), 'the setup a100-80gb, torch 2.13 has "cuda", which no'),
+        (TEXT.replace('"cudnn"', '"cuda"'), 'the setup a100-80gb, torch 2.13 has "cuda", which is'),
         (TEXT.replace("12345", "-1"), "must be bytes such as"),
         (TEXT.replace("12345", "1.5"), "aten::convolution"),
-        (TEXT.replace('{\n          "float32[8]": [0, "0 B"]\n        }', "3"), "not an object"),
+        (
+            TEXT.replace('{\n          "float32[8]": [0, "0 B"]\n        }', "3"),
+            "expected an object",
+        ),
         (
             TEXT.replace('"float32[5,2,8]; deterministic": [1000000', '"float32[9]": [1000000'),
             "has a reserve of aten::_cudnn_rnn without its workspace",
@@ -119,7 +131,7 @@ def test_a_file_has_one_line_for_each_figure() -> None:
             TEXT.replace(
                 '"t4",\n      "torch": "2.13"', '"a100-80gb","torch":"2.13","cudnn":"9.19.0"'
             ),
-            "holds the setup a100-80gb, torch 2.13, cuDNN 9.19.0 twice",
+            "has the setup a100-80gb, torch 2.13, cuDNN 9.19.0 twice",
         ),
     ],
 )
@@ -154,7 +166,7 @@ def test_a_file_changed_in_random_ways_is_read_or_refused(data: st.DataObject) -
 
 def test_read_and_write_without_pytest(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
-    with pytest.raises(UsageError, match="there is no such calibration file"):
+    with pytest.raises(UsageError, match="this calibration file does not exist"):
         read_calibration(path)
     write_calibration(path, Calibration({A100: {CONVOLUTION: Figure(1)}}))
     write_calibration(path, Calibration({A100: {FFT: Figure(2)}, T4: {FFT: Figure(3)}}))
@@ -184,12 +196,12 @@ def test_of_a_merge_conflict_what_both_sides_agree_on_is_known(tmp_path: Path) -
     path.write_text(CONFLICT)
     found = read_calibration_file(path)
     assert found.conflicted
-    assert found.contested == {(A100, CONVOLUTION)}
-    assert found.figures == {**FIGURES, A100: {LSTM: FIGURES[A100][LSTM]}}
+    assert set(found.contested) == {(A100, CONVOLUTION)}
+    assert nested(found.entries) == {**FIGURES, A100: {LSTM: FIGURES[A100][LSTM]}}
     with pytest.raises(UsageError, match="unresolved merge conflict"):
         read_calibration(path)
     unsettled = plan_calibration(found, {T4: {FFT: Figure(8)}})
-    assert "aten::convolution takes on a100-80gb" in unsettled.problem
+    assert "aten::convolution on a100-80gb" in unsettled.problem
     assert not unsettled.changes_file
     settled = plan_calibration(found, {A100: {CONVOLUTION: Figure(99)}})
     assert not settled.problem
@@ -246,13 +258,18 @@ def test_obsolete_figures_go_with_the_file() -> None:
     assert (everything.text, everything.changes_file) == (None, True)
 
 
+def _update(path: Path, measured: Figures, **options: Any) -> None:
+    plan = partial(plan_calibration, measured=measured, **options)
+    assert not change_file(path, read_calibration_file, plan, writes=True).problem
+
+
 def test_a_plan_is_applied(tmp_path: Path) -> None:
     path = calibration_path(tmp_path / "test_net.py")
-    apply_plan(plan_calibration(read_calibration_file(path), FIGURES))
+    _update(path, FIGURES)
     assert path.read_text() == TEXT
-    apply_plan(plan_calibration(read_calibration_file(path), {}, obsolete={"t4": ()}))
+    _update(path, {}, obsolete={"t4": ()})
     assert load(path.read_text()) == {A100: FIGURES[A100]}
-    apply_plan(plan_calibration(read_calibration_file(path), {}, obsolete={"a100-80gb": ()}))
+    _update(path, {}, obsolete={"a100-80gb": ()})
     assert not path.parent.exists()
 
 

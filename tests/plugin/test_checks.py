@@ -448,7 +448,7 @@ def test_it(request):
     result = project.run()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["*Name the fixture among the test's arguments: def test(torchmem)"]
+        ["*Request the fixture to trace only what you check: def test(torchmem)"]
     )
 
 

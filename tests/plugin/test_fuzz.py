@@ -153,9 +153,9 @@ def test_any_edit_survives_an_update(tmp_path_factory: pytest.TempPathFactory, d
     after = load(plan.text or "")
     assert after.entries[NOW.key].figures in (
         NOW.figures,
-        stored.snapshot.entries.get(NOW.key, NOW).figures,
+        stored.entries.get(NOW.key, NOW).figures,
     )
-    for key, entry in stored.snapshot.entries.items():
+    for key, entry in stored.entries.items():
         if key != NOW.key:
             assert after.entries[key] == entry
         else:
@@ -165,7 +165,7 @@ def test_any_edit_survives_an_update(tmp_path_factory: pytest.TempPathFactory, d
                 entry.tolerance,
                 entry.extra,
             )
-    assert after.extra == stored.snapshot.extra
+    assert after.extra == stored.extra
 
 
 @settings(

@@ -204,7 +204,7 @@ def test_a_part_that_leaves_it_open_says_so(light, options):
     light.write(test_net=OLD.replace("old", "new") + OLD.replace("old", "other"))
     result = light.run("--torchmem-update", *options)
     result.stdout.fnmatch_lines(
-        ["renamed[?] *test_new · cpu may be what test_old · cpu is called now. Only a part of*"]
+        ["renamed[?] *test_new · cpu may be the new name of test_old · cpu. Only a part of*"]
     )
     assert light.entries()["test_old cpu"]["reason"] == "why"
     assert "reason" not in light.entries()["test_new cpu"]
