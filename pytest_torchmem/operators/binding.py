@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pytest_torchmem.operators import signatures as arguments
+from pytest_torchmem.operators import arguments
 from pytest_torchmem.torch_private.operators import OpOverload, schema
 
 #: Parameters that are no arguments of the operator: what a trace hands over besides, and all the

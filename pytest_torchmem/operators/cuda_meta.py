@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.arguments import RecurrentSettings
 from pytest_torchmem.operators.geometry import is_channels_last, laid_out, like, suggested_format
 from pytest_torchmem.operators.recurrent.dispatch import GATES, LSTM, weight_elements
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.signatures import RecurrentSettings
 
 _GRU_WORKSPACE = 5
 """``GRU_WORKSPACE_MULTIPLIER``, native/cuda/RNN.cu."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
+from pytest_torchmem.operators.arguments import LayerSettings
 from pytest_torchmem.operators.recurrent.native import (
     Hidden,
     Weights,
@@ -19,7 +20,6 @@ from pytest_torchmem.operators.recurrent.native import (
     run_layers,
     simple_cell,
 )
-from pytest_torchmem.operators.signatures import LayerSettings
 
 
 def _lstm(input: Tensor, hidden: Hidden, weights: Weights) -> Hidden:

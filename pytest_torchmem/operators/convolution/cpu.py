@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.arguments import ConvolutionSettings
 from pytest_torchmem.operators.convolution.cpu_native import native, native_backward
 from pytest_torchmem.operators.geometry import (
     Outputs,
@@ -26,7 +27,6 @@ from pytest_torchmem.operators.libraries.onednn import convolution_list
 from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
 from pytest_torchmem.operators.libraries.onednn.problem import Primitive, Problem, Sizes
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.signatures import ConvolutionSettings
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.host import Host
 

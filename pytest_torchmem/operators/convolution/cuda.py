@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.arguments import ConvolutionSettings
 from pytest_torchmem.operators.geometry import (
     contiguous_copy,
     suggested_format,
@@ -21,7 +22,6 @@ from pytest_torchmem.operators.geometry import (
 from pytest_torchmem.operators.matmul.cuda import blas_buffer
 from pytest_torchmem.operators.reduction.cuda import sum_buffers
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.signatures import ConvolutionSettings
 from pytest_torchmem.operators.workspace import Workspace, bounded, unknown
 from pytest_torchmem.targets.gpus import Gpu
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.arguments import ConvolutionSettings
 from pytest_torchmem.operators.convolution.cpu import uses_onednn
 from pytest_torchmem.operators.geometry import laid_out, like, suggested_format
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.signatures import ConvolutionSettings
 from pytest_torchmem.targets.host import REFERENCE
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

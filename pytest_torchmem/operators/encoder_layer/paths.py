@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.signatures import EncoderLayer
+from pytest_torchmem.operators.arguments import EncoderLayer
 
 _aten: Any = torch.ops.aten
 

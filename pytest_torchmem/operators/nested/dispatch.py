@@ -15,11 +15,11 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.operators.arguments import AttentionLayer
 from pytest_torchmem.operators.attention.dispatch import FLASH, MATH, choose_nested
 from pytest_torchmem.operators.nested.context import NestedTensors
 from pytest_torchmem.operators.nested.kernels import from_padded_by_mask, to_padded_by_parts
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.signatures import AttentionLayer
 from pytest_torchmem.torch_private.kernels import run_nested_kernel
 from pytest_torchmem.torch_private.tensors import nested_sizes
 

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from pytest_torchmem.operators.arguments import EncoderLayer
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.encoder_layer.paths import first_product, run_encoder_layer
 from pytest_torchmem.operators.indexing.cpu import selects_serially
 from pytest_torchmem.operators.nested.context import NestedTensors
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.signatures import EncoderLayer
 from pytest_torchmem.torch_private.kernels import run_nested_kernel
 from pytest_torchmem.torch_private.tensors import nested_sizes
 

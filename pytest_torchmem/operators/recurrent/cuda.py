@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from pytest_torchmem.operators.arguments import RecurrentSettings
 from pytest_torchmem.operators.geometry import (
     Outputs,
     contiguous_copy,
@@ -20,7 +21,6 @@ from pytest_torchmem.operators.geometry import (
 )
 from pytest_torchmem.operators.reduction.cuda import sum_buffers
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.signatures import RecurrentSettings
 from pytest_torchmem.operators.workspace import Workspace, unknown
 from pytest_torchmem.targets.gpus import Gpu
 

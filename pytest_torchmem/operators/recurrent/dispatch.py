@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.arguments import LayerSettings
 from pytest_torchmem.operators.calls import CompositeCall, Trace
 from pytest_torchmem.operators.recurrent.native import gru_cell as native_gru_cell
 from pytest_torchmem.operators.recurrent.native import lstm_cell as native_lstm_cell
 from pytest_torchmem.operators.recurrent.native import run_layers, simple_cell
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.signatures import LayerSettings
 from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu

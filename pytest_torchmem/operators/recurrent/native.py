@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from pytest_torchmem.operators.signatures import LayerSettings
+from pytest_torchmem.operators.arguments import LayerSettings
 
 _aten: Any = torch.ops.aten
 Hidden = tuple[Tensor, ...]

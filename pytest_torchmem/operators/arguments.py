@@ -1,6 +1,7 @@
-"""Arguments that stand together in the schemas of several operators, in the schema's order.
+"""Arguments that stand together in the schemas of several operators.
 
-A function that is registered for such an operator takes them as ``*arguments`` and names them here.
+A function that is registered for such an operator takes them as one parameter, whose annotation is
+one of these classes (``binding.py``).
 """
 
 from __future__ import annotations
