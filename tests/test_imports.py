@@ -98,3 +98,13 @@ def test_no_circle_of_files() -> None:
         for path, others in imports_of_the_package().items()
     }
     list(TopologicalSorter(imports).static_order())  # raises where modules import in a circle
+
+
+def test_only_the_plugin_imports_pytest() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if layer_of(path.relative_to(PACKAGE).as_posix()) != "plugin/":
+            for node in ast.walk(tree):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+                assert not {"pytest", "_pytest"} & {name.split(".")[0] for name in names}, path

@@ -241,9 +241,13 @@ class _RunHooks:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show the table of checks, and what was or should be written."""
         if self.run is not None:
-            from pytest_torchmem.reports.terminal import show
+            from pytest_torchmem.reports.terminal import lines
 
-            show(terminalreporter, self.run.summary)
+            shown = list(lines(self.run.summary, terminalreporter.verbosity))
+            if shown:
+                terminalreporter.section("memory (torchmem)", sep="=", bold=True)
+            for line, markup in shown:
+                terminalreporter.write_line(line, **markup)
 
     def _find(self) -> dict[str, list[Any]]:
         """Return what this process collected that has to do with snapshots, of builtin types."""

@@ -20,6 +20,7 @@ from pytest_torchmem.plugin.obsolete import Gone, find_gone
 from pytest_torchmem.plugin.transport import unpack
 from pytest_torchmem.plugin.update import Update, Updated
 from pytest_torchmem.reports.files import write_reports
+from pytest_torchmem.reports.json_report import build
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration_store import CalibrationPlan
 from pytest_torchmem.snapshots.changes import plan_file
@@ -240,8 +241,10 @@ class Run:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _report(self) -> None:
+        report = build(self.summary)
+        self.config.hook.pytest_torchmem_report(config=self.config, report=report)
         try:
-            write_reports(self.config, self.summary)
+            write_reports(self.summary, report)
         except OSError as error:
             problem = f"a report cannot be written: {error}"
             self.summary = replace(self.summary, problems=(*self.summary.problems, problem))

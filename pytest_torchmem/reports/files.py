@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.reports.difference import Difference, Group, group_of, in_order, notes_on
 from pytest_torchmem.reports.github import apply_command
-from pytest_torchmem.reports.json_report import build
 from pytest_torchmem.reports.markdown import render
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.store import write
-
-if TYPE_CHECKING:
-    import pytest
 
 _GROUPS = {Outcome.GREW: Group.GREW, Outcome.SHRANK: Group.SHRANK, Outcome.NEW: Group.NEW}
 _BY_CHANGE = (Outcome.PASSED, *_GROUPS)
@@ -26,11 +22,9 @@ _BY_HEADLINE = (Outcome.OVER_BUDGET, Outcome.ESTIMATE_OFF, Outcome.MEASURED_GREW
 """Failures of which the message says by how much."""
 
 
-def write_reports(config: pytest.Config, summary: Summary) -> None:
-    """Write the reports that the settings ask for; what cannot be written is a problem to show."""
+def write_reports(summary: Summary, report: dict[str, Any]) -> None:
+    """Write the reports that the settings ask for; ``report`` is the JSON report."""
     settings = summary.settings
-    report = build(summary)
-    config.hook.pytest_torchmem_report(config=config, report=report)
     if settings.json_path is not None:
         write(settings.json_path, json.dumps(report, indent=2) + "\n")
     markdown = run_markdown(summary)

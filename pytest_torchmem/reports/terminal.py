@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.gpu import Measurement
@@ -18,36 +18,32 @@ from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.plans import FilePlan
 from pytest_torchmem.units import format_change, format_size
 
-if TYPE_CHECKING:
-    import pytest
-
+Line = tuple[str, dict[str, bool]]
+"""A line, and how a terminal marks it: the names are those of pytest's ``write_line``."""
 MOST_ROWS = 40
 MOST_IMPROVED = 10
 MOST_OPERATORS = 2
 _HEADERS = ("test", "device", "forward", "backward", "change", "result")
 
 
-def show(terminal: pytest.TerminalReporter, summary: Summary) -> None:
-    """Write the summary section."""
+def lines(summary: Summary, verbosity: int) -> Iterator[Line]:
+    """Yield the lines of the summary section, none where there is nothing to show."""
     if not (summary.checks or summary.obsolete or summary.problems or summary.plans):
         return
-    verbose = terminal.verbosity > 0
-    terminal.section("memory (torchmem)", sep="=", bold=True)
-    if terminal.verbosity >= 0 and summary.checks:
-        _table(terminal, summary.checks, every=verbose)
+    verbose = verbosity > 0
+    if verbosity >= 0 and summary.checks:
+        yield from _table(summary.checks, every=verbose)
     plain = [*_annotations(summary), *_written(summary, details=verbose)]
     plain += [*_improved(summary.checks), *_warnings(summary.checks, every=verbose)]
     plain += _calibrated(summary.checks) if verbose else []
-    for line in plain:
-        terminal.write_line(line)
+    yield from ((line, {}) for line in plain)
     for line in (*_not_measured(summary.checks), *_obsolete(summary)):
-        terminal.write_line(line, yellow=True)
+        yield line, {"yellow": True}
     for problem in summary.problems:
-        terminal.write_line(f"error: {problem}", red=True)
-    for line in _what_to_do(summary):
-        terminal.write_line(line)
+        yield f"error: {problem}", {"red": True}
+    yield from ((line, {}) for line in _what_to_do(summary))
     failed = any(check.result.failed for check in summary.checks)
-    terminal.write_line(counts(summary), bold=True, red=failed, green=not failed)
+    yield counts(summary), {"bold": True, "red": failed, "green": not failed}
 
 
 def counts(summary: Summary) -> str:
@@ -67,14 +63,14 @@ def _plural(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _table(terminal: pytest.TerminalReporter, checks: Sequence[Check], *, every: bool) -> None:
+def _table(checks: Sequence[Check], *, every: bool) -> Iterator[Line]:
     from tabulate import tabulate
 
     shown = list(checks)
     if len(checks) > MOST_ROWS and not every:
         shown = [check for check in checks if check.result.outcome is not Outcome.PASSED]
         shown = shown[:MOST_ROWS]
-    rows = [(check, row) for check in shown for row in _rows(check)]
+    rows = [(check.result.failed, row) for check in shown for row in _rows(check)]
     if rows:
         text = tabulate(
             [row for _, row in rows],
@@ -82,13 +78,11 @@ def _table(terminal: pytest.TerminalReporter, checks: Sequence[Check], *, every:
             colalign=("left", "left", "right", "right", "right", "left"),
             disable_numparse=True,
         )
-        lines = text.splitlines()
-        for line in lines[:2]:
-            terminal.write_line(line)
-        for (check, _), line in zip(rows, lines[2:], strict=True):
-            terminal.write_line(line, red=check.result.failed)
+        failed = (False, False, *(failed for failed, _ in rows))
+        for red, line in zip(failed, text.splitlines(), strict=True):
+            yield line, {"red": red}
     if len(shown) < len(checks):
-        terminal.write_line(f"... and {len(checks) - len(shown)} more; -v shows all")
+        yield f"... and {len(checks) - len(shown)} more; -v shows all", {}
 
 
 def _rows(check: Check) -> Iterable[tuple[str, ...]]:
