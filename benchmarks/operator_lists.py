@@ -217,7 +217,7 @@ def _recording(names: list[str]) -> Iterator[None]:
 
     def init(interceptor: Interceptor, *args: Any) -> None:
         make(interceptor, *args)
-        interceptor._operators = Operators()
+        interceptor._specs = Operators()
 
     with mock.patch.object(Interceptor, "__init__", init):
         yield

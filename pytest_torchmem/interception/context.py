@@ -46,14 +46,14 @@ class TraceContext:
         if self.off():
             return None
         try:
-            return self._interceptor.ledger.records.get(storage_address(tensor))
+            return self._interceptor.parts.ledger.records.get(storage_address(tensor))
         except (RuntimeError, NotImplementedError):  # a tensor without storage
             inner = tensor.values() if tensor.layout in LAYOUTS else unwrapped(tensor)
             return None if inner is None else self.record(inner)
 
     def record_of(self, storage: torch.UntypedStorage) -> StorageRecord | None:
         """Return the ledger's record of a storage, or None where it has none."""
-        return None if self.off() else self._interceptor.ledger.records.get(storage._cdata)
+        return None if self.off() else self._interceptor.parts.ledger.records.get(storage._cdata)
 
     def without_memory(self, tensor: Tensor) -> StorageRecord | None:
         """Return the record of a tensor whose storage has no memory, or None."""
@@ -99,11 +99,11 @@ class TraceContext:
 
     def device(self, named: torch.device) -> torch.device:
         """Return a device as the trace writes it; raise for a GPU that is not there."""
-        return self._interceptor.machine.normalise(named)
+        return self._interceptor.parts.target.normalise(named)
 
     def user_line(self) -> str:
         """Return the line of the traced program that is running, as errors begin."""
-        return self._interceptor.attribution.user_line() or "the traced program"
+        return self._interceptor.parts.attribution.user_line() or "the traced program"
 
     @property
     def inside(self) -> bool:
@@ -113,21 +113,21 @@ class TraceContext:
     @property
     def is_placing(self) -> bool:
         """Whether ``placing_on`` is in force."""
-        return self._interceptor.target is not None
+        return self._interceptor.placed_on is not None
 
     @property
     def gpu(self) -> Gpu:
         """The GPU that fake cuda models."""
-        gpu = self._interceptor.machine.gpu
+        gpu = self._interceptor.parts.target.gpu
         assert gpu is not None
         return gpu
 
     @property
     def streams(self) -> Streams:
         """The streams of the traced device."""
-        return self._interceptor.streams
+        return self._interceptor.parts.streams
 
     @property
     def values(self) -> KnownValues:
         """The values that the trace knows."""
-        return self._interceptor.values
+        return self._interceptor.parts.values

@@ -24,16 +24,16 @@ from pytest_torchmem.torch_private.tensors import is_view_of_another, view_base
 _CPU = torch.device("cpu")
 
 
-class Border:
+class Conversion:
     """Books real tensors as they are met, and makes twins of those that a step is given.
 
     Its methods run while nothing is intercepted.
     """
 
     def __init__(
-        self, machine: Target, ledger: Ledger, attribution: Attribution, phases: Phases
+        self, target: Target, ledger: Ledger, attribution: Attribution, phases: Phases
     ) -> None:
-        self._machine = machine
+        self._target = target
         self._ledger = ledger
         self._attribution = attribution
         self._phases = phases
@@ -44,7 +44,7 @@ class Border:
     def borrow(self, tensor: Tensor) -> StorageRecord:
         """Book a real tensor that the program brought with it; nothing is ever written to it."""
         storage = tensor.untyped_storage()
-        device = self._ledger.on(self._machine.normalise(tensor.device))
+        device = self._ledger.on(self._target.normalise(tensor.device))
         # Memory that is not the allocator's (numpy arrays, shared memory) cannot be resized.
         nbytes = storage.nbytes() if storage.resizable() else 0
         other = (Kind.PARAMETER if tensor.requires_grad else Kind.INPUT, "", "")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.layouts.sparse import has_sparse
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
+from pytest_torchmem.interception.parts import Intercepts
 from pytest_torchmem.interception.plan import Output, Plan, Same, plan_of_result
 from pytest_torchmem.interception.requests import steps_of
 from pytest_torchmem.interception.wrapped_numbers import WrappedNumbers
@@ -22,18 +23,8 @@ from pytest_torchmem.torch_private.storages import storage_address
 _CPU = torch.device("cpu")
 
 
-class Intercepts(Protocol):
-    """What runs the operators that a body issues."""
-
-    def intercepting(self) -> AbstractContextManager[None]:
-        """Let them come to the interceptor."""
-
-    def placing_on(self, device: torch.device | None) -> AbstractContextManager[None]:
-        """Make their outputs on ``device``."""
-
-
-class Composites:
-    """Runs bodies, and knows which one is running."""
+class Decompositions:
+    """Runs what operators are made of, and knows which one is running."""
 
     def __init__(self, interceptor: Intercepts, ledger: Ledger, numbers: WrappedNumbers) -> None:
         self._interceptor = interceptor

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.values.assumption import Assumption
-from pytest_torchmem.operators.workspace import Buffer
+from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase, Timeline
 from pytest_torchmem.targets.calibration import Question
 
@@ -65,6 +65,14 @@ class DeviceLedger:
         self.before_adding: Callable[[AllocationEntry, int], None] | None = None
         """Is asked before anything is added, with its stream; it raises where the device has no
         memory left."""
+
+    def note(self, workspace: Workspace) -> None:
+        """Remember of a workspace that was taken what no exact formula gave."""
+        if workspace.unknown:
+            self.unknown_workspaces.update(workspace.unknown)
+        if workspace.questions:
+            self.questions.update(workspace.questions)
+            self.calibrated_workspaces.update(workspace.calibrated)
 
     def add(self, entry: AllocationEntry, earlier: bool = False) -> int:
         """Book an allocation and return its index; ``earlier`` than everything else, or now."""

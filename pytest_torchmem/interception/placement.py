@@ -24,8 +24,8 @@ GPU_GENERATORS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 class Placement:
     """Finds the device of outputs from those of the inputs, for the operators of one trace."""
 
-    def __init__(self, machine: Target, ledger: Ledger) -> None:
-        self._machine = machine
+    def __init__(self, target: Target, ledger: Ledger) -> None:
+        self._target = target
         self._ledger = ledger
         self._last: DeviceLedger | None = None
         self.nested: DeviceLedger | None = None
@@ -46,7 +46,7 @@ class Placement:
         if target is not None:
             return self._ledger.on(target)
         if asked is not None and asked.type != "cpu":
-            return self._ledger.on(self._machine.normalise(asked))
+            return self._ledger.on(self._target.normalise(asked))
         # What C++ asks to be made on the CPU stands beside a tensor that C++ takes to be there; a
         # program that asks for the CPU comes with ``target`` set (devices/identity.py). Where C++
         # names no device (lengths, batch sizes) it is the host.
@@ -65,7 +65,7 @@ class Placement:
 
     def _where_tensors_are(self) -> DeviceLedger:
         """Return the machine's device if it holds anything, else the host."""
-        device = self._ledger.on(self._machine.device)
+        device = self._ledger.on(self._target.device)
         return device if device.entries else self._ledger.on(_CPU)
 
     def _shared(self, call: Call, device: DeviceLedger) -> DeviceLedger:

@@ -103,7 +103,7 @@ class HollowCloner(Cloner):
                     tensor.stride(),
                     int(tensor.storage_offset()),
                 )
-            clone = self._interceptor.border.enter_tensor(
+            clone = self._interceptor.parts.conversion.enter_tensor(
                 tensor.detach(), self._on, kind, label, owner, self._whole
             )
         self._storages[address] = clone

@@ -139,7 +139,7 @@ def _trace(
         layers.enter_context(process_kept())
         layers.enter_context(process_group_kept())
         layers.callback(give_survivors_data, ledger)
-        layers.callback(interceptor.border.return_borrowed)
+        layers.callback(interceptor.parts.conversion.return_borrowed)
         layers.enter_context(thread_kept())
         layers.enter_context(_layers(interceptor, memory))
 
@@ -161,7 +161,7 @@ def _profile(
     step: Step,
 ) -> MemoryProfile:
     __tracebackhide__ = True
-    ledger, machine = interceptor.ledger, interceptor.machine
+    ledger, machine = interceptor.parts.ledger, interceptor.parts.target
     program = Program(ledger)
     fingerprint = ""
     if isinstance(target, nn.Module):
@@ -174,10 +174,10 @@ def _profile(
         del cloner
         ledger.enter(Phase.FORWARD)
     else:
-        interceptor.attribution.on_outermost_call = program.called
-        interceptor.border.names = program.names
+        interceptor.parts.attribution.on_outermost_call = program.called
+        interceptor.parts.conversion.names = program.names
     outcome = step.run(target, args, kwargs)
-    interceptor.numbers.settle()
+    interceptor.parts.numbers.settle()
     device = ledger.devices[machine.device]
     if memory is not None:
         memory.close()
@@ -189,8 +189,8 @@ def _profile(
         torch_version=torch.__version__,
         workload=fingerprint or program.fingerprint(),
         warnings=(
-            *interceptor.values.warnings,
-            *_compiled(interceptor.attribution),
+            *interceptor.parts.values.warnings,
+            *_compiled(interceptor.parts.attribution),
             *_unknown(device.unknown_workspaces, machine),
         ),
         unknown_workspaces=tuple(sorted(device.unknown_workspaces)),
@@ -237,18 +237,18 @@ def _gradient_held_by_engine_alone() -> References:
             program()
     finally:
         give_survivors_data(ledger)
-    if interceptor.sums.seen is None:
+    if interceptor.kernels.sums.seen is None:
         raise UnsupportedTorchError(
             f"pytest-torchmem cannot trace on torch {torch.__version__}: the autograd engine does "
             "not accumulate gradients as in the supported versions (2.11 to 2.15)"
         )
-    return interceptor.sums.seen
+    return interceptor.kernels.sums.seen
 
 
 @contextmanager
 def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[None]:
     """Switch on interception, dispatch and identity, module and optimizer following; then off."""
-    gpu = interceptor.machine.gpu
+    gpu = interceptor.parts.target.gpu
     with ExitStack() as stack:
         context = TraceContext(interceptor)
         stack.enter_context(python_functions(context))
@@ -259,9 +259,9 @@ def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[N
 
             interceptor.paths = stack.enter_context(cuda_dispatch(gpu, context))
             stack.enter_context(cuda_identity(context, memory))
-        stack.enter_context(interceptor.attribution.following_modules())
+        stack.enter_context(interceptor.parts.attribution.following_modules())
         stack.enter_context(
-            optimizer_steps(interceptor.enter_optimizer, interceptor.phases.leave_optimizer)
+            optimizer_steps(interceptor.enter_optimizer, interceptor.parts.phases.leave_optimizer)
         )
         stack.enter_context(interceptor.running())
         yield

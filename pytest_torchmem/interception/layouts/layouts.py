@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytest_torchmem.interception.decompose import Intercepts
 from pytest_torchmem.interception.layouts.compressed import (
     asks_library,
     has_compressed,
@@ -16,33 +15,26 @@ from pytest_torchmem.interception.layouts.compressed import (
     storage_holder,
 )
 from pytest_torchmem.interception.layouts.nested import NestedTensors, has_nested
-from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.placement import Placement
-from pytest_torchmem.interception.values.known import LIMIT_NESTED, KnownValues
+from pytest_torchmem.interception.ledger import DeviceLedger
+from pytest_torchmem.interception.parts import Intercepts, Parts
+from pytest_torchmem.interception.values.known import LIMIT_NESTED
 from pytest_torchmem.operators.registry import Kind
 from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.storages import storage_address
 
 
 class Layouts:
     """Runs the operators that take or make such tensors."""
 
-    def __init__(
-        self,
-        interceptor: Intercepts,
-        machine: Target,
-        ledger: Ledger,
-        values: KnownValues,
-        placement: Placement,
-    ) -> None:
+    def __init__(self, interceptor: Intercepts, parts: Parts) -> None:
         self._interceptor = interceptor
-        self._machine = machine
-        self._ledger = ledger
-        self._values = values
-        self._placement = placement
-        self._nested = NestedTensors(machine, ledger)
+        self._target = parts.target
+        self._ledger = parts.ledger
+        self._values = parts.values
+        self._placement = parts.placement
+        self._nested = NestedTensors(parts.target, parts.ledger)
 
     def find(
         self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -76,9 +68,9 @@ class Layouts:
         with self._interceptor.intercepting():
             device = self._device_beside(args, kwargs)
             on_gpu = device.device.type == "cuda"
-            result = run_compressed(self._machine.host, on_gpu, operator, args, kwargs)
+            result = run_compressed(self._target.host, on_gpu, operator, args, kwargs)
         if on_gpu and asks_library(operator):
-            device.unknown_workspaces.add(operator.name)
+            device.note(Workspace(unknown=(operator.name,)))
         return result
 
     def _device_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
@@ -87,4 +79,4 @@ class Layouts:
             record = self._ledger.records.get(storage_address(storage_holder(tensor)))
             if record is not None:
                 return record.ledger
-        return self._ledger.on(self._machine.device)
+        return self._ledger.on(self._target.device)

@@ -50,20 +50,20 @@ class NestedTensors:
     Its methods run while operators are intercepted.
     """
 
-    def __init__(self, machine: Target, ledger: Ledger) -> None:
-        self._machine = machine
+    def __init__(self, target: Target, ledger: Ledger) -> None:
+        self._target = target
         self._ledger = ledger
 
     @property
     def host(self) -> Host:
         """The host that kernels for the CPU run on."""
-        return self._machine.host
+        return self._target.host
 
     @property
     def gpu(self) -> Gpu:
         """The GPU that kernels for cuda run on."""
-        assert self._machine.gpu is not None
-        return self._machine.gpu
+        assert self._target.gpu is not None
+        return self._target.gpu
 
     def run(self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that takes or makes nested tensors."""
@@ -88,7 +88,7 @@ class NestedTensors:
             record = self._ledger.records.get(storage_address(tensor))
             if record is not None:
                 return record.ledger
-        return self._ledger.on(self._machine.device)
+        return self._ledger.on(self._target.device)
 
     def wrap(self, buffer: Tensor, sizes: Tensor) -> Tensor:
         """Return the nested tensor of the parts that lie one behind the other in ``buffer``.

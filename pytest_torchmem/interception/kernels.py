@@ -1,0 +1,333 @@
+"""What stands in for kernels: a call's plan is found or made, its outputs are, and both booked.
+
+In this order: the tensors' storages are looked up, the device is found, the plan is looked up or
+made (``plans.py``), outputs are made from it (``materialize.py``), what the kernel takes is booked,
+and what is known of values is noted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.interception.call import Call
+from pytest_torchmem.interception.decompose import Decompositions
+from pytest_torchmem.interception.gradient_accumulation import GradientSums, References
+from pytest_torchmem.interception.layouts.compressed import LAYOUTS
+from pytest_torchmem.interception.layouts.layouts import Layouts
+from pytest_torchmem.interception.layouts.sparse import has_sparse, reads_no_data, run_sparse
+from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
+from pytest_torchmem.interception.materialize import grow, make_hollow, make_outputs
+from pytest_torchmem.interception.parts import Intercepts, Parts
+from pytest_torchmem.interception.placement import check_generator
+from pytest_torchmem.interception.plan import Output, Plan, Same
+from pytest_torchmem.interception.plans import Plans, find_plan, geometry_of, with_types
+from pytest_torchmem.interception.staging import COPIES, stage, staged_pairs
+from pytest_torchmem.interception.values.data_dependent import (
+    equal_without_values,
+    plan_from_values,
+    without_masks,
+)
+from pytest_torchmem.operators.calls import GivenCall
+from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.operators.workspace import Buffer, Workspace
+from pytest_torchmem.operators.workspace_of import library_state, workspace_of
+from pytest_torchmem.profile.timeline import Origin, Phase
+from pytest_torchmem.torch_private.autograd import ENGINE_CODE, in_engine_thread
+from pytest_torchmem.torch_private.kernels import run_composite_explicit
+from pytest_torchmem.torch_private.meta import LIKE_ANOTHER
+from pytest_torchmem.torch_private.storages import storage_address
+
+_CPU = torch.device("cpu")
+
+
+class Kernels:
+    """Runs the operators that are one kernel, or a body of others, on hollow tensors."""
+
+    def __init__(
+        self,
+        interceptor: Intercepts,
+        parts: Parts,
+        layouts: Layouts,
+        alone: References | None,
+    ) -> None:
+        self.sums = GradientSums(alone)
+        self._interceptor = interceptor
+        self._parts = parts
+        self._target = parts.target
+        self._ledger = parts.ledger
+        self._layouts = layouts
+        self._plans = Plans(parts.target)
+        self._decompositions = Decompositions(interceptor, parts.ledger, parts.numbers)
+
+    # -- one operator ------------------------------------------------------------------------------
+
+    def run(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator on whatever tensors it is called with."""
+        __tracebackhide__ = True
+        if kwargs and kwargs.get("layout") in LAYOUTS:
+            self._parts.phases.find()
+            return self._layouts.run_compressed(spec, args, kwargs)
+        tensors: list[Tensor] = []
+        try:
+            key: Any = geometry_of(args, tensors)
+            if kwargs:
+                key = (key, geometry_of(tuple(kwargs.items()), tensors))
+        except RuntimeError:  # of a tensor that has no strides
+            run = self._layouts.find(spec, args, kwargs)
+            if run is None:
+                raise
+            self._parts.phases.find()
+            return run(spec, args, kwargs)
+        records = self._records(tensors)
+        if records is None:
+            return self._run_unrecorded(spec, args, kwargs)
+        call = Call(spec, args, kwargs, tensors, records)
+        device = self._parts.placement.device_of(call, self._interceptor.placed_on)
+        if device is None:
+            return spec.overload(*args, **kwargs)
+        if kwargs and kwargs.get("generator") is not None:
+            check_generator(kwargs["generator"], device.device)
+        frame = sys._getframe(2)
+        self._parts.phases.find()
+        if self._ledger.phase is Phase.BACKWARD and self._sums_in_place(call, device, frame):
+            return tensors[0]
+        if spec.dynamic and self._plans.own_meta(spec, device.device.type) is None:
+            return self._run_dynamic(call, device, frame)
+        return self._run_planned(call, key, device, frame)
+
+    def _run_planned(self, call: Call, key: Any, device: DeviceLedger, frame: Any) -> Any:
+        """Run a call whose outputs' geometry follows from that of its arguments."""
+        __tracebackhide__ = True
+        spec, planned = call.operator, (call.args, call.kwargs)
+        if spec.masks:
+            plain = without_masks(call, self._parts.values)
+            if plain is None:
+                self._parts.values.know(call, Plan((), Same(0)), call.args)
+                return call.args[0]
+            planned = (plain, call.kwargs)
+            key = (key, geometry_of(plain, []))
+        key = (spec.overload, device.device, key)
+        plan = self._plans.remembered(key)
+        if plan is not None:
+            return self._follow(call, plan, device, frame, is_new=False)
+        body = self._body(spec, device.device.type) if call.tensors else None
+        if body is None:
+            plan = self._plans.make(key, call, planned, device.device)
+            return self._follow(call, plan, device, frame, is_new=True)
+        result, plan = self._decompositions.run(body, call, device)
+        if plan is not None:
+            self._plans.remember(key, plan)
+            self._parts.values.know(call, plan, result)
+        return result
+
+    def _follow(
+        self, call: Call, plan: Plan, device: DeviceLedger, frame: Any, is_new: bool
+    ) -> Any:
+        """Make what a plan says a kernel returns, and book what it takes."""
+        __tracebackhide__ = True
+        spec, args, tensors, parts = call.operator, call.args, call.tensors, self._parts
+        numbers: tuple[int, ...] = ()
+        if len(tensors) < len(spec.tensors) and device.device == _CPU:
+            numbers = spec.numbers(args)
+        origin = self._origin(spec, frame)
+        result = make_outputs(self._ledger, plan, tensors, device, origin)
+        if is_new:
+            given = with_types(args, numbers)
+            where = device.device.type
+            plan.workspace = workspace_of(self._target, where, spec, result, given, call.kwargs)
+        wrapped: tuple[int, ...] = ()
+        if numbers and frame.f_code is not ENGINE_CODE:  # what the engine issues, a node has saved
+            wrapped = parts.numbers.book(args, numbers, device, origin)
+        if plan.workspace is not None:
+            self._take(plan.workspace, device, origin)
+        if wrapped:
+            recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+            parts.numbers.release(spec, numbers, wrapped, device, result if recorded else None)
+        if self._target.gpu is not None and self._interceptor.placed_on is None:
+            parts.placement.note_guess(call, result)
+        if len(self._ledger.devices) > 1 and spec.name in COPIES:
+            self._stage(call, result, device)
+        parts.values.know(call, plan, result)
+        return result
+
+    def _body(self, spec: OperatorSpec, device: str) -> Callable[..., Any] | None:
+        """Return what runs an operator as the sequence of others that it is; None for a leaf."""
+        decomposition = spec.on(device).decomposition
+        if decomposition is not None:
+            machine = self._target.machine(device)
+            return lambda *args, **kwargs: decomposition(
+                args, kwargs, machine=machine, call=GivenCall(args, kwargs)
+            )
+        if spec.composite and not spec.one_kernel_on(self._target.device.type):
+            return partial(run_composite_explicit, spec.overload)
+        return None
+
+    def _sums_in_place(self, call: Call, device: DeviceLedger, frame: Any) -> bool:
+        """Whether this is a sum of two gradients that the engine would make in the first."""
+        self.sums.operator_in_backward(len(device.entries))
+        tensors, records = call.tensors, call.records
+        by_engine = call.operator.name == "aten::add.Tensor" and frame.f_code is ENGINE_CODE
+        if not by_engine or len(tensors) != 2:
+            return False
+        if self.sums.in_place(tensors[0], tensors[1], records[0], sys.getrefcount(tensors[0])):
+            return True
+        streams = self._parts.streams
+        if streams.several and self.sums.is_sum(records[0]):
+            streams.enter_sum(tensors[0].shape)
+        return False
+
+    def _stage(self, call: Call, result: Any, device: DeviceLedger) -> None:
+        """Write down the temporaries of copies between host and GPU."""
+        __tracebackhide__ = True
+        given = call.kwargs.get("non_blocking", call.args[2] if len(call.args) > 2 else False)
+        interceptor = self._interceptor
+        with self._decompositions.within(call.operator.name):
+            for destination, source, origin in staged_pairs(call, result, device):
+                devices = (device.device, origin.device)
+                with interceptor.intercepting():
+                    stage(destination, source, *devices, bool(given), interceptor.placing_on)
+
+    # -- shapes that depend on data ----------------------------------------------------------------
+
+    def _run_dynamic(self, call: Call, device: DeviceLedger, frame: Any) -> Any:
+        """Run an operator whose outputs' shape depends on data, which has to be known."""
+        __tracebackhide__ = True
+        spec, where = call.operator, device.device.type
+        body = self._body(spec, where)
+        if body is not None:
+            return self._decompositions.run(body, call, device)[0]
+        if spec.name == "aten::equal":
+            answer = equal_without_values(call)
+            if answer is not None:
+                return answer
+        origin, values = self._origin(spec, frame), self._parts.values
+        plan, real = plan_from_values(call, values, where)
+        result = self._with_host_outputs(call, plan, real, device, origin)
+        # Where the outputs' values decide what a kernel takes, they are known here.
+        workspace = workspace_of(self._target, where, spec, real, call.args, call.kwargs)
+        if workspace is not None:
+            self._take(workspace, device, origin)
+        if all(record.known is not None for record in call.records):
+            values.take(result, real)
+        return result
+
+    def _with_host_outputs(
+        self, call: Call, plan: Plan, real: Any, device: DeviceLedger, origin: Origin
+    ) -> Any:
+        """Make outputs, those on the host whose values follow from what decided the shapes too."""
+        on_host = call.operator.on(device.device.type).host_outputs
+        if not on_host:
+            return make_outputs(self._ledger, plan, call.tensors, device, origin)
+        of_host = {position: plan.outputs[position] for position in on_host}
+        plan.outputs = tuple(
+            None if position in on_host else output for position, output in enumerate(plan.outputs)
+        )
+        outputs = list(make_outputs(self._ledger, plan, call.tensors, device, origin))
+        for position, output in of_host.items():
+            nbytes, host = plan.slots[output.slot], self._ledger.on(_CPU)
+            outputs[position] = make_hollow(self._ledger, output, nbytes, host, origin)
+            self._parts.values.take(outputs[position], real[position])
+        return tuple(outputs)
+
+    # -- tensors that have no storage of the ledger ------------------------------------------------
+
+    def _records(self, tensors: list[Tensor]) -> list[StorageRecord] | None:
+        """Return the ledger's records of ``tensors``; None where torch's own kernel has to run."""
+        get, conversion = self._ledger.records.get, self._parts.conversion
+        found: list[StorageRecord] = []
+        for tensor in tensors:
+            try:
+                record = get(storage_address(tensor))
+            except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, …
+                return None
+            if record is None:
+                if tensor.device.type == "meta":
+                    return None
+                if self._parts.placement.nested is not None and tensor.dim() == 0:
+                    # of a number, made by C++ just now
+                    record = conversion.meet(tensor, _CPU, sys._getframe(2))
+                else:
+                    record = conversion.borrow(tensor)
+            found.append(record)
+        return found
+
+    def _run_unrecorded(
+        self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operator among whose tensors one has no storage of the ledger: meta or sparse."""
+        __tracebackhide__ = True
+        asked = self._interceptor.placed_on or kwargs.get("device")
+        if spec.name.startswith(LIKE_ANOTHER) and asked and asked.type != "meta":
+            return self._from_geometry(spec, args, kwargs, self._target.normalise(asked))
+        if has_sparse(args, kwargs) and not reads_no_data(spec):
+            self._parts.phases.find()
+            with self._interceptor.intercepting():
+                return run_sparse(spec, args, kwargs)
+        return spec.overload(*args, **kwargs)
+
+    def _from_geometry(
+        self,
+        spec: OperatorSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: torch.device,
+    ) -> Any:
+        """Make a tensor like one on ``meta`` on another device (``Module.to_empty``)."""
+        self._parts.phases.find()
+        plan = find_plan(spec, args, kwargs, [], self._plans.own_meta(spec, device.type))
+        origin = self._parts.attribution.origin(self._ledger.phase, spec.name, sys._getframe(4))
+        return make_outputs(self._ledger, plan, [], self._ledger.on(device), origin)
+
+    # -- other kinds -------------------------------------------------------------------------------
+
+    def item(self, tensor: Tensor) -> Any:
+        """Return the number in a tensor."""
+        __tracebackhide__ = True
+        records = self._records([tensor])
+        return tensor.item() if records is None else self._parts.values.item(tensor, records[0])
+
+    def resize(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Give a tensor another shape, and a larger storage where its own is too small."""
+        tensor: Tensor = args[0]
+        records = self._records([tensor])
+        if records is None:
+            return cast(Tensor, spec.overload(*args, **kwargs))
+        shape = tuple(args[1])
+        resized = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+        ).resize_(shape, memory_format=kwargs.get("memory_format"))
+        self._parts.phases.find()
+        origin = self._parts.attribution.origin(self._ledger.phase, spec.name, sys._getframe(3))
+        output = Output(0, tensor.dtype, shape, resized.stride(), int(tensor.storage_offset()))
+        grow(self._ledger, tensor, output, records[0].ledger, origin)
+        return tensor
+
+    # -- what kernels take -------------------------------------------------------------------------
+
+    def keep(self, buffer: Buffer, spec: OperatorSpec, frame: Any) -> None:
+        """Book a library's workspace that stays and that an operator makes on its first use."""
+        device = self._ledger.on(self._target.device)
+        self._parts.phases.find()
+        origin = self._parts.attribution.origin(self._ledger.phase, spec.name, frame)
+        self._take(library_state(self._target, buffer, spec), device, origin)
+
+    def _take(self, workspace: Workspace, device: DeviceLedger, origin: Origin) -> None:
+        """Write down what a kernel takes."""
+        if workspace.kept:
+            in_engine = in_engine_thread()
+            for buffer in workspace.kept:
+                self._ledger.keep(buffer, in_engine, device, origin)
+        device.note(workspace)
+        if workspace.requests:
+            self._ledger.workspace(workspace.requests, device, origin, workspace.confidence)
+        self._decompositions.note(workspace)
+
+    def _origin(self, spec: OperatorSpec, frame: Any) -> Origin:
+        running = self._decompositions.running
+        return self._parts.attribution.origin(self._ledger.phase, running or spec.name, frame)

@@ -1,0 +1,47 @@
+"""The parts of a trace that those who run its operators share."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+
+from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.conversion import Conversion
+from pytest_torchmem.interception.ledger import Ledger
+from pytest_torchmem.interception.phases import Phases
+from pytest_torchmem.interception.placement import Placement
+from pytest_torchmem.interception.streams import Streams
+from pytest_torchmem.interception.values.known import KnownValues
+from pytest_torchmem.interception.wrapped_numbers import WrappedNumbers
+from pytest_torchmem.targets.target import Target
+
+
+class Parts:
+    """What a trace stands for, what it writes down, and what it knows of values and places."""
+
+    def __init__(self, target: Target, ledger: Ledger, attribution: Attribution) -> None:
+        self.target = target
+        self.ledger = ledger
+        self.attribution = attribution
+        self.values = KnownValues(ledger, attribution)
+        self.streams = Streams(ledger.on(target.device))
+        self.phases = Phases(ledger, attribution, self.streams)
+        self.conversion = Conversion(target, ledger, attribution, self.phases)
+        self.numbers = WrappedNumbers(ledger)
+        self.placement = Placement(target, ledger)
+
+
+class Intercepts(Protocol):
+    """How those who run operators let others come to the interceptor, or go elsewhere."""
+
+    @property
+    def placed_on(self) -> torch.device | None:
+        """Where outputs go, instead of where the inputs are."""
+
+    def intercepting(self) -> AbstractContextManager[None]:
+        """Let operators that are issued inside come to the interceptor."""
+
+    def placing_on(self, device: torch.device | None) -> AbstractContextManager[None]:
+        """Make their outputs on ``device``."""

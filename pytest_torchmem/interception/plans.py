@@ -1,0 +1,153 @@
+"""Plans of calls: remembered for the process, or made by rule, by a record, or on ``meta``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.interception.call import Call
+from pytest_torchmem.interception.plan import (
+    Output,
+    Plan,
+    Step,
+    plan_on_meta,
+    plan_pointwise,
+    remembered_plans,
+)
+from pytest_torchmem.interception.wrapped_numbers import type_of
+from pytest_torchmem.operators.registry import generation
+from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.operators.workspace import environment_settings
+from pytest_torchmem.operators.workspace_of import library_output
+from pytest_torchmem.targets.target import Target
+from pytest_torchmem.torch_private.settings import host_settings, kernel_settings
+
+_TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
+_Generator = torch.Generator
+
+
+class Plans:
+    """Plans on one target, those that earlier traces of this process have made included."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._environment = environment_settings()
+        self._find_settings = host_settings if target.gpu is None else kernel_settings
+        self._settings: tuple[Any, ...] | None = None
+        self._plans: dict[Any, Plan] = {}
+
+    def remembered(self, key: Any) -> Plan | None:
+        """Return the plan of an operator and geometry under the settings that hold now."""
+        settings = self._find_settings()
+        if settings != self._settings:  # by which dtypes and kernels are chosen
+            self._settings, target = settings, self._target
+            on = (generation(), *settings, *self._environment)
+            self._plans = remembered_plans(target.host, target.gpu, target.calibration, on)
+        return self._plans.get(key)
+
+    def remember(self, key: Any, plan: Plan) -> None:
+        """Keep a plan under the settings that held when it was looked up."""
+        self._plans[key] = plan
+
+    def make(
+        self,
+        key: Any,
+        call: Call,
+        given: tuple[tuple[Any, ...], dict[str, Any]],
+        device: torch.device,
+    ) -> Plan:
+        """Return the plan of a call that is seen for the first time, asked with what is ``given``.
+
+        Its workspace is found when the outputs are there.
+        """
+        __tracebackhide__ = True
+        spec = call.operator
+        plan = find_plan(spec, *given, call.tensors, self.own_meta(spec, device.type))
+        on_device = spec.on(device.type)
+        plan.on_host = frozenset(plan.outputs[at].slot for at in on_device.host_outputs)
+        plan.steps = _in_order(on_device.order, plan)
+        sized = library_output(self._target, spec, call.args, call.kwargs)
+        if sized is not None:
+            plan.resize(*sized)
+        self._plans[key] = plan
+        return plan
+
+    def own_meta(self, spec: OperatorSpec, device: str) -> Callable[..., Any] | None:
+        """Return the function that a record has for the geometry of outputs on a device.
+
+        Raises what torch raises where it has no kernel for the device.
+        """
+        on_device = spec.on(device)
+        if on_device.is_missing:
+            backend = device.upper()
+            raise NotImplementedError(
+                f"Could not run '{spec.name}' with arguments from the '{backend}' backend: torch "
+                f"has no kernel of it for {backend}"
+            )
+        return on_device.meta
+
+
+def _in_order(order: Sequence[int], plan: Plan) -> tuple[Step, ...]:
+    """Return the steps of a plan for its kernel's order; none where that is the outputs' own.
+
+    The order decides which blocks the caching allocator gives, and with that what is reserved.
+    """
+    outputs = [plan.outputs[position] for position in order]
+    if any(type(output) is not Output or plan.slots[output.slot] < 0 for output in outputs):
+        return ()
+    return tuple(outputs)
+
+
+def find_plan(
+    operator: OperatorSpec,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: list[Tensor],
+    own: Callable[..., Any] | None,
+) -> Plan:
+    """Return which storages a call makes and how its outputs lie on them.
+
+    ``tensors`` are those among the arguments, ``own`` is the function that gives the geometry of
+    this operator's outputs, where ``meta`` does not.
+    """
+    __tracebackhide__ = True
+    if tensors and not kwargs:  # a clone may be laid out in another way
+        plan = plan_pointwise(
+            operator.overload, tensors, bool(operator.mutated or operator.mutated_names)
+        )
+        if plan is not None:
+            return plan
+    if operator.takes_device:
+        kwargs = {**kwargs, "device": "meta"}
+        kwargs.pop("pin_memory", None)
+    if own is None:
+        args = operator.with_numbers_as_tensors(args, "meta")
+    return plan_on_meta(operator.overload, own or operator.overload, args, kwargs)
+
+
+def geometry_of(value: Any, tensors: list[Tensor]) -> Any:
+    """Return what of an argument decides the outputs' geometry; tensors are appended in order."""
+    kind = type(value)
+    if kind in _TENSOR_TYPES or isinstance(value, Tensor):
+        tensors.append(value)
+        return (value.shape, value.stride(), value.dtype)
+    if kind is tuple or kind is list:
+        return tuple([geometry_of(item, tensors) for item in value])
+    if kind is float or kind is bool:
+        return (kind, value)
+    if issubclass(kind, _Generator):
+        return None
+    return value
+
+
+def with_types(args: tuple[Any, ...], numbers: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return arguments where tensors without data stand for ``numbers`` wrapped in them."""
+    if not numbers:
+        return args
+    converted = list(args)
+    for position in numbers:
+        converted[position] = torch.empty((), dtype=type_of(args[position]), device="meta")
+    return tuple(converted)
