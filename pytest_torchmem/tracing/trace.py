@@ -69,7 +69,8 @@ def trace(
     or function of the parameters) its ``step()``. ``steps`` repeats it.
 
     ``device`` is ``"cpu"`` or ``"cuda"``, ``gpu`` a name of the catalogue for cuda, ``host``
-    ``"reference"`` (the same figures on every machine) or ``"here"``.
+    ``"reference"`` (the same figures on every machine) or ``"here"``, which warns of estimates on
+    a CPU that was never compared with its allocator.
 
     ``allocator`` sets up cuda's caching allocator, written as for ``PYTORCH_ALLOC_CONF``; that
     variable itself is not read, so that a trace is the same everywhere. ``memory`` is what the GPU

@@ -35,8 +35,11 @@ def _is_reduced(tensor: Tensor) -> bool:
 
 
 @operator("aten::_scaled_dot_product_flash_attention_for_cpu").workspace("cpu")
-def flash_attention(machine: Host, query: Tensor, key: Tensor) -> int:
-    """Per thread: a block of scores, its row maxima and sums, and a block of the output."""
+def flash_attention(machine: Host, query: Tensor, key: Tensor) -> int | Workspace:
+    """Per thread: a block of scores, its row maxima and sums, and a block of the output.
+
+    Operands that oneDNN has packed for AMX are not counted.
+    """
     if query.numel() == 0 or key.numel() == 0:
         return 0
     rows, columns = _split(query, key)
@@ -44,7 +47,9 @@ def flash_attention(machine: Host, query: Tensor, key: Tensor) -> int:
     block = (rows * columns + 2 * rows + rows * query.shape[-1]) * accumulated
     if _is_reduced(query):
         block += rows * columns * query.element_size()
-    return machine.threads * block
+    taken = machine.threads * block
+    packs = uses_onednn(machine, query.dtype)
+    return by_onednn(machine, query.dtype, taken) if packs else taken
 
 
 @operator("aten::_scaled_dot_product_flash_attention_for_cpu_backward").workspace("cpu")

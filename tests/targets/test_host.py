@@ -126,15 +126,21 @@ def test_estimates_say_so(
     assert kinds == {Confidence.EXACT if sure else Confidence.UNKNOWN}
 
 
-def test_estimates_of_matrix_products_are_those_of_bfloat16(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In float32 they are not oneDNN's."""
+def test_estimates_on_a_cpu_with_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products and attention are oneDNN's in bfloat16 alone."""
     machine = replace(REFERENCE, instructions="avx512_core_amx")
     monkeypatch.setitem(tracing._HOSTS, "here", lambda: machine)
-    for dtype, expected in ((torch.float32, ()), (torch.bfloat16, ("aten::addmm", "aten::mm"))):
-        layer, x = nn.Linear(64, 64, dtype=dtype), torch.zeros(32, 64, dtype=dtype)
-        assert trace(layer, x, host="here").unknown_workspaces == expected
+    attention = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+    def step(dtype: torch.dtype) -> None:
+        query = torch.zeros(1, 2, 32, 64, dtype=dtype, requires_grad=True)
+        weight = torch.zeros(64, 64, dtype=dtype, requires_grad=True)
+        found = nn.functional.scaled_dot_product_attention(query, query, query)
+        (found.reshape(64, 64) @ weight).sum().backward()
+
+    assert trace(step, torch.float32, host="here").unknown_workspaces == ()
+    estimated = trace(step, torch.bfloat16, host="here").unknown_workspaces
+    assert estimated == (attention, f"{attention}_backward", "aten::mm")
 
 
 @pytest.mark.parametrize(
