@@ -71,7 +71,6 @@ operator(
     "aten::copy_",
     "aten::_grid_sampler_2d_cpu_fallback",
     "aten::_grid_sampler_2d_cpu_fallback_backward",
-    "aten::_grouped_mm",
     "aten::_pack_padded_sequence",
     "aten::_philox_normal",
     "aten::_philox_uniform",

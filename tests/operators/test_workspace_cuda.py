@@ -58,6 +58,16 @@ class EagerAttention(nn.Module):
 # -- cuBLAS ----------------------------------------------------------------------------------------
 
 
+def test_a_product_with_a_vector_into_a_given_output() -> None:
+    """Of the arguments of ``addmv`` the output is not one that may be copied."""
+
+    def body() -> None:
+        matrix, vector, out = (cuda(*shape, grad=False) for shape in ((16, 32), (16,), (16,)))
+        torch.mv(matrix[:, ::2], vector, out=out)
+
+    assert taken(body, "aten::mv") == [16 * 16 * 4]
+
+
 def kept(profile: MemoryProfile) -> list[int]:
     """Return the workspaces that stay."""
     return [one.nbytes for one in workspaces(profile) if one.label]

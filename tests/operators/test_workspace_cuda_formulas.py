@@ -18,7 +18,8 @@ from torch import Tensor
 from pytest_torchmem.operators import simple as nothing
 from pytest_torchmem.operators.attention import cuda as attention
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.matmul import cuda as blas
+from pytest_torchmem.operators.libraries.cublas import blas_buffer
+from pytest_torchmem.operators.matmul.operands import cublas_copy
 from pytest_torchmem.operators.reduction.cuda import sum_buffers
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace import Workspace
@@ -399,20 +400,20 @@ def test_ctc_loss_backward_has_another_table() -> None:
 
 def test_matrices_that_cublas_cannot_read_are_copied() -> None:
     """Blas.cpp, ``prepare_matrix_for_cublas``."""
-    assert blas.matrix_copy(meta(8, 16)) == 0
-    assert blas.matrix_copy(meta(8, 16).t()) == 0
-    assert blas.matrix_copy(meta(8, 32)[:, :16]) == 0
-    assert blas.matrix_copy(meta(8, 32)[:, ::2]) == 8 * 16 * 4
-    assert blas.matrix_copy(meta(1, 1).expand(8, 16)) == 8 * 16 * 4
-    assert blas.batch_copy(meta(4, 8, 16), 8, 16) == 0
-    assert blas.batch_copy(meta(4, 8, 32)[..., ::2], 8, 16) == 4 * 8 * 16 * 4
+    assert cublas_copy(meta(8, 16)) == 0
+    assert cublas_copy(meta(8, 16).t()) == 0
+    assert cublas_copy(meta(8, 32)[:, :16]) == 0
+    assert cublas_copy(meta(8, 32)[:, ::2]) == 8 * 16 * 4
+    assert cublas_copy(meta(1, 1).expand(8, 16)) == 8 * 16 * 4
+    assert cublas_copy(meta(4, 8, 16)) == 0
+    assert cublas_copy(meta(4, 8, 32)[..., ::2]) == 4 * 8 * 16 * 4
 
 
 def test_products_of_groups_are_cutlass_on_hopper() -> None:
     """GroupedBlas.cpp, ``_grouped_mm_cuda``."""
     x, weights = meta(64, 32, dtype=BFLOAT), meta(4, 32, 16, dtype=BFLOAT)
     assert found("_grouped_mm", None, x, weights, gpu=H100).confidence is UNKNOWN
-    assert found("_grouped_mm", None, x, weights).kept == (blas.blas_buffer(A100),)
+    assert found("_grouped_mm", None, x, weights).kept == (blas_buffer(A100),)
 
 
 def test_scaled_products() -> None:
@@ -421,7 +422,7 @@ def test_scaled_products() -> None:
     tensor = found("_scaled_mm", None, x, x.t(), meta(1), meta(1), gpu=H100)
     rows = found("_scaled_mm", None, x, x.t(), meta(64, 1), meta(1, 64), gpu=H100)
     assert (tensor.confidence, rows.confidence) == (EXACT, UNKNOWN)
-    assert tensor.kept == rows.kept == (blas.blas_buffer(H100),)
+    assert tensor.kept == rows.kept == (blas_buffer(H100),)
 
 
 # -- sorting ---------------------------------------------------------------------------------------

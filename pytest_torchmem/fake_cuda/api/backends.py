@@ -10,7 +10,7 @@ import torch
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.attention.dispatch import BACKENDS, may_use
-from pytest_torchmem.operators.matmul.cuda import cublas_workspace, cublaslt_workspace
+from pytest_torchmem.operators.libraries.cublas import cublas_workspace, cublaslt_workspace
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.patches import Replacements
 from pytest_torchmem.torch_private.replaceable import can_use_attention

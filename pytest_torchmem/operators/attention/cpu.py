@@ -14,7 +14,7 @@ from torch import Tensor
 from pytest_torchmem.operators.geometry import accumulation_type, contiguous_copy
 from pytest_torchmem.operators.libraries.onednn.brgemm_matmul import Product
 from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
-from pytest_torchmem.operators.matmul.cpu import SCALE, SMALLEST, uses_onednn
+from pytest_torchmem.operators.matmul.onednn import SCALE, SMALLEST, has_onednn_products
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.host import Host
@@ -48,7 +48,7 @@ def flash_attention(machine: Host, query: Tensor, key: Tensor) -> int | Workspac
     if _is_reduced(query):
         block += rows * columns * query.element_size()
     taken = machine.threads * block
-    packs = uses_onednn(machine, query.dtype)
+    packs = has_onednn_products(machine, query.dtype)
     return by_onednn(machine, query.dtype, taken) if packs else taken
 
 
@@ -69,7 +69,7 @@ def flash_attention_backward(
         blocks += 2 * rows * columns * query.element_size()
     copied = contiguous_copy(grad_out.transpose(1, 2))
     taken = copied + machine.threads * blocks + rows * accumulated
-    if not uses_onednn(machine, query.dtype):
+    if not has_onednn_products(machine, query.dtype):
         return taken
     products = max(_products(machine, query, key))
     return by_onednn(machine, query.dtype, taken + products)

@@ -19,7 +19,7 @@ from pytest_torchmem.operators.geometry import (
     contiguous_copy,
     suggested_format,
 )
-from pytest_torchmem.operators.matmul.cuda import blas_buffer
+from pytest_torchmem.operators.libraries.cublas import blas_buffer
 from pytest_torchmem.operators.reduction.cuda import sum_buffers
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace, bounded, unknown

@@ -29,21 +29,3 @@ def transform_bias_rescale_qkv(qkv: Tensor, num_heads: int) -> tuple[Tensor, ...
 def compute_linear_combination(input: Tensor, coefficients: Tensor) -> Tensor:
     """native/LinearAlgebra.cpp."""
     return like(input, (coefficients.shape[0], *input.shape[1:]))
-
-
-@operator("aten::_grouped_mm").meta()
-def grouped_mm(
-    input: Tensor, mat2: Tensor, offs: Tensor | None = None, out_dtype: torch.dtype | None = None
-) -> Tensor:
-    """Rows of the output begin at multiples of 16 bytes; ``create_grouped_gemm_output_tensor``.
-
-    native/GroupedMMUtils.h. Groups are the last operand's batches, or cut out by ``offs``.
-    """
-    dtype = out_dtype or input.dtype
-    shape: tuple[int, ...] = (input.size(-2), mat2.size(-1))
-    if input.dim() == mat2.dim():
-        groups = input.size(0) if input.dim() == 3 else (0 if offs is None else offs.size(0))
-        shape = (groups, *shape)
-    row = -(-shape[-1] * dtype.itemsize // 16) * 16 // dtype.itemsize
-    stride = (shape[-2] * row, row, 1)[-len(shape) :]
-    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")

@@ -1,0 +1,61 @@
+"""cuBLAS's and cuBLASLt's workspace: buffers that stay.
+
+cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize``, ``setCublasWorkspace``: one buffer for each
+thread and stream, taken through the caching allocator at the first product and kept until
+``torch._C._cuda_clearCublasWorkspaces()``. cuBLASLt uses the same buffer
+(``unified_cublas_and_lt_workspaces``) unless ``TORCH_CUBLASLT_UNIFIED_WORKSPACE=0``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from pytest_torchmem.operators.workspace import Buffer, Workspace
+from pytest_torchmem.targets.gpus import Gpu
+
+_KIB = 1024
+_SMALL = 4096 * _KIB * 2 + 16 * _KIB * 8
+_LARGE = 4096 * _KIB * 8
+_LARGE_ON = (9, 10, 12)
+_LT_ALONE = 1024 * _KIB
+_CONFIG = re.compile(r":([0-9]+):([0-9]+)")
+
+
+def cublas_workspace(gpu: Gpu) -> int:
+    """Return the bytes of cuBLAS's buffer; ``parseChosenWorkspaceSize``.
+
+    32 MiB on Hopper and Blackwell, 8.125 MiB elsewhere, or what ``CUBLAS_WORKSPACE_CONFIG`` says
+    (``:4096:2:16:8``: KiB and how many).
+    """
+    default = _LARGE if gpu.capability[0] in _LARGE_ON else _SMALL
+    config = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    sizes = _CONFIG.findall(config) if config is not None else []
+    return sum(int(size) * _KIB * int(count) for size, count in sizes) if sizes else default
+
+
+def _lt_workspace() -> int | None:
+    """Return the bytes of cuBLASLt's own buffer; None where it shares cuBLAS's."""
+    unified = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1").lower()
+    if unified in ("1", "on", "yes", "true", "y", "t"):
+        return None
+    size = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    return int(size) * _KIB if size.isdigit() else _LT_ALONE
+
+
+def cublaslt_workspace(gpu: Gpu) -> int:
+    """Return the bytes of the buffer that cuBLASLt uses: its own, or the one it shares."""
+    alone = _lt_workspace()
+    return cublas_workspace(gpu) if alone is None else alone
+
+
+def blas_buffer(gpu: Gpu) -> Buffer:
+    """Return cuBLAS's buffer on a GPU."""
+    return Buffer("cuBLAS", cublas_workspace(gpu))
+
+
+def beside_buffer(gpu: Gpu, *requests: int, lt: bool = False) -> Workspace:
+    """Return what a product takes: ``requests`` of its own, and the buffer that stays."""
+    alone = _lt_workspace() if lt else None
+    buffer = Buffer("cuBLASLt", alone) if alone is not None else blas_buffer(gpu)
+    return Workspace(requests, kept=(buffer,) if buffer.nbytes else ())

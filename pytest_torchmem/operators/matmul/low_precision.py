@@ -1,0 +1,68 @@
+"""Products of scaled and of whole numbers, and of groups: cuBLASLt's, or CUTLASS's on Hopper."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.libraries.cublas import beside_buffer
+from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.rounding import round_up
+from pytest_torchmem.operators.workspace import Workspace, unknown
+from pytest_torchmem.profile.timeline import Confidence
+from pytest_torchmem.targets.gpus import Gpu
+
+_ALIGNMENT = 16
+
+
+@operator("aten::_int_mm", "aten::_scaled_mm").workspace("cuda")
+def lt_product(
+    machine: Gpu,
+    input: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+) -> Workspace | int:
+    """cuBLASLt; scales of rows or blocks go to CUTLASS on Hopper, which takes its own.
+
+    native/cuda/Blas.cpp, ``_int_mm_cuda``; native/cuda/ScaledBlas.cpp, ``_scaled_mm_out_cuda``.
+    """
+    if not (input.numel() and mat2.numel()):
+        return 0
+    found = beside_buffer(machine, lt=True)
+    if any(scale is not None and scale.numel() > 1 for scale in (scale_a, scale_b)):
+        return Workspace((), Confidence.UNKNOWN, found.kept)
+    return found
+
+
+# Registered for every backend, and reading and writing data all the same.
+grouped_mm = operator("aten::_grouped_mm", kind=Kind.LEAF)
+
+
+@grouped_mm.meta()
+def grouped_rows(
+    input: Tensor, mat2: Tensor, offs: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """Rows of the output begin at multiples of 16 bytes; ``create_grouped_gemm_output_tensor``.
+
+    native/GroupedMMUtils.h. Groups are the last operand's batches, or cut out by ``offs``.
+    """
+    dtype = out_dtype or input.dtype
+    shape: tuple[int, ...] = (input.size(-2), mat2.size(-1))
+    if input.dim() == mat2.dim():
+        groups = input.size(0) if input.dim() == 3 else (0 if offs is None else offs.size(0))
+        shape = (groups, *shape)
+    row = round_up(shape[-1] * dtype.itemsize, _ALIGNMENT) // dtype.itemsize
+    stride = (shape[-2] * row, row, 1)[-len(shape) :]
+    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+
+@grouped_mm.workspace("cuda")
+def product_for_every_group(machine: Gpu, input: Tensor) -> Workspace:
+    """Of cuBLAS; in bfloat16 on Hopper and Blackwell CUTLASS, with its own.
+
+    native/cuda/GroupedBlas.cpp, ``_grouped_mm_cuda``.
+    """
+    if machine.capability in ((9, 0), (10, 0)) and input.dtype == torch.bfloat16:
+        return unknown()
+    return beside_buffer(machine)

@@ -1,0 +1,201 @@
+"""Matrix products: copies of operands that a library cannot read, and what the library takes.
+
+On CUDA cuBLAS's buffer, which stays. On the CPU oneDNN's scratchpad in bfloat16; what MKL packs for
+itself is not seen by PyTorch's allocator and not counted.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.libraries.cublas import beside_buffer
+from pytest_torchmem.operators.matmul.onednn import SCALE, as_read, onednn_product, uses_onednn
+from pytest_torchmem.operators.matmul.operands import (
+    blas_copy,
+    cublas_copy,
+    is_readable,
+    onednn_copy,
+)
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Workspace
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
+
+_LT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_NUMBER = 8
+"""Bytes of a Python number in a tensor."""
+_SMALLEST_FOR_MKL = 400
+"""``contraction_size * res_rows * res_cols``, below which a batch is multiplied by plain loops."""
+
+
+def _cublas(gpu: Gpu, first: Tensor, second: Tensor, lt: bool = False) -> Workspace | int:
+    """cuBLAS, and copies of operands; nothing where there is nothing to multiply."""
+    if not (first.numel() and second.numel()):
+        return 0
+    return beside_buffer(gpu, cublas_copy(first), cublas_copy(second), lt=lt)
+
+
+# -- matrices --------------------------------------------------------------------------------------
+
+
+def _matrix_product(
+    machine: Host, result: Tensor, first: Tensor, second: Tensor, alpha: float = 1
+) -> int | Workspace:
+    """native/LinearAlgebra.cpp, addmm_impl_cpu_, whose gemm may be oneDNN's
+    (native/CPUBlas.cpp, ``mkldnn_bf16_gemm``); a single column is a row of the product turned.
+    """
+    rows, depth = first.shape
+    columns = second.shape[1]
+    if first.numel() == 0 or second.numel() == 0:
+        return 0
+    copies = blas_copy(first) + blas_copy(second)
+    if not uses_onednn(machine, first.dtype, rows * depth * columns):
+        return copies
+    if result.stride(0) == 1 and (columns == 1 or result.stride(1) >= max(1, rows)):
+        first, second = second.t(), first.t()
+    if blas_copy(first):
+        first = as_read(first, copied=True)
+    scale = 0 if alpha == 1 else SCALE
+    return onednn_product(machine, first, second, copies + scale)
+
+
+@operator("aten::mm").workspace("cpu")
+def mm(machine: Host, outputs: Tensor, input: Tensor, mat2: Tensor) -> int | Workspace:
+    """Copies of operands that BLAS cannot read; native/LinearAlgebra.cpp, mm_out_cpu."""
+    return _matrix_product(machine, outputs, input, mat2)
+
+
+@operator("aten::mm", "aten::bmm").workspace("cuda")
+def mm_or_bmm_on_cuda(machine: Gpu, input: Tensor, mat2: Tensor) -> Workspace | int:
+    """native/cuda/Blas.cpp, ``addmm_out_cuda_impl``, ``bmm_out_cuda_impl``."""
+    return _cublas(machine, input, mat2)
+
+
+addmm = operator("aten::addmm", "aten::addmm_")
+
+
+@addmm.workspace("cpu")
+def addmm_on_cpu(
+    machine: Host, outputs: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> int | Workspace:
+    """As mm: the bias is copied into the result first; native/LinearAlgebra.cpp, addmm_out_cpu.
+
+    Where there is nothing to multiply the bias is multiplied by a tensor of ``beta``.
+    """
+    if mat1.numel() == 0 and outputs.numel() and beta != 0:
+        return _NUMBER + outputs.element_size()
+    return _matrix_product(machine, outputs, mat1, mat2, alpha)
+
+
+@addmm.workspace("cuda")
+@operator("aten::_addmm_activation").workspace("cuda")
+def addmm_on_cuda(machine: Gpu, input: Tensor, mat1: Tensor, mat2: Tensor) -> Workspace | int:
+    """CuBLASLt with the bias as its epilogue, else cuBLAS; ``isInputCompliesAddmmCudaLt``.
+
+    Where it is not, the bias is copied into the result: nothing more.
+    """
+    epilogue = input.dim() == 1 and input.shape[0] == mat2.shape[1] and input.is_contiguous()
+    return _cublas(machine, mat1, mat2, lt=epilogue and mat1.dtype in _LT_TYPES)
+
+
+addmv = operator("aten::addmv", "aten::addmv_")
+
+
+@addmv.workspace("cpu")
+def addmv_on_cpu(machine: Host, mat: Tensor, vec: Tensor) -> int | Workspace:
+    """A copy of a matrix that gemv cannot read; native/Blas.cpp, addmv_out."""
+    if mat.numel() == 0:
+        return 0
+    if not uses_onednn(machine, mat.dtype, mat.numel()):
+        return blas_copy(mat)
+    copied = onednn_copy(mat)
+    column = torch.empty((vec.numel(), 1), dtype=vec.dtype, device="meta")
+    return onednn_product(machine, as_read(mat, copied > 0), column, copied + contiguous_copy(vec))
+
+
+@addmv.workspace("cuda")
+def addmv_on_cuda(machine: Gpu, mat: Tensor, vec: Tensor) -> Workspace | int:
+    """A vector without stride is copied too; native/cuda/Blas.cpp, ``addmv_out_cuda``."""
+    if not mat.numel():
+        return 0
+    return beside_buffer(machine, blas_copy(mat), 0 if vec.stride(0) else dense_bytes(vec))
+
+
+@operator("aten::addr").workspace("cuda")
+def addr() -> int:
+    """A pointwise kernel; native/cuda/LinearAlgebra.cu, ``addr_kernel_cuda``."""
+    return 0
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+def _batched_product(
+    machine: Host, outputs: Tensor, first: Tensor, second: Tensor
+) -> int | Workspace:
+    """native/LinearAlgebra.cpp, bmm_out_or_baddbmm_: MKL reads batches of dense matrices; others
+    are multiplied one by one, each copied.
+    """
+    batch, rows, depth = first.shape
+    columns = second.shape[2]
+    size = batch * rows * depth * columns
+    if size == 0:
+        return 0
+    if uses_onednn(machine, first.dtype, size):
+        copies = onednn_copy(first) + onednn_copy(second)
+        first, second = (as_read(one, onednn_copy(one) > 0) for one in (first, second))
+        return onednn_product(machine, first, second, copies, batch)
+    if depth * rows * columns < _SMALLEST_FOR_MKL:
+        return 0
+    mkl = first.dtype.is_floating_point or first.dtype.is_complex
+    mkl = mkl and first.dtype not in (torch.bfloat16, torch.float16)
+    if mkl and is_readable(first) and is_readable(second) and outputs.is_contiguous():
+        return 0
+    return (blas_copy(first) + blas_copy(second)) // batch
+
+
+@operator("aten::bmm").workspace("cpu")
+def bmm(machine: Host, outputs: Tensor, input: Tensor, mat2: Tensor) -> int | Workspace:
+    """native/LinearAlgebra.cpp, bmm_out_cpu."""
+    return _batched_product(machine, outputs, input, mat2)
+
+
+baddbmm = operator("aten::baddbmm", "aten::baddbmm_")
+
+
+@baddbmm.workspace("cpu")
+def baddbmm_on_cpu(
+    machine: Host, outputs: Tensor, batch1: Tensor, batch2: Tensor
+) -> int | Workspace:
+    """As bmm, into a result that holds the sum's first term."""
+    return _batched_product(machine, outputs, batch1, batch2)
+
+
+@baddbmm.workspace("cuda")
+def baddbmm_on_cuda(machine: Gpu, batch1: Tensor, batch2: Tensor) -> Workspace | int:
+    """The bias is copied into the result; native/cuda/Blas.cpp, ``bmm_out_cuda_impl``."""
+    return _cublas(machine, batch1, batch2)
+
+
+addbmm = operator("aten::addbmm", "aten::addbmm_")
+
+
+@addbmm.workspace("cpu")
+def addbmm_on_cpu(
+    machine: Host, outputs: Tensor, batch1: Tensor, batch2: Tensor, *, alpha: float = 1
+) -> int | Workspace:
+    """One addmm after another; native/LinearAlgebra.cpp, addbmm_impl_."""
+    if batch1.numel() == 0 or batch2.numel() == 0:
+        return 0
+    return _matrix_product(machine, outputs, batch1[0], batch2[0], alpha)
+
+
+@addbmm.workspace("cuda")
+@operator("aten::dot", "aten::vdot").workspace("cuda")
+def buffer_alone(machine: Gpu) -> Workspace:
+    """The handle, and so its buffer; native/cuda/Blas.cpp, ``dot_cuda``; ``addbmm`` is a product
+    into the result for every matrix, native/LinearAlgebra.cpp, ``addbmm_impl_``.
+    """
+    return beside_buffer(machine)
