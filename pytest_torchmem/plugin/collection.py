@@ -223,25 +223,18 @@ class Collection:
         return relative(path, self._config.rootpath)
 
     def _plain_modules(self) -> list[dict[str, Any]]:
-        directories: dict[Path, bool] = {}
-        plain = []
-        for module in self._modules.values():
-            parent = module.path.parent
-            if parent not in directories:
-                directories[parent] = (parent / DIRECTORY).is_dir()
-            file = snapshot_path(module.path)
-            if directories[parent] and file.exists():
-                plain.append(
-                    {
-                        "nodeid": module.nodeid,
-                        "file": self._relative(file),
-                        "tests": module.tests,
-                        "whole": module.whole,
-                        "members": None if module.members is None else list(module.members),
-                        "memory_tests": module.all_memory_tests(),
-                    }
-                )
-        return plain
+        return [
+            {
+                "nodeid": module.nodeid,
+                "file": self._relative(snapshot_path(module.path)),
+                "tests": module.tests,
+                "whole": module.whole,
+                "members": None if module.members is None else list(module.members),
+                "memory_tests": module.all_memory_tests(),
+            }
+            for module in self._modules.values()
+            if snapshot_path(module.path).exists()
+        ]
 
     def _named_parts(self) -> tuple[set[str], bool]:
         """Return the files of which the command line names single tests, and whether it is unclear.

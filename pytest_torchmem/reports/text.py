@@ -88,7 +88,7 @@ def _changed(found: Changed, result: CheckResult) -> Parts:
     missing = comparison.having(Verdict.NOT_RUN) if verb == "grew" else ()
     measured = f" measured on {on}" if on else ""
     parts = [
-        _never_ran(f"the snapshot has a {title(change.figure)}{measured}", change.figure)
+        _never_ran(f"the snapshot has {_one(title(change.figure))}{measured}", change.figure)
         for change in missing
     ]
     if worst:
@@ -238,9 +238,11 @@ def _step(changes: Sequence[Change], verb: str) -> str:
 
 
 def _never_ran(what: str, figure: str) -> str:
-    phase = phase_of(figure)
-    article = "an" if phase[0] in "aeiou" else "a"
-    return f"not checked: {what}, but this run never reached {article} {phase}"
+    return f"not checked: {what}, but this run never reached {_one(phase_of(figure))}"
+
+
+def _one(noun: str) -> str:
+    return noun if noun.startswith("memory") else f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def _growths(found: Iterable[Growth]) -> Iterable[str]:

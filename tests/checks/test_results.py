@@ -1,0 +1,87 @@
+"""What is found decides the outcome, without pytest; reports make the text of it."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from pytest_torchmem.checks.findings import (
+    Changed,
+    Finding,
+    Missing,
+    Outcome,
+    OverBudget,
+    not_checked,
+)
+from pytest_torchmem.checks.limits import overruns
+from pytest_torchmem.checks.request import Limit
+from pytest_torchmem.checks.result import CheckResult
+from pytest_torchmem.figures import FIGURES, JUDGED, MEASURED, PEAKS, PHASE_PEAKS, SELECTORS
+from pytest_torchmem.reports.text import advice, message
+from pytest_torchmem.snapshots.compare import compare
+from pytest_torchmem.snapshots.format import Entry, Key
+from pytest_torchmem.snapshots.tolerance import BUILT_IN, find_rule
+
+KEY = Key("test_it", device="cpu")
+NEW = Finding(outcome=Outcome.NEW, fails=False)
+UPDATED = Finding(outcome=Outcome.UPDATED, fails=False)
+MISSING = Missing(file="__torchmem__/test_net.json")
+OVER = OverBudget(overruns=overruns((Limit("peak", 1, "1"),), {"peak": 2}), contents={})
+
+
+def grown(now: dict[str, int], before: dict[str, int]) -> Changed:
+    entries = (Entry(KEY, "2.13.0", "w", figures) for figures in (before, now))
+    return Changed(outcome=Outcome.GREW, comparison=compare(*entries, [BUILT_IN]))
+
+
+@pytest.mark.parametrize(
+    ("findings", "outcome", "failed", "accepted"),
+    [
+        ((), Outcome.PASSED, False, False),
+        ((NEW,), Outcome.NEW, False, True),
+        ((UPDATED,), Outcome.UPDATED, False, True),
+        ((UPDATED, OVER), Outcome.OVER_BUDGET, True, False),
+        ((OVER, MISSING), Outcome.OVER_BUDGET, True, False),
+        ((not_checked(fails=False),), Outcome.NOT_CHECKED, False, False),
+    ],
+)
+def test_the_first_failure_decides(
+    findings: tuple[Finding, ...], outcome: Outcome, failed: bool, accepted: bool
+) -> None:
+    result = CheckResult(KEY, findings)
+    assert (result.outcome, result.failed, result.accepted) == (outcome, failed, accepted)
+    sent = pickle.loads(pickle.dumps(result.light()))
+    assert (sent.outcome, sent.failed, sent.accepted) == (outcome, failed, accepted)
+
+
+def test_every_finding_has_its_text_and_the_first_says_what_to_do() -> None:
+    result = CheckResult(KEY, (OVER, MISSING))
+    assert message(result) == (
+        "cpu: peak 2 B exceeds the budget of 1 B by 1 B (+100.0 %)\n\n"
+        "cpu: there is no snapshot of this check in __torchmem__/test_net.json"
+    )
+    assert advice(result, "pytest") == "To create it: pytest"
+    assert message(CheckResult(KEY, (NEW,))) == ""
+
+
+def test_a_phase_that_did_not_run_is_named() -> None:
+    found = grown({"peak": 5}, {"peak": 5, "optimizer_peak": 5, "retained": 5})
+    text = message(CheckResult(KEY, (found,)))
+    first, *others = [part for part in text.split("\n\n") if "not checked" in part]
+    assert first == (
+        "cpu: not checked: the snapshot has an optimizer peak, but this run never reached an "
+        "optimizer step"
+    )
+    assert others == [
+        "not checked: the snapshot has memory retained after the forward pass, but this run never "
+        "reached a forward pass"
+    ]
+
+
+def test_one_table_says_what_a_figure_is() -> None:
+    assert set(SELECTORS.values()) == set(JUDGED) == set(FIGURES) - {"baseline", "end"}
+    assert set(PHASE_PEAKS) < set(PEAKS) < set(MEASURED) < set(JUDGED)
+    rules = {name: str(find_rule([BUILT_IN], "cuda", name).tolerance) for name in JUDGED}
+    assert rules.pop("reserved_peak") == "1%+20MiB"
+    assert set(rules.values()) == {"1%"}
