@@ -19,8 +19,11 @@ class Phases:
         self._attribution = attribution
         self._step = StepPhases()
         self._entered = self._step.phase
-        self._tasks: list[int] = []
-        """The engine's task that each phase which is running belongs to, -1 for none."""
+        self._tasks: list[int] = [-1]
+        """The engine's task that the step, and then each phase in it that is running, belongs to;
+        -1 for none."""
+        self._task = -1
+        """The last of them."""
         self._calls = 0
         """Calls of outermost modules when last looked."""
 
@@ -28,12 +31,14 @@ class Phases:
         """Enter the phase that an operator issued now belongs to, and return it."""
         if self._streams.several:
             self._streams.find()
-        self._follow_engine()
         calls = self._attribution.outermost_calls
-        if calls != self._calls:
-            self._calls = calls
-            self._step.module_called()
-        return self._enter()
+        if calls != self._calls or current_graph_task() != self._task:
+            self._follow_engine()
+            if calls != self._calls:
+                self._calls = calls
+                self._step.module_called()
+            self._enter()
+        return self._ledger.phase
 
     def enter_optimizer(self) -> None:
         """Begin an optimizer's step."""
@@ -50,26 +55,25 @@ class Phases:
 
     def _follow_engine(self) -> None:
         """Begin and end backwards, which the engine does without a word."""
-        task, tasks = current_graph_task(), self._tasks
-        if task == (tasks[-1] if tasks else -1):
-            return
-        while tasks and tasks[-1] != task and (task == -1 or self._step.phase is Phase.BACKWARD):
+        task = current_graph_task()
+        while self._task != task and (task == -1 or self._step.phase is Phase.BACKWARD):
             self._end()
-        if task != (tasks[-1] if tasks else -1):
+        if self._task != task:
             self._begin(Phase.BACKWARD, task)
 
     def _begin(self, phase: Phase, task: int) -> None:
         self._step.begin(phase)
         self._tasks.append(task)
+        self._task = task
 
     def _end(self) -> None:
-        if self._tasks:
+        if len(self._tasks) > 1:
             self._step.end()
             self._tasks.pop()
+            self._task = self._tasks[-1]
 
-    def _enter(self) -> Phase:
+    def _enter(self) -> None:
         phase = self._step.phase
         if phase is not self._entered:
             self._entered = phase
             self._ledger.enter(phase)
-        return self._ledger.phase

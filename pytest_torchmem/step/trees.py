@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 _Leaf = TypeVar("_Leaf")
+_CONTAINERS = frozenset({list, tuple, dict})
 
 
 def tensors_in(value: Any, *, of_modules: bool = False) -> Iterator[Tensor]:
@@ -46,19 +47,19 @@ def argument_tensors(value: Any) -> list[Tensor]:
 
 def argument_leaves(value: Any, kind: type[_Leaf] | tuple[type[_Leaf], ...]) -> list[_Leaf]:
     """Return what is of ``kind`` in nested plain lists, tuples and dicts, in order."""
+    if isinstance(value, kind):
+        return [value]
     found: list[_Leaf] = []
-    _collect(value, kind, found)
+    if type(value) in _CONTAINERS:
+        _collect(value, kind, found)
     return found
 
 
-def _collect(value: Any, kind: Any, found: list[Any]) -> None:
-    if isinstance(value, kind):
-        found.append(value)
-    elif type(value) in (list, tuple):
-        for item in value:
-            _collect(item, kind, found)
-    elif type(value) is dict:
-        for item in value.values():
+def _collect(container: Any, kind: Any, found: list[Any]) -> None:
+    for item in container.values() if type(container) is dict else container:
+        if isinstance(item, kind):
+            found.append(item)
+        elif type(item) in _CONTAINERS:
             _collect(item, kind, found)
 
 
