@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -145,77 +145,12 @@ def log_sigmoid_forward(input: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(input), input.new_empty((0,))
 
 
-@operator("aten::cudnn_grid_sampler").meta("cuda")
-def cudnn_grid_sampler(input: Tensor, grid: Tensor) -> Tensor:
-    """native/cudnn/GridSampler.cpp, ``cudnn_grid_sampler_forward``."""
-    return input.new_empty((input.size(0), input.size(1), grid.size(1), grid.size(2)))
-
-
-@operator("aten::cudnn_grid_sampler_backward").meta("cuda")
-def cudnn_grid_sampler_backward(input: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
-    """native/cudnn/GridSampler.cpp, ``cudnn_grid_sampler_backward``."""
-    return input.new_empty(input.shape), grid.new_empty(grid.shape)
-
-
 @operator("aten::_ctc_loss").meta("cuda")
 def ctc_loss(log_probs: Tensor, target_lengths: Any) -> tuple[Tensor, Tensor]:
     """The losses and their logarithms by step and label; native/cuda/LossCTC.cu, ctc_loss_gpu."""
     steps, batch, _ = log_probs.shape
     labels = 2 * max(target_lengths, default=0) + 1
     return log_probs.new_empty((batch,)), log_probs.new_empty((batch, steps, labels))
-
-
-@operator("aten::pixel_shuffle").meta("cuda")
-def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
-    """Contiguous, whatever the input is; native/PixelShuffle.cpp, ``math_pixel_shuffle``."""
-    *batch, channels, height, width = input.shape
-    shape = (channels // upscale_factor**2, height * upscale_factor, width * upscale_factor)
-    return input.new_empty((*batch, *shape))
-
-
-@operator("aten::pixel_unshuffle").meta("cuda")
-def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
-    """Contiguous, whatever the input is; native/PixelShuffle.cpp, ``math_pixel_unshuffle``."""
-    *batch, channels, height, width = input.shape
-    shape = (channels * downscale_factor**2, height // downscale_factor, width // downscale_factor)
-    return input.new_empty((*batch, *shape))
-
-
-def _contiguous(overload: Any) -> Callable[..., Tensor]:
-    def made(arguments: Mapping[str, Any]) -> Tensor:
-        first = next(iter(arguments.values()))
-        made: Tensor = first.new_empty(overload(**arguments).shape)
-        return made
-
-    made.__doc__ = "Contiguous, whatever the input is; native/cuda/*Pad*.cu and MaxUnpooling.cu."
-    return made
-
-
-for _name in (
-    "max_unpool2d",
-    "reflection_pad2d",
-    "reflection_pad3d",
-    "replication_pad2d",
-    "replication_pad3d",
-):
-    operator(f"aten::{_name}").meta("cuda")(_contiguous(getattr(torch.ops.aten, _name).default))
-
-
-@operator(
-    "aten::reflection_pad2d_backward",
-    "aten::reflection_pad3d_backward",
-    "aten::replication_pad2d_backward",
-    "aten::replication_pad3d_backward",
-).meta("cuda")
-def padding_backward(input: Tensor) -> Tensor:
-    """Contiguous, whatever the input is; native/cuda/ReflectionPad.cu, ReplicationPadding.cu."""
-    return input.new_empty(input.shape)
-
-
-@operator("aten::channel_shuffle").meta("cuda")
-def channel_shuffle(input: Tensor) -> Tensor:
-    """Contiguous, whatever the input is; native/ChanelShuffle.cpp, ``math_channel_shuffle``."""
-    return input.new_empty(input.shape)
 
 
 @operator(

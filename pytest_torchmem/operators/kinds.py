@@ -69,8 +69,6 @@ operator(
 # Registered for every backend, and reading and writing data all the same.
 operator(
     "aten::copy_",
-    "aten::_grid_sampler_2d_cpu_fallback",
-    "aten::_grid_sampler_2d_cpu_fallback_backward",
     "aten::_pack_padded_sequence",
     "aten::_philox_normal",
     "aten::_philox_uniform",

@@ -70,15 +70,3 @@ def flash_attention_for_cpu(query: Tensor, arguments: Mapping[str, Any]) -> tupl
 @operator("aten::_cummax_helper", "aten::_cummin_helper").meta()
 def cumulative_extremum() -> None:
     """What it finds is written to arguments; native/ReduceOps.cpp, cummax_out."""
-
-
-@operator("aten::cudnn_affine_grid_generator").meta()
-def cudnn_affine_grid(theta: Tensor, N: int, H: int, W: int) -> Tensor:
-    """native/cudnn/AffineGridGenerator.cpp."""
-    return like(theta, (N, H, W, 2))
-
-
-@operator("aten::cudnn_affine_grid_generator_backward").meta()
-def cudnn_affine_grid_backward(grad: Tensor, N: int) -> Tensor:
-    """native/cudnn/AffineGridGenerator.cpp."""
-    return like(grad, (N, 2, 3))

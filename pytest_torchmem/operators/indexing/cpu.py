@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.copies import dense_copy
+from pytest_torchmem.operators.formats import dense_copy
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.reduction.cpu import GRAIN, sum_workspace
 from pytest_torchmem.operators.registry import operator
@@ -41,7 +41,7 @@ def index_select(outputs: Tensor, input: Tensor, dim: int, index: Tensor) -> int
     if input.dim() < 2 or 0 in (index.numel(), input.numel()):
         return copied
     if dim % input.dim() == 1 and outputs.is_contiguous():
-        return copied + dense_copy(input, torch.contiguous_format)
+        return copied + dense_copy(input)
     return copied
 
 
@@ -231,11 +231,3 @@ def triangle(input: Tensor) -> int:
             return dense_bytes(input)
         expected *= input.shape[dim]
     return 0
-
-
-@operator("aten::unfold_backward").workspace("cpu")
-def unfold_backward(input_sizes: Sequence[int], dim: int, size: int, step: int) -> int:
-    """An index of every position along the dimension; native/UnfoldBackward.h."""
-    if step >= size:
-        return 0
-    return int(input_sizes[dim]) * _INDEX if input_sizes else _INDEX

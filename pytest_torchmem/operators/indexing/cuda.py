@@ -274,3 +274,12 @@ def _scattered(
     coordinates = each * input.dim()
     flattened = (coordinates, each, dense)
     return bounded(*max((*flattened, *sorting), (coordinates, coordinates, each), key=sum))
+
+
+@operator("aten::roll").workspace("cuda")
+def roll(input: Tensor, dims: Sequence[int] = ()) -> int:
+    """A dense copy; of several dimensions one after the other, the result of each but the last.
+
+    TensorTransformations.cu, ``roll_cuda``; native/TensorTransformations.h, ``roll_common``.
+    """
+    return (len(dims) - 1) * dense_bytes(input) if len(dims) > 1 else contiguous_copy(input)

@@ -1,1 +1,1 @@
-"""Resampling: what is known of these operators."""
+"""Pooling, padding, interpolation and sampling of images, and what rearranges their pixels."""

@@ -46,3 +46,13 @@ def col2im(
 ) -> Tensor:
     """col2im_cpu, col2im_out_cpu_template."""
     return _resized(_aten.col2im.default, self, output_size, kernel_size, dilation, padding, stride)
+
+
+@operator("aten::unfold_backward").workspace()
+def unfold_backward(input_sizes: Sequence[int], dim: int, size: int, step: int) -> int:
+    """An index of every position along the dimension where windows overlap;
+    native/UnfoldBackward.h.
+    """
+    if step >= size:
+        return 0
+    return torch.int64.itemsize * (input_sizes[dim] if input_sizes else 1)

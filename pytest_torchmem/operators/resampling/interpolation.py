@@ -1,0 +1,185 @@
+"""Interpolation: tables of points on the CPU, copies into a memory format on both devices.
+
+native/cpu/UpSampleKernel.cpp, UpSampleMoreKernel.cpp and native/cuda/UpSample*.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.formats import CONTIGUOUS, SUGGESTED, copied
+from pytest_torchmem.operators.geometry import contiguous_copy, is_channels_last, suggested_format
+from pytest_torchmem.operators.registry import operator
+
+_INDEX = 8
+"""Bytes of an index in a table."""
+_LEAST_CHANNELS = 4
+"""Of which CUDA's kernels for channels last take notice; 16 in the forward of bilinear ones."""
+
+nearest1d = operator("aten::upsample_nearest1d", "aten::_upsample_nearest_exact1d")
+nearest2d = operator("aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d")
+nearest3d = operator("aten::upsample_nearest3d", "aten::_upsample_nearest_exact3d")
+nearest1d_backward = operator(
+    "aten::upsample_nearest1d_backward", "aten::_upsample_nearest_exact1d_backward"
+)
+nearest2d_backward = operator(
+    "aten::upsample_nearest2d_backward", "aten::_upsample_nearest_exact2d_backward"
+)
+nearest3d_backward = operator(
+    "aten::upsample_nearest3d_backward", "aten::_upsample_nearest_exact3d_backward"
+)
+linear1d_backward = operator("aten::upsample_linear1d_backward")
+bilinear2d = operator("aten::upsample_bilinear2d")
+bilinear2d_backward = operator("aten::upsample_bilinear2d_backward")
+bicubic2d = operator("aten::upsample_bicubic2d")
+bicubic2d_backward = operator("aten::upsample_bicubic2d_backward")
+trilinear3d_backward = operator("aten::upsample_trilinear3d_backward")
+bilinear2d_aa = operator("aten::_upsample_bilinear2d_aa")
+bicubic2d_aa = operator("aten::_upsample_bicubic2d_aa")
+aa_backward = operator(
+    "aten::_upsample_bilinear2d_aa_backward", "aten::_upsample_bicubic2d_aa_backward"
+)
+
+for _both in (nearest1d_backward, linear1d_backward, bicubic2d_backward):
+    _both.workspace("cpu", "cuda")(copied(grad_output=CONTIGUOUS))
+for _backward in (nearest2d_backward, bilinear2d_backward, trilinear3d_backward):
+    _backward.workspace("cpu")(copied(grad_output=SUGGESTED))
+nearest3d_backward.workspace("cpu")(copied(grad_output=SUGGESTED, outputs="grad_output"))
+# cpu_upsample_genNd_backward_aa
+aa_backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, outputs=CONTIGUOUS))
+
+for _forward in (nearest1d, bilinear2d_aa, bicubic2d_aa):
+    _forward.workspace("cuda")(copied(self=CONTIGUOUS))
+for _backward in (nearest3d_backward, aa_backward):
+    _backward.workspace("cuda")(copied(grad_output=CONTIGUOUS))
+# A result beside the one that was given is copied to where it belongs: UpSampleNearest3d.cu,
+# upsample_nearest3d_out_cuda_template; UpSampleTrilinear3d.cu,
+# upsample_trilinear3d_backward_out_cuda_template.
+nearest3d.workspace("cuda")(copied(outputs=CONTIGUOUS, self=CONTIGUOUS))
+trilinear3d_backward.workspace("cuda")(copied(outputs=CONTIGUOUS, grad_output=CONTIGUOUS))
+
+
+def _tables(output: Tensor, points: int) -> int:
+    """For every position along every dimension: the indices of its points and their weights;
+    upsample_generic_Nd_kernel_impl.
+    """
+    return points * (_INDEX + output.element_size()) * sum(output.shape[2:])
+
+
+def _through_channels_last(output: Tensor, input: Tensor) -> bool:
+    """``_use_vectorized_kernel_cond_2d`` and ``_3d``: channels last, or small images."""
+    if is_channels_last(input) and input.shape[1] > 3:
+        return True
+    return input.dim() == 4 and output.shape[-1] + output.shape[-2] <= 128
+
+
+def _upsample(points: int) -> Callable[..., int]:
+    def upsample(outputs: Tensor, input: Tensor) -> int:
+        """Tables of indices and weights, or channels-last copies of both sides."""
+        if input.numel() == 0:
+            return 0
+        if input.dim() >= 4 and _through_channels_last(outputs, input):
+            layout = torch.channels_last if input.dim() == 4 else torch.channels_last_3d
+            return contiguous_copy(input, layout) + contiguous_copy(outputs, layout)
+        return _tables(outputs, points)
+
+    return upsample
+
+
+for _nearest in (nearest1d, nearest2d, nearest3d):
+    _nearest.workspace("cpu")(_upsample(1))
+operator(
+    "aten::upsample_linear1d", "aten::upsample_bilinear2d", "aten::upsample_trilinear3d"
+).workspace("cpu")(_upsample(2))
+
+
+@bicubic2d.workspace("cpu")
+def bicubic_tables(outputs: Tensor, input: Tensor) -> int:
+    """Tables of four points a position, whatever the layout."""
+    return _tables(outputs, 4) if input.numel() else 0
+
+
+def _scale(source: int, target: int, align_corners: bool, given: float | None) -> float:
+    """``area_pixel_compute_scale``; native/UpSample.h."""
+    if align_corners:
+        return (source - 1) / (target - 1) if target > 1 else 0.0
+    return 1 / given if given else source / target
+
+
+def _antialias_table(scale: float, target: int, points: int, element_size: int) -> int:
+    """``_compute_indices_min_size_weights_aa``: four columns of indices, and weights."""
+    support = points * 0.5 * max(scale, 1.0)
+    return target * (4 * _INDEX + (math.ceil(support) * 2 + 1) * element_size)
+
+
+def _antialias(points: int) -> Callable[..., int]:
+    def upsample(
+        outputs: Tensor,
+        input: Tensor,
+        align_corners: bool,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+    ) -> int:
+        """The image after the first pass, and the tables of one pass."""
+        batch, channels, height, width = input.shape
+        rows, columns = outputs.shape[-2:]
+        size = input.element_size()
+        down_by = _scale(height, rows, align_corners, scales_h)
+        across_by = _scale(width, columns, align_corners, scales_w)
+        across = _antialias_table(across_by, columns, points, size) if columns != width else 0
+        down = _antialias_table(down_by, rows, points, size) if rows != height else 0
+        if across and down:
+            return batch * channels * height * columns * size + max(across, down)
+        return across + down
+
+    return upsample
+
+
+bilinear2d_aa.workspace("cpu")(_antialias(2))
+bicubic2d_aa.workspace("cpu")(_antialias(4))
+
+
+@nearest2d.workspace("cuda")
+def nearest_copies(outputs: Tensor, input: Tensor) -> tuple[int, ...]:
+    """A copy of what is read; UpSampleNearest2d.cu."""
+    return _copies(outputs, input)
+
+
+@nearest2d_backward.workspace("cuda")
+@bilinear2d_backward.workspace("cuda")
+def gradient_copies(outputs: Tensor, grad_output: Tensor) -> tuple[int, ...]:
+    """A copy of the gradient; ``upsample_bilinear2d_backward_out_cuda_template``."""
+    return _copies(outputs, grad_output)
+
+
+@bilinear2d.workspace("cuda")
+def bilinear_copy(outputs: Tensor, input: Tensor) -> int:
+    """A copy where channels last are written; else the input is read as it lies.
+
+    UpSampleBilinear2d.cu, ``upsample_bilinear2d_out_cuda_template``.
+    """
+    by_channel = _by_channel_last(outputs, input, 16)
+    return contiguous_copy(input, torch.channels_last) if by_channel else 0
+
+
+def _copies(outputs: Tensor, read: Tensor) -> tuple[int, ...]:
+    """A copy of what is read, and a dense result before it is copied to where it belongs."""
+    if outputs.shape == read.shape:
+        return ()
+    if _by_channel_last(outputs, read, _LEAST_CHANNELS):
+        return (contiguous_copy(read, torch.channels_last),)
+    return (contiguous_copy(outputs), contiguous_copy(read))
+
+
+def _by_channel_last(outputs: Tensor, read: Tensor, least_channels: int) -> bool:
+    """Whether a kernel for channels last is worth its while."""
+    return (
+        suggested_format(read) == torch.channels_last
+        and read.shape[1] >= least_channels
+        and outputs.is_contiguous(memory_format=torch.channels_last)
+        and outputs.shape != read.shape
+    )

@@ -1,0 +1,63 @@
+"""Padding by reflection and replication.
+
+native/ReflectionPad.cpp, ReplicationPadding.cpp and cpu/PaddingKernel.cpp keep the memory format of
+the input; native/cuda/ReflectionPad.cu and ReplicationPadding.cu make contiguous outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.formats import CONTIGUOUS, SUGGESTED, copied, dense_copy, shaped_by
+from pytest_torchmem.operators.geometry import contiguous_copy, laid_out, like, suggested_format
+from pytest_torchmem.operators.registry import operator
+
+_aten: Any = torch.ops.aten
+
+lines = operator("aten::reflection_pad1d", "aten::replication_pad1d")
+images = operator("aten::reflection_pad2d", "aten::replication_pad2d")
+volumes = operator("aten::reflection_pad3d", "aten::replication_pad3d")
+lines_backward = operator("aten::reflection_pad1d_backward", "aten::replication_pad1d_backward")
+backward = operator(
+    "aten::reflection_pad2d_backward",
+    "aten::reflection_pad3d_backward",
+    "aten::replication_pad2d_backward",
+    "aten::replication_pad3d_backward",
+)
+
+for _name in ("reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replication_pad3d"):
+    _overload = getattr(_aten, _name).default
+    operator(f"aten::{_name}").meta("cpu")(shaped_by(_overload, SUGGESTED))
+    operator(f"aten::{_name}").meta("cuda")(shaped_by(_overload, CONTIGUOUS))
+
+lines.workspace("cpu")(copied(self=CONTIGUOUS))
+images.workspace("cpu")(copied(self=SUGGESTED))
+lines_backward.workspace("cpu")(copied(grad_output=CONTIGUOUS))
+backward.workspace("cpu")(copied(grad_output=SUGGESTED, outputs="grad_output"))
+for _dimensions in (1, 2, 3):
+    _reflection = f"aten::reflection_pad{_dimensions}d"
+    operator(_reflection).workspace("cuda")(copied(self=CONTIGUOUS))
+    operator(f"{_reflection}_backward").workspace("cuda")(copied(grad_output=CONTIGUOUS))
+
+
+@volumes.workspace("cpu")
+def volume_copies(outputs: Tensor, input: Tensor) -> int:
+    """Volumes in their own format, one alone contiguous; native/cpu/PaddingKernel.cpp."""
+    if input.dim() == 5:
+        return dense_copy(input, suggested_format(input))
+    return contiguous_copy(input) + contiguous_copy(outputs)
+
+
+@backward.meta("cpu")
+def gradient(input: Tensor) -> Tensor:
+    """``zeros_like(input, input.suggest_memory_format())``; native/ReflectionPad.cpp, …"""
+    return laid_out(input, suggested_format(input))
+
+
+@backward.meta("cuda")
+def contiguous_gradient(input: Tensor) -> Tensor:
+    """Contiguous, whatever the input is."""
+    return like(input)
