@@ -11,12 +11,13 @@ from pytest_torchmem.fake_cuda.autocast import cuda_autocast
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.families import load
+from pytest_torchmem.operators.overlay import taught_paths
 from pytest_torchmem.operators.registry import records
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.dispatcher import composite_kernels
-from pytest_torchmem.torch_private.operators import find_operator
+from pytest_torchmem.torch_private.operators import OpOverload, find_operator
 
 
 @contextmanager
@@ -33,13 +34,18 @@ def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Mapping[str, Callab
         }
 
 
+def _with_paths() -> list[OperatorSpec]:
+    """Return the operators that have a path on cuda, those that users taught one first."""
+    return [spec_of(overload) for overload in {*taught_paths("cuda"), *_recorded_paths()}]
+
+
 @cache
-def _with_paths() -> tuple[OperatorSpec, ...]:
+def _recorded_paths() -> tuple[OpOverload, ...]:
     """Return the operators of this torch whose records have a path on cuda."""
     load()
     names = [name for name, record in records().items() if "cuda" in record.path]
     found = (find_operator(name.removeprefix("aten::")) for name in names)
-    return tuple(spec_of(overload) for overload in found if overload is not None)
+    return tuple(overload for overload in found if overload is not None)
 
 
 def _kernel(spec: OperatorSpec, gpu: Gpu, trace: TraceContext) -> Callable[..., Any]:

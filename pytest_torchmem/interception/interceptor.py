@@ -101,7 +101,8 @@ class Interceptor:
     def _spec(self, overload: OpOverload) -> OperatorSpec:
         """Return what is to be known of an operator on this target."""
         spec, device = spec_of(overload), self.parts.target.device.type
-        if spec.on(device).custom is not None:
+        taught = spec.on(device).taught
+        if taught is not None and taught.describes_kernel:
             return replace(spec, kind=Kind.LEAF, composite=False, opaque=True)
         if spec.name in self.paths:
             return replace(spec, kind=Kind.DECOMPOSED)

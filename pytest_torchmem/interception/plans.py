@@ -18,7 +18,7 @@ from pytest_torchmem.interception.plan import (
     remembered_plans,
 )
 from pytest_torchmem.interception.wrapped_numbers import type_of
-from pytest_torchmem.operators.registry import generation
+from pytest_torchmem.operators.overlay import generation
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import environment_settings
 from pytest_torchmem.operators.workspace_of import library_output

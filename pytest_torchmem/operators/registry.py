@@ -20,12 +20,11 @@ every record against the operators that torch has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from pytest_torchmem.torch_private.operators import OpOverload
 from pytest_torchmem.torch_private.patches import is_another
 
 DEVICES = ("cpu", "cuda")
@@ -182,45 +181,6 @@ def record_of(name: str) -> OperatorRecord:
 def find_record(name: str) -> OperatorRecord | None:
     """Return the record of an operator or overload, if there is one."""
     return _RECORDS.get(name)
-
-
-@dataclass(frozen=True, slots=True)
-class CustomRecord:
-    """What a user taught of an overload on a device; it comes before the profiler's own record."""
-
-    functions: Mapping[str, Function]
-    """Aspects that are functions of the operator's arguments in their order."""
-    values: Mapping[str, Any]
-    """All others."""
-
-
-_CUSTOM: dict[tuple[OpOverload, str], CustomRecord] = {}
-
-
-def add_custom(records: Mapping[tuple[OpOverload, str], CustomRecord]) -> None:
-    """Add what a user taught."""
-    _CUSTOM.update(records)
-    _generations.append(len(_generations))
-
-
-def remove_custom(keys: Iterable[tuple[OpOverload, str]]) -> None:
-    """Take back what a user taught."""
-    for key in keys:
-        _CUSTOM.pop(key, None)
-    _generations.append(len(_generations))
-
-
-_generations = [0]
-
-
-def generation() -> int:
-    """Return a number that is another one whenever what users teach has changed."""
-    return _generations[-1]
-
-
-def custom_record(overload: OpOverload, device: str) -> CustomRecord | None:
-    """Return what users taught of an overload on a device."""
-    return _CUSTOM.get((overload, device))
 
 
 def records() -> Mapping[str, OperatorRecord]:

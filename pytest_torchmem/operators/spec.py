@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -11,11 +11,12 @@ import torch
 
 from pytest_torchmem.operators.binding import Binding, Bound, InOrder
 from pytest_torchmem.operators.families import load
+from pytest_torchmem.operators.overlay import LEADS, taught_of
 from pytest_torchmem.operators.registry import (
+    DEVICES,
     EVERY,
     Kind,
     OperatorRecord,
-    custom_record,
     find_record,
 )
 from pytest_torchmem.torch_private.operators import (
@@ -67,7 +68,7 @@ class OnDevice:
         self._overload = overload
         self._device = device
         self._name = str(overload.name())
-        self.custom = custom_record(overload, device)
+        self.taught = taught_of(overload, device)
 
     @cached_property
     def meta(self) -> Callable[..., Any] | None:
@@ -117,10 +118,9 @@ class OnDevice:
         return record is not None and self._device in record.not_on
 
     def _bound(self, aspect: str, shared: bool = False) -> Bound | None:
-        custom = self.custom
-        if custom is not None and aspect in custom.functions:
-            leads = ("machine", "outputs") if aspect == "workspace" else ()
-            return InOrder(custom.functions[aspect], self._overload, leads)
+        taught = self.taught
+        if taught is not None and aspect in taught.aspects:
+            return InOrder(taught.aspects[aspect], self._overload, LEADS[aspect])
         names = (self._name, self._name.partition(".")[0]) if shared else (self._name,)
         for device in (self._device, EVERY):
             for name in names:
@@ -131,9 +131,8 @@ class OnDevice:
         return None
 
     def _value(self, aspect: str) -> tuple[int, ...]:
-        custom = self.custom
-        if custom is not None and aspect in custom.values:
-            found: tuple[int, ...] = custom.values[aspect]
+        if self.taught is not None and aspect in self.taught.aspects:
+            found: tuple[int, ...] = self.taught.aspects[aspect]
             return found
         record = find_record(self._name)
         return getattr(record, aspect).get(self._device, ()) if record is not None else ()
@@ -179,6 +178,10 @@ class OperatorSpec:
         load()
         name = str(overload.name())
         record = find_record(name) or OperatorRecord(name)
+        for device in DEVICES:
+            taught = taught_of(overload, device)
+            if taught is not None:
+                record = replace(record, **taught.of_the_overload())
         base = name.partition("::")[2].partition(".")[0]
         arguments = schema(overload).arguments
         collective = overload.namespace == "c10d"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError, UsageError
 from pytest_torchmem.operators.custom_operators import OperatorModel, registered_operators
+from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, registered_gpus
 from pytest_torchmem.targets.host import Host
 
@@ -66,6 +67,14 @@ product.register_autograd(
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
 product.register_autocast("cuda", torch.bfloat16)
+
+torch.library.define("torchmem_tests::pair", "(Tensor x) -> (Tensor, Tensor)")
+
+
+@torch.library.register_fake("torchmem_tests::pair")
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty((2, *x.shape))
+
 
 torch.library.define("torchmem_tests::untold", "(Tensor x) -> Tensor")
 torch.library.impl("torchmem_tests::untold", "CPU", lambda x: x.clone())
@@ -164,6 +173,79 @@ def test_an_operator_of_torch_is_described_anew() -> None:
     ):
         assert peak() == 128 + 4096
     assert peak() == before
+
+
+def peaks(program: Any, *models: OperatorModel) -> MemoryProfile:
+    with registered_operators(*models):
+        return trace(program, device="cuda")
+
+
+def test_a_kernel_that_calls_others_is_described_by_them() -> None:
+    def program() -> None:
+        scaled(torch.empty(256, device="cuda"), 2.0)
+
+    def decomposition(machine: Gpu, x: Tensor, factor: float) -> Tensor:
+        partial = x.new_empty((4, *x.shape))
+        del partial
+        return torch.empty_like(x)
+
+    plain = peaks(program)
+    told = peaks(program, OperatorModel("torchmem_tests::scaled", decomposition=decomposition))
+    assert plain.peak == 2 * 1024
+    assert told.peak == (1 + 4) * 1024
+    assert told.unknown_workspaces == ()
+
+
+def test_a_composite_operator_takes_another_path_on_cuda() -> None:
+    def program() -> None:
+        torch.nn.functional.linear(torch.empty(8, 8, device="cuda"), torch.empty(8, 8).cuda())
+
+    def path(call: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return call() + 0
+
+    made = [
+        [one.origin.operator for one in peaks(program, *models).timeline.allocations]
+        for models in ((), (OperatorModel("aten::linear", path=path, devices=("cuda",)),))
+    ]
+    assert made[1] == [*made[0], "aten::add.Tensor"]
+
+
+def test_outputs_are_made_in_the_order_that_is_told() -> None:
+    def program() -> None:
+        torch.ops.torchmem_tests.pair(torch.empty(64, device="cuda"))
+
+    def sizes(*models: OperatorModel) -> list[int]:
+        return [one.nbytes for one in peaks(program, *models).timeline.allocations]
+
+    assert sizes() == [256, 256, 512]
+    told = OperatorModel("torchmem_tests::pair", order=(1, 0), takes_nothing=True)
+    assert sizes(told) == [256, 512, 256]
+    assert peaks(program).unknown_workspaces == ("torchmem_tests::pair",)
+    assert peaks(program, told).unknown_workspaces == ()
+
+
+def test_outputs_on_the_host_are_booked_there() -> None:
+    def program() -> None:
+        torch.ops.torchmem_tests.pair(torch.empty(64, device="cuda"))
+
+    told = OperatorModel("torchmem_tests::pair", host_outputs=(1,))
+    assert [one.nbytes for one in peaks(program, told).timeline.allocations] == [256, 256]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (OperatorModel("aten::mm"), "give meta="),
+        (OperatorModel("aten::mm", decomposition=3), "decomposition=3 is not a function"),
+        (OperatorModel("aten::mm", workspace=len, takes_nothing=True), "not both"),
+        (OperatorModel("aten::linear", path=len), r"add devices=\('cuda',\)"),
+        (OperatorModel("aten::mm", path=len, devices=("cuda",)), "has a kernel of its own"),
+        (OperatorModel("aten::linear", order=(0,)), "is made of other operators"),
+    ],
+)
+def test_what_cannot_be_described_is_refused(model: OperatorModel, message: str) -> None:
+    with pytest.raises(UsageError, match=message), registered_operators(model):
+        pass
 
 
 def test_an_operator_without_geometry_is_named() -> None:

@@ -1,0 +1,73 @@
+"""What users teach of operators for a run: aspects that come before the profiler's own records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_torchmem.torch_private.operators import OpOverload
+
+#: Aspects that are functions, and what each gets before the operator's arguments in their order.
+LEADS: Mapping[str, tuple[str, ...]] = {
+    "meta": (),
+    "workspace": ("machine", "outputs"),
+    "decomposition": ("machine",),
+    "path": ("call",),
+    "nested": ("nested",),
+    "storages": ("outputs",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """Aspects of one overload on one device, by the names of ``OperatorRecord``'s fields."""
+
+    aspects: Mapping[str, Any]
+
+    @property
+    def describes_kernel(self) -> bool:
+        """Whether it speaks of a kernel, which is then not decomposed: not of a path alone."""
+        return set(self.aspects) != {"path"}
+
+    def of_the_overload(self) -> dict[str, Any]:
+        """Return the aspects that are the same on every device."""
+        apart = {*LEADS, "order", "host_outputs", "takes_nothing"}
+        return {name: value for name, value in self.aspects.items() if name not in apart}
+
+
+_TAUGHT: dict[tuple[OpOverload, str], Taught] = {}
+_generations = [0]
+
+
+def teach(overloads: Iterable[OpOverload], devices: Iterable[str], taught: Taught) -> None:
+    """Let aspects come first for overloads on devices."""
+    _TAUGHT.update({(overload, device): taught for device in devices for overload in overloads})
+    _generations.append(len(_generations))
+
+
+def forget(overloads: Iterable[OpOverload], devices: Iterable[str]) -> None:
+    """Let the profiler's own records hold again."""
+    for device in devices:
+        for overload in overloads:
+            _TAUGHT.pop((overload, device), None)
+    _generations.append(len(_generations))
+
+
+def taught_of(overload: OpOverload, device: str) -> Taught | None:
+    """Return what users taught of an overload on a device."""
+    return _TAUGHT.get((overload, device))
+
+
+def taught_paths(device: str) -> tuple[OpOverload, ...]:
+    """Return the composite operators that users taught a path on a device."""
+    return tuple(
+        overload
+        for (overload, on), taught in _TAUGHT.items()
+        if on == device and "path" in taught.aspects
+    )
+
+
+def generation() -> int:
+    """Return a number that is another one whenever what users teach has changed."""
+    return _generations[-1]
