@@ -30,44 +30,24 @@ def plan_file(
     taken over too, and stay where nothing takes them over. ``inherited`` has what new entries take
     over from other files, ``extra`` what people wrote at the top of one.
     """
-    old = stored.entries
-    inherited = inherited or {}
+    accepted, old, inherited = list(accepted), stored.entries, inherited or {}
+    refusal = _refusal(stored, {entry.key for entry in accepted})
+    if refusal is not None:
+        return refusal
     obsolete = sorted(set(obsolete) & set(old))
     gone = sorted(set(gone) & set(old) - set(obsolete))
     entries = {key: entry for key, entry in old.items() if key not in obsolete}
-    added, changed, contested = [], [], dict(stored.contested)
+    added, changed = [], []
     for entry in accepted:
-        before = old.get(entry.key)
-        if entry.key in contested:
-            ours, theirs = contested.pop(entry.key)
-            notes = _notes(ours, theirs)
-            if notes is None:
-                return refused(
-                    stored,
-                    "both sides of its merge conflict have notes, which differ, on",
-                    [entry.key],
-                    "Resolve it by hand",
-                )
-            entries[entry.key] = merged(entry, notes)
-            changed.append(entry.key)
-        elif before is None:
-            taken = inherited.get(entry.key)
-            entries[entry.key] = (
-                merged(entry, _unversioned(entry.key, old))
-                if taken is None
-                else taken_over(entry, taken)
-            )
-            added.append(entry.key)
-        elif not before.same_measurement(entry):
-            entries[entry.key] = merged(entry, before)
-            changed.append(entry.key)
-    if contested:
-        return refused(
-            stored,
-            "the sides of its merge conflict differ, and the tests did not run, for",
-            sorted(contested),
-            "Run pytest --torchmem-update on the whole test module, or resolve it by hand",
-        )
+        key, taken = entry.key, inherited.get(entry.key)
+        before = _notes(*stored.contested[key]) if key in stored.contested else old.get(key)
+        if before is None:
+            other = _unversioned(key, old)
+            entries[key] = taken_over(entry, taken) if taken is not None else merged(entry, other)
+            added.append(key)
+        elif key in stored.contested or not before.same_measurement(entry):
+            entries[key] = merged(entry, before)
+            changed.append(key)
     new = [entries[key] for key in added if key not in inherited]
     renamed = renames([old[key] for key in (*obsolete, *gone)], new)
     for before_key, after_key in renamed:
@@ -148,6 +128,28 @@ def moves(
             if len(like) == len(rivals) == 1:
                 found[file, entry.key] = (like[0][0], like[0][1].key)
     return found
+
+
+def _refusal(stored: StoredSnapshot, accepted: set[Key]) -> SnapshotPlan | None:
+    """Return why an update with ``accepted`` entries cannot settle the file's merge conflict."""
+    contested = stored.contested
+    left = sorted(set(contested) - accepted)
+    if left:
+        return refused(
+            stored,
+            "the sides of its merge conflict differ, and the tests did not run, for",
+            left,
+            "Run pytest --torchmem-update on the whole test module, or resolve it by hand",
+        )
+    apart = sorted(key for key, sides in contested.items() if _notes(*sides) is None)
+    if apart:
+        return refused(
+            stored,
+            "both sides of its merge conflict have notes, which differ, on",
+            apart,
+            "Resolve it by hand",
+        )
+    return None
 
 
 def _unversioned(key: Key, entries: Mapping[Key, Entry]) -> Entry | None:
