@@ -14,7 +14,6 @@ from torch import Tensor
 from pytest_torchmem.operators.formats import dense_copy
 from pytest_torchmem.operators.geometry import (
     contiguous_copy,
-    dense_bytes,
     suggested_format,
     transpose_scratch,
 )
@@ -28,11 +27,6 @@ _PLAIN = -2
 """Contiguous."""
 
 _COPIED: dict[str, dict[int, int]] = {
-    # native/SoftMax.cpp
-    "_softmax": {0: _PLAIN},
-    "_log_softmax": {0: _PLAIN},
-    "_softmax_backward_data": {0: _PLAIN, 1: _PLAIN},
-    "_log_softmax_backward_data": {0: _PLAIN, 1: _PLAIN},
     # native/Activation.cpp
     "log_sigmoid_forward": {0: _PLAIN},
     "log_sigmoid_backward": {1: _PLAIN},
@@ -79,12 +73,6 @@ def gelu_backward(
     if not onednn or input.numel() <= 1 or input.dtype not in (torch.float32, torch.bfloat16):
         return 0
     return contiguous_copy(grad_output)
-
-
-@operator("aten::native_dropout").workspace("cpu")
-def native_dropout(input: Tensor) -> int:
-    """The mask as numbers, before it is boolean; native/Dropout.cpp, native_dropout_cpu."""
-    return dense_bytes(input)
 
 
 @operator("aten::clone").workspace("cpu")

@@ -70,8 +70,6 @@ operator(
 operator(
     "aten::copy_",
     "aten::_pack_padded_sequence",
-    "aten::_philox_normal",
-    "aten::_philox_uniform",
     "aten::embedding_renorm",
     "aten::linalg_lstsq",
     kind=Kind.LEAF,
@@ -142,7 +140,6 @@ operator(
 
 # The order in which a CUDA kernel makes its outputs, where it returns them in another one. It
 # decides which blocks the caching allocator gives them, and with that what is reserved.
-operator("aten::native_dropout", order={"cuda": (1, 0)})  # native/cuda/Dropout.cu: the mask first
 operator("aten::_thnn_fused_gru_cell", order={"cuda": (1, 0)})  # native/cuda/RNN.cu: the workspace
 operator("aten::_thnn_fused_lstm_cell", order={"cuda": (2, 0, 1)})
 operator(  # native/cuda/EmbeddingBag.cu: the bags' sizes first

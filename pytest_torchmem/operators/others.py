@@ -1,4 +1,4 @@
-"""Distributions, grids, extremes and optimizers in one kernel."""
+"""Grids, extremes and optimizers in one kernel."""
 
 from __future__ import annotations
 
@@ -12,25 +12,21 @@ from pytest_torchmem.operators.geometry import accumulation_type, like
 from pytest_torchmem.operators.registry import operator
 
 
-@operator("aten::_logcumsumexp", "aten::_standard_gamma_grad").meta()
+@operator("aten::_logcumsumexp").meta()
 def as_first(input: Tensor) -> Tensor:
-    """Contiguous, like the first argument; native/ReduceOps.cpp, native/Distributions.cpp."""
+    """Contiguous, like the first argument; native/ReduceOps.cpp."""
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
-@operator(
-    "aten::_dirichlet_grad", "aten::_sample_dirichlet", "aten::binomial", "aten::glu_jvp"
-).meta()
+@operator("aten::glu_jvp").meta()
 def like_first(tensors: list[Tensor]) -> Tensor:
-    """Like the first argument; native/Distributions.cpp, native/GatedLinearUnit.cpp."""
+    """Like the first argument; native/GatedLinearUnit.cpp."""
     return torch.empty_like(tensors[0])
 
 
-@operator(
-    "aten::glu_backward_jvp", "aten::_masked_softmax", "aten::_masked_softmax_backward"
-).meta()
+@operator("aten::glu_backward_jvp").meta()
 def contiguous_like_first(tensors: list[Tensor]) -> Tensor:
-    """Contiguous, like the first argument; native/GatedLinearUnit.cpp, native/SoftMax.cpp."""
+    """Contiguous, like the first argument; native/GatedLinearUnit.cpp."""
     return like(tensors[0])
 
 

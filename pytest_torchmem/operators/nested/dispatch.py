@@ -20,13 +20,10 @@ from pytest_torchmem.operators.attention.dispatch import FLASH, MATH, choose_nes
 from pytest_torchmem.operators.nested.context import NestedTensors
 from pytest_torchmem.operators.nested.kernels import from_padded_by_mask, to_padded_by_parts
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.torch_private.kernels import run_nested_kernel
 from pytest_torchmem.torch_private.tensors import nested_sizes
 
 _aten: Any = torch.ops.aten
 _TENSOR_CORES = 8
-_MASK_OF_KEYS = 1
-"""``mask_type`` of a mask with a row for each sample."""
 
 
 def _on_gpu(beside: Tensor, count: int) -> Tensor:
@@ -92,14 +89,6 @@ def transform_bias_rescale_qkv(qkv: Tensor, qkv_bias: Tensor, num_heads: int) ->
     metadata = _on_gpu(projected, 2 * batch + 1)
     del metadata
     return tuple(projected.view(3 * batch, num_heads, steps, head).split(batch))
-
-
-@operator("aten::_nested_tensor_softmax_with_shape").nested("cuda")
-def softmax_with_shape(self: Tensor) -> Tensor:
-    """native/nested/NestedTensorTransformerFunctions.cpp, NestedTensor_softmax_dropout_cuda."""
-    mask = self.new_empty((self.size(0), self.size(2)), dtype=torch.bool)
-    weights: Tensor = _aten._masked_softmax.default(self, mask, self.dim() - 1, _MASK_OF_KEYS)
-    return weights
 
 
 @operator("aten::_native_multi_head_attention").nested("cuda")
@@ -176,19 +165,3 @@ def _fused(backend: int, projected: Tensor, heads: int, lengths: list[int]) -> T
         )[0]
     merged: Tensor = output.reshape(total, -1)
     return merged
-
-
-@operator("aten::_safe_softmax").nested("cuda")
-def softmax_of_attention(self: Tensor, dim: int, dtype: Any = None) -> Any:
-    """The attention of two nested tensors, multiplied out.
-
-    C++ chooses the implementation without asking the dispatcher, and for the CPU: where a GPU has
-    a fused kernel (for anything but float64) it comes to this as well.
-    """
-    if self.dtype is torch.float64:
-        return run_nested_kernel(_aten._safe_softmax.default, self, dim, dtype)
-    raise RuntimeError(
-        "attention on nested tensors of the strided layout that a GPU may have a fused kernel for "
-        "is not modelled on cuda outside of torch.nn.TransformerEncoder. Make them with "
-        "layout=torch.jagged, with heads of a size that fused kernels take (a multiple of 8)"
-    )

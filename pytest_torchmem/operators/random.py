@@ -1,0 +1,70 @@
+"""Dropout, distributions whose parameters are tensors, and samples of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.calls import CompositeCall
+from pytest_torchmem.operators.geometry import dense_bytes
+from pytest_torchmem.operators.registry import Kind, operator
+
+# Registered for every backend, and writing data all the same.
+operator("aten::_philox_normal", "aten::_philox_uniform", kind=Kind.LEAF)
+
+# native/cuda/Dropout.cu makes the mask first.
+native_dropout = operator("aten::native_dropout", order={"cuda": (1, 0)})
+
+
+@operator("aten::dropout").path("cuda")
+def dropout(call: CompositeCall, input: Tensor, p: float, train: bool) -> Any:
+    """One kernel with a boolean mask in training with 0 < p < 1; native/Dropout.cpp, dropout."""
+    if train and 0 < p < 1 and input.numel() > 0:
+        return torch.native_dropout(input, p, train)[0]
+    return call()
+
+
+@native_dropout.workspace("cpu")
+def mask_as_numbers(input: Tensor) -> int:
+    """The mask as numbers, before it is boolean; native/Dropout.cpp, native_dropout_cpu."""
+    return dense_bytes(input)
+
+
+@operator("aten::_standard_gamma_grad").meta()
+def contiguous(input: Tensor) -> Tensor:
+    """Contiguous, like the first argument; native/Distributions.cpp."""
+    return torch.empty_like(input, memory_format=torch.contiguous_format)
+
+
+@operator("aten::_dirichlet_grad", "aten::_sample_dirichlet", "aten::binomial").meta()
+def like_parameters(tensors: list[Tensor]) -> Tensor:
+    """Like the first argument; native/Distributions.cpp."""
+    return torch.empty_like(tensors[0])
+
+
+@operator("aten::multinomial").decomposition("cpu")
+def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+    """native/Distributions.cpp, multinomial_out: checks, and a race of exponential variables; with
+    replacement (native/cpu/MultinomialKernel.cpp) the cumulated distribution of a row, of 16 bits
+    in float.
+    """
+    shape = (*self.shape[:-1], num_samples)
+    result = torch.empty(shape, dtype=torch.int64)
+    if replacement and num_samples > 1:
+        dtype = torch.float32 if self.dtype.itemsize == 2 else self.dtype
+        self.new_empty((self.shape[-1],), dtype=dtype)
+        return result
+    least, most = torch.aminmax(self)
+    valid = (least >= 0) & (most < torch.inf)
+    impossible = self.sum(-1) == 0
+    if self.dim() > 1:
+        impossible = impossible.any()
+    torch.bitwise_not(impossible)
+    race = torch.empty_like(self)
+    if num_samples > 1:
+        values = self.new_empty(shape)
+        del values
+    del race, impossible, valid, least, most
+    return result

@@ -1,1 +1,0 @@
-"""Random: what is known of these operators."""

@@ -1,1 +1,0 @@
-"""Softmax: what is known of these operators."""
