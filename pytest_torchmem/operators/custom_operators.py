@@ -48,8 +48,8 @@ class OperatorModel:
     """``decomposition(machine, *args, **kwargs)``: the kernel as a sequence of operators, for one
     that calls others; it returns the operator's outputs."""
     path: Callable[..., Any] | None = None
-    """``path(call, *args, **kwargs)``: for an operator that is made of others, those it is made of on
-    cuda. ``call()`` runs it as on the CPU."""
+    """``path(call, *args, **kwargs)``: for an operator that is made of others, those it is made of
+    on cuda. ``call()`` runs it as on the CPU."""
     nested: Callable[..., Any] | None = None
     """``nested(nested, *args, **kwargs)``: the kernel for nested tensors of the strided layout."""
     storages: Callable[..., Any] | None = None
