@@ -18,11 +18,7 @@ _LISTED = re.compile(r"^  ([\w/]+(?:\.py|/))(?=\s|$)", re.MULTILINE)
 UPWARDS = frozenset({})
 
 #: The same for files that import each other.
-CIRCLES = frozenset(
-    {
-        ("operators/convolution/cpu_native.py", "operators/convolution/cpu.py"),
-    }
-)
+CIRCLES = frozenset({})
 
 
 def read_layers(text: str) -> list[str]:

@@ -54,18 +54,6 @@ operator(
     "aten::_linalg_check_errors",
     kind=Kind.PASS,
 )
-# Composite operators whose body is not run. Of convolutions it depends on libraries (oneDNN,
-# cuDNN), which are chosen by data type and device: they are one kernel to the workspace functions.
-operator(
-    "aten::convolution",
-    "aten::convolution_backward",
-    "aten::_convolution",
-    "aten::convolution_overrideable",
-    "aten::convolution_backward_overrideable",
-    "aten::mkldnn_convolution",
-    "aten::_nnpack_spatial_convolution",
-    kind=Kind.LEAF,
-)
 # Registered for every backend, and reading and writing data all the same.
 operator(
     "aten::copy_",
@@ -134,7 +122,6 @@ operator(
     "aten::_spdiags",
     "aten::histogram.bin_ct",
     "aten::histogram.bins_tensor",
-    "aten::slow_conv3d_forward",
     not_on=frozenset({"cuda"}),
 )
 

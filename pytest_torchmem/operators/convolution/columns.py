@@ -1,27 +1,24 @@
-"""ATen's own convolutions on the CPU, by columns and matrix products.
+"""ATen's own convolutions, by columns and matrix products.
 
 native/ConvolutionMM2d.cpp, ConvolutionMM3d.cpp, NaiveConvolutionTranspose2d.cpp and 3d.cpp,
-NaiveDilatedConvolution.cpp; groups are computed one after the other (native/Convolution.cpp).
+NaiveDilatedConvolution.cpp, and their kin in native/cuda/; groups are computed one after the other
+(native/Convolution.cpp).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import (
-    beyond,
-    contiguous_copy,
-    dense_bytes,
-)
-
-if TYPE_CHECKING:
-    from pytest_torchmem.operators.convolution.cpu import Convolution
-
+from pytest_torchmem.operators.arguments import ConvolutionSettings
+from pytest_torchmem.operators.convolution.choice import Convolution
+from pytest_torchmem.operators.geometry import beyond, contiguous_copy, dense_bytes
+from pytest_torchmem.operators.libraries.cublas import blas_buffer
+from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.targets.gpus import Gpu
 
 _FLOAT = 4
 
@@ -56,16 +53,11 @@ def _is_dilated(call: Convolution) -> bool:
     return any(gap != 1 for gap in call.dilation)
 
 
-def _format(call: Convolution) -> torch.memory_format:
-    """The layout that operands are brought into: volumes are never channels last."""
-    return call.memory_format if call.dims == 2 else torch.contiguous_format
-
-
-def native(call: Convolution, output: Tensor) -> int:
+def forward(call: Convolution, output: Tensor) -> int:
     """Bytes of a forward beyond its output: contiguous operands, and columns of the whole batch,
     of one image where volumes are transposed or where kernels are dilated.
     """
-    columns, batch, layout = _columns(call, output), call.input.shape[0], _format(call)
+    columns, batch, layout = _columns(call, output), call.input.shape[0], call.memory_format
     copies = contiguous_copy(call.input, layout) + contiguous_copy(call.weight, layout)
     if call.transposed:
         columns *= batch if call.dims < 3 else 1
@@ -92,13 +84,11 @@ def _summed_bias(call: Convolution, grad_output: Tensor) -> int:
     return (elements * _FLOAT - dense_bytes(call.weight)) // call.groups
 
 
-def native_backward(
-    call: Convolution, grad_output: Tensor, returned: int, mask: Sequence[bool]
-) -> int:
+def backward(call: Convolution, grad_output: Tensor, returned: int, mask: Sequence[bool]) -> int:
     """Bytes of a backward beyond the gradients: the input's gradient from its columns, then the
     weight's from the input's columns.
     """
-    columns, batch, layout = _columns(call, grad_output), call.input.shape[0], _format(call)
+    columns, batch, layout = _columns(call, grad_output), call.input.shape[0], call.memory_format
     gradient = contiguous_copy(grad_output, layout)
     input, weight = contiguous_copy(call.input, layout), contiguous_copy(call.weight, layout)
     dilated = _is_dilated(call) and not call.transposed
@@ -132,3 +122,22 @@ def native_backward(
     if mask[1] or mask[2]:
         requests += [returned - first + input + from_input]
     return beyond(returned, requests)
+
+
+def on_cuda(
+    gpu: Gpu, input: Tensor, weight: Tensor, output: Tensor, settings: ConvolutionSettings
+) -> Workspace:
+    """The columns of one image, and a product; native/cuda/ConvolutionMM2d.cu.
+
+    A limit: kernels of one pixel need none, and groups are convolved one after the other, each with
+    its own part of the input, made dense.
+    """
+    groups, transposed = settings.groups, settings.transposed
+    taps = math.prod(weight.shape[2:])
+    wide = (weight.shape[1] if transposed else input.shape[1] // groups) * taps
+    pixels = math.prod((input if transposed else output).shape[2:])
+    columns = wide * pixels * input.element_size()
+    parts = input.numel() // groups * input.element_size() if groups > 1 else 0
+    copies = (contiguous_copy(input), contiguous_copy(weight), parts)
+    found = bounded(columns, *copies)
+    return Workspace(found.requests, found.confidence, (blas_buffer(gpu),))

@@ -1,0 +1,242 @@
+"""``aten::convolution`` and its backward: one kernel to a trace, whichever library takes it.
+
+native/Convolution.cpp (``_convolution``, ``convolution_backward``). On the CPU oneDNN takes it, or
+ATen's own kernels do; on a GPU cuDNN (native/cudnn/ConvShared.cpp, Conv_v8.cpp), whose plan takes a
+workspace without limit that it alone knows, or ATen's kernels (DepthwiseConv2d.cu,
+ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu, NaiveDilatedConvolution.cu).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.arguments import ConvolutionSettings
+from pytest_torchmem.operators.convolution import columns, onednn
+from pytest_torchmem.operators.convolution.choice import (
+    Convolution,
+    cuda_format,
+    is_native_depthwise,
+    uses_cudnn,
+)
+from pytest_torchmem.operators.geometry import (
+    beyond,
+    contiguous_copy,
+    dense_bytes,
+    laid_out,
+    like,
+)
+from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
+from pytest_torchmem.operators.reduction.cuda import sum_buffers
+from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.workspace import Workspace, unknown
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import REFERENCE, Host
+
+_forward = operator("aten::convolution", "aten::_convolution", kind=Kind.LEAF)
+_backward = operator("aten::convolution_backward", kind=Kind.LEAF)
+operator(
+    "aten::convolution_overrideable",
+    "aten::convolution_backward_overrideable",
+    "aten::mkldnn_convolution",
+    "aten::_nnpack_spatial_convolution",
+    kind=Kind.LEAF,
+)
+
+
+def convolution_shape(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
+    """Return the output, contiguous, from arguments on ``meta``."""
+    dims = weight.dim() - 2
+    result: Tensor = torch.ops.aten.convolution(
+        input,
+        weight,
+        None,
+        list(settings.stride),
+        list(settings.padding),
+        list(settings.dilation),
+        settings.transposed,
+        list(settings.output_padding) if settings.transposed else [0] * dims,
+        settings.groups,
+    )
+    return result
+
+
+@operator("aten::convolution").meta("cpu")
+def convolution_on_cpu(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
+    """In the library's format. ``slow_conv_transpose3d_cpu`` makes its output like its input and
+    then changes the shape, which never makes a storage smaller;
+    native/NaiveConvolutionTranspose3d.cpp.
+    """
+    result = convolution_shape(input, weight, settings)
+    if input.dim() == 3 or not result.numel():
+        return result
+    call = Convolution.of(REFERENCE, input, weight, False, settings)
+    larger = input.dim() == 5 and settings.groups == 1 and input.numel() > result.numel()
+    if settings.transposed and larger and not call.uses_onednn():
+        storage = like(result, (input.numel(),))
+        return storage[: result.numel()].view(result.shape)
+    return laid_out(result, call.memory_format)
+
+
+@operator("aten::convolution").meta("cuda")
+def convolution_on_cuda(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
+    """In the library's format; ``meta`` does not know which library that is."""
+    result = convolution_shape(input, weight, settings)
+    if input.dim() == 3 or not result.numel():
+        return result
+    return laid_out(result, cuda_format(input, weight))
+
+
+@_backward.meta("cpu")
+def convolution_backward_on_cpu(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    settings: ConvolutionSettings,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """In the library's format, whatever the gradient's is."""
+    call = Convolution.of(REFERENCE, input, weight, False, settings)
+    wanted = call.memory_format if input.dim() > 3 else torch.contiguous_format
+    return _gradients(grad_output, input, weight, output_mask, wanted)
+
+
+@_backward.meta("cuda")
+def convolution_backward_on_cuda(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """In the library's format, whatever the gradient's is."""
+    wanted = cuda_format(input, weight)
+    return _gradients(grad_output, input, weight, output_mask, wanted)
+
+
+def _gradients(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    output_mask: Sequence[bool],
+    memory_format: torch.memory_format,
+) -> tuple[Tensor | None, ...]:
+    return (
+        laid_out(like(grad_output, input.shape), memory_format) if output_mask[0] else None,
+        laid_out(like(grad_output, weight.shape), memory_format) if output_mask[1] else None,
+        like(grad_output, (grad_output.shape[1],)) if output_mask[2] else None,
+    )
+
+
+@_forward.workspace("cpu")
+def workspace_on_cpu(
+    machine: Host,
+    outputs: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    settings: ConvolutionSettings,
+) -> int | Workspace:
+    """Operands in the kernel's layouts, its scratchpad and its result, then the output beside
+    that.
+    """
+    if input.numel() == 0 or outputs.numel() == 0:
+        return 0
+    input, line = _contiguous_line(input)
+    call = Convolution.of(machine, input, weight, bias is not None, settings)
+    result = outputs.unsqueeze(2) if outputs.dim() == 3 else outputs
+    if not call.uses_onednn():
+        return line + columns.forward(call, result)
+    taken = beyond(dense_bytes(outputs), onednn.forward(call, result))
+    return by_onednn(machine, input.dtype, line + taken)
+
+
+@_backward.workspace("cpu")
+def backward_workspace_on_cpu(
+    machine: Host,
+    outputs: Sequence[Tensor | None],
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    settings: ConvolutionSettings,
+    output_mask: Sequence[bool],
+) -> int | Workspace:
+    """The input's gradient, then the weight's and the bias's, each from its own copies."""
+    if input.numel() == 0 or grad_output.numel() == 0:
+        return 0
+    input, line = _contiguous_line(input)
+    call = Convolution.of(machine, input, weight, bool(output_mask[2]), settings)
+    gradient = grad_output.unsqueeze(2) if grad_output.dim() == 3 else grad_output
+    returned = sum(
+        dense_bytes(output) for output, wanted in zip(outputs, output_mask, strict=True) if wanted
+    )
+    if not call.uses_onednn():
+        return line + columns.backward(call, gradient, returned, output_mask)
+    taken = beyond(returned, onednn.backward(call, gradient, output_mask))
+    return by_onednn(machine, input.dtype, line + taken)
+
+
+def _contiguous_line(input: Tensor) -> tuple[Tensor, int]:
+    """Return an input of one dimension contiguous, and the bytes that takes, so that it is never
+    taken for channels last; native/Convolution.cpp, _convolution and convolution_backward.
+    """
+    copied = contiguous_copy(input) if input.dim() == 3 else 0
+    if copied:
+        input = torch.empty(input.shape, dtype=input.dtype, device="meta")
+    return input, copied
+
+
+@_forward.workspace("cuda")
+def workspace_on_cuda(
+    machine: Gpu,
+    outputs: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    settings: ConvolutionSettings,
+) -> Workspace | tuple[int, ...]:
+    """Copies and cuDNN's workspace; of a depthwise one with ATen's kernel copies alone, exactly.
+
+    ``cudnn_convolution``, ``conv_depthwise2d_cuda``, ``slow_conv2d_forward``.
+    """
+    if not input.numel() or not outputs.numel():
+        return ()
+    wanted = cuda_format(input, weight)
+    copies = (contiguous_copy(input, wanted), contiguous_copy(weight, wanted))
+    if is_native_depthwise(input, weight, settings):
+        return copies
+    if not uses_cudnn(input):
+        return columns.on_cuda(machine, input, weight, outputs, settings)
+    return unknown(*copies)
+
+
+@_backward.workspace("cuda")
+def backward_workspace_on_cuda(
+    machine: Gpu,
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    settings: ConvolutionSettings,
+    output_mask: Sequence[bool],
+) -> Workspace | tuple[int, ...]:
+    """Copies and cuDNN's workspace, then the sum of the bias's gradient.
+
+    ``cudnn_convolution_backward``, ``conv_depthwise2d_backward_cuda_out``,
+    ``slow_conv2d_backward``.
+    """
+    if not input.numel() or not grad_output.numel():
+        return ()
+    bias: tuple[int, ...] = ()
+    if output_mask[2]:
+        dims = (0, *range(2, grad_output.dim()))
+        bias = sum_buffers(
+            machine, grad_output.shape, dims, grad_output.dtype, grad_output.stride()
+        )
+    wanted = cuda_format(input, weight)
+    copies = tuple(contiguous_copy(found, wanted) for found in (grad_output, input, weight))
+    if is_native_depthwise(input, weight, settings):
+        return max(copies, bias, key=sum)
+    if not uses_cudnn(input):
+        found = columns.on_cuda(machine, input, weight, grad_output, settings)
+        return Workspace(max(found.requests, bias, key=sum), found.confidence, found.kept)
+    return unknown(*max(copies, bias, key=sum))

@@ -1,0 +1,66 @@
+"""Geometry of ATen's own convolutions, where they are called by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from pytest_torchmem.operators.arguments import ConvolutionSettings
+from pytest_torchmem.operators.convolution.convolution import convolution_shape
+from pytest_torchmem.operators.geometry import like
+from pytest_torchmem.operators.registry import operator
+
+operator("aten::slow_conv3d_forward", not_on=frozenset({"cuda"}))
+
+
+@operator("aten::_slow_conv2d_forward", "aten::slow_conv3d_forward").meta()
+def slow_convolution(
+    input: Tensor,
+    weight: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    """native/ConvolutionMM2d.cpp, ConvolutionMM3d.cpp."""
+    settings = ConvolutionSettings(stride, padding, [1] * len(kernel_size))
+    return convolution_shape(input, weight, settings)
+
+
+@operator("aten::slow_conv_dilated2d", "aten::slow_conv_dilated3d").meta()
+def dilated_convolution(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+) -> Tensor:
+    """native/NaiveDilatedConvolution.cpp, cuda/DepthwiseConv2d.cu: shapes tell the groups."""
+    groups = input.shape[1] // weight.shape[1]
+    settings = ConvolutionSettings(stride, padding, dilation, groups=groups)
+    return convolution_shape(input, weight, settings)
+
+
+@operator("aten::slow_conv_transpose3d").meta()
+def slow_convolution_transpose(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int] = (1, 1, 1),
+    padding: Sequence[int] = (0, 0, 0),
+    output_padding: Sequence[int] = (0, 0, 0),
+    dilation: Sequence[int] = (1, 1, 1),
+) -> Tensor:
+    """native/NaiveConvolutionTranspose3d.cpp."""
+    settings = ConvolutionSettings(stride, padding, dilation, True, output_padding)
+    return convolution_shape(input, weight, settings)
+
+
+@operator("aten::_slow_conv2d_backward.output_mask").meta()
+def slow_convolution_backward(
+    grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """native/ConvolutionMM2d.cpp."""
+    results = (like(input), like(weight), like(grad_output, (weight.shape[0],)))
+    return tuple(
+        result if wanted else None for result, wanted in zip(results, output_mask, strict=True)
+    )
