@@ -313,11 +313,19 @@ def _geometry_of(tensor: Tensor, slot: int) -> Output:
     )
 
 
+def unsupported_layout(operator: OpOverload, reason: str) -> UnsupportedOperatorError:
+    """Return the error for an operator on sparse tensors that a trace does not model."""
+    return UnsupportedOperatorError(
+        f"{operator.name()} is not supported in a trace: {reason}. Convert sparse tensors with "
+        "to_dense(), or skip this call while tracing"
+    )
+
+
 def unsupported(operator: OpOverload, reason: str) -> UnsupportedOperatorError:
     """Return the error for an operator whose outputs' geometry cannot be found."""
     first = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
     return UnsupportedOperatorError(
-        f"the geometry of the outputs of {operator.name()} is not known: it has no kernel for "
+        f"the output shapes of {operator.name()} are unknown: it has no kernel for "
         f"'meta' tensors ({first[:200]}). Give it one with "
         f'torch.library.register_fake("{operator.name().split(".")[0]}", function), where '
         f"function takes the operator's arguments and returns empty tensors of the right shape; "

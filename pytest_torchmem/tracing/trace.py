@@ -207,7 +207,8 @@ def _compiled(attribution: Attribution) -> tuple[str, ...]:
     if not attribution.compiled_calls:
         return ()
     return (
-        "a module wrapped by torch.compile was traced eagerly: compiled, it may need more or less",
+        "a module wrapped by torch.compile was traced eagerly; compiled, it may need more or less "
+        "memory",
     )
 
 
@@ -217,7 +218,7 @@ def _unknown(operators: set[str], machine: Target) -> tuple[str, ...]:
     subject = f"the workspace of {', '.join(sorted(operators))} is"
     if machine.gpu is None:
         return (f"{subject} an estimate: {machine.host.unchecked}",)
-    return (f"{subject} not known and not counted",)
+    return (f"{subject} unknown and not included",)
 
 
 @cache

@@ -306,7 +306,7 @@ def test_deterministic_algorithms_take_another_path() -> None:
 def test_an_operator_without_a_function_is_unknown() -> None:
     profile = trace(lambda: torch.fft.fft(cuda(8)), device="cuda", gpu="a100")
     assert profile.unknown_workspaces == ("aten::_fft_r2c",)
-    assert "aten::_fft_r2c is not known" in profile.warnings[0]
+    assert "aten::_fft_r2c is unknown" in profile.warnings[0]
 
 
 # -- the same everywhere ---------------------------------------------------------------------------

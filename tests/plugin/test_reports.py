@@ -276,7 +276,7 @@ def test_unknown_workspace_is_one_line_and_fail_when_strict(light):
         test_net="import pytest\n@pytest.mark.parametrize('n', range(3))\n"
         "def test_it(torchmem, n):\n    torchmem.check(1000 + n)\n"
     )
-    said = "the workspace of a, b, c is not known and not counted"
+    said = "the workspace of a, b, c is unknown and not included"
     _warning(light, warnings=(said,), unknown_workspaces=("a", "b", "c"))
     light.run("--torchmem-update").assert_outcomes(passed=3)
     for options in ((), ("-q",), ("-n", "2")):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.plan import unsupported
+from pytest_torchmem.interception.plan import unsupported_layout
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.host import Host
@@ -117,7 +117,7 @@ def run_compressed(
         return kernel(None if on_gpu else host, *args, **kwargs)
     base = operator.name.removeprefix("aten::").partition(".")[0]
     if base not in _MADE_OF_OPERATORS and has_compressed_kernel(operator.overload):
-        raise unsupported(operator.overload, "its arguments are compressed sparse tensors")
+        raise unsupported_layout(operator.overload, "its arguments are compressed sparse tensors")
     return run_compressed_kernel(operator.overload, *args, **kwargs)
 
 
@@ -140,7 +140,7 @@ def _addmm(
     prepare_dense_matrix_for_mkl; native/sparse/cuda/SparseBlasImpl.cpp, spmm.
     """
     if self.layout is not torch.strided:
-        raise unsupported(_aten.addmm.default, "a product is added to a sparse tensor")
+        raise unsupported_layout(_aten.addmm.default, "it adds a product to a sparse tensor")
     result = self.new_empty((mat1.size(0), mat2.size(1)))
     if not result.numel() or any(
         tensor.layout is not torch.strided and not specified_elements(tensor)
@@ -154,8 +154,8 @@ def _addmm(
     elif mat1.layout is torch.strided and mat2.layout is torch.sparse_csc:
         _multiply(host, mat2.transpose(0, 1), mat1.transpose(0, 1), by_rows=False)
     else:
-        raise unsupported(
-            _aten.addmm.default, f"a product of {mat1.layout} and {mat2.layout} is not modelled"
+        raise unsupported_layout(
+            _aten.addmm.default, f"it multiplies {mat1.layout} by {mat2.layout}"
         )
     return result
 
@@ -184,7 +184,7 @@ def _scaled(host: Host | None, self: Tensor, other: Tensor) -> Tensor:
     """The entries by a number; native/sparse/SparseCsrTensorMath.cpp, mul_sparse_csr."""
     matrix, factor = (self, other) if self.layout in LAYOUTS else (other, self)
     if factor.layout is not torch.strided or factor.dim():
-        raise unsupported(_aten.mul.Tensor, "its arguments are compressed sparse tensors")
+        raise unsupported_layout(_aten.mul.Tensor, "its arguments are compressed sparse tensors")
     by_rows = matrix.layout in (torch.sparse_csr, torch.sparse_bsr)
     compressed = matrix.crow_indices() if by_rows else matrix.ccol_indices()
     plain = matrix.col_indices() if by_rows else matrix.row_indices()

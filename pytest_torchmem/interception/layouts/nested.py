@@ -77,9 +77,9 @@ class NestedTensors:
             if _NO_MEMORY not in str(error):
                 raise
             raise UnsupportedOperatorError(
-                f"torch's kernel of {operator.name} for nested tensors of the strided layout reads "
-                "their data, and a trace has none. Nested tensors with layout=torch.jagged are "
-                "made of ordinary ones"
+                f"{operator.name} is not supported in a trace for nested tensors of the strided "
+                "layout: its kernel reads their data. Use layout=torch.jagged, whose operators "
+                "are made of ordinary ones"
             ) from error
 
     def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:

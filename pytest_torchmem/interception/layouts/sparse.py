@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.plan import unsupported
+from pytest_torchmem.interception.plan import unsupported_layout
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values, specified_elements
@@ -87,14 +87,14 @@ def run_sparse(operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, 
         )
     if base in ("aten::_to_dense", "aten::to_dense"):
         return sparse_values(first).new_zeros(first.shape)
-    raise unsupported(operator.overload, "its arguments are sparse")
+    raise unsupported_layout(operator.overload, "its arguments are sparse tensors")
 
 
 def _add(operator: OperatorSpec, in_place: bool, left: Tensor, right: Tensor) -> Tensor:
     if left.layout is torch.strided:
         return left if in_place else torch.empty_like(left)
     if right.layout is torch.strided:
-        raise unsupported(operator.overload, "a dense tensor is added to a sparse one")
+        raise unsupported_layout(operator.overload, "it adds a dense tensor to a sparse one")
     total = _made_of(
         left,
         torch.cat([sparse_indices(left), sparse_indices(right)], 1),

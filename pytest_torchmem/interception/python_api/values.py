@@ -79,7 +79,7 @@ class Values:
         if record is None:
             return self._dlpack(tensor, *args, **kwargs)
         if record.known is None:
-            raise self._trace.values.unknown(".__dlpack__() of a tensor was asked for")
+            raise self._trace.values.unknown(".__dlpack__() of a tensor of unknown values")
         with self._trace.working():
             return self._dlpack(known.value_of(record, tensor.detach()), *args, **kwargs)
 
@@ -107,7 +107,7 @@ class Values:
 
     def _real(self, tensor: Tensor, record: StorageRecord, method: str) -> Tensor:
         __tracebackhide__ = True
-        asked = f".{method}() of a tensor was asked for"
+        asked = f".{method}() of a tensor of unknown values"
         return self._trace.values.stand_in(tensor.detach(), record, asked)
 
 

@@ -28,7 +28,7 @@ def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan
     decided_by = call.operator.record.decided_by
     for position in range(len(call.tensors)) if decided_by is None else decided_by:
         if call.records[position].known is None and call.tensors[position].numel():
-            raise values.unknown(f"{name} has an output whose shape depends on data")
+            raise values.unknown(f"{name} has an output shape that depends on unknown values")
     inputs = [
         value_of(record, tensor)
         if record.known is not None
@@ -48,12 +48,13 @@ def _bincount(call: Call, values: KnownValues) -> tuple[Plan, Any]:
     native/SummaryOps.cpp, ``_bincount_cpu_template``.
     """
     __tracebackhide__ = True
+    name = call.operator.name
     least = call.kwargs.get("minlength", call.args[2] if len(call.args) > 2 else 0)
     record, numbers = call.records[0], call.tensors[0]
     if record.known is None and numbers.numel():
         if not least:
-            raise values.unknown("aten::bincount has an output whose shape depends on data")
-        values.guess(f"what bincount counts is not known and taken to be below minlength={least}")
+            raise values.unknown(f"{name} has an output shape that depends on unknown values")
+        values.guess(f"bincount of unknown values; they are assumed to be below minlength={least}")
     known = torch.zeros_like(numbers) if record.known is None else value_of(record, numbers)
     others = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in call.tensors[1:]]
     inputs = [known, *others]
@@ -95,7 +96,7 @@ def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:
         if record.known is None:
             if call.operator.mutated and call.args[2].numel() == 1:
                 return None
-            raise values.unknown("a tensor was indexed with a mask")
+            raise values.unknown("a tensor is indexed with a mask of unknown values")
         count = int(value_of(record, index).count_nonzero())
         plain.extend([torch.empty(count, dtype=torch.int64, device="meta")] * index.dim())
     return (call.args[0], plain, *call.args[2:])

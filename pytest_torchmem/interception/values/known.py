@@ -157,15 +157,15 @@ class KnownValues:
             return self._truth(record)
         if record.assumed is not None:
             return self._position(tensor, record.assumed)
-        what = f"the value of a {tensor.dtype} tensor was asked for"
+        what = f"read an unknown value of a {tensor.dtype} tensor"
         if is_count(tensor.dtype):
             raise self.unknown(what)
-        self._warn(f"{what}; a trace has no data, so it counts as 1")
+        self._warn(f"{what}; unknown values are treated as 1")
         return 1.0
 
     def count(self, tensor: Tensor) -> UnknownInteger:
         """Return what stands for an integer that is not known, where a program may just tell it."""
-        self._warn(f"the value of a {tensor.dtype} tensor was asked for; what is not known is 1")
+        self._warn(f"read an unknown value of a {tensor.dtype} tensor; it is treated as 1")
         return UnknownInteger(1.0, self)
 
     def stand_in(self, tensor: Tensor, record: StorageRecord, what: str) -> Tensor:
@@ -180,7 +180,7 @@ class KnownValues:
         number: float = 1 if record.assumed is None else record.assumed.answer
         if record.assumed is None and is_count(tensor.dtype):
             raise self.unknown(what)
-        self._warn(f"{what}; a trace has no data, so all of it is {number}")
+        self._warn(f"{what}; unknown values are treated as {number}")
         one = torch.full((), number, dtype=tensor.dtype)
         if tensor.numel() * tensor.element_size() > _LARGEST_STAND_IN:
             return one.expand(tensor.shape)
@@ -198,16 +198,16 @@ class KnownValues:
             return True
         answer = bool(assumed.answer)
         self.guess(
-            "a comparison with a number that is not known was asked for; what is not known "
-            f"counts as 1, so it is {answer}"
+            "comparison with an unknown value; unknown values are treated as 1, so the result is "
+            f"{answer}"
         )
         return answer
 
     def _position(self, tensor: Tensor, assumed: Assumption) -> int:
         __tracebackhide__ = True
         self.guess(
-            f"the value of a {tensor.dtype} tensor was asked for; a position that is not known "
-            f"counts as {assumed.answer}"
+            f"read an unknown position from a {tensor.dtype} tensor; unknown positions are treated "
+            f"as {assumed.answer}"
         )
         return int(assumed.answer)
 
@@ -219,8 +219,8 @@ class KnownValues:
         times = self._guesses[line] = self._guesses.get(line, 0) + 1
         if times > _LARGEST_GUESSES:
             raise self.unknown(
-                f"a value that is not known was asked for {_LARGEST_GUESSES:,} times, perhaps by a "
-                "loop that it should end"
+                f"the same unknown value was read {_LARGEST_GUESSES:,} times here; a loop is "
+                "probably waiting for it to change"
             )
 
     def _warn(self, what: str) -> None:
@@ -233,11 +233,11 @@ class KnownValues:
         """Return the error for a value that the trace does not have, naming the user's line."""
         line = self._attribution.user_line()
         return UnknownValueError(
-            f"{line or 'the traced program'}: {what}, and a trace has no data: it knows the values "
-            "of small integer and boolean tensors (token ids, masks, lengths) as long as nothing "
-            "random or computed from parameters goes into them. Pass such an input with its real "
-            "values, or keep this line out of the traced step (a flag, a budget on a part of the "
-            "model)"
+            f"{line or 'the traced program'}: {what}. This line needs a value that the trace does "
+            "not have: a trace only has the values of small integer and boolean tensors (token "
+            "ids, masks, lengths) that are neither random nor computed from parameters. Pass the "
+            "input with real values, or skip this line while tracing (a flag, or a budget on a "
+            "part of the model)"
         )
 
     def run(self, call: Call, values: list[Tensor]) -> Any:

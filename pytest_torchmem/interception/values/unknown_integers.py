@@ -28,7 +28,9 @@ class UnknownInteger(float):
 
     def _refuse(self, *_: Any) -> Any:
         __tracebackhide__ = True
-        raise self._values.unknown("an integer that is not known was asked for")
+        raise self._values.unknown(
+            "an unknown integer is used as a size, an index or a whole number"
+        )
 
     __index__ = __int__ = __trunc__ = __floor__ = __ceil__ = _refuse
 

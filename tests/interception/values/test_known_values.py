@@ -116,7 +116,7 @@ def test_unknown_sizes_raise_with_the_line(ask: Callable[[Tensor], object]) -> N
     with pytest.raises(UnknownValueError) as raised:
         trace(program)
     assert re.match(r".*test_known_values\.py:\d+", str(raised.value))
-    assert "Pass such an input with its real values" in str(raised.value)
+    assert "Pass the input with real values" in str(raised.value)
 
 
 def test_an_unknown_size_of_a_new_tensor_is_refused_by_torch() -> None:
