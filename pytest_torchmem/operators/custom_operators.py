@@ -1,6 +1,6 @@
-"""What users teach of operators: every aspect that the profiler's own records have.
+"""Descriptions of operators by users: every aspect that the package's own records have.
 
-It comes before those, so a project can also correct a figure.
+A user's description takes precedence, so a project can also correct a figure.
 """
 
 from __future__ import annotations
@@ -27,56 +27,59 @@ from pytest_torchmem.torch_private.operators import (
 
 @dataclass(frozen=True, slots=True)
 class OperatorModel:
-    """What a trace is to know of one operator, whose kernel it never runs.
+    """A description of one operator; a trace never runs the operator's kernel.
 
-    ``operator`` is ``"mylib::attention"`` (all overloads), ``torch.ops.mylib.attention``, an
-    overload of it, or what ``torch.library.custom_op`` returned.
+    Leave out every aspect that PyTorch or this package already knows. ``operator`` is
+    ``"mylib::attention"`` (all overloads), ``torch.ops.mylib.attention``, an overload of it, or
+    what ``torch.library.custom_op`` returned.
     """
 
     operator: Any
     meta: Callable[..., Any] | None = None
-    """From the operator's arguments, whose tensors are on ``meta``, to its outputs on ``meta``;
-    None: as registered with ``register_fake`` or for ``"Meta"``."""
+    """``meta(*args, **kwargs)``: takes the operator's arguments, with tensors on ``meta``, and
+    returns its outputs on ``meta``. Default: what ``register_fake`` or the ``"Meta"`` kernel
+    returns."""
     workspace: Callable[..., int | tuple[int, ...]] | None = None
-    """``workspace(machine, outputs, *args, **kwargs)``: the bytes at the kernel's peak beyond its
-    outputs, as one number or as the requests that are alive together. ``machine`` is the ``Gpu``
-    (``capability``, ``multiprocessors``) or the ``Host`` that the trace stands for; tensors have
-    their geometry and no data."""
+    """``workspace(machine, outputs, *args, **kwargs)``: the bytes that the kernel holds at its peak
+    beyond its outputs, as one number or as a tuple of requests that are alive together.
+    ``machine`` is the ``Gpu`` (``capability``, ``multiprocessors``) or the ``Host`` that the trace
+    models; tensors have a geometry and no data."""
     devices: tuple[str, ...] = DEVICES
-    """Where it holds: ``("cuda",)`` for a kernel that only the GPU has."""
+    """The devices that the description applies to, such as ``("cuda",)``."""
     decomposition: Callable[..., Any] | None = None
-    """``decomposition(machine, *args, **kwargs)``: the kernel as a sequence of operators, for one
-    that calls others; it returns the operator's outputs."""
+    """``decomposition(machine, *args, **kwargs)``: runs the operators that the kernel calls, and
+    returns its outputs."""
     path: Callable[..., Any] | None = None
-    """``path(call, *args, **kwargs)``: for an operator that is made of others, those it is made of
-    on cuda. ``call()`` runs it as on the CPU."""
+    """``path(call, *args, **kwargs)``: for a composite operator, runs the operators that it
+    consists of on cuda. ``call()`` runs those of the CPU."""
     nested: Callable[..., Any] | None = None
-    """``nested(nested, *args, **kwargs)``: the kernel for nested tensors of the strided layout."""
+    """``nested(nested, *args, **kwargs)``: replaces the kernel for nested tensors of the strided
+    layout."""
     storages: Callable[..., Any] | None = None
-    """``storages(outputs, *args, **kwargs)``: real outputs on storages as large as those that the
-    kernel leaves them on, for an operator whose outputs' shape depends on data."""
+    """``storages(outputs, *args, **kwargs)``: returns the outputs on storages as large as the
+    kernel leaves them, for an operator whose output shape depends on data."""
     order: tuple[int, ...] = ()
-    """Positions of the outputs in the order in which the kernel makes them."""
+    """Positions of the outputs, in the order in which the kernel allocates them."""
     host_outputs: tuple[int, ...] = ()
-    """Positions of outputs that the kernel makes on the host."""
+    """Positions of the outputs that the kernel allocates on the host."""
     takes_nothing: bool = False
-    """The kernel takes nothing beyond its outputs."""
+    """Whether the kernel allocates nothing but its outputs."""
     across_devices: bool = False
-    """Its tensors may be on several devices."""
+    """Whether its tensors may be on different devices."""
     masks: bool = False
-    """Its indices may be boolean masks."""
+    """Whether its indices may be boolean masks."""
     data_dependent: bool = False
-    """The shape of its outputs depends on data."""
+    """Whether its output shape depends on data."""
     decided_by: tuple[int, ...] | None = None
-    """Positions of the tensors whose values decide the outputs' shape; None: all of them."""
+    """Positions of the tensors whose values decide the output shape; default: all tensors."""
     library_output: int | None = None
-    """Position of the output whose size a library alone decides."""
+    """Position of the output whose size a library decides, such as cuDNN's reserve."""
     library_state: bool = False
-    """Its one output is a state that a library keeps, of a size that it alone decides."""
+    """Whether its one output is a state that a library keeps and whose size the library decides."""
     not_in_key: tuple[str, ...] = ()
-    """Arguments that a calibration key leaves out."""
+    """Names of the arguments that a calibration key leaves out."""
     keeps_values: tuple[str, ...] = ()
-    """Arguments that it writes to and whose known values stay."""
+    """Names of the arguments that it writes to without changing known values."""
 
     def taught(self) -> Taught:
         """Return the aspects that are given."""
@@ -91,10 +94,10 @@ class OperatorModel:
 
 
 def register_operator(model: OperatorModel) -> Callable[[], None]:
-    """Add what is to be known of an operator, and return the function that takes it back.
+    """Add a description, and return the function that removes it.
 
-    Raises ``UsageError`` for an operator that does not exist, that has been taught already, or that
-    is made of other operators unless a ``path`` is given, and for a model that says nothing.
+    Raises ``UsageError`` if the operator does not exist or has a description already, if it is a
+    composite of other operators and the model gives no ``path``, or if the model is empty.
     """
     overloads = _overloads(model.operator)
     taught = _checked(model)
@@ -103,9 +106,9 @@ def register_operator(model: OperatorModel) -> Callable[[], None]:
     kernels = [one for one in overloads if is_composite_implicit(one) != taught.describes_kernel]
     if all(_is_given_outputs(overload) for overload in kernels):
         if taught.describes_kernel:
-            why = "is made of other operators, which a trace follows: describe those"
+            why = "is a composite of other operators, which a trace follows: describe those instead"
         else:
-            why = "has a kernel of its own: path= is for operators that are made of others"
+            why = "has a kernel of its own: path= applies only to composite operators"
         raise UsageError(f"{model.operator!r} {why}")
     for overload in kernels:
         for device in model.devices:

@@ -240,7 +240,7 @@ def test_outputs_on_the_host_are_booked_there() -> None:
         (OperatorModel("aten::mm", workspace=len, takes_nothing=True), "not both"),
         (OperatorModel("aten::linear", path=len), r"add devices=\('cuda',\)"),
         (OperatorModel("aten::mm", path=len, devices=("cuda",)), "has a kernel of its own"),
-        (OperatorModel("aten::linear", order=(0,)), "is made of other operators"),
+        (OperatorModel("aten::linear", order=(0,)), "is a composite of other operators"),
     ],
 )
 def test_what_cannot_be_described_is_refused(model: OperatorModel, message: str) -> None:

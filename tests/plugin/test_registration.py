@@ -124,7 +124,11 @@ def test_workers_add_what_they_are_given(project):
         ("operators", "[OperatorModel('mm', meta=len)]", "not an operator's name"),
         ("operators", "[OperatorModel('aten::mm')]", "give meta=, workspace= or another aspect"),
         ("operators", "[OperatorModel('aten::mm', meta=1)]", "meta=1 is not a function"),
-        ("operators", "[OperatorModel('aten::linear', meta=len)]", "is made of other operators"),
+        (
+            "operators",
+            "[OperatorModel('aten::linear', meta=len)]",
+            "is a composite of other operators",
+        ),
         ("operators", "[OperatorModel('aten::mm', meta=len)] * 2", "described twice for cpu"),
         (
             "operators",
