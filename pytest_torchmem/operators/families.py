@@ -6,9 +6,12 @@ from functools import cache
 from importlib import import_module
 
 _MODULES = (
-    "attention.cpu",
-    "attention.cuda",
-    "attention.dispatch",
+    "attention.choice",
+    "attention.cudnn",
+    "attention.dot_product",
+    "attention.efficient",
+    "attention.flash",
+    "attention.flash_for_cpu",
     "convolution.convolution",
     "convolution.cudnn",
     "convolution.slow",

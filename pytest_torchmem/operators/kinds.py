@@ -30,7 +30,6 @@ operator(
 # Answers that depend on geometry and settings alone, asked by C++ composites; and the sparse tensor
 # made of the indices and values that are given.
 operator(
-    "aten::_fused_sdp_choice",
     "aten::is_same_size",
     "aten::_has_same_storage_numel",
     "aten::_nested_tensor_size",
@@ -132,13 +131,6 @@ operator("aten::_thnn_fused_lstm_cell", order={"cuda": (2, 0, 1)})
 operator(  # native/cuda/EmbeddingBag.cu: the bags' sizes first
     "aten::_embedding_bag", "aten::_embedding_bag_forward_only", order={"cuda": (2, 1, 0, 3)}
 )
-# The seed and the offset of random numbers, outside of the capture of a graph
-# (native/transformers/cuda/attention.cu, _efficient_attention_forward).
-operator(
-    "aten::_efficient_attention_forward",
-    "aten::_scaled_dot_product_efficient_attention",
-    host_outputs={"cuda": (2, 3)},
-)
 
 # What the backward needs of the forward, in an output whose size cuDNN alone decides;
 # native/cudnn/RNN.cpp and native/cudnn/BatchNorm.cpp.
@@ -156,11 +148,6 @@ operator(  # native/cudnn/RNN.cpp, ``get_dropout_state``
 )
 operator("aten::_cudnn_rnn", not_in_key=("dropout_state",))
 operator("aten::_cudnn_rnn_backward", not_in_key=("dropout_state", "reserve"))
-operator(
-    "aten::_scaled_dot_product_cudnn_attention_backward",
-    "aten::_scaled_dot_product_efficient_attention_backward",
-    not_in_key=("philox_seed", "philox_offset"),
-)
 operator("aten::batch_norm_backward", not_in_key=("reserve",))
 operator("aten::cudnn_batch_norm_backward", not_in_key=("reserveSpace",))
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import accumulation_type, like
+from pytest_torchmem.operators.geometry import like
 from pytest_torchmem.operators.registry import operator
 
 
@@ -51,16 +48,6 @@ def aminmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tup
 ).meta()
 def in_place() -> None:
     """Parameters and states are updated where they are; native/cuda/fused_adam_impl.cu, …"""
-
-
-@operator("aten::_scaled_dot_product_flash_attention_for_cpu").meta("cpu")
-def flash_attention_for_cpu(query: Tensor, arguments: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Sums of exponentials in double where the query is, which ``meta`` does not know before torch
-    2.13; native/transformers/attention.cpp, _scaled_dot_product_flash_attention_cpu.
-    """
-    overload: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    result, logsumexp = overload(**arguments)
-    return result, logsumexp.to(accumulation_type(query.dtype))
 
 
 @operator("aten::_cummax_helper", "aten::_cummin_helper").meta()

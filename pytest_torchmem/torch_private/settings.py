@@ -26,6 +26,11 @@ def host_settings() -> tuple[Any, ...]:
     return _default_dtype(), _is_deterministic()
 
 
+def must_be_deterministic() -> bool:
+    """Return whether kernels are asked to be deterministic, with more than a warning."""
+    return _is_deterministic() and not _only_warns()
+
+
 def kernel_settings() -> tuple[Any, ...]:
     """Return the settings by which dtypes, and kernels of a GPU, are chosen.
 

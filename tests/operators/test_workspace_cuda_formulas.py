@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pytest_torchmem.operators import simple as nothing
-from pytest_torchmem.operators.attention import cuda as attention
+from pytest_torchmem.operators.attention.efficient import efficient_backward_bytes
+from pytest_torchmem.operators.attention.flash import flash_splits
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.libraries.cublas import blas_buffer
 from pytest_torchmem.operators.matmul.operands import cublas_copy
@@ -179,7 +180,7 @@ def test_flash_forward_splits_the_keys_where_work_is_short() -> None:
 
 def test_one_query_of_grouped_heads_is_taken_for_a_sequence() -> None:
     query, key, value = flash(1, 32, 1, 128, keys=4096, groups=4)
-    splits = attention.flash_splits(H100, 1, 4, 4096, 8, 128)
+    splits = flash_splits(H100, 1, 4, 4096, 8, 128)
     assert splits > 1
     rows = 4 * splits * 8 * 4
     requests = found(FLASH, None, query, key, value, gpu=H100).requests
@@ -190,10 +191,10 @@ def test_memory_efficient_backward() -> None:
     """kernel_backward.h, ``workspace_elements_gq``: 64 x 64 floats and 16 bytes for each block."""
     blocks = (1024 // 64) * 1
     delta, own = 4 * 8 * 12 * 1024, 8 * 12 * blocks * (4 + 64 * 64) * 4
-    half = attention.efficient_backward_bytes(A100, BFLOAT, (8, 12, 1024, 1024), 64, 64)
+    half = efficient_backward_bytes(A100, BFLOAT, (8, 12, 1024, 1024), 64, 64)
     assert half == Workspace((0, delta, own))
     # In float the sum of rows is no part of the kernel, and its product is freed before.
-    full = attention.efficient_backward_bytes(A100, FLOAT, (8, 12, 1024, 1024), 64, 64)
+    full = efficient_backward_bytes(A100, FLOAT, (8, 12, 1024, 1024), 64, 64)
     assert full.requests == (0, delta * 64, delta, delta)
 
 
@@ -204,14 +205,14 @@ def test_memory_efficient_backward_keeps_keys_in_memory_for_large_heads() -> Non
     keys = 2 * splits * 64 * 256
     queries = (256 // 128) * (256 // 64) * (4 + 128 * 64)
     expected = (0, 4 * 4 * 256, 4 * (keys + queries) * 4)
-    assert attention.efficient_backward_bytes(A100, HALF, shape, 256, 256).requests == expected
+    assert efficient_backward_bytes(A100, HALF, shape, 256, 256).requests == expected
 
 
 def test_where_shared_memory_decides_the_larger_kernel_is_a_limit() -> None:
     """128 queries and keys in registers, or 64 of each and the keys' gradients in memory."""
     shape = (2, 8, 512, 512)
-    certain = attention.efficient_backward_bytes(A100, HALF, shape, 128, 128)
-    limit = attention.efficient_backward_bytes(find_gpu("rtx-5090"), HALF, shape, 128, 128)
+    certain = efficient_backward_bytes(A100, HALF, shape, 128, 128)
+    limit = efficient_backward_bytes(find_gpu("rtx-5090"), HALF, shape, 128, 128)
     assert (certain.confidence, limit.confidence) == (EXACT, BOUNDED)
     rows = 4 * 16 * 512
     assert certain.requests == (0, rows, 4 * 16 * (512 // 128) * (4 + 128 * 128))
@@ -231,9 +232,9 @@ def test_memory_efficient_backward_makes_the_gradient_dense() -> None:
 def test_volta_sums_the_rows_of_large_heads_before() -> None:
     """``kKernelComputesDelta``: two casts to float, their product, its sum, and that dense."""
     shape, sums = (8, 32, 1024, 1024), 4 * 8 * 32 * 1024
-    large = attention.efficient_backward_bytes(find_gpu("v100"), HALF, shape, 256, 256)
+    large = efficient_backward_bytes(find_gpu("v100"), HALF, shape, 256, 256)
     assert large.requests == (0, 3 * sums * 256, sums, sums)
-    t4 = attention.efficient_backward_bytes(find_gpu("t4"), HALF, shape, 256, 256)
+    t4 = efficient_backward_bytes(find_gpu("t4"), HALF, shape, 256, 256)
     keys, queries = 2 * 64 * 256, (256 // 64) * (1024 // 64) * (4 + 64 * 64)
     assert t4.requests == (0, sums, 4 * 8 * 32 * (keys + queries))
 
@@ -321,7 +322,7 @@ def test_a_sum_of_everything_takes_what_a_gpu_took() -> None:
 
 def test_the_backward_of_efficient_attention_takes_what_a_gpu_took() -> None:
     """cranberrii/ftcourse: one sequence of 1,000, 32 heads of 64, in float."""
-    taken = attention.efficient_backward_bytes(find_gpu("a100"), FLOAT, (1, 32, 1000, 1000), 64, 64)
+    taken = efficient_backward_bytes(find_gpu("a100"), FLOAT, (1, 32, 1000, 1000), 64, 64)
     assert taken.requests == (0, 128_000, 8_396_800)
 
 
@@ -492,13 +493,11 @@ def test_attention_takes_no_negative_bytes_and_more_for_more(
     name: str, batch: int, heads: int, queries: int, keys: int, size: int
 ) -> None:
     gpu, shape, size = find_gpu(name), (batch, heads, queries, keys), 8 * size
-    splits = attention.flash_splits(gpu, batch, queries, keys, heads, size)
+    splits = flash_splits(gpu, batch, queries, keys, heads, size)
     assert 1 <= splits <= min(128, 2 * gpu.multiprocessors)
     for dtype in (HALF, FLOAT):
-        one = attention.efficient_backward_bytes(gpu, dtype, shape, size, size)
-        twice = attention.efficient_backward_bytes(
-            gpu, dtype, (batch, heads, 2 * queries, keys), size, size
-        )
+        one = efficient_backward_bytes(gpu, dtype, shape, size, size)
+        twice = efficient_backward_bytes(gpu, dtype, (batch, heads, 2 * queries, keys), size, size)
         assert 0 < sum(one.requests) <= sum(twice.requests)
         assert all(request >= 0 for request in one.requests)
 

@@ -9,7 +9,7 @@ import torch
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.operators.attention.dispatch import BACKENDS, may_use
+from pytest_torchmem.operators.attention.choice import BACKENDS, may_use
 from pytest_torchmem.operators.libraries.cublas import cublas_workspace, cublaslt_workspace
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.patches import Replacements

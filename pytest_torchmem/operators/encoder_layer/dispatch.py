@@ -13,7 +13,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from pytest_torchmem.operators.arguments import AttentionLayer, EncoderLayer
-from pytest_torchmem.operators.attention.dispatch import MATH, Attention, choose
+from pytest_torchmem.operators.attention.choice import MATH, Attention, choose
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.encoder_layer.paths import first_product, run_encoder_layer
 from pytest_torchmem.operators.registry import operator

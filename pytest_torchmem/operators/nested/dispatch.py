@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.arguments import AttentionLayer
-from pytest_torchmem.operators.attention.dispatch import FLASH, MATH, choose_nested
+from pytest_torchmem.operators.attention.choice import FLASH, MATH, choose_nested
 from pytest_torchmem.operators.nested.context import NestedTensors
 from pytest_torchmem.operators.nested.kernels import from_padded_by_mask, to_padded_by_parts
 from pytest_torchmem.operators.registry import operator

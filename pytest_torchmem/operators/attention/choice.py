@@ -1,25 +1,23 @@
-"""Scaled dot-product attention: which of CUDA's implementations takes it.
+"""Which of CUDA's implementations of attention takes a call.
 
 The order and the constraints are those of native/transformers/cuda/sdp_utils.cpp
 (``select_sdp_backend``, ``can_use_cudnn_attention``, ``can_use_flash_attention``,
-``can_use_mem_efficient_attention``) and native/transformers/sdp_utils_cpp.h; what is done around
-the chosen kernel is native/transformers/attention.cpp, ``scaled_dot_product_attention``.
+``can_use_mem_efficient_attention``) and native/transformers/sdp_utils_cpp.h.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import Kind, operator
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.settings import attention_priority
+from pytest_torchmem.torch_private.settings import attention_priority, must_be_deterministic
 from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 MATH, FLASH, EFFICIENT, CUDNN = range(4)
@@ -33,7 +31,6 @@ _LARGEST_CUDNN_DIMENSION = 65535
 #: From torch 2.14 on one head of keys and values goes with any number of queries', and grouped
 #: queries are also taken by memory-efficient attention (pytorch/pytorch#191085).
 _BROADCASTS = TORCH_VERSION >= (2, 14)
-_aten: Any = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,123 +61,6 @@ class Attention:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 
 
-@operator("aten::scaled_dot_product_attention").path("cuda")
-def scaled_dot_product_attention(
-    machine: Gpu,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    """Run the implementation that the GPU would; attention.cpp."""
-    _validate(query, key, value, attn_mask)
-    call = Attention(machine, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    backend = choose(call)
-    mask = _additive(attn_mask, query.dtype)
-    if backend == CUDNN:
-        return _aten._scaled_dot_product_cudnn_attention.default(
-            query, key, value, mask, call.trains, dropout_p, is_causal, False, scale=scale
-        )[0]
-    if backend == FLASH:
-        size = query.size(-1)
-        padded = [_padded(tensor, 8) for tensor in (query, key, value)]
-        output = _aten._scaled_dot_product_flash_attention.default(
-            *padded, dropout_p, is_causal, False, scale=size**-0.5 if scale is None else scale
-        )[0]
-        return output[..., :size] if size % 8 else output
-    if backend == EFFICIENT:
-        bias = None if mask is None else _bias(mask, query, key)
-        return _aten._scaled_dot_product_efficient_attention.default(
-            query, key, value, bias, call.trains, dropout_p, is_causal, scale=scale
-        )[0]
-    return _aten._scaled_dot_product_attention_math.default(
-        query,
-        key,
-        value,
-        mask,
-        dropout_p,
-        is_causal,
-        None,
-        scale=scale,
-        enable_gqa=enable_gqa,
-    )[0]
-
-
-@operator("aten::_fused_sdp_choice").path("cuda")
-def fused_sdp_choice(
-    machine: Gpu,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    enable_gqa: bool = False,
-) -> int:
-    """Return the choice alone; ``_fused_sdp_choice_cuda``."""
-    return choose(
-        Attention(machine, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    )
-
-
-def may_use(gpu: Gpu, backend: int, params: Any) -> bool:
-    """Return whether an implementation takes a call; ``torch.backends.cuda.can_use_…``."""
-    takes = {FLASH: _flash_takes, EFFICIENT: _efficient_takes, CUDNN: _cudnn_takes}[backend]
-    return takes(
-        Attention(
-            gpu,
-            params.query,
-            params.key,
-            params.value,
-            params.attn_mask,
-            params.dropout,
-            params.is_causal,
-            params.enable_gqa,
-        )
-    )
-
-
-def choose(call: Attention) -> int:
-    """Return the first implementation in order that takes the call; ``select_sdp_backend``."""
-    for backend in _order(call.gpu):
-        if (
-            (backend == CUDNN and _cudnn_takes(call))
-            or (backend == FLASH and _flash_takes(call))
-            or (backend == EFFICIENT and _efficient_takes(call))
-            or (backend == MATH and torch.backends.cuda.math_sdp_enabled())
-        ):
-            return backend
-    raise RuntimeError("No available kernel. Aborting execution.")
-
-
-def choose_nested(gpu: Gpu, dtype: torch.dtype, size: int, lengths: Sequence[int]) -> int:
-    """Return the choice for one nested tensor that is query, key and value, in inference.
-
-    ``check_for_seq_len_0_nested_tensor`` stands in the place of what is asked of dense shapes,
-    flash attention takes no head size that it would have to pad
-    (``check_head_dim_size_flash_nested``), and cuDNN no nested tensor
-    (``check_for_nested_inputs``).
-    """
-    if 0 in lengths:
-        return MATH
-    stand_in = torch.empty((len(lengths), 1, max(lengths), size), dtype=dtype, device="meta")
-    call = Attention(gpu, stand_in, stand_in, stand_in, None, 0.0, False, False)
-    for backend in _order(gpu):
-        if (
-            (backend == FLASH and size % 8 == 0 and _flash_takes(call))
-            or (backend == EFFICIENT and _efficient_takes(call))
-            or (backend == MATH and torch.backends.cuda.math_sdp_enabled())
-        ):
-            return backend
-    raise RuntimeError("No available kernel. Aborting execution.")
-
-
 def _order(gpu: Gpu) -> tuple[int, ...]:
     """Return the order that ``sdpa_kernel`` set, or the GPU's own; ``priority_order``.
 
@@ -191,25 +71,6 @@ def _order(gpu: Gpu) -> tuple[int, ...]:
         gpu.capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
     )
     return _CUDNN_FIRST if order[:4] == _DEFAULT_ORDER and prefers_cudnn else order
-
-
-def _validate(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
-    """Raise for what no implementation takes; ``validate_sdpa_input``."""
-    if not query.dtype == key.dtype == value.dtype:
-        raise RuntimeError(
-            "Expected query, key, and value to have the same dtype, but got query.dtype: "
-            f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
-        )
-    if min(query.dim(), key.dim(), value.dim()) < 2:
-        raise RuntimeError(
-            "Expected query, key, and value to all be  at least 2 dimensional, but got query.dim: "
-            f"{query.dim()} key.dim: {key.dim()} and value.dim: {value.dim()} instead."
-        )
-    if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
-        raise RuntimeError(
-            "Expected attn_mask dtype to be bool or float or to match query dtype, but got "
-            f"attn_mask.dtype: {mask.dtype} and  query.dtype: {query.dtype} instead."
-        )
 
 
 def _shapes_fit(call: Attention, grouped: bool, same_heads: bool = True) -> bool:
@@ -290,9 +151,7 @@ def _efficient_takes(call: Attention) -> bool:
 def _cudnn_takes(call: Attention) -> bool:
     if not torch.backends.cuda.cudnn_sdp_enabled() or call.is_jagged:
         return False
-    if torch.are_deterministic_algorithms_enabled() and not (
-        torch.is_deterministic_algorithms_warn_only_enabled()
-    ):
+    if must_be_deterministic():
         return False
     if not (8, 0) <= call.gpu.capability <= (12, 1) or not _half(call):
         return False
@@ -339,24 +198,67 @@ def _alignment(gpu: Gpu, dtype: torch.dtype) -> int:
     return 1
 
 
-def _padded(tensor: Tensor, multiple: int) -> Tensor:
-    """Return the last dimension padded to a multiple; ``pad_last_dim``."""
-    missing = -tensor.size(-1) % multiple
-    return functional.pad(tensor, (0, missing)) if missing else tensor
+_TAKES: dict[int, Callable[[Attention], bool]] = {
+    CUDNN: _cudnn_takes,
+    FLASH: _flash_takes,
+    EFFICIENT: _efficient_takes,
+    MATH: lambda _: torch.backends.cuda.math_sdp_enabled(),
+}
 
 
-def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a boolean mask as what is added to the scores; ``convert_boolean_attn_mask``."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    other = torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device)
-    return torch.where(mask, 0.0, other)
+def may_use(gpu: Gpu, backend: int, params: Any) -> bool:
+    """Return whether an implementation takes a call; ``torch.backends.cuda.can_use_…``."""
+    return _TAKES[backend](
+        Attention(
+            gpu,
+            params.query,
+            params.key,
+            params.value,
+            params.attn_mask,
+            params.dropout,
+            params.is_causal,
+            params.enable_gqa,
+        )
+    )
 
 
-def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return the mask as the kernel needs it; ``preprocess_mask``, ``pad_bias``."""
-    aligned = mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1])
-    if not aligned:
-        size = mask.size(-1)
-        mask = functional.pad(mask, (0, 8 - size % 8))[..., :size]
-    return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+def choose(call: Attention, without: Sequence[int] = ()) -> int:
+    """Return the first implementation in order that takes the call; ``select_sdp_backend``."""
+    for backend in _order(call.gpu):
+        if backend in _TAKES and backend not in without and _TAKES[backend](call):
+            return backend
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def choose_nested(gpu: Gpu, dtype: torch.dtype, size: int, lengths: Sequence[int]) -> int:
+    """Return the choice for one nested tensor that is query, key and value, in inference.
+
+    ``check_for_seq_len_0_nested_tensor`` stands in the place of what is asked of dense shapes,
+    flash attention takes no head size that it would have to pad
+    (``check_head_dim_size_flash_nested``), and cuDNN no nested tensor
+    (``check_for_nested_inputs``).
+    """
+    if 0 in lengths:
+        return MATH
+    stand_in = torch.empty((len(lengths), 1, max(lengths), size), dtype=dtype, device="meta")
+    call = Attention(gpu, stand_in, stand_in, stand_in, None, 0.0, False, False)
+    return choose(call, without=(CUDNN, FLASH) if size % 8 else (CUDNN,))
+
+
+# It depends on geometry and settings alone, and C++ composites ask for it.
+@operator("aten::_fused_sdp_choice", kind=Kind.NATIVE).path("cuda")
+def fused_sdp_choice(
+    machine: Gpu,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    enable_gqa: bool = False,
+) -> int:
+    """Return the choice alone; ``_fused_sdp_choice_cuda``."""
+    return choose(
+        Attention(machine, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    )

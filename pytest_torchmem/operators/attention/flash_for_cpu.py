@@ -6,7 +6,9 @@ no allocator's record, nor counted here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +25,10 @@ _KEYS = 512
 """Keys and values that a thread takes at a time."""
 
 
+_forward = operator("aten::_scaled_dot_product_flash_attention_for_cpu")
+_backward = operator("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
+
+
 def _split(query: Tensor, key: Tensor) -> tuple[int, int]:
     """Rows of queries and of keys that one thread works on; ``flash_attention`` picks by length."""
     rows = query.shape[-2]
@@ -34,7 +40,17 @@ def _is_reduced(tensor: Tensor) -> bool:
     return tensor.dtype in (torch.bfloat16, torch.float16)
 
 
-@operator("aten::_scaled_dot_product_flash_attention_for_cpu").workspace("cpu")
+@_forward.meta("cpu")
+def outputs_with_sums(query: Tensor, arguments: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Sums of exponentials in double where the query is, which ``meta`` does not know before torch
+    2.13; native/transformers/attention.cpp, _scaled_dot_product_flash_attention_cpu.
+    """
+    overload: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    result, logsumexp = overload(**arguments)
+    return result, logsumexp.to(accumulation_type(query.dtype))
+
+
+@_forward.workspace("cpu")
 def flash_attention(machine: Host, query: Tensor, key: Tensor) -> int | Workspace:
     """Per thread: a block of scores, its row maxima and sums, and a block of the output.
 
@@ -52,7 +68,7 @@ def flash_attention(machine: Host, query: Tensor, key: Tensor) -> int | Workspac
     return by_onednn(machine, query.dtype, taken) if packs else taken
 
 
-@operator("aten::_scaled_dot_product_flash_attention_for_cpu_backward").workspace("cpu")
+@_backward.workspace("cpu")
 def flash_attention_backward(
     machine: Host, grad_out: Tensor, query: Tensor, key: Tensor
 ) -> int | Workspace:

@@ -1,0 +1,113 @@
+"""Scaled dot-product attention on CUDA: what is done around the kernel that takes it.
+
+native/transformers/attention.cpp, ``scaled_dot_product_attention``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from pytest_torchmem.operators.attention.choice import (
+    CUDNN,
+    EFFICIENT,
+    FLASH,
+    Attention,
+    choose,
+)
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.targets.gpus import Gpu
+
+_aten: Any = torch.ops.aten
+
+
+@operator("aten::scaled_dot_product_attention").path("cuda")
+def scaled_dot_product_attention(
+    machine: Gpu,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Run the implementation that the GPU would; attention.cpp."""
+    _validate(query, key, value, attn_mask)
+    call = Attention(machine, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    backend = choose(call)
+    mask = _additive(attn_mask, query.dtype)
+    if backend == CUDNN:
+        return _aten._scaled_dot_product_cudnn_attention.default(
+            query, key, value, mask, call.trains, dropout_p, is_causal, False, scale=scale
+        )[0]
+    if backend == FLASH:
+        size = query.size(-1)
+        padded = [_padded(tensor, 8) for tensor in (query, key, value)]
+        output = _aten._scaled_dot_product_flash_attention.default(
+            *padded, dropout_p, is_causal, False, scale=size**-0.5 if scale is None else scale
+        )[0]
+        return output[..., :size] if size % 8 else output
+    if backend == EFFICIENT:
+        bias = None if mask is None else _bias(mask, query, key)
+        return _aten._scaled_dot_product_efficient_attention.default(
+            query, key, value, bias, call.trains, dropout_p, is_causal, scale=scale
+        )[0]
+    return _aten._scaled_dot_product_attention_math.default(
+        query,
+        key,
+        value,
+        mask,
+        dropout_p,
+        is_causal,
+        None,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )[0]
+
+
+def _validate(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+    """Raise for what no implementation takes; ``validate_sdpa_input``."""
+    if not query.dtype == key.dtype == value.dtype:
+        raise RuntimeError(
+            "Expected query, key, and value to have the same dtype, but got query.dtype: "
+            f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
+        )
+    if min(query.dim(), key.dim(), value.dim()) < 2:
+        raise RuntimeError(
+            "Expected query, key, and value to all be  at least 2 dimensional, but got query.dim: "
+            f"{query.dim()} key.dim: {key.dim()} and value.dim: {value.dim()} instead."
+        )
+    if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise RuntimeError(
+            "Expected attn_mask dtype to be bool or float or to match query dtype, but got "
+            f"attn_mask.dtype: {mask.dtype} and  query.dtype: {query.dtype} instead."
+        )
+
+
+def _padded(tensor: Tensor, multiple: int) -> Tensor:
+    """Return the last dimension padded to a multiple; ``pad_last_dim``."""
+    missing = -tensor.size(-1) % multiple
+    return functional.pad(tensor, (0, missing)) if missing else tensor
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a boolean mask as what is added to the scores; ``convert_boolean_attn_mask``."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    other = torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device)
+    return torch.where(mask, 0.0, other)
+
+
+def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Return the mask as the kernel needs it; ``preprocess_mask``, ``pad_bias``."""
+    aligned = mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1])
+    if not aligned:
+        size = mask.size(-1)
+        mask = functional.pad(mask, (0, 8 - size % 8))[..., :size]
+    return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
