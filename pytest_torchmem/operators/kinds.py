@@ -19,20 +19,11 @@ operator(
     "aten::sparse_compressed_tensor.comp_plain_value_size",
     kind=Kind.COMPRESSED,
 )
-operator(
-    "aten::_nested_from_padded",
-    "aten::_nested_tensor_from_mask",
-    "aten::_nested_tensor_from_mask_left_aligned",
-    "aten::_nested_tensor_from_tensor_list",
-    "aten::_padded_dense_to_jagged_forward",
-    kind=Kind.NESTED,
-)
 # Answers that depend on geometry and settings alone, asked by C++ composites; and the sparse tensor
 # made of the indices and values that are given.
 operator(
     "aten::is_same_size",
     "aten::_has_same_storage_numel",
-    "aten::_nested_tensor_size",
     "aten::is_pinned",
     "aten::_debug_has_internal_overlap",
     "aten::_version",

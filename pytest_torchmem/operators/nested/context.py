@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from pytest_torchmem.targets.gpus import Gpu
@@ -30,3 +31,8 @@ class NestedTensors(Protocol):
 
     def with_last_size(self, sizes: Tensor, size: int) -> Tensor:
         """Return a copy of ``sizes`` with another last column."""
+
+
+def sizes_on_gpu(beside: Tensor, count: int) -> Tensor:
+    """Return sizes and offsets for a kernel: one array of 32-bit integers on the GPU."""
+    return beside.new_empty((count,), dtype=torch.int32)

@@ -1,0 +1,215 @@
+"""Multi-head attention in inference: one function in C++ that calls operators.
+
+native/transformers/attention.cpp and native/transformers/cuda/attention.cu: what stands behind one
+operator is a sequence of others, on CUDA as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.operators.arguments import AttentionLayer
+from pytest_torchmem.operators.attention.choice import (
+    FLASH,
+    MATH,
+    Attention,
+    choose,
+    choose_nested,
+)
+from pytest_torchmem.operators.calls import CompositeCall, GivenCall
+from pytest_torchmem.operators.geometry import like
+from pytest_torchmem.operators.nested.context import NestedTensors, sizes_on_gpu
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.torch_private.kernels import run_cpu_kernel
+from pytest_torchmem.torch_private.tensors import nested_sizes
+
+_aten: Any = torch.ops.aten
+_TENSOR_CORES = 8
+_attention = operator("aten::_native_multi_head_attention")
+_projection = operator("aten::_transform_bias_rescale_qkv")
+
+
+@_attention.decomposition("cpu")
+def native_multi_head_attention(call: GivenCall) -> Any:
+    """native/transformers/attention.cpp, native_multi_head_attention_cpu."""
+    return run_cpu_kernel(_aten._native_multi_head_attention.default, *call.args, **call.kwargs)
+
+
+@_attention.path("cuda")
+def fused_or_unfused(machine: Gpu, call: CompositeCall, layer: AttentionLayer) -> Any:
+    """``native_multi_head_attention_cuda``: a fused attention where one takes it."""
+    query, heads = layer.query, layer.num_head
+    if query.dim() != 3:
+        return call()
+    batch, steps, _ = query.shape
+    size = layer.embed_dim // heads
+    # A mask of padding has not the shape that fused kernels want.
+    fused = query is layer.key is layer.value and not layer.need_weights and layer.mask is None
+    if fused and size % 8 == 0:
+        parts = query.view(batch, steps, heads, size).transpose(1, 2)
+        if choose(Attention(machine, parts, parts, parts, None, 0.0, False, False)) != MATH:
+            projected = functional.linear(query, layer.qkv_weight, layer.qkv_bias)
+            q, k, v = (
+                part.view(batch, -1, heads, size).transpose(1, 2) for part in projected.chunk(3, -1)
+            )
+            output = functional.scaled_dot_product_attention(q, k, v)
+            merged = output.transpose(1, 2).reshape(batch, -1, layer.embed_dim)
+            return functional.linear(merged, layer.proj_weight, layer.proj_bias), None
+    return _unfused(layer)
+
+
+def _unfused(layer: AttentionLayer) -> tuple[Tensor, Tensor | None]:
+    """Project, multiply, softmax, multiply, project."""
+    heads = layer.num_head
+    batch, steps, embed = layer.query.shape
+    projected = _qkv_projection(layer.query, layer.key, layer.value, layer.qkv_weight)
+    q, k, v = _aten._transform_bias_rescale_qkv.default(projected, layer.qkv_bias, heads)
+    del projected
+    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
+    scores = scores.view(batch, heads, q.size(2), k.size(2))
+    del q, k
+    if layer.mask is None:
+        weights = torch.softmax(scores, -1)
+    else:
+        weights = _aten._masked_softmax.default(scores, layer.mask, 3, layer.mask_type)
+    del scores
+    output = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).view(batch, heads, steps, -1)
+    merged = output.transpose(1, 2).reshape(batch, steps, embed)
+    result = functional.linear(merged, layer.proj_weight, layer.proj_bias)
+    if not layer.need_weights:
+        return result, None
+    return result, weights.sum(1).div_(heads) if layer.average_attn_weights else weights
+
+
+def _qkv_projection(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+    """``qkv_projection``: one product where all three are the same."""
+    if query is key is value:
+        return functional.linear(query, weight)
+    parts = [
+        functional.linear(tensor, part)
+        for tensor, part in zip((query, key, value), weight.chunk(3), strict=True)
+    ]
+    return torch.cat(parts, 2)
+
+
+# -- of nested tensors -----------------------------------------------------------------------------
+
+
+@_attention.nested("cuda")
+def of_nested(nested: NestedTensors, layer: AttentionLayer) -> tuple[Tensor, Tensor | None]:
+    """native/transformers/cuda/attention.cu, native_multi_head_attention_cuda."""
+    if layer.mask is not None:
+        raise RuntimeError("NestedTensor with mask is not supported yet")
+    if not layer.query is layer.key is layer.value:
+        raise UnsupportedOperatorError(
+            "attention between two nested tensors of the strided layout is not modelled on cuda; "
+            "torch.nested with layout=torch.jagged is"
+        )
+    sizes = nested_sizes(layer.query)
+    head = layer.embed_dim // layer.num_head
+    rows = layer.query.values().view(-1, layer.embed_dim)
+    if head % 8 == 0 and not layer.need_weights:
+        lengths = [row[0] for row in sizes.tolist()]
+        backend = choose_nested(nested.gpu, rows.dtype, head, lengths)
+        if backend != MATH and 1 not in lengths:
+            x = functional.linear(rows, layer.qkv_weight, layer.qkv_bias)
+            attended = _fused_of_nested(backend, x, layer.num_head, lengths)
+            output = functional.linear(attended, layer.proj_weight, layer.proj_bias)
+            return nested.wrap(output.view(-1), sizes), None
+    return _unfused_of_nested(nested, layer, rows, sizes)
+
+
+def _unfused_of_nested(
+    nested: NestedTensors, layer: AttentionLayer, rows: Tensor, sizes: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Project, multiply, softmax, multiply, project: padded in between."""
+    heads = layer.num_head
+    projected = torch.mm(rows, layer.qkv_weight.t())
+    qkv = nested.wrap(projected.view(-1), nested.with_last_size(sizes, 3 * layer.embed_dim))
+    del projected
+    q, k, v = _aten._transform_bias_rescale_qkv.default(qkv, layer.qkv_bias, heads)
+    del qkv
+    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
+    scores = scores.view(q.size(0), heads, q.size(2), q.size(2))
+    weights = _aten._nested_tensor_softmax_with_shape.default(scores, layer.query)
+    del scores
+    torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=q.flatten(0, 1))
+    kept = weights if layer.need_weights else None
+    del weights
+    merged = _aten._nested_from_padded.default(q, sizes, True)
+    output = torch.addmm(
+        layer.proj_bias, merged.values().view(-1, layer.embed_dim), layer.proj_weight.t()
+    )
+    width = layer.proj_weight.size(0)
+    result = nested.wrap(output.view(-1), nested.with_last_size(sizes, width))
+    if kept is not None and layer.average_attn_weights:
+        kept = kept.sum(1)
+        kept /= heads
+    return result, kept
+
+
+def _fused_of_nested(backend: int, projected: Tensor, heads: int, lengths: list[int]) -> Tensor:
+    """Attention of sequences that lie one behind the other; their ends are on the GPU twice.
+
+    native/nested/cuda/NestedTensorTransformerUtils.cpp, sdpa_nested_preprocessing.
+    """
+    longest, total = max(lengths), sum(lengths)
+    ends, key_ends = (sizes_on_gpu(projected, len(lengths) + 1) for _ in range(2))
+    q, k, v = (part.view(total, heads, -1) for part in projected.chunk(3, -1))
+    if backend == FLASH:
+        output = _aten._flash_attention_forward.default(
+            q, k, v, ends, key_ends, longest, longest, 0.0, False, False
+        )[0]
+    else:
+        q, k, v = (part.unsqueeze(0) for part in (q, k, v))
+        output = _aten._efficient_attention_forward.default(
+            q, k, v, None, ends, key_ends, longest, longest, 0.0, 0, False
+        )[0]
+    merged: Tensor = output.reshape(total, -1)
+    return merged
+
+
+# -- projections -----------------------------------------------------------------------------------
+
+
+@_projection.meta()
+def views_of_projection(qkv: Tensor, num_heads: int) -> tuple[Tensor, ...]:
+    """Three views of one tensor; native/transformers/attention.cpp."""
+    batch, length = qkv.shape[:2]
+    width = qkv.shape[2] // 3
+    whole = like(qkv, (3, batch, num_heads, length, width // num_heads))
+    return whole[0], whole[1], whole[2]
+
+
+@_projection.nested("cpu")
+def padded_projection_on_cpu(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
+    """native/transformers/attention.cpp, transform_bias_rescale_qkv_cpu."""
+    padded = qkv.to_padded_tensor(0)
+    batch, steps, size = padded.shape
+    head = size // 3 // num_heads
+    projected = padded.new_empty((3, batch, num_heads, steps, head))
+    bias = qkv_bias.contiguous()
+    parts = projected.view(3 * batch, num_heads, steps, head).split(batch)
+    del bias
+    return tuple(parts)
+
+
+@_projection.nested("cuda")
+def padded_projection_on_cuda(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
+    """native/transformers/cuda/attention.cu, transform_bias_rescale_qkv_cuda: padded to a length
+    that suits tensor cores.
+    """
+    lengths = [row[0] for row in nested_sizes(qkv).tolist()]
+    steps, batch = max(lengths), len(lengths)
+    steps += -steps % _TENSOR_CORES
+    head = qkv_bias.size(0) // 3 // num_heads
+    projected = qkv_bias.new_empty((3, batch, num_heads, steps, head))
+    metadata = sizes_on_gpu(projected, 2 * batch + 1)
+    del metadata
+    return tuple(projected.view(3 * batch, num_heads, steps, head).split(batch))

@@ -1,1 +1,0 @@
-"""Encoder layer: what is known of these operators."""

@@ -1,0 +1,154 @@
+"""Nested tensors made of others, and others made of them.
+
+Sizes, strides and offsets stay on the host; a kernel on a GPU is given those it needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from pytest_torchmem.operators.calls import GivenCall
+from pytest_torchmem.operators.indexing.cpu import selects_serially
+from pytest_torchmem.operators.nested.context import NestedTensors, sizes_on_gpu
+from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.torch_private.kernels import run_nested_kernel
+from pytest_torchmem.torch_private.tensors import nested_sizes
+
+_aten: Any = torch.ops.aten
+_from_tensors = operator("aten::_nested_tensor_from_tensor_list", kind=Kind.NESTED)
+_from_padded = operator("aten::_nested_from_padded", kind=Kind.NESTED)
+operator(
+    "aten::_nested_tensor_from_mask",
+    "aten::_nested_tensor_from_mask_left_aligned",
+    kind=Kind.NESTED,
+)
+operator("aten::_nested_tensor_size", kind=Kind.NATIVE)
+
+
+@_from_tensors.nested("cpu")
+def one_buffer(nested: NestedTensors, call: GivenCall) -> Tensor:
+    """One buffer that the parts are copied to where all of them are contiguous, else the buffer of
+    a concatenation; native/nested/NestedTensorUtils.h, wrap_tensor_node.
+    """
+    parts, *options = call.args
+    dtypes = {part.dtype for part in parts}
+    dense = len(dtypes) == 1 and all(part.is_contiguous() for part in parts)
+    if not dense or any(option is not None for option in (*options, *call.kwargs.values())):
+        overload = _aten._nested_tensor_from_tensor_list.default
+        made: Tensor = run_nested_kernel(overload, *call.args, **call.kwargs)
+        return made
+    buffer = parts[0].new_empty((sum(part.numel() for part in parts),))
+    return nested.wrap(buffer, nested.table([list(part.shape) for part in parts]))
+
+
+@_from_tensors.nested("cuda")
+def concatenated(nested: NestedTensors, list: Sequence[Tensor]) -> Tensor:
+    """A concatenation of the parts; native/nested/NestedTensorUtils.h, wrap_tensor_node."""
+    buffer = torch.cat([part.reshape(-1) for part in list])
+    return nested.wrap(buffer, nested.table([part.shape for part in list]))
+
+
+@operator("aten::_padded_dense_to_jagged_forward", kind=Kind.NESTED).nested()
+def padded_to_jagged(dense: Tensor, offsets: list[Tensor], total_L: int | None = None) -> Tensor:
+    """The values of a jagged tensor; native/nested/NestedTensorTransformerFunctions.cpp,
+    _padded_dense_to_jagged_forward_cpu; native/nested/cuda/NestedTensorTransformerFunctions.cu.
+    """
+    total = offsets[0].tolist()[-1] if total_L is None else total_L
+    return dense.new_empty((total, *dense.shape[2:]))
+
+
+def _padding_masks(padded: Tensor, rows: list[list[int]]) -> list[Tensor]:
+    """A mask for each part, of the shape of the largest."""
+    target = [
+        max(padded.size(column + 1), *(row[column] for row in rows))
+        for column in range(padded.dim() - 1)
+    ]
+    masks = []
+    for row in rows:
+        mask = padded.new_full(row, True, dtype=torch.bool)
+        missing = [
+            side
+            for size, goal in zip(reversed(row), reversed(target), strict=True)
+            for side in (0, goal - size)
+        ]
+        masks.append(functional.pad(mask, missing))
+        del mask
+    return masks
+
+
+@_from_padded.nested("cpu")
+def selected_by_mask(
+    nested: NestedTensors,
+    padded: Tensor,
+    cpu_nested_shape_example: Tensor,
+    fuse_transform_0213: bool = False,
+) -> Tensor:
+    """native/nested/NestedTensorMath.cpp, nested_from_padded_generic.
+
+    ``masked_select`` is written out, because a mask for every element is too large to be known:
+    native/TensorAdvancedIndexing.cpp, masked_select_out_impl_cpu.
+    """
+    if fuse_transform_0213:
+        batch, heads, steps, size = padded.shape
+        padded = padded.permute(0, 2, 1, 3).contiguous().view(batch, steps, heads * size)
+    rows: list[list[int]] = cpu_nested_shape_example.tolist()
+    masks = _padding_masks(padded, rows)
+    mask = torch.stack(masks)
+    count = mask.sum()
+    del count
+    buffer = padded.new_empty((sum(map(math.prod, rows)),))
+    if buffer.numel() and not selects_serially(nested.host, padded):
+        selected = torch.empty(mask.shape, dtype=torch.int64)
+        positions = torch.empty(mask.shape, dtype=torch.int64)
+        del selected, positions
+    made = nested.wrap(buffer, cpu_nested_shape_example)
+    del masks
+    return made
+
+
+@_from_padded.nested("cuda")
+def one_kernel(
+    nested: NestedTensors,
+    padded: Tensor,
+    cpu_nested_shape_example: Tensor,
+    fuse_transform_0213: bool = False,
+) -> Tensor:
+    """native/nested/cuda/NestedTensorTransformerFunctions.cpp, nested_from_padded_cuda."""
+    dimensions = 4 if fuse_transform_0213 else 3
+    if padded.dim() != dimensions or padded.dtype not in (torch.float32, torch.float16):
+        return selected_by_mask(nested, padded, cpu_nested_shape_example, fuse_transform_0213)
+    rows: list[list[int]] = cpu_nested_shape_example.tolist()
+    buffer = padded.new_empty((sum(map(math.prod, rows)),))
+    metadata = sizes_on_gpu(padded, cpu_nested_shape_example.numel() + padded.dim() + len(rows) + 1)
+    del metadata
+    return nested.wrap(buffer, cpu_nested_shape_example)
+
+
+@operator("aten::to_padded_tensor").nested("cuda")
+def to_padded_tensor(self: Tensor, padding: float, output_size: list[int] | None = None) -> Tensor:
+    """native/nested/cuda/NestedTensorTransformerFunctions.cpp,
+    NestedTensor_to_padded_tensor_cuda.
+    """
+    dtypes = (torch.float32, torch.float64, torch.float16)
+    if self.dim() not in (2, 3, 4) or self.dtype not in dtypes:
+        # NestedTensor_to_padded_tensor_generic
+        padded: Tensor = run_nested_kernel(
+            _aten.to_padded_tensor.default, self, padding, output_size
+        )
+        return padded
+    sizes = nested_sizes(self)
+    rows: list[list[int]] = sizes.tolist()
+    shape = [len(rows), *(max(column) for column in zip(*rows, strict=True))]
+    output = self.values().new_empty(shape if output_size is None else output_size)
+    columns = sizes.size(1)
+    if self.dim() == 3 and output_size is None:  # the last two dimensions are taken for one
+        columns = 1
+    metadata = sizes_on_gpu(output, len(rows) + 1 + len(rows) * columns)
+    del metadata
+    return output
