@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.ledger import StorageRecord
+from pytest_torchmem.operators.geometry import is_dense
 from pytest_torchmem.torch_private.autograd import current_node
 from pytest_torchmem.torch_private.storages import storage_address, storage_use_count
 from pytest_torchmem.torch_private.tensors import tensor_use_count
@@ -76,21 +77,6 @@ class GradientSums:
     def is_sum(self, record: StorageRecord) -> bool:
         """Return whether what the engine adds to was there before the running node began."""
         return record.index <= self._node_began or _feeds_one_input_twice(current_node())
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Return whether a tensor's elements fill their memory, none of it twice."""
-    if tensor.is_contiguous():
-        return True
-    order = sorted(zip(tensor.stride(), tensor.shape, strict=True))
-    expected = 1
-    for stride, size in order:
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _feeds_one_input_twice(node: Any) -> bool:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.call import Call
-from pytest_torchmem.interception.gradient_accumulation import is_dense
 from pytest_torchmem.interception.ledger import DeviceLedger
+from pytest_torchmem.operators.geometry import is_dense
 
 #: Operators that copy between devices.
 COPIES = frozenset({"aten::copy_", "aten::_to_copy", "aten::_foreach_copy_"})

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import accumulation_type
-from pytest_torchmem.operators.reduction.cuda import reduced
+from pytest_torchmem.operators.geometry import accumulation_type, is_dense
+from pytest_torchmem.operators.reduction.cuda_buffers import reduced
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
 
@@ -55,16 +55,6 @@ def _one(gpu: Gpu, tensor: Tensor) -> tuple[int, ...]:
 def _fast(tensors: Sequence[Tensor]) -> bool:
     """``can_use_fast_route``: one type, and every tensor dense."""
     return all(
-        tensor.dtype == tensors[0].dtype and tensor.layout is torch.strided and _is_dense(tensor)
+        tensor.dtype == tensors[0].dtype and tensor.layout is torch.strided and is_dense(tensor)
         for tensor in tensors
     )
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True

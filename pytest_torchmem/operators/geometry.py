@@ -27,6 +27,19 @@ def is_channels_last(tensor: Tensor) -> bool:
     )
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether elements fill their memory, none of it twice; ``is_non_overlapping_and_dense``."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
 def suggested_format(tensor: Tensor) -> torch.memory_format:
     """``TensorBase::suggest_memory_format``: channels last where the strides are ordered so."""
     if tensor.dim() in _CHANNELS_LAST and _strides_like_channels_last(tensor):

@@ -27,19 +27,6 @@ def contiguous_like_first(tensors: list[Tensor]) -> Tensor:
     return like(tensors[0])
 
 
-@operator("aten::_aminmax").meta()
-def aminmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """native/ReduceOps.cpp."""
-    shape = list(input.shape)
-    if dim is None:
-        shape = []
-    elif keepdim:
-        shape[dim] = 1
-    else:
-        del shape[dim]
-    return like(input, shape), like(input, shape)
-
-
 @operator(
     "aten::_fused_adam_.tensor_lr",
     "aten::_fused_adamw_.tensor_lr",

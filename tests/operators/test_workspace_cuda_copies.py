@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pytest_torchmem import trace
 from pytest_torchmem.operators import simple as nothing
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.cuda import sum_buffers
+from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.sorting.cuda import sort_bytes
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.profile.timeline import Confidence

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.formats import dense_copy
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.reduction.cpu import GRAIN, sum_workspace
+from pytest_torchmem.operators.reduction.cpu_buffers import GRAIN, sum_workspace
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.reduction.cpu import mean_workspace, partial_results
+from pytest_torchmem.operators.reduction.cpu_buffers import mean_workspace, partial_results
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
 

@@ -15,7 +15,7 @@ from pytest_torchmem.operators.geometry import (
     is_channels_last,
     suggested_format,
 )
-from pytest_torchmem.operators.reduction.cpu import sum_workspace
+from pytest_torchmem.operators.reduction.cpu_buffers import sum_workspace
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
 

@@ -19,7 +19,7 @@ from pytest_torchmem.operators.geometry import (
     is_channels_last,
     suggested_format,
 )
-from pytest_torchmem.operators.reduction.cuda import sum_buffers
+from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.rounding import ceil_div
 from pytest_torchmem.operators.workspace import Workspace, unknown

@@ -19,7 +19,7 @@ from pytest_torchmem.operators.geometry import (
     dense_bytes,
     packed_copies,
 )
-from pytest_torchmem.operators.reduction.cuda import sum_buffers
+from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace, unknown
 from pytest_torchmem.targets.gpus import Gpu

@@ -1,1 +1,1 @@
-"""Reduction: what is known of these operators."""
+"""Reductions to fewer elements: sums, norms, moments, extremes."""

@@ -51,14 +51,6 @@ def median(input: Tensor, dim: int | None = None) -> int:
     return copied + transpose_scratch(rows) if copied else 0
 
 
-@operator("aten::count_nonzero").workspace("cpu")
-def count_nonzero(input: Tensor, dim: object = None) -> int:
-    """A mask, and the mask as int64; native/TensorAdvancedIndexing.cpp, count_nonzero."""
-    if dim is None or (isinstance(dim, (list, tuple)) and not dim):
-        return 0
-    return input.numel() * (torch.bool.itemsize + torch.int64.itemsize)
-
-
 def _distinct(machine: Host, outputs: Sequence[Tensor], input: Tensor, counts: bool) -> int:
     if input.dtype == torch.bool or not input.numel():
         return 0

@@ -15,7 +15,7 @@ from pytest_torchmem.operators.geometry import (
     dense_bytes,
 )
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.cuda import dense_strides, reduced
+from pytest_torchmem.operators.reduction.cuda_buffers import dense_strides, reduced
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu

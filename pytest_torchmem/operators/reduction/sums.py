@@ -1,0 +1,138 @@
+"""Sums, products, means, norms and moments; native/ReduceOps.cpp, native/cuda/Reduce*Kernel.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.geometry import Outputs, accumulation_type, dense_bytes
+from pytest_torchmem.operators.reduction.cpu_buffers import (
+    SCALAR,
+    mean_workspace,
+    partial_results,
+    sum_workspace,
+    takes_every_dim,
+    upcast,
+)
+from pytest_torchmem.operators.reduction.cuda_buffers import (
+    HALVES,
+    Dims,
+    copied_and_reduced,
+    dense_strides,
+    reduced,
+    summed,
+)
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
+
+
+@operator("aten::sum").workspace("cpu")
+def summation(
+    machine: Host, outputs: Tensor, input: Tensor, dim: Sequence[int] | None = None
+) -> int:
+    """An upcast of the whole input and a result per thread; native/ReduceOps.cpp, sum_out."""
+    dims = dim or tuple(range(input.dim()))
+    return sum_workspace(machine, input, outputs.dtype, outputs.numel(), dims)
+
+
+@operator("aten::mean").workspace("cpu")
+def mean(machine: Host, outputs: Tensor, input: Tensor) -> int:
+    """A sum in the accumulation type, then a division; mean_out."""
+    return mean_workspace(machine, input, outputs.dtype, outputs.numel())
+
+
+@operator("aten::nansum", "aten::prod", "aten::amax", "aten::amin").workspace("cpu")
+def reduce_in_result_type(machine: Host, outputs: Tensor, input: Tensor) -> int:
+    """An upcast of the input and a result per thread; make_reduction."""
+    return sum_workspace(machine, input, outputs.dtype, outputs.numel())
+
+
+@operator("aten::sum", "aten::nansum", "aten::mean", "aten::prod").workspace("cuda")
+def total(machine: Gpu, outputs: Tensor, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
+    """``sum_functor``, ``mean_kernel_impl``, ``prod_functor``; ReduceSumProdKernel.cu."""
+    return summed(machine, outputs, input, dim)
+
+
+@operator("aten::trace").workspace("cuda")
+def trace(machine: Gpu, outputs: Tensor, input: Tensor) -> tuple[int, ...]:
+    """The sum of the diagonal; native/cuda/TriangularOps.cu, ``trace_cuda``."""
+    return summed(machine, outputs, input.diagonal(), None)
+
+
+count_nonzero = operator(
+    "aten::count_nonzero", source="native/TensorAdvancedIndexing.cpp, count_nonzero"
+)
+
+
+@count_nonzero.workspace("cpu")
+def mask_as_numbers(input: Tensor, dim: object = None) -> int:
+    """A mask, and the mask as int64, unless all dimensions are counted."""
+    if dim is None or (isinstance(dim, (list, tuple)) and not dim):
+        return 0
+    return input.numel() * (torch.bool.itemsize + torch.int64.itemsize)
+
+
+@count_nonzero.workspace("cuda")
+def mask_and_sum(machine: Gpu, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
+    """A mask, the same as ``int64``, and its sum."""
+    buffers = reduced(machine, input.shape, dense_strides(input.shape), dim, torch.int64, 8)
+    return (input.numel(), dense_bytes(input, torch.int64), *buffers)
+
+
+vector_norm = operator("aten::linalg_vector_norm", source="native/LinearAlgebra.cpp")
+
+
+@vector_norm.workspace("cpu")
+def vector_norm_on_cpu(
+    machine: Host,
+    outputs: Tensor,
+    input: Tensor,
+    dim: Sequence[int] | None,
+    dtype: torch.dtype | None,
+) -> int:
+    """The kernel converts as it reads unless a type is asked for."""
+    copied = upcast(input, outputs.dtype) if dtype is not None else 0
+    if outputs.numel() == 1 and takes_every_dim(input, dim) and not copied:
+        return 0
+    return copied + partial_results(machine, input.numel(), outputs.numel(), outputs.element_size())
+
+
+# ``norm`` calls ``linalg_vector_norm`` in the input's type; native/ReduceOps.cpp, impl_func_norm.
+@vector_norm.workspace("cuda")
+@operator("aten::norm").workspace("cuda")
+def vector_norm_on_cuda(
+    machine: Gpu,
+    outputs: Tensor,
+    input: Tensor,
+    dim: Dims = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[int, ...]:
+    """ReduceNormKernel.cu, ``norm_kernel_cuda_impl``, which reads 16-bit input as it is."""
+    reads = None if input.dtype in HALVES else dtype
+    return copied_and_reduced(machine, outputs, input, dim, reads)
+
+
+@operator("aten::var", "aten::std").workspace("cpu")
+def variance(
+    machine: Host, outputs: Tensor, input: Tensor, dim: Sequence[int] | None = None
+) -> int:
+    """Over everything in float: a mean and a sum of squares; std_var_all_cpu."""
+    floating = input.dtype in (torch.float32, torch.float64)
+    if outputs.numel() != 1 or not takes_every_dim(input, dim) or not floating:
+        return 0
+    size = input.element_size()
+    return size + max(partial_results(machine, input.numel(), 1, size), SCALAR + size)
+
+
+@operator("aten::var", "aten::std", "aten::var_mean", "aten::std_mean").workspace("cuda")
+def moments(machine: Gpu, outputs: Outputs, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
+    """``WelfordData``: two accumulators, a count and a fraction; ReduceMomentKernel.cu."""
+    accumulator = accumulation_type(input.dtype).itemsize
+    welford = 3 * accumulator + max(4, accumulator)
+    result = outputs if isinstance(outputs, Tensor) else outputs[0]
+    assert result is not None
+    size = result.element_size()
+    return reduced(machine, input.shape, input.stride(), dim, input.dtype, size, welford, 2)
