@@ -36,7 +36,6 @@ _COPIED: dict[str, dict[int, int]] = {
     "embedding_dense_backward": {0: _PLAIN, 1: _PLAIN},
     "masked_scatter_": {2: _PLAIN},
     "_segment_reduce_backward": {0: _PLAIN},
-    "searchsorted": {0: _PLAIN, 1: _PLAIN},
 }
 
 

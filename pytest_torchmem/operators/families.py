@@ -62,9 +62,9 @@ _MODULES = (
     "resampling.pooling",
     "resampling.shuffle",
     "softmax",
-    "sorting.cpu",
-    "sorting.cuda",
-    "sorting.storages",
+    "sorting.distinct",
+    "sorting.order",
+    "sorting.scans",
 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.geometry import dense_bytes
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
 
@@ -119,3 +120,21 @@ def _histogramdd(machine: Host, self: Tensor, edges: Sequence[Tensor], density: 
     _normalize(result, density)
     del copies
     return result
+
+
+@operator("aten::bincount").workspace("cuda")
+def bincount(weights: Tensor | None = None) -> tuple[int, ...]:
+    """Counts in ``int64`` or a result in float; exact, SummaryOps.cu."""
+    return (dense_bytes(weights),)
+
+
+# Torch has a kernel of them for the CPU alone (as a build with CUDA says of each,
+# ``_dispatch_has_kernel_for_dispatch_key``).
+operator(
+    "aten::_histogramdd_bin_edges",
+    "aten::_histogramdd_from_bin_cts",
+    "aten::_histogramdd_from_bin_tensors",
+    "aten::histogram.bin_ct",
+    "aten::histogram.bins_tensor",
+    not_on=frozenset({"cuda"}),
+)

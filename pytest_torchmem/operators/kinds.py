@@ -106,12 +106,7 @@ operator(
 # CPU's libraries and quantized tensors have (as a build with CUDA says of each,
 # ``_dispatch_has_kernel_for_dispatch_key``).
 operator(
-    "aten::_histogramdd_bin_edges",
-    "aten::_histogramdd_from_bin_cts",
-    "aten::_histogramdd_from_bin_tensors",
     "aten::_spdiags",
-    "aten::histogram.bin_ct",
-    "aten::histogram.bins_tensor",
     not_on=frozenset({"cuda"}),
 )
 

@@ -9,12 +9,6 @@ from pytest_torchmem.operators.geometry import like
 from pytest_torchmem.operators.registry import operator
 
 
-@operator("aten::_logcumsumexp").meta()
-def as_first(input: Tensor) -> Tensor:
-    """Contiguous, like the first argument; native/ReduceOps.cpp."""
-    return torch.empty_like(input, memory_format=torch.contiguous_format)
-
-
 @operator("aten::glu_jvp").meta()
 def like_first(tensors: list[Tensor]) -> Tensor:
     """Like the first argument; native/GatedLinearUnit.cpp."""
@@ -35,8 +29,3 @@ def contiguous_like_first(tensors: list[Tensor]) -> Tensor:
 ).meta()
 def in_place() -> None:
     """Parameters and states are updated where they are; native/cuda/fused_adam_impl.cu, …"""
-
-
-@operator("aten::_cummax_helper", "aten::_cummin_helper").meta()
-def cumulative_extremum() -> None:
-    """What it finds is written to arguments; native/ReduceOps.cpp, cummax_out."""

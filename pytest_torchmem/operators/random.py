@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.geometry import dense_bytes
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.reduction.cuda_buffers import reduced
 from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.targets.gpus import Gpu
+
+_LONG = 8
 
 # Registered for every backend, and writing data all the same.
 operator("aten::_philox_normal", "aten::_philox_uniform", kind=Kind.LEAF)
@@ -68,3 +74,31 @@ def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> Te
         del values
     del race, impossible, valid, least, most
     return result
+
+
+@operator("aten::multinomial").workspace("cuda")
+def race_or_cumulated(
+    machine: Gpu, input: Tensor, num_samples: int, replacement: bool = False
+) -> Workspace | tuple[int, ...]:
+    """Without replacement or of one sample: exponential numbers, and the largest of them.
+
+    native/Distributions.cpp, ``multinomial_out``; with replacement MultinomialKernel.cu.
+    """
+    whole = dense_bytes(input)
+    if num_samples == 1:
+        largest = reduced(machine, input.shape, input.stride(), -1, input.dtype, _LONG, 16, 4)
+        return (whole, *largest)
+    if not replacement:
+        values = num_samples * (input.numel() // max(1, input.shape[-1])) * input.element_size()
+        return bounded(whole, values, contiguous_copy(input))
+    return bounded(whole, whole, whole)
+
+
+@operator("aten::randperm").workspace("cuda")
+def randperm(machine: Gpu, outputs: Tensor, n: int) -> Workspace | int:
+    """Small ones come from the host; others are sorted by random keys. Randperm.cu."""
+    if n < 30_000:
+        return 0
+    keys, values = n * _LONG, n * outputs.element_size()
+    sort = cub.radix_sort_pairs(machine, n, _LONG, outputs.element_size())
+    return bounded(keys, keys, values, sort)

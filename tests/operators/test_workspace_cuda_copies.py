@@ -15,7 +15,7 @@ from pytest_torchmem import trace
 from pytest_torchmem.operators import simple as nothing
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
-from pytest_torchmem.operators.sorting.cuda import sort_bytes
+from pytest_torchmem.operators.sorting.order import sort_bytes
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import find_gpu

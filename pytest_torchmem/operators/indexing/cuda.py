@@ -283,3 +283,11 @@ def roll(input: Tensor, dims: Sequence[int] = ()) -> int:
     TensorTransformations.cu, ``roll_cuda``; native/TensorTransformations.h, ``roll_common``.
     """
     return (len(dims) - 1) * dense_bytes(input) if len(dims) > 1 else contiguous_copy(input)
+
+
+@operator("aten::repeat_interleave").workspace("cuda")
+def repeat_interleave(repeats: Tensor) -> Workspace | int:
+    """A prefix sum of the counts; a limit. native/Repeat.h, ``repeat_interleave_common``."""
+    number = repeats.numel()
+    copies = contiguous_copy(repeats)
+    return bounded(copies, number * _LONG, cub.scan(number))

@@ -1,1 +1,1 @@
-"""Sorting: what is known of these operators."""
+"""Order: sorting and searching, distinct elements, prefix sums."""

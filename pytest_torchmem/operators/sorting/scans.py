@@ -1,0 +1,43 @@
+"""Prefix sums, products and extremes; native/ReduceOps.cpp, native/cuda/ScanKernels.cpp."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.formats import CONTIGUOUS, copied
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Workspace, bounded
+
+logcumsumexp = operator("aten::_logcumsumexp")
+extremes = operator("aten::_cummax_helper", "aten::_cummin_helper")
+
+
+@operator("aten::cumsum", "aten::cumsum_", "aten::cumprod", "aten::cumprod_").workspace("cuda")
+@logcumsumexp.workspace("cuda")  # LogcumsumexpKernel.cu
+def cumulative(outputs: Tensor, input: Tensor, dim: int) -> Workspace | tuple[int, ...]:
+    """Copies of another type or not dense; of one dimension CUB's tiles. ScanKernels.cpp,
+    ``scan_dim``.
+    """
+    other = dense_bytes(input, outputs.dtype) if input.dtype != outputs.dtype else 0
+    copies = (other or contiguous_copy(input),)
+    if input.numel() and input.numel() == (input.shape[dim] if input.dim() else 1):
+        return bounded(*copies, cub.scan(input.numel()))
+    return copies
+
+
+@logcumsumexp.meta()
+def contiguous(input: Tensor) -> Tensor:
+    """Contiguous, like the input; native/ReduceOps.cpp."""
+    return torch.empty_like(input, memory_format=torch.contiguous_format)
+
+
+@extremes.meta()
+def nothing() -> None:
+    """What it finds is written to arguments; native/ReduceOps.cpp, cummax_out."""
+
+
+# ScanKernels.cpp, ``cummax_helper_cuda``
+extremes.workspace("cuda")(copied(self=CONTIGUOUS, values=CONTIGUOUS, indices=CONTIGUOUS))
