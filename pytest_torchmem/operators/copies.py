@@ -30,11 +30,10 @@ _COPIED: dict[str, dict[int, int]] = {
     # native/Activation.cpp
     "log_sigmoid_forward": {0: _PLAIN},
     "log_sigmoid_backward": {1: _PLAIN},
-    # native/Distance.cpp, Embedding.cpp, TensorAdvancedIndexing.cpp, SegmentReduce.cpp
+    # native/Distance.cpp, Embedding.cpp, SegmentReduce.cpp
     "_cdist_forward": {0: _PLAIN, 1: _PLAIN},
     "_cdist_backward": {1: _PLAIN, 2: _PLAIN},
     "embedding_dense_backward": {0: _PLAIN, 1: _PLAIN},
-    "masked_scatter_": {2: _PLAIN},
     "_segment_reduce_backward": {0: _PLAIN},
 }
 

@@ -229,7 +229,22 @@ def complex_to_real(input: Tensor) -> int:
     return dense_bytes(input) if input.dtype.is_complex else 0
 
 
-@operator("aten::where").workspace("cpu")
-def where(outputs: Tensor, input: Tensor, other: Tensor) -> int:
-    """Both branches in the result's type; native/TensorCompare.cpp, where_self_out."""
+selection = operator("aten::where", source="native/TensorCompare.cpp, where_self_out")
+
+
+@selection.workspace("cpu")
+def converted_branches(outputs: Tensor, input: Tensor, other: Tensor) -> int:
+    """Both branches in the result's type."""
     return converted(input, outputs.dtype) + converted(other, outputs.dtype)
+
+
+@selection.workspace("cuda")
+def copied_branches(
+    outputs: Tensor, condition: Tensor, input: Tensor, other: Tensor
+) -> tuple[int, ...]:
+    """Copies of what has another type than the result; exact, native/TensorCompare.cpp."""
+    copies = (
+        dense_bytes(found, outputs.dtype) if found.dtype != outputs.dtype else 0
+        for found in (input, other)
+    )
+    return (*copies, 0 if condition.dtype is torch.bool else condition.numel())

@@ -72,16 +72,6 @@ operator(
 if TORCH_VERSION >= (2, 14):
     operator("aten::ldexp.Tensor", "aten::ldexp_", kind=Kind.LEAF)
 
-operator(
-    "aten::index.Tensor",
-    "aten::_unsafe_index.Tensor",
-    "aten::index_put_",
-    "aten::index_put",
-    "aten::_unsafe_index_put",
-    "aten::_index_put_impl_",
-    masks=True,
-    across_devices=True,
-)
 # A copy's source, lengths on the host.
 operator(
     "aten::copy_",
@@ -94,7 +84,6 @@ operator(
 )
 operator("aten::_cudnn_ctc_loss", across_devices=True)  # targets and lengths are the host's
 
-operator("aten::masked_select", "aten::masked_scatter", decided_by=(1,))
 operator(
     "aten::_pack_padded_sequence",
     data_dependent=True,

@@ -23,9 +23,3 @@ def of_two_operands(tensors: list[Tensor]) -> Tensor:
 def glu_backward(input: Tensor) -> Tensor:
     """Contiguous; native/GatedLinearUnit.cpp, glu_backward_cpu."""
     return like(input)
-
-
-@operator("aten::nonzero_static").meta()
-def nonzero_static(input: Tensor, *, size: int) -> Tensor:
-    """Rows of indices; native/TensorAdvancedIndexing.cpp, nonzero_static_cpu."""
-    return input.new_empty((size, input.dim()), dtype=torch.int64)

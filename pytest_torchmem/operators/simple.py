@@ -47,6 +47,7 @@ _KERNELS = """
     replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward
     replication_pad3d replication_pad3d_backward _fused_dropout
     _embedding_bag_per_sample_weights_backward
+    gather index_select index_fill_ take
     grid_sampler_2d grid_sampler_3d grid_sampler_2d_backward grid_sampler_3d_backward
 """
 _NAMES = frozenset(f"{_POINTWISE_WITHOUT_TAG} {_RANDOM} {_COPIES} {_KERNELS}".split())

@@ -1,1 +1,1 @@
-"""Indexing: what is known of these operators."""
+"""Elements chosen by indices and masks, and elements put there."""

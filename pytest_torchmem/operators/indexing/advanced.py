@@ -1,0 +1,162 @@
+"""Indexing by tensors of indices and masks: copies of indices, and the sort behind sums.
+
+native/TensorAdvancedIndexing.cpp; native/cuda/IndexKernel.cpp, Indexing.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.indexing.deterministic import is_deterministic, sort_of_indices
+from pytest_torchmem.operators.indexing.masks import nonzero_bytes
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.targets.gpus import Gpu
+
+_LONG = 8
+_MASKS = (torch.bool, torch.uint8)
+
+get = operator("aten::index")
+put = operator("aten::_index_put_impl_")
+operator(
+    "aten::index.Tensor",
+    "aten::_unsafe_index.Tensor",
+    "aten::index_put_",
+    "aten::index_put",
+    "aten::_unsafe_index_put",
+    "aten::_index_put_impl_",
+    masks=True,
+    across_devices=True,
+)
+
+
+def _positions_on_cpu(input: Tensor, indices: Sequence[Tensor | None], elements: int) -> int:
+    """Bytes of the positions that masks are turned to, where ``elements`` are read or written;
+    native/TensorAdvancedIndexingUtils.h, expandTensors.
+    """
+    masked, kept, dim = 0, 1, 0
+    for index in indices:
+        if index is not None and index.dtype in _MASKS:
+            masked += index.dim()
+            dim += index.dim()
+            continue
+        kept *= 1 if index is not None else input.shape[dim]
+        dim += 1
+    if not masked:
+        return 0
+    kept *= math.prod(input.shape[dim:])
+    return elements // kept * masked * _LONG if kept else 0
+
+
+@get.workspace("cpu")
+def masks_as_positions(outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]) -> int:
+    """Masks as positions; TORCH_PRECOMPUTE_META_FUNC2(index)."""
+    return _positions_on_cpu(input, indices, outputs.numel())
+
+
+@put.workspace("cpu")
+def masks_of_values(input: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
+    """Masks as positions, where there is a value for each.
+
+    native/TensorAdvancedIndexing.cpp, _index_put_impl_.
+    """
+    return _positions_on_cpu(input, indices, values.numel()) if values.numel() > 1 else 0
+
+
+@get.workspace("cuda")
+def dense_indices_or_positions(
+    machine: Gpu, outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]
+) -> Workspace | tuple[int, ...]:
+    """Indices of different strides are made dense, masks turned to positions; ``AdvancedIndex``."""
+    masks = [found for found in indices if found is not None and found.dtype in _MASKS]
+    if not masks:
+        return _dense_indices([found for found in indices if found is not None])
+    kept = _unindexed(input, indices)
+    return bounded(*_positions(machine, masks, outputs.numel() // kept if kept else 0))
+
+
+@put.workspace("cuda")
+def indices_and_sort(
+    machine: Gpu,
+    input: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    accumulate: bool = False,
+) -> Workspace | tuple[int, ...]:
+    """Sums go through a sort of the indices; ``index_put_with_sort_kernel``.
+
+    Of indices with others between them, the input is copied with their dimensions in front.
+    """
+    given = [found for found in indices if found is not None]
+    masks = [found for found in given if found.dtype in _MASKS]
+    plain = [found for found in given if found.dtype not in _MASKS]
+    kept = _unindexed(input, indices)
+    number = _number(plain) if plain else (values.numel() // kept if kept else 0)
+    positions = _positions(machine, masks, number) if masks else ()
+    if not (accumulate or is_deterministic()):
+        requests = (*positions, *_dense_indices(plain))
+        return bounded(*requests) if masks else requests
+    moved = dense_bytes(input) if _are_apart(indices) else 0
+    copies = (contiguous_copy(input), moved, _values(values, number * kept))
+    rows = input.numel() // kept if kept else 0
+    bits = max(1, (rows - 1).bit_length())  # cub.cuh, get_num_bits of the largest index
+    return bounded(*positions, *copies, *sort_of_indices(machine, number, bits))
+
+
+def _are_apart(indices: Sequence[Tensor | None]) -> bool:
+    """``hasContiguousSubspace``, TensorAdvancedIndexingUtils.h: not all indices stand together."""
+    given = [position for position, found in enumerate(indices) if found is not None]
+    return bool(given) and given[-1] - given[0] >= len(given)
+
+
+def _values(values: Tensor, elements: int) -> int:
+    """Bytes of the values made dense, expanded to all positions where they are fewer."""
+    if values.numel() < elements:
+        return elements * values.element_size()
+    return contiguous_copy(values)
+
+
+def _number(indices: Sequence[Tensor]) -> int:
+    """How many positions indices stand for, broadcast together."""
+    return math.prod(torch.broadcast_shapes(*(found.shape for found in indices)))
+
+
+def _unindexed(input: Tensor, indices: Sequence[Tensor | None]) -> int:
+    """Elements that stand at every position."""
+    dim, number = 0, 1
+    for found in indices:
+        width = max(1, found.dim()) if found is not None and found.dtype in _MASKS else 1
+        if found is None:
+            number *= input.shape[dim]
+        dim += width
+    return number * math.prod(input.shape[dim:])
+
+
+def _dense_indices(indices: Sequence[Tensor]) -> tuple[int, ...]:
+    """Several indices whose strides differ once they are broadcast: every one is copied.
+
+    ``AdvancedIndex``, ``all_strides_match``.
+    """
+    shape = torch.broadcast_shapes(*(found.shape for found in indices)) if indices else ()
+    widened = tuple(
+        dense_bytes(found, torch.int64) if found.dtype == torch.int32 else 0 for found in indices
+    )
+    strides = {found.expand(shape).stride() for found in indices}
+    if len(indices) < 2 or len(strides) == 1:
+        return widened
+    number = math.prod(shape)
+    copies = tuple(
+        0 if found.expand(shape).is_contiguous() else number * _LONG for found in indices
+    )
+    return (*widened, *copies)
+
+
+def _positions(gpu: Gpu, masks: Sequence[Tensor], number: int) -> tuple[int, ...]:
+    """What masks take as positions: ``nonzero`` of each, one after the other."""
+    positions = tuple(number * max(1, mask.dim()) * _LONG for mask in masks)
+    return (*positions, max(nonzero_bytes(gpu, mask) for mask in masks))

@@ -1,0 +1,93 @@
+"""Positions where a mask is true, and the elements there.
+
+native/TensorAdvancedIndexing.cpp; native/cuda/Nonzero.cu, IndexKernel.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.formats import CONTIGUOUS, copied
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.reduction.cpu_buffers import GRAIN, sum_workspace
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
+
+_LONG = 8
+_BLOCKS_OF_THREAD = 16
+
+selected = operator("aten::masked_select", decided_by=(1,))
+scattered = operator("aten::masked_scatter_")
+operator("aten::masked_scatter", decided_by=(1,))
+
+
+@selected.workspace("cpu")
+def counted_mask(machine: Host, outputs: Tensor, input: Tensor, mask: Tensor) -> int:
+    """The mask as int64, to be counted, and where several threads select also to be added up;
+    masked_select_out_impl_cpu.
+    """
+    shape = torch.broadcast_shapes(input.shape, mask.shape)
+    elements = int(math.prod(shape))
+    whole = elements * _LONG
+    serial = outputs.numel() == 0 or (
+        selects_serially(machine, input) and all(_dense(side, shape) for side in (input, mask))
+    )
+    added_up = sum_workspace(machine, mask.expand(shape), torch.int64, 1)
+    counted = _LONG + added_up - dense_bytes(outputs)
+    return max(counted, 0 if serial else 2 * whole, 0)
+
+
+def selects_serially(machine: Host, input: Tensor) -> bool:
+    """Return whether one thread selects elements of a dense tensor by a mask."""
+    return input.is_contiguous() and (input.numel() < GRAIN or machine.threads == 1)
+
+
+def _dense(tensor: Tensor, shape: Sequence[int]) -> bool:
+    return tensor.shape == shape and tensor.is_contiguous()
+
+
+def nonzero_bytes(gpu: Gpu, input: Tensor) -> int:
+    """Return at most what ``nonzero`` takes beyond its result: a dense copy, a count and CUB's."""
+    blocks = gpu.multiprocessors * _BLOCKS_OF_THREAD
+    number = input.numel()
+    return contiguous_copy(input) + 4 + max(cub.reduce(blocks, 4), cub.select(number))
+
+
+@operator("aten::nonzero").workspace("cuda")
+def nonzero(machine: Gpu, input: Tensor) -> Workspace:
+    """A count, then CUB; a limit. Nonzero.cu, ``nonzero_cuda_out_impl``."""
+    return bounded(nonzero_bytes(machine, input))
+
+
+@operator("aten::nonzero_static").meta()
+def nonzero_static(input: Tensor, *, size: int) -> Tensor:
+    """Rows of indices; native/TensorAdvancedIndexing.cpp, nonzero_static_cpu."""
+    return input.new_empty((size, input.dim()), dtype=torch.int64)
+
+
+@selected.workspace("cuda")
+def positions_of_mask(machine: Gpu, outputs: Tensor, input: Tensor, mask: Tensor) -> Workspace:
+    """The positions of the mask; a limit. IndexKernel.cpp, ``masked_select_out_cuda_impl``."""
+    shape = torch.broadcast_shapes(input.shape, mask.shape)
+    whole = mask.expand(shape)
+    positions = outputs.numel() * max(1, len(shape)) * _LONG
+    return bounded(positions, nonzero_bytes(machine, whole))
+
+
+scattered.workspace("cpu")(copied(source=CONTIGUOUS))
+
+
+@scattered.workspace("cuda")
+def prefix_sum_of_mask(input: Tensor, mask: Tensor, source: Tensor) -> Workspace:
+    """A prefix sum of the mask; a limit. IndexKernel.cpp, ``masked_scatter__cuda``."""
+    number = input.numel()
+    whole = mask.expand(torch.broadcast_shapes(input.shape, mask.shape))
+    copies = (contiguous_copy(whole), contiguous_copy(source), contiguous_copy(input))
+    return bounded(*copies, number * _LONG, cub.scan(number))

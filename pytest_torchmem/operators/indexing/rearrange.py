@@ -1,0 +1,56 @@
+"""Elements moved or repeated: rolling, triangles, repetitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Workspace, bounded
+
+_LONG = 8
+
+rolling = operator("aten::roll")
+
+
+@rolling.workspace("cpu")
+def rolled_on_cpu(input: Tensor, dims: Sequence[int] = ()) -> int:
+    """Several dimensions are rolled one after the other, all of them as one;
+    native/TensorTransformations.cpp, roll_common.
+    """
+    return (len(dims) - 1) * dense_bytes(input) if len(dims) > 0 else contiguous_copy(input)
+
+
+@rolling.workspace("cuda")
+def rolled_on_cuda(input: Tensor, dims: Sequence[int] = ()) -> int:
+    """A dense copy; of several dimensions one after the other, the result of each but the last.
+
+    TensorTransformations.cu, ``roll_cuda``; native/TensorTransformations.h, ``roll_common``.
+    """
+    return (len(dims) - 1) * dense_bytes(input) if len(dims) > 1 else contiguous_copy(input)
+
+
+@operator("aten::tril", "aten::triu").workspace("cpu")
+def triangle(input: Tensor) -> int:
+    """A copy of batches that do not follow each other; native/TriangularOps.cpp,
+    checkTrilTriuBatchContiguous.
+    """
+    if input.is_contiguous() or input.numel() == 0:
+        return 0
+    expected = input.shape[-1] * input.shape[-2]
+    for dim in range(input.dim() - 3, -1, -1):
+        if input.stride(dim) != expected:
+            return dense_bytes(input)
+        expected *= input.shape[dim]
+    return 0
+
+
+@operator("aten::repeat_interleave").workspace("cuda")
+def repeat_interleave(repeats: Tensor) -> Workspace | int:
+    """A prefix sum of the counts; a limit. native/Repeat.h, ``repeat_interleave_common``."""
+    number = repeats.numel()
+    copies = contiguous_copy(repeats)
+    return bounded(copies, number * _LONG, cub.scan(number))

@@ -1,0 +1,122 @@
+"""Rows chosen by one vector of indices.
+
+native/TensorAdvancedIndexing.cpp; native/cuda/Indexing.cu takes nothing, unless algorithms have to
+be deterministic.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.formats import dense_copy
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.indexing.deterministic import is_deterministic, sort_of_indices
+from pytest_torchmem.operators.indexing.scatter import mean_counts, rows_of_sums
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
+
+_LONG = 8
+
+adding = operator("aten::index_add", "aten::index_add_")
+
+
+@operator("aten::index_select").workspace("cpu")
+def index_select(outputs: Tensor, input: Tensor, dim: int, index: Tensor) -> int:
+    """Along the second dimension the input has to be dense; index_select_out_cpu_."""
+    copied = contiguous_copy(index)
+    if input.dim() < 2 or 0 in (index.numel(), input.numel()):
+        return copied
+    if dim % input.dim() == 1 and outputs.is_contiguous():
+        return copied + dense_copy(input)
+    return copied
+
+
+@adding.workspace("cpu")
+def as_scattered(
+    machine: Host,
+    outputs: Tensor,
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    alpha: complex,
+) -> int:
+    """Along the first or last dimension it is ``scatter_add_``; native/TensorAdvancedIndexing.cpp,
+    index_add_cpu_out.
+    """
+    if source.dim() < 2 or index.numel() == 0 or alpha != 1:
+        return 0
+    dim %= source.dim()
+    if dim not in (0, source.dim() - 1):
+        return 0
+    sizes = [-1 if axis == dim else 1 for axis in range(source.dim())]
+    rows = index.view(sizes).expand(source.shape)
+    return rows_of_sums(machine, outputs, input, dim, rows, source)
+
+
+@adding.workspace("cuda")
+def sort_where_deterministic(machine: Gpu, index: Tensor, source: Tensor) -> Workspace | int:
+    """Atomic additions, exactly nothing; deterministic through a sort. Indexing.cu,
+    ``index_add_cuda_impl``.
+    """
+    if not is_deterministic():
+        return 0
+    product = dense_bytes(source)
+    return bounded(product, product, *sort_of_indices(machine, index.numel()))
+
+
+@operator("aten::index_copy", "aten::index_copy_").workspace("cuda")
+def index_copy(machine: Gpu, index: Tensor, source: Tensor) -> Workspace | int:
+    """Exactly nothing; deterministic through an ``index_put``. ``index_copy_out``."""
+    if not is_deterministic() or not index.numel():
+        return 0
+    return bounded(contiguous_copy(source), *sort_of_indices(machine, index.numel()))
+
+
+@operator("aten::index_reduce_").decomposition("cpu")
+def mean_in_place(
+    self: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Tensor:
+    """A mean counts what it adds up; index_reduce_func_impl."""
+    if reduce == "mean":
+        counts = torch.ones_like(self) if include_self else torch.zeros_like(self)
+        counts.index_add_(dim, index, torch.ones_like(source))
+        counts.masked_fill_(counts == 0, 1)
+        if self.is_floating_point():
+            self.div_(counts)
+    return self
+
+
+@operator("aten::index_reduce").decomposition("cpu")
+def mean_of_copy(
+    self: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Tensor:
+    """As in place, on a copy; index_reduce_cpu_out."""
+    result = torch.empty_like(self)
+    return mean_in_place(result, dim, index, source, reduce, include_self=include_self)
+
+
+@operator("aten::index_reduce", "aten::index_reduce_").workspace("cuda")
+def mean_on_cuda(input: Tensor, source: Tensor, reduce: str) -> tuple[int, ...]:
+    """A mean counts what it adds up, of which the ones are gone before the mask is made; exact,
+    Indexing.cu, ``index_reduce_cuda_out``.
+    """
+    if reduce != "mean":
+        return ()
+    counts, ones, mask = mean_counts(input, source)
+    return (counts, max(ones, mask))
