@@ -29,7 +29,7 @@ from pytest_torchmem.operators.geometry import (
     like,
 )
 from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
-from pytest_torchmem.operators.reduction.cuda import sum_buffers
+from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.registry import Kind, operator
 from pytest_torchmem.operators.workspace import Workspace, unknown
 from pytest_torchmem.targets.gpus import Gpu

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.indexing.deterministic import is_deterministic, sort_of_indices
+from pytest_torchmem.operators.indexing.index_sort import sort_of_indices
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
+from pytest_torchmem.torch_private.settings import must_be_deterministic
 
 _INDEX = 8
 _SCALAR = 8
@@ -174,7 +175,7 @@ def _scattered(gpu: Gpu, input: Tensor, index: Tensor, source: Tensor) -> Worksp
     indexes the flattened input.
     """
     number = index.numel()
-    if not is_deterministic() or not number:
+    if not must_be_deterministic() or not number:
         return 0
     each = number * _INDEX
     sorting = sort_of_indices(gpu, number)

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.targets.gpus import Gpu
 
 _LONG = 8
-
-
-def is_deterministic() -> bool:
-    """Return whether a program wants deterministic algorithms."""
-    return torch.are_deterministic_algorithms_enabled()
 
 
 def sort_of_indices(gpu: Gpu, number: int, bits: int | None = None) -> tuple[int, ...]:
