@@ -14,7 +14,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.indexing.cpu import selects_serially
+from pytest_torchmem.operators.indexing.masks import selects_serially
 from pytest_torchmem.operators.nested.context import NestedTensors, sizes_on_gpu
 from pytest_torchmem.operators.registry import Kind, operator
 from pytest_torchmem.torch_private.kernels import run_nested_kernel
