@@ -27,6 +27,14 @@ def read_layers(text: str) -> list[str]:
     return _LISTED.findall(block.partition("```")[0])
 
 
+def read_diagram(text: str) -> dict[str, set[str]]:
+    """Return the arrows of the diagram, by the names of folders and files without their ends."""
+    arrows: dict[str, set[str]] = {}
+    for above, below in re.findall(r"^    (\w+) --> (\w+)$", text, re.MULTILINE):
+        arrows.setdefault(above, set()).add(below)
+    return arrows
+
+
 def layer_of(path: str) -> str:
     """Return the layer that a file belongs to: its outermost folder, or the file itself."""
     first, separator, _ = path.partition("/")
@@ -86,6 +94,22 @@ def test_imports_point_downwards() -> None:
         if other != "__init__.py" and layers.index(layer_of(other)) < layers.index(layer_of(path))
     }
     assert upwards == UPWARDS
+
+
+def test_the_diagram_shows_the_imports() -> None:
+    arrows = read_diagram(DOCUMENT.read_text(encoding="utf-8"))
+    imports: dict[str, set[str]] = {}
+    for path, others in imports_of_the_package().items():
+        above = layer_of(path).removesuffix("/").removesuffix(".py")
+        below = {layer_of(other).removesuffix("/").removesuffix(".py") for other in others}
+        imports.setdefault(above, set()).update(below - {above, "__init__"})
+    del imports["__init__"]  # has everything, when it is first used
+    reached: dict[str, set[str]] = {}
+    for name in TopologicalSorter(arrows).static_order():
+        nearest = arrows.get(name, set())
+        reached[name] = nearest.union(*(reached[below] for below in nearest))
+    assert not {(one, two) for one, below in arrows.items() for two in below - imports[one]}
+    assert not {(one, two) for one, below in imports.items() for two in below - reached[one]}
 
 
 def test_no_circle_of_files() -> None:
