@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.arguments import RecurrentSettings
-from pytest_torchmem.operators.geometry import is_channels_last, laid_out, like, suggested_format
 from pytest_torchmem.operators.recurrent.dispatch import GATES, LSTM, weight_elements
 from pytest_torchmem.operators.registry import operator
 
@@ -129,16 +128,6 @@ def fused_gru_cell_backward(
     )
 
 
-@operator("aten::_fused_rms_norm").meta("cuda")
-def fused_rms_norm(input: Tensor, normalized_shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Output and reciprocal root; native/cuda/layer_norm_kernel.cu, ``_fused_rms_norm_cuda``."""
-    kept = input.shape[: input.dim() - len(normalized_shape)]
-    shape = (*kept, *[1] * len(normalized_shape))
-    dtype = torch.float64 if input.dtype is torch.float64 else torch.float32
-    output = torch.empty_like(input, memory_format=torch.contiguous_format)
-    return output, input.new_empty(shape, dtype=dtype)
-
-
 @operator("aten::log_sigmoid_forward").meta("cuda")
 def log_sigmoid_forward(input: Tensor) -> tuple[Tensor, Tensor]:
     """The buffer is the CPU's only; native/cuda/ActivationLogSigmoidKernel.cu."""
@@ -151,36 +140,3 @@ def ctc_loss(log_probs: Tensor, target_lengths: Any) -> tuple[Tensor, Tensor]:
     steps, batch, _ = log_probs.shape
     labels = 2 * max(target_lengths, default=0) + 1
     return log_probs.new_empty((batch,)), log_probs.new_empty((batch, steps, labels))
-
-
-@operator(
-    "aten::native_batch_norm",
-    "aten::_native_batch_norm_legit",
-    "aten::_native_batch_norm_legit.no_stats",
-).meta("cuda")
-def native_batch_norm(input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The input's layout; statistics of every channel, in evaluation too.
-
-    native/cuda/Normalization.cu, ``batch_norm_cuda``.
-    """
-    dtype = torch.float32 if input.dtype.itemsize == 2 else input.dtype
-    statistics = [input.new_empty((input.shape[1],), dtype=dtype) for _ in range(2)]
-    return torch.empty_like(input), statistics[0], statistics[1]
-
-
-@operator("aten::native_batch_norm_backward").meta("cuda")
-def native_batch_norm_backward(
-    input: Tensor, weight: Tensor | None, train: bool, output_mask: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Channels last as the input in training, whatever the gradient is; contiguous in evaluation.
-
-    native/cuda/Normalization.cu, ``batch_norm_backward_cuda``.
-    """
-    last = train and is_channels_last(input)
-    layout = suggested_format(input) if last else torch.contiguous_format
-    parameter = input.new_empty((input.shape[1],)) if weight is None else weight
-    return (
-        laid_out(input, layout) if output_mask[0] else None,
-        like(parameter) if output_mask[1] else None,
-        like(parameter) if output_mask[2] else None,
-    )

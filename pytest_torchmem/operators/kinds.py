@@ -110,10 +110,7 @@ operator(  # native/cuda/EmbeddingBag.cu: the bags' sizes first
 # What the backward needs of the forward, in an output whose size cuDNN alone decides;
 # native/cudnn/RNN.cpp and native/cudnn/BatchNorm.cpp.
 operator(
-    "aten::_batch_norm_with_update",
-    "aten::_batch_norm_with_update_functional",
     "aten::_cudnn_rnn",
-    "aten::cudnn_batch_norm",
     library_output=3,
 )
 operator(  # native/cudnn/RNN.cpp, ``get_dropout_state``
@@ -123,8 +120,6 @@ operator(  # native/cudnn/RNN.cpp, ``get_dropout_state``
 )
 operator("aten::_cudnn_rnn", not_in_key=("dropout_state",))
 operator("aten::_cudnn_rnn_backward", not_in_key=("dropout_state", "reserve"))
-operator("aten::batch_norm_backward", not_in_key=("reserve",))
-operator("aten::cudnn_batch_norm_backward", not_in_key=("reserveSpace",))
 
 # The gradients of a trace count as finite, so ``GradScaler`` steps.
 operator("aten::_amp_foreach_non_finite_check_and_unscale_", keeps_values=("found_inf",))

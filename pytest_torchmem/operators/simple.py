@@ -45,7 +45,8 @@ _KERNELS = """
     _weight_norm_interface _weight_norm_interface_backward
     value_selecting_reduction_backward put channel_shuffle pixel_shuffle pixel_unshuffle
     replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward
-    replication_pad3d replication_pad3d_backward _fused_dropout
+    replication_pad3d replication_pad3d_backward _fused_dropout native_dropout
+    native_dropout_backward
     _embedding_bag_per_sample_weights_backward
     gather index_select index_fill_ take
     grid_sampler_2d grid_sampler_3d grid_sampler_2d_backward grid_sampler_3d_backward

@@ -1,4 +1,4 @@
-"""Norms that are bounded or divided by."""
+"""Norms that are bounded; native/Normalization.cpp."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _aten: Any = torch.ops.aten
 
 @operator("aten::renorm").decomposition("cpu")
 def renorm(self: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    """native/Normalization.cpp, TORCH_IMPL_FUNC(renorm_out): the norms of 16-bit types in float,
-    their factors in the type itself.
+    """TORCH_IMPL_FUNC(renorm_out): the norms of 16-bit types in float, their factors in the type
+    itself.
     """
     result: Tensor = outputs(_aten.renorm.default, self, p, dim, maxnorm)
     others = [axis for axis in range(self.dim()) if axis != dim % self.dim()]

@@ -1,0 +1,280 @@
+"""ATen's own batch normalization.
+
+CPU: native/Normalization.cpp, native/cpu/batch_norm_kernel.cpp. CUDA: native/cuda/Normalization.cu
+and Normalization.cuh, exact. Each has one kernel behind several operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.geometry import (
+    accumulation_type,
+    dense_bytes,
+    is_channels_last,
+    laid_out,
+    like,
+    suggested_format,
+)
+from pytest_torchmem.operators.normalization.cudnn_batch_norm import cudnn_takes
+from pytest_torchmem.operators.reduction.cpu_buffers import sum_workspace
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.rounding import ceil_div
+from pytest_torchmem.operators.workspace import Workspace, unknown
+from pytest_torchmem.targets.host import Host
+
+_INT = 4
+
+_forward = operator("aten::native_batch_norm", "aten::_native_batch_norm_legit")
+_with_update = operator("aten::_batch_norm_with_update")
+_backward = operator("aten::native_batch_norm_backward")
+_with_update_backward = operator("aten::batch_norm_backward", not_in_key=("reserve",))
+operator(  # what cuDNN keeps for the backward; native/cudnn/BatchNorm.cpp
+    "aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional", library_output=3
+)
+
+
+@_forward.meta("cpu")
+def forward_on_cpu(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    training: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Contiguous or channels-last; statistics in the type of the parameters, and none in
+    evaluation; batch_norm_cpu.
+    """
+    parameters = (weight, bias, running_mean, running_var)
+    dtype = next((one for one in parameters if one is not None), input).dtype
+    statistics = input.new_empty((input.shape[1] if training else 0,), dtype=dtype)
+    return laid_out(input, suggested_format(input)), statistics, torch.empty_like(statistics)
+
+
+@_with_update.meta("cpu")
+def forward_with_update_on_cpu(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+) -> tuple[Tensor, ...]:
+    """As in training, and a reserve that is empty."""
+    outputs = forward_on_cpu(input, weight, bias, running_mean, running_var)
+    return *outputs, input.new_empty((0,), dtype=torch.uint8)
+
+
+@_forward.meta("cuda")
+def forward_on_cuda(input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The input's layout; statistics of every channel, in evaluation too; ``batch_norm_cuda``."""
+    dtype = torch.float32 if input.dtype.itemsize == 2 else input.dtype
+    statistics = input.new_empty((input.shape[1],), dtype=dtype)
+    return torch.empty_like(input), statistics, torch.empty_like(statistics)
+
+
+@_forward.workspace("cpu")
+@_with_update.workspace("cpu")
+def forward_workspace_on_cpu(
+    machine: Host,
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    weight: Tensor | None,
+    training: bool = True,
+) -> int:
+    """Statistics and the fused scale and shift; batch_norm_cpu_update_stats_template and
+    batch_norm_cpu_transform_input_template.
+
+    Exact on 2.13 for dense inputs, up to 12 bytes of scalars off for others.
+    """
+    if input.numel() == 0:
+        return 0
+    channels, element_size = input.shape[1], outputs[1].element_size()
+    parameter = channels * element_size
+    accumulated = channels * accumulation_type(input.dtype).itemsize
+    if not (input.is_contiguous() or is_channels_last(input)):
+        if not training:
+            return 3 * parameter
+        if accumulated == channels * input.element_size():
+            return 2 * element_size * (weight is None)
+        mean = dense_bytes(input, accumulation_type(input.dtype)) - parameter
+        return mean + (0 if parameter == accumulated else accumulated)
+    if not training:
+        return 2 * accumulated
+    by_thread = 0
+    if _is_channels_innermost_on_cpu(input) and input.numel() // channels > machine.threads:
+        by_thread = machine.threads * accumulated
+    return max(2 * parameter + by_thread, 2 * accumulated)
+
+
+@_forward.workspace("cuda")
+def forward_workspace_on_cuda(input: Tensor, training: bool) -> tuple[int, ...]:
+    """Channels last in training: partial results of blocks; else nothing;
+    ``batch_norm_stats_channels_last_cuda_template``.
+    """
+    return _staging(input, 4) if training and _is_channels_innermost_on_cuda(input) else ()
+
+
+@_with_update.workspace("cuda")
+def forward_with_update_workspace_on_cuda(
+    outputs: tuple[Tensor, ...], input: Tensor
+) -> Workspace | tuple[int, ...]:
+    """As in training; through cuDNN where it takes it."""
+    if outputs[3].numel() or cudnn_takes(input):
+        return unknown()
+    return forward_workspace_on_cuda(input, True)
+
+
+@_backward.meta("cpu")
+@_with_update_backward.meta("cpu")
+def backward_on_cpu(
+    input: Tensor, weight: Tensor | None, output_mask: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """The input's layout, whatever the gradient's."""
+    return _gradients(input, weight, output_mask, suggested_format(input))
+
+
+@_backward.meta("cuda")
+def backward_on_cuda(
+    input: Tensor, weight: Tensor | None, train: bool, output_mask: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Channels last as the input in training, whatever the gradient is; contiguous in evaluation;
+    ``batch_norm_backward_cuda``.
+    """
+    last = train and is_channels_last(input)
+    layout = suggested_format(input) if last else torch.contiguous_format
+    return _gradients(input, weight, output_mask, layout)
+
+
+def _gradients(
+    input: Tensor,
+    weight: Tensor | None,
+    output_mask: Sequence[bool],
+    memory_format: torch.memory_format,
+) -> tuple[Tensor | None, ...]:
+    parameter = input.new_empty((input.shape[1],)) if weight is None else weight
+    return (
+        laid_out(input, memory_format) if output_mask[0] else None,
+        like(parameter) if output_mask[1] else None,
+        like(parameter) if output_mask[2] else None,
+    )
+
+
+@_backward.workspace("cpu")
+@_with_update_backward.workspace("cpu")
+def backward_workspace_on_cpu(
+    machine: Host,
+    outputs: Sequence[Tensor | None],
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    output_mask: Sequence[bool],
+    train: bool = False,
+    update: bool = False,
+) -> int:
+    """Where everything is dense the gradient of the input is allocated twice and the first freed;
+    channels last adds sums per thread; batch_norm_backward_cpu_template and
+    batch_norm_cpu_backward_channels_last_impl. One of both operators calls training ``update``.
+    """
+    if input.numel() == 0:
+        return 0
+    channels = input.shape[1]
+    both_contiguous = input.is_contiguous() and grad_out.is_contiguous()
+    if not both_contiguous and not (is_channels_last(input) and is_channels_last(grad_out)):
+        dims = (0, *range(2, input.dim()))
+        summed = sum_workspace(machine, grad_out, grad_out.dtype, channels, dims)
+        return channels * input.element_size() + summed
+    first = dense_bytes(outputs[0]) if output_mask[0] else 0
+    if not _is_channels_innermost_on_cpu(input):
+        return first
+    accumulated = channels * accumulation_type(input.dtype).itemsize
+    parts = 3
+    if accumulated == channels * input.element_size():
+        parts = (weight is None) + (not (train or update))
+    return max(first, (parts + 2 * machine.threads) * accumulated)
+
+
+@_backward.workspace("cuda")
+def backward_workspace_on_cuda(
+    grad_out: Tensor,
+    input: Tensor,
+    save_invstd: Tensor | None,
+    train: bool,
+    output_mask: Sequence[bool],
+) -> tuple[int, ...]:
+    """Channels last: sums of channels and of blocks, and the statistics that cuDNN does not save in
+    evaluation; else what does not lie as (batch, channels, pixels) is copied;
+    ``batch_norm_backward_cuda``.
+    """
+    reduces = train or output_mask[1] or output_mask[2]
+    last = _is_channels_innermost_on_cuda(input)
+    if reduces and output_mask[0] and not last:
+        return (_pixels_copy(input), _pixels_copy(grad_out))
+    each = input.shape[1] * accumulation_type(input.dtype).itemsize
+    statistics = each if save_invstd is not None and not save_invstd.numel() else 0
+    if not reduces:
+        return (statistics,)
+    staging = _staging(input, 2) if last and _is_channels_innermost_on_cuda(grad_out) else ()
+    return (statistics, each, each, *staging)
+
+
+@_with_update_backward.workspace("cuda")
+def with_update_backward_workspace_on_cuda(
+    grad_out: Tensor,
+    input: Tensor,
+    save_var: Tensor | None,
+    update: bool,
+    output_mask: Sequence[bool],
+    reserve: Tensor,
+) -> Workspace | tuple[int, ...]:
+    """The one of cuDNN or ATen's own, as the forward was; ``_new_batch_norm_backward_cuda``."""
+    if reserve.numel() or cudnn_takes(input):
+        return unknown()
+    return backward_workspace_on_cuda(grad_out, input, save_var, update, output_mask)
+
+
+def _pixels_copy(tensor: Tensor) -> int:
+    """Bytes that ``reshape((batch, channels, -1))`` copies: 0 where a view will do."""
+    merged = zip(tensor.shape[2:-1], tensor.stride()[2:-1], strict=True)
+    inner = zip(tensor.shape[3:], tensor.stride()[3:], strict=True)
+    for (size, stride), (next_size, next_stride) in zip(merged, inner, strict=True):
+        if size != 1 and next_size != 1 and stride != next_size * next_stride:
+            return dense_bytes(tensor)
+    return 0
+
+
+def _is_channels_innermost_on_cpu(tensor: Tensor) -> bool:
+    """Channels last, or one element per channel; of one channel it is images that are walked."""
+    if tensor.is_contiguous():
+        return tensor.numel() == tensor.shape[0] * tensor.shape[1]
+    return is_channels_last(tensor)
+
+
+def _is_channels_innermost_on_cuda(tensor: Tensor) -> bool:
+    """``batch_norm_use_channels_last_kernels``: also (batch, channels)."""
+    return is_channels_last(tensor) or (
+        tensor.is_contiguous() and tensor.numel() == tensor.shape[0] * tensor.shape[1]
+    )
+
+
+def _staging(input: Tensor, copies: int) -> tuple[int, ...]:
+    """Blocks' partial results and semaphores; ``flexible_launch_configs``."""
+    channels = input.shape[1]
+    rows = input.numel() // channels if channels else 0
+    width = min(_last_power(channels), 32)
+    height = min(_last_power(ceil_div(rows, 16)), 512 // width)
+    if width * height != 512:
+        width = min(_last_power(channels), 512 // height)
+    across = ceil_div(channels, width)
+    down = min(ceil_div(rows, height * 16), 128)
+    if down < 8:
+        return ()
+    size = accumulation_type(input.dtype).itemsize
+    return (copies * channels * down * size, across * _INT)
+
+
+def _last_power(number: int) -> int:
+    return 1 << (number.bit_length() - 1) if number > 0 else 1

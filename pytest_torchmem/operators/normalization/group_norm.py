@@ -1,0 +1,136 @@
+"""Group normalization; native/group_norm.cpp, native/cuda/group_norm_kernel.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.calls import CompositeCall
+from pytest_torchmem.operators.geometry import (
+    accumulation_type,
+    contiguous_copy,
+    suggested_format,
+)
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.torch_private.autograd import saved_by
+
+_forward = operator("aten::native_group_norm")
+_backward = operator("aten::native_group_norm_backward")
+
+
+@operator("aten::group_norm").path("cuda")
+def group_norm(
+    call: CompositeCall,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Any:
+    """Of contiguous input, also where it is channels-last; native/group_norm.cpp, group_norm.
+
+    What is normalised, and kept for the backward, is a contiguous copy. torch 2.15 has a kernel for
+    channels-last instead.
+    """
+    if input.is_contiguous():
+        return call()
+    with call.trace.working():
+        copies = _group_norm_copies()
+    if not copies:
+        return call()
+    return call.of(input.contiguous(), num_groups, weight, bias, eps, cudnn_enabled)
+
+
+@cache
+def _group_norm_copies() -> bool:
+    """Return whether the composite itself makes its input contiguous; ``meta`` is no CPU either."""
+    with torch.inference_mode(False), torch.enable_grad():
+        image = torch.empty((1, 2, 2, 2), device="meta", requires_grad=True)
+        turned = image.contiguous(memory_format=torch.channels_last)
+        node: Any = torch.group_norm(turned, 1).grad_fn
+    return bool(saved_by(node, "input").is_contiguous())
+
+
+@_forward.workspace("cpu")
+def forward_on_cpu(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int
+) -> int:
+    """Contiguous copies of what is not (before torch 2.15 ``group_norm`` makes them), and of
+    channels last sums and squares per channel; native/group_norm.cpp, native_group_norm, and
+    native/cpu/group_norm_kernel.cpp, GroupNormKernelImplChannelsLastInternal.
+    """
+    if input.numel() == 0:
+        return 0
+    layout = suggested_format(input)
+    copies = contiguous_copy(input, layout) + contiguous_copy(weight) + contiguous_copy(bias)
+    if input.is_contiguous() or layout == torch.contiguous_format:
+        return copies
+    return copies + 2 * N * C * accumulation_type(input.dtype).itemsize
+
+
+@_forward.workspace("cuda")
+def forward_on_cuda(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int
+) -> tuple[int, ...]:
+    """A scale and a shift for every channel of every image where a channel has several pixels.
+
+    Exact, group_norm_kernel.cu, ``GroupNormKernelImplInternal``.
+    """
+    copies = tuple(map(contiguous_copy, (input, weight, bias)))
+    if HxW == 1 or (weight is None and bias is None):
+        return copies
+    scale = N * C * accumulation_type(input.dtype).itemsize
+    return (*copies, scale, scale)
+
+
+@_backward.workspace("cpu")
+def backward_on_cpu(
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    N: int,
+    C: int,
+) -> int:
+    """Contiguous copies of what is not (before torch 2.15 the derivative's formula makes them), and
+    ``ds`` and ``db`` of every channel; native/group_norm.cpp, native_group_norm_backward, and
+    native/cpu/group_norm_kernel.cpp, GroupNormBackwardKernelImplInternal.
+    """
+    if input.numel() == 0:
+        return 0
+    layout = suggested_format(input)
+    copies = sum(contiguous_copy(tensor, layout) for tensor in (grad_out, input))
+    copies += sum(contiguous_copy(tensor) for tensor in (mean, rstd, weight))
+    return copies + 2 * N * C * accumulation_type(input.dtype).itemsize
+
+
+@_backward.workspace("cuda")
+def backward_on_cuda(
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[int, ...]:
+    """Sums of every channel of every image, and coefficients of the input's gradient.
+
+    Exact, group_norm_kernel.cu, ``GroupNormBackwardKernelImplInternal`` and
+    ``GroupNorm1dBackward``.
+    """
+    size = accumulation_type(input.dtype).itemsize
+    each = N * C * size
+    groups = N * group * size
+    copies = (contiguous_copy(grad_out), contiguous_copy(input))
+    if HxW == 1:
+        return (*copies, each, each, *[groups] * 2 * output_mask[0])
+    coefficients = (groups, groups, each if weight is not None else 0) if output_mask[0] else ()
+    return (*copies, each, each, *coefficients)

@@ -1,0 +1,213 @@
+"""Layer and RMS normalization.
+
+native/layer_norm.cpp, native/cpu/layer_norm_kernel.cpp, native/cuda/layer_norm_kernel.cu. What CUDA
+takes is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.calls import CompositeCall
+from pytest_torchmem.operators.formats import CONTIGUOUS, copied
+from pytest_torchmem.operators.geometry import (
+    contiguous_copy,
+    dense_bytes,
+    like,
+    suggested_format,
+)
+from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.rounding import ceil_div
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
+from pytest_torchmem.torch_private.keys import below_autograd
+
+layer_norm = operator("aten::native_layer_norm")
+layer_norm.workspace("cuda")(copied(input=CONTIGUOUS, weight=CONTIGUOUS, bias=CONTIGUOUS))
+layer_norm_backward = operator("aten::native_layer_norm_backward")
+rms_norm = operator("aten::_fused_rms_norm", kernel_on=frozenset({"cuda"}))
+rms_norm.workspace("cuda")(copied(input=CONTIGUOUS, weight=CONTIGUOUS))
+rms_norm_backward = operator("aten::_fused_rms_norm_backward")
+
+
+@layer_norm.meta("cpu")
+def outputs_on_cpu(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Statistics in the type of the parameters, not in float; layer_norm_cpu."""
+    dtype = next((one for one in (weight, bias) if one is not None), input).dtype
+    result, mean, rstd = torch.ops.aten.native_layer_norm(
+        input, normalized_shape, weight, bias, eps
+    )
+    return result, mean.to(dtype), rstd.to(dtype)
+
+
+@layer_norm.workspace("cpu")
+def copies_on_cpu(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> int:
+    """Contiguous copies of what is not; layer_norm_cpu."""
+    return contiguous_copy(input) + contiguous_copy(weight) + contiguous_copy(bias)
+
+
+@layer_norm_backward.meta()
+def gradients(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, output_mask: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Contiguous whatever the layout of the input; layer_norm_backward_cpu and _cuda."""
+    return tuple(
+        like(tensor) if wanted and tensor is not None else None
+        for tensor, wanted in zip((input, weight, bias), output_mask, strict=True)
+    )
+
+
+@layer_norm_backward.workspace("cpu")
+def backward_on_cpu(
+    machine: Host,
+    outputs: Sequence[Tensor | None],
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+) -> int:
+    """Contiguous copies, and sums of gamma and beta per thread; LayerNormBackwardKernelImplInternal
+    of the CPU.
+    """
+    copies = contiguous_copy(input) + contiguous_copy(weight)
+    if input.numel() == 0:
+        return copies
+    copies += contiguous_copy(grad_out)
+    if outputs[1] is None and outputs[2] is None:
+        return copies
+    columns = math.prod(normalized_shape)
+    return copies + 2 * machine.threads * columns * input.element_size()
+
+
+@layer_norm_backward.workspace("cuda")
+def layer_norm_backward_on_cuda(
+    machine: Gpu,
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[int, ...]:
+    """Dense copies and partial gradients; ``LayerNormBackwardKernelImplInternal``."""
+    beta = output_mask[2] and bias is not None
+    return (
+        *map(contiguous_copy, (grad_out, input, weight)),
+        *_partial_gradients(machine, input, normalized_shape, weight, output_mask[1] + beta),
+    )
+
+
+@rms_norm_backward.workspace("cuda")
+def rms_norm_backward_on_cuda(
+    machine: Gpu,
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[int, ...]:
+    """As layer norm's, without beta; ``_fused_rms_norm_backward_cuda``."""
+    return (
+        *map(contiguous_copy, (grad_out, input, weight)),
+        *_partial_gradients(machine, input, normalized_shape, weight, output_mask[1]),
+    )
+
+
+def _partial_gradients(
+    gpu: Gpu, input: Tensor, shape: Sequence[int], weight: Tensor | None, number: int
+) -> tuple[int, ...]:
+    """Of many short rows, a partial sum for every 32 of them, summed by a reduction into a tensor
+    that takes the place of the one made before.
+
+    ``LaunchGammaBetaBackwardCUDAKernel``.
+    """
+    columns = math.prod(shape)
+    rows = input.numel() // columns if columns else 0
+    few = rows <= 64 * 1024 or columns // 32 >= gpu.multiprocessors // 2
+    if weight is None or not number or few:
+        return ()
+    blocks = min(32 * 1024 // ceil_div(columns, 32), ceil_div(rows, 32))
+    partial = blocks * columns * weight.element_size()
+    buffers = sum_buffers(gpu, (blocks, columns), 0, weight.dtype)
+    return (*[partial] * number, dense_bytes(weight), *buffers)
+
+
+@operator("aten::rms_norm").path("cuda")
+def choose_rms_norm(
+    call: CompositeCall,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Any:
+    """The fused kernel, but for channels-last and complex input, or a weight of another dtype;
+    ``rms_norm_symint``.
+    """
+    plain = suggested_format(input) is torch.contiguous_format and not input.is_complex()
+    if not plain or (weight is not None and weight.dtype != input.dtype):
+        return call()
+    return torch.ops.aten._fused_rms_norm.default(input, normalized_shape, weight, eps)[0]
+
+
+@rms_norm.meta("cuda")
+def output_and_reciprocal_root(
+    input: Tensor, normalized_shape: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Contiguous, the root in float or double; ``_fused_rms_norm_cuda``."""
+    kept = input.shape[: input.dim() - len(normalized_shape)]
+    shape = (*kept, *[1] * len(normalized_shape))
+    dtype = torch.float64 if input.dtype is torch.float64 else torch.float32
+    return like(input), input.new_empty(shape, dtype=dtype)
+
+
+@rms_norm.path("cuda")
+def differentiable_rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> Any:
+    """``_fused_rms_norm_cuda``, with its gradient."""
+    return cast(Any, _FusedRmsNorm).apply(input, normalized_shape, weight, eps)
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """The gradient that derivatives.yaml gives ``_fused_rms_norm`` on CUDA only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None,
+        eps: float | None,
+    ) -> Any:
+        with below_autograd():
+            output, rstd = torch.ops.aten._fused_rms_norm.default(
+                input, normalized_shape, weight, eps
+            )
+        ctx.normalized_shape = normalized_shape
+        ctx.save_for_backward(input, weight, rstd)
+        ctx.mark_non_differentiable(rstd)
+        ctx.set_materialize_grads(False)
+        return output, rstd
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> Any:
+        if grad is None:
+            return None, None, None, None
+        input, weight, rstd = ctx.saved_tensors
+        mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        grad_input, grad_weight = torch.ops.aten._fused_rms_norm_backward.default(
+            grad, input, ctx.normalized_shape, rstd, weight, mask
+        )
+        return grad_input, None, grad_weight, None
