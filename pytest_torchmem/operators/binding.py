@@ -114,7 +114,7 @@ class InOrder:
         self._leads = tuple(leads)
         # ``out=`` is where the outputs are, not another argument.
         self._outputs = frozenset(
-            str(argument.name) for argument in overload._schema.arguments if argument.is_out
+            str(argument.name) for argument in schema(overload).arguments if argument.is_out
         )
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], **besides: Any) -> Any:
