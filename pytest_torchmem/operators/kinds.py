@@ -41,7 +41,6 @@ operator(
 operator(
     "aten::_assert_async",
     "aten::_assert_async.msg",
-    "aten::_linalg_check_errors",
     kind=Kind.PASS,
 )
 # Registered for every backend, and reading and writing data all the same.
@@ -49,7 +48,6 @@ operator(
     "aten::copy_",
     "aten::_pack_padded_sequence",
     "aten::embedding_renorm",
-    "aten::linalg_lstsq",
     kind=Kind.LEAF,
 )
 # One allocation and one copy: as well from meta, and quicker.

@@ -41,7 +41,7 @@ _COPIES = """
     _cudnn_init_dropout_state _transform_bias_rescale_qkv _jagged_to_padded_dense_forward
 """
 _KERNELS = """
-    upsample_bicubic2d upsample_linear1d upsample_trilinear3d
+    addr _pdist_forward upsample_bicubic2d upsample_linear1d upsample_trilinear3d
     _weight_norm_interface _weight_norm_interface_backward
     value_selecting_reduction_backward put channel_shuffle pixel_shuffle pixel_unshuffle
     replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward

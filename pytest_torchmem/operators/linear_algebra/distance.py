@@ -10,10 +10,14 @@ import math
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.formats import CONTIGUOUS, copied
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
+
+_cdist = operator("aten::_cdist_forward")
+_cdist_backward = operator("aten::_cdist_backward")
 
 
 def _expanded(first: Tensor, second: Tensor) -> tuple[int, Tensor, Tensor]:
@@ -23,14 +27,18 @@ def _expanded(first: Tensor, second: Tensor) -> tuple[int, Tensor, Tensor]:
     return math.prod(batch), *found
 
 
-@operator("aten::_cdist_forward").workspace("cuda")
+_cdist.workspace("cpu")(copied(x1=CONTIGUOUS, x2=CONTIGUOUS))
+_cdist_backward.workspace("cpu")(copied(x1=CONTIGUOUS, x2=CONTIGUOUS))
+
+
+@_cdist.workspace("cuda")
 def cdist_forward(x1: Tensor, x2: Tensor) -> tuple[int, ...]:
     """Dense copies of both, of all batches; ``cdist_impl``."""
     _, first, second = _expanded(x1, x2)
     return (contiguous_copy(first), contiguous_copy(second))
 
 
-@operator("aten::_cdist_backward").workspace("cuda")
+@_cdist_backward.workspace("cuda")
 def cdist_backward(
     machine: Gpu, outputs: Tensor, grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor
 ) -> tuple[int, ...]:
@@ -45,12 +53,6 @@ def cdist_backward(
     pairs = batches * others * points * width * outputs.element_size()
     sums = sum_buffers(machine, (batches, others, points, width), 1, outputs.dtype)
     return (*copies, pairs, *sums)
-
-
-@operator("aten::_pdist_forward").workspace("cuda")
-def pdist() -> int:
-    """Nothing: the input is dense; ``pdist_forward_kernel_impl``."""
-    return 0
 
 
 @operator("aten::_pdist_backward").workspace("cuda")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
 from pytest_torchmem.operators.libraries.cublas import beside_buffer
 from pytest_torchmem.operators.matmul.onednn import SCALE, as_read, onednn_product, uses_onednn
 from pytest_torchmem.operators.matmul.operands import (
@@ -123,10 +123,10 @@ def addmv_on_cuda(machine: Gpu, mat: Tensor, vec: Tensor) -> Workspace | int:
     return beside_buffer(machine, blas_copy(mat), 0 if vec.stride(0) else dense_bytes(vec))
 
 
-@operator("aten::addr").workspace("cuda")
-def addr() -> int:
-    """A pointwise kernel; native/cuda/LinearAlgebra.cu, ``addr_kernel_cuda``."""
-    return 0
+@operator("aten::_compute_linear_combination").meta()
+def linear_combination(input: Tensor, coefficients: Tensor) -> Tensor:
+    """Sums of matrices, each times a coefficient; native/LinearAlgebra.cpp."""
+    return like(input, (coefficients.shape[0], *input.shape[1:]))
 
 
 # -- batches ---------------------------------------------------------------------------------------

@@ -1,0 +1,164 @@
+"""LU: factors, determinants, systems of equations and inverses; native/BatchLinearAlgebra.cpp,
+native/LinearAlgebra.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.linear_algebra.lapack_arguments import (
+    any_error,
+    column_major_clone,
+    is_column_major,
+)
+from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.structured import empty_as, meta_result, outputs, proxy
+
+_aten: Any = torch.ops.aten
+
+# Whether a factorisation succeeded decides nothing here.
+operator("aten::_linalg_check_errors", kind=Kind.PASS)
+
+
+def _lu_factor_out(LU: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+    """linalg_lu_factor_ex_out into ``LU``; pivots and infos come back."""
+    geometry = meta_result(_aten.linalg_lu_factor_ex.default, A)
+    written = proxy(LU, geometry[0])
+    pivots, infos = empty_as(geometry[1]), empty_as(geometry[2])
+    written.copy_(A)
+    return pivots, infos
+
+
+def _permutation(pivots: Tensor, rows: int) -> None:
+    """lu_unpack_out: permutations in numbers, from which the matrices are made."""
+    batch = pivots.shape[:-1]
+    torch.arange(rows).expand(*batch, rows).contiguous()
+
+
+def _unpack(LU: Tensor, pivots: Tensor, L: Tensor, U: Tensor) -> None:
+    rows, columns = LU.shape[-2:]
+    if rows > columns:
+        torch.triu(LU.narrow(-2, 0, columns), out=U)
+        torch.tril(LU, -1, out=L)
+    else:
+        torch.tril(LU if rows == columns else LU.narrow(-1, 0, rows), -1, out=L)
+        torch.triu(LU, out=U)
+
+
+@operator("aten::lu_unpack").decomposition("cpu")
+def lu_unpack(
+    LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """TORCH_IMPL_FUNC(lu_unpack_out)."""
+    P, L, U = outputs(_aten.lu_unpack.default, LU_data, LU_pivots, unpack_data, unpack_pivots)
+    if unpack_data:
+        _unpack(LU_data, LU_pivots, L, U)
+    if unpack_pivots:
+        _permutation(LU_pivots, LU_data.shape[-2])
+    return P, L, U
+
+
+@operator("aten::linalg_lu").decomposition("cpu")
+def linalg_lu(A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """TORCH_IMPL_FUNC(linalg_lu_out): factors into the larger of L and U, unpacked in place."""
+    P, L, U = outputs(_aten.linalg_lu.default, A, pivot=pivot)
+    LU = L if A.shape[-2] > A.shape[-1] else U
+    factored = _lu_factor_out(LU, A)
+    if pivot:
+        _permutation(factored[0], A.shape[-2])
+    del factored
+    return P, L, U
+
+
+def _determinant_of_permutation(pivots: Tensor) -> Tensor:
+    """``lu_det_P``."""
+    counted = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
+    moved = counted != pivots
+    return moved.sum(-1, dtype=torch.int64).fmod_(2).mul_(-2).add_(1)
+
+
+def infos_of_lu(A: Tensor) -> Tensor:
+    return torch.empty(A.shape[:-2], dtype=torch.int32)
+
+
+@operator("aten::_linalg_det").decomposition("cpu")
+def linalg_det(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """TORCH_IMPL_FUNC(_linalg_det_out)."""
+    result, LU, pivots = outputs(_aten._linalg_det.default, A)
+    infos = infos_of_lu(A)
+    product = torch.prod(LU.diagonal(0, -2, -1), -1)
+    torch.mul(_determinant_of_permutation(pivots), product, out=result)
+    del infos
+    return result, LU, pivots
+
+
+@operator("aten::_linalg_slogdet").decomposition("cpu")
+def linalg_slogdet(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """TORCH_IMPL_FUNC(_linalg_slogdet_out)."""
+    sign, logarithm, LU, pivots = outputs(_aten._linalg_slogdet.default, A)
+    infos = infos_of_lu(A)
+    diagonal = LU.diagonal(0, -2, -1)
+    permutation = _determinant_of_permutation(pivots)
+    torch.mul(diagonal.sgn().prod(-1), permutation, out=sign)
+    del permutation
+    torch.sum(diagonal.abs().log_(), -1, out=logarithm)
+    del infos
+    return sign, logarithm, LU, pivots
+
+
+def _lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, result: Tensor, left: bool) -> None:
+    """linalg_lu_solve_out and lu_solve_kernel, which checks that pivots are rows."""
+    if result.numel() == 0:
+        return
+    geometry = meta_result(_aten.linalg_lu_solve.default, LU, pivots, B, left=left)
+    written = proxy(result, geometry)
+    pivots_ = pivots.contiguous()
+    LU_ = LU if is_column_major(LU) else column_major_clone(LU)
+    torch.all(pivots_ > 0)
+    torch.all(pivots_ <= LU_.shape[-2])
+    del written
+
+
+@operator("aten::linalg_lu_solve").decomposition("cpu")
+def linalg_lu_solve(
+    LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False
+) -> Tensor:
+    """TORCH_IMPL_FUNC(linalg_lu_solve_out)."""
+    result: Tensor = outputs(
+        _aten.linalg_lu_solve.default, LU, pivots, B, left=left, adjoint=adjoint
+    )
+    _lu_solve(LU, pivots, B, result, left)
+    return result
+
+
+@operator("aten::_linalg_solve_ex").decomposition("cpu")
+def linalg_solve_ex(
+    A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """TORCH_IMPL_FUNC(_linalg_solve_ex_out)."""
+    result, LU, pivots, infos = outputs(
+        _aten._linalg_solve_ex.default, A, B, left=left, check_errors=check_errors
+    )
+    LU.copy_(A.mT if A.is_contiguous() and not A.is_complex() else A)
+    if check_errors:
+        any_error(infos)
+    vector = result.dim() == A.dim() - 1
+    columns = result.unsqueeze(-1) if vector else result
+    _lu_solve(LU, pivots, B.unsqueeze(-1) if vector else B, columns, left)
+    return result, LU, pivots, infos
+
+
+@operator("aten::linalg_inv_ex").decomposition("cpu")
+def linalg_inv_ex(A: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+    """TORCH_IMPL_FUNC(linalg_inv_ex_out): the identity solved for."""
+    result, infos = outputs(_aten.linalg_inv_ex.default, A, check_errors=check_errors)
+    _, LU, pivots, _ = meta_result(_aten._linalg_solve_ex.default, A, result)
+    LU, pivots = empty_as(LU), empty_as(pivots)
+    _lu_solve(LU, pivots, result, result, True)
+    del LU, pivots
+    if check_errors:
+        any_error(infos)
+    return result, infos
