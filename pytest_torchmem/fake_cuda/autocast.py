@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators import autocast as lists
-from pytest_torchmem.operators.recurrent.dispatch import autocast_rnn
+from pytest_torchmem.operators.recurrent.cudnn import autocast_rnn
 from pytest_torchmem.torch_private.autocast import (
     autocast_kernels,
     autocast_key_included,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -90,22 +90,6 @@ def beyond(outputs: Outputs | int, requests: Iterable[int]) -> int:
     """Peak of a sequence of requests (negative: a release), less the outputs among them."""
     total = outputs if isinstance(outputs, int) else output_bytes(outputs)
     return max(0, max(accumulate(requests), default=0) - total)
-
-
-def packed_copies(input: Tensor, batch_sizes: Sequence[int], batch_first: bool) -> tuple[int, ...]:
-    """Bytes of the dense copies of the parts that a padded sequence is packed from.
-
-    native/PackedSequence.cpp, ``_pack_padded_sequence``: the steps of one batch size are one part,
-    and all parts are kept until they are joined. ``input`` is (steps, batch, ...), or (batch,
-    steps, ...) where the batch is first; ``batch_sizes`` has a number of sequences for every step.
-    """
-    steps = input.transpose(0, 1) if batch_first else input
-    copies, begin = [], 0
-    for size, run in groupby(batch_sizes):
-        end = begin + sum(1 for _ in run)
-        copies.append(contiguous_copy(steps[begin:end, :size]))
-        begin = end
-    return tuple(copies)
 
 
 def transpose_scratch(source: Tensor) -> int:

@@ -46,7 +46,6 @@ operator(
 # Registered for every backend, and reading and writing data all the same.
 operator(
     "aten::copy_",
-    "aten::_pack_padded_sequence",
     "aten::embedding_renorm",
     kind=Kind.LEAF,
 )
@@ -70,24 +69,15 @@ operator(
 if TORCH_VERSION >= (2, 14):
     operator("aten::ldexp.Tensor", "aten::ldexp_", kind=Kind.LEAF)
 
-# A copy's source, lengths on the host.
+# A copy's source.
 operator(
     "aten::copy_",
     "aten::_to_copy",
     "aten::_foreach_copy_",
-    "aten::_pack_padded_sequence",
-    "aten::_pack_padded_sequence_backward",
     "aten::set_.source_Tensor",
     across_devices=True,
 )
 operator("aten::_cudnn_ctc_loss", across_devices=True)  # targets and lengths are the host's
-
-operator(
-    "aten::_pack_padded_sequence",
-    data_dependent=True,
-    decided_by=(1,),
-    host_outputs={"cpu": (1,), "cuda": (1,)},
-)
 
 # Operators that torch has a kernel of for the CPU and none for CUDA, without those that only the
 # CPU's libraries and quantized tensors have (as a build with CUDA says of each,
@@ -99,25 +89,9 @@ operator(
 
 # The order in which a CUDA kernel makes its outputs, where it returns them in another one. It
 # decides which blocks the caching allocator gives them, and with that what is reserved.
-operator("aten::_thnn_fused_gru_cell", order={"cuda": (1, 0)})  # native/cuda/RNN.cu: the workspace
-operator("aten::_thnn_fused_lstm_cell", order={"cuda": (2, 0, 1)})
 operator(  # native/cuda/EmbeddingBag.cu: the bags' sizes first
     "aten::_embedding_bag", "aten::_embedding_bag_forward_only", order={"cuda": (2, 1, 0, 3)}
 )
-
-# What the backward needs of the forward, in an output whose size cuDNN alone decides;
-# native/cudnn/RNN.cpp and native/cudnn/BatchNorm.cpp.
-operator(
-    "aten::_cudnn_rnn",
-    library_output=3,
-)
-operator(  # native/cudnn/RNN.cpp, ``get_dropout_state``
-    "aten::_cudnn_init_dropout_state",
-    library_state=True,
-    not_in_key=("dropout", "train", "dropout_seed", "dtype", "layout"),
-)
-operator("aten::_cudnn_rnn", not_in_key=("dropout_state",))
-operator("aten::_cudnn_rnn_backward", not_in_key=("dropout_state", "reserve"))
 
 # The gradients of a trace count as finite, so ``GradScaler`` steps.
 operator("aten::_amp_foreach_non_finite_check_and_unscale_", keeps_values=("found_inf",))

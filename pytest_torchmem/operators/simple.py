@@ -43,6 +43,7 @@ _COPIES = """
 _KERNELS = """
     addr _pdist_forward upsample_bicubic2d upsample_linear1d upsample_trilinear3d
     _weight_norm_interface _weight_norm_interface_backward
+    _thnn_fused_gru_cell _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
     value_selecting_reduction_backward put channel_shuffle pixel_shuffle pixel_unshuffle
     replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward
     replication_pad3d replication_pad3d_backward _fused_dropout native_dropout

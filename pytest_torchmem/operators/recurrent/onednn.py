@@ -6,19 +6,19 @@ Its sizes follow rnn_utils.hpp (``set_workspace_sizes``, ``get_good_ld``), rnn_u
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import (
-    contiguous_copy,
-    dense_bytes,
-    packed_copies,
-)
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
 from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
 from pytest_torchmem.operators.libraries.onednn.problem import booked
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.rounding import ceil_div, round_up
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.host import Host
+
+_layer = operator("aten::mkldnn_rnn_layer")
+_layer_backward = operator("aten::mkldnn_rnn_layer_backward")
 
 _PAGE = 4096
 _BOOKS = 4632
@@ -153,8 +153,24 @@ def _backward_weight(rows: int, hidden: int, element_size: int) -> int:
     return round_up(rows, 32) * 4 * round_up(hidden, 2) * element_size
 
 
-@operator("aten::mkldnn_rnn_layer").workspace("cpu")
-def lstm_layer(machine: Host, input: Tensor, hx_: Tensor, cx_: Tensor) -> int | Workspace:
+@_layer.meta("cpu")
+def outputs_and_workspace(
+    input: Tensor, hx_: Tensor, cx_: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The last output is what oneDNN keeps for a backward, always."""
+    steps, batch, inputs = input.shape
+    hidden_size = hx_.shape[-1]
+    nbytes = lstm_workspace(steps, batch, inputs, hidden_size, input.element_size())
+    return (
+        input.new_empty((steps, batch, hidden_size)),
+        like(hx_),
+        like(cx_),
+        input.new_empty((nbytes,), dtype=torch.uint8),
+    )
+
+
+@_layer.workspace("cpu")
+def workspace(machine: Host, input: Tensor, hx_: Tensor, cx_: Tensor) -> int | Workspace:
     """The sum of both biases, both weights reordered, and the scratchpad."""
     steps, batch, inputs = input.shape
     hidden = hx_.shape[-1]
@@ -169,8 +185,18 @@ def lstm_layer(machine: Host, input: Tensor, hx_: Tensor, cx_: Tensor) -> int | 
     return by_onednn(machine, input.dtype, copies + bias + weights + scratchpad)
 
 
-@operator("aten::mkldnn_rnn_layer_backward").workspace("cpu")
-def lstm_layer_backward(
+@_layer_backward.meta("cpu")
+def gradients(
+    input: Tensor, weight1: Tensor, weight2: Tensor, hx_: Tensor, cx_tmp: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients in float, of each bias by itself."""
+    bias = weight1[:, 0]  # without biases, weights stand in their place
+    differentiated = (input, weight1, weight2, bias, bias, hx_, cx_tmp)
+    return tuple(like(tensor).float() for tensor in differentiated)
+
+
+@_layer_backward.workspace("cpu")
+def backward_workspace(
     machine: Host,
     input: Tensor,
     hx_: Tensor,
@@ -191,12 +217,12 @@ def lstm_layer_backward(
     size = input.element_size()
     pairs = ((grad_output, output), (grad_hy, hy_), (grad_cy, cy_))
     copies = sum(
-        dense_bytes(like) if gradient is None else contiguous_copy(gradient)
-        for gradient, like in pairs
+        dense_bytes(result) if gradient is None else contiguous_copy(gradient)
+        for gradient, result in pairs
     )
     copies += sum(contiguous_copy(tensor) for tensor in (input, hx_, cx_tmp))
     if size != _FLOAT:
-        copies += sum(like.numel() * _FLOAT for _, like in pairs)
+        copies += sum(result.numel() * _FLOAT for _, result in pairs)
     weights = _backward_weight(inputs, hidden, size) + _backward_weight(hidden, hidden, size)
     rows = leading_dimension(4 * hidden, _FLOAT) * _FLOAT
     gradients = (inputs + hidden) * rows
@@ -206,12 +232,3 @@ def lstm_layer_backward(
         scratchpad += _brgemm_backward(machine.threads, batch, inputs, hidden, size)
     taken = copies + bias + weights + gradients + scratchpad
     return by_onednn(machine, input.dtype, taken)
-
-
-@operator("aten::_pack_padded_sequence").workspace("cpu")
-def pack_padded_sequence(
-    outputs: tuple[Tensor, Tensor], input: Tensor, lengths: Tensor, batch_first: bool
-) -> tuple[int, ...]:
-    """Dense copies of the parts, and of the lengths; native/PackedSequence.cpp."""
-    parts = packed_copies(input, outputs[1].tolist(), batch_first)
-    return (contiguous_copy(lengths), *parts)

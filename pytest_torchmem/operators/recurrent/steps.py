@@ -8,63 +8,12 @@ each step has its own, and LSTM and GRU cells are fused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from pytest_torchmem.operators.arguments import LayerSettings
-
-_aten: Any = torch.ops.aten
-Hidden = tuple[Tensor, ...]
-"""A cell's state: ``(h,)``, or ``(h, c)`` of an LSTM."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """One direction's weights in one layer; ``CellParams``."""
-
-    w_ih: Tensor
-    w_hh: Tensor
-    b_ih: Tensor | None
-    b_hh: Tensor | None
-    w_hr: Tensor | None
-
-
-Cell = Callable[[Tensor, Hidden, Weights], Hidden]
-
-
-def lstm_cell(input: Tensor, hidden: Hidden, weights: Weights) -> Hidden:
-    """``LSTMCell`` on CUDA, with the projection of its output where there is one."""
-    from_input = torch.matmul(input, weights.w_ih.t())
-    from_hidden = torch.matmul(hidden[0], weights.w_hh.t())
-    h, c = _aten._thnn_fused_lstm_cell.default(
-        from_input, from_hidden, hidden[1], weights.b_ih, weights.b_hh
-    )[:2]
-    return (h if weights.w_hr is None else torch.matmul(h, weights.w_hr.t())), c
-
-
-def gru_cell(input: Tensor, hidden: Hidden, weights: Weights) -> Hidden:
-    """``GRUCell`` on CUDA."""
-    from_input = torch.matmul(input, weights.w_ih.t())
-    from_hidden = torch.matmul(hidden[0], weights.w_hh.t())
-    return (
-        _aten._thnn_fused_gru_cell.default(
-            from_input, from_hidden, hidden[0], weights.b_ih, weights.b_hh
-        )[0],
-    )
-
-
-def simple_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
-    """Return ``SimpleCell`` with ``torch.tanh`` or ``torch.relu``; the same on every device."""
-
-    def cell(input: Tensor, hidden: Hidden, weights: Weights) -> Hidden:
-        total = functional.linear(hidden[0], weights.w_hh, weights.b_hh)
-        return (activation(total.add_(functional.linear(input, weights.w_ih, weights.b_ih))),)
-
-    return cell
+from pytest_torchmem.operators.recurrent.cells import Cell, Hidden, Weights
 
 
 def run_layers(

@@ -1,0 +1,216 @@
+"""cuDNN's recurrent layers: one call for all layers and steps.
+
+native/cudnn/RNN.cpp (``_cudnn_rnn``, ``_cudnn_rnn_backward_input``, ``_cudnn_rnn_backward_weight``)
+asks ``cudnnGetRNNTempSpaceSizes`` for the workspace and for the reserve that the backward needs,
+which cuDNN alone knows; of the reserve, an output, a trace books a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.arguments import RecurrentSettings
+from pytest_torchmem.operators.calls import Trace
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
+from pytest_torchmem.operators.recurrent.cudnn_weights import (
+    GATES,
+    LSTM,
+    views_of,
+    weight_elements,
+)
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Buffer, Workspace, unknown
+from pytest_torchmem.profile.timeline import Confidence
+
+DROPOUT_STATE = Buffer("cuDNN dropout", 2 * 1024**2, process=True, confidence=Confidence.UNKNOWN)
+"""The state of random numbers that a process keeps; cudnn/RNN.cpp, ``get_dropout_state``: «slightly
+over 2MB». How much exactly, ``cudnnDropoutGetStatesSize`` alone knows."""
+
+_rnn = operator("aten::_cudnn_rnn", library_output=3, not_in_key=("dropout_state",))
+_rnn_backward = operator("aten::_cudnn_rnn_backward", not_in_key=("dropout_state", "reserve"))
+_dropout_state = operator(
+    "aten::_cudnn_init_dropout_state",
+    library_state=True,
+    not_in_key=("dropout", "train", "dropout_seed", "dtype", "layout"),
+)
+
+
+@_rnn.meta("cuda")
+def outputs(
+    input: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor | None,
+    hx: Tensor,
+    cx: Tensor | None,
+    settings: RecurrentSettings,
+) -> tuple[Tensor, ...]:
+    """Output, hidden and cell state, what is kept for the backward, the weight buffer.
+
+    ``_cudnn_rnn``. With ``batch_first`` the output is a transposed tensor.
+    """
+    hidden, layers = settings.hidden_size, settings.num_layers * settings.directions
+    out = settings.proj_size or hidden
+    if settings.batch_sizes:
+        batch, rows = settings.batch_sizes[0], input.size(0)
+        output = input.new_empty((rows, out * settings.directions))
+    else:
+        steps, batch = (input.transpose(0, 1) if settings.batch_first else input).shape[:2]
+        rows = steps * batch
+        output = input.new_empty((steps, batch, out * settings.directions))
+        if settings.batch_first:
+            output.transpose_(0, 1)
+    hy = hx.new_empty((layers, batch, out))
+    cy = hx.new_empty((0,) if cx is None else (layers, batch, hidden))
+    nbytes = _reserve_bytes(rows, settings, input.element_size()) if settings.train else 0
+    reserve = input.new_empty((nbytes,), dtype=torch.uint8)
+    if weight_buf is None:
+        elements = weight_elements(weight, weight_stride0, settings.mode, hidden)
+        weight_buf = input.new_empty((elements,))
+    return output, hy, cy, reserve, weight_buf
+
+
+def _reserve_bytes(rows: int, settings: RecurrentSettings, element_size: int) -> int:
+    """Return what the backward needs of the forward: a lower bound of cuDNN's reserve, in bytes.
+
+    Per row (a step of a sequence), layer and direction: every gate's activation, for an LSTM the
+    cell state, for a GRU the hidden half of the candidate; the outputs of all layers but the last,
+    and their dropout masks. ``cudnnGetRNNTempSpaceSizes`` itself cannot be asked without cuDNN.
+    """
+    hidden, gates = settings.hidden_size, GATES[settings.mode]
+    layers, out = settings.num_layers, settings.proj_size or hidden
+    elements = layers * (gates * hidden + (hidden if gates > 1 else 0))
+    elements += (layers - 1) * out * (2 if settings.dropout else 1)
+    return rows * settings.directions * elements * element_size
+
+
+@_rnn_backward.meta("cuda")
+def gradients(
+    input: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    hx: Tensor,
+    cx: Tensor | None,
+    settings: RecurrentSettings,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor]]:
+    """Gradients of input and states, and those of the weights, which share one flat buffer.
+
+    ``_cudnn_rnn_backward_input`` and ``_cudnn_rnn_backward_weight``. Without
+    biases the weights' gradients are copied out of the buffer.
+    """
+    if settings.transposes:
+        grad_input = like(input.transpose(0, 1)).transpose_(0, 1)
+    else:
+        grad_input = like(input)
+    grad_hx = like(hx)
+    grad_cx = None
+    if cx is not None and settings.mode == LSTM:
+        grad_cx = like(cx)
+    grads: list[Tensor] = []
+    if output_mask[3]:
+        elements = weight_elements(weight, weight_stride0, settings.mode, settings.hidden_size)
+        if elements == sum(one.numel() for one in weight):
+            buffer, offset = input.new_empty((elements,)), 0
+            for one in weight:
+                grads.append(buffer[offset : offset + one.numel()].view(one.shape))
+                offset += one.numel()
+        else:
+            grads = [torch.empty_like(one) for one in weight]
+    return grad_input, grad_hx, grad_cx, grads
+
+
+@_rnn.workspace("cuda")
+def workspace(input: Tensor, settings: RecurrentSettings) -> Workspace:
+    """A dense copy of the input, and cuDNN's workspace; states are dense already."""
+    return unknown(_by_step(input, settings))
+
+
+@_rnn_backward.workspace("cuda")
+def backward_workspace(
+    input: Tensor,
+    weight: Sequence[Tensor],
+    hx: Tensor,
+    cx: Tensor | None,
+    output: Tensor,
+    grad_output: Tensor | None,
+    grad_hy: Tensor | None,
+    grad_cy: Tensor | None,
+    settings: RecurrentSettings,
+    output_mask: Sequence[bool],
+) -> Workspace:
+    """Dense copies, states' gradients where none came, and cuDNN's; then the weights' gradients.
+
+    The buffer of these is made when the copies for the input's gradient are gone.
+    """
+    source = _by_step(input, settings)
+    gradient = dense_bytes(output) if grad_output is None else _by_step(grad_output, settings)
+    states = dense_bytes(hx) if grad_hy is None else contiguous_copy(grad_hy)
+    if cx is not None:
+        states += dense_bytes(cx) if grad_cy is None else contiguous_copy(grad_cy)
+    later = sum(map(dense_bytes, weight)) if output_mask[3] else 0
+    return unknown(max(source + gradient + states - later, source))
+
+
+def _by_step(tensor: Tensor, settings: RecurrentSettings) -> int:
+    """Bytes of the copy that lies step by step; a packed sequence always does."""
+    return contiguous_copy(tensor.transpose(0, 1) if settings.transposes else tensor)
+
+
+@_dropout_state.meta("cuda")
+def state_of_dropout() -> Tensor:
+    """8 bytes for every thread that a GPU runs at once."""
+    return torch.empty((0,), dtype=torch.uint8, device="meta")
+
+
+class Casts(Protocol):
+    """How autocast casts."""
+
+    def eligible(self, value: Any) -> bool:
+        """Return whether a value is ever cast."""
+
+    def to(self, dtype: torch.dtype, value: Any) -> Any:
+        """Return ``value`` cast where it is eligible."""
+
+
+def autocast_rnn(
+    casts: Casts,
+    trace: Trace,
+    input: Tensor,
+    weight: list[Tensor],
+    stride: int,
+    buffer: Tensor | None,
+    hx: Tensor,
+    cx: Tensor | None,
+    mode: int,
+    hidden_size: int,
+    *rest: Any,
+) -> Any:
+    """Run ``_cudnn_rnn`` in half precision; ``_cudnn_rnn_cast_reflatten``.
+
+    Always float16, whatever the region's dtype is. The cast weights are not kept in autocast's
+    cache: they are copied into a new flat buffer at every call.
+    """
+    half = torch.float16
+    if weight[0].dtype is not half and casts.eligible(weight[0]):
+        elements = weight_elements(weight, stride, mode, hidden_size)
+        buffer = torch.zeros(elements, dtype=half, device=weight[0].device)
+        views = views_of(trace, buffer, weight)
+        for view, one in zip(views, weight, strict=True):
+            view.copy_(one)
+        weight = views
+    return torch.ops.aten._cudnn_rnn.default(
+        casts.to(half, input),
+        weight,
+        stride,
+        buffer,
+        casts.to(half, hx),
+        casts.to(half, cx),
+        mode,
+        hidden_size,
+        *rest,
+    )
