@@ -11,6 +11,17 @@ from pytest_torchmem.operators.geometry import dense_bytes
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
 
+# Torch has a kernel of them for the CPU alone (as a build with CUDA says of each,
+# ``_dispatch_has_kernel_for_dispatch_key``).
+operator(
+    "aten::_histogramdd_bin_edges",
+    "aten::_histogramdd_from_bin_cts",
+    "aten::_histogramdd_from_bin_tensors",
+    "aten::histogram.bin_ct",
+    "aten::histogram.bins_tensor",
+    not_on=frozenset({"cuda"}),
+)
+
 
 def _extremes(self: Tensor) -> None:
     """``histogramdd_compute_outer_edges`` where no range is given."""
@@ -99,10 +110,7 @@ def histogramdd_of_counts(
     density: bool = False,
 ) -> Tensor:
     """Edges are found once more, and copied."""
-    edges = _edges(self, bins, range)
-    result = _histogramdd(machine, self, edges, density)
-    del edges
-    return result
+    return histogramdd_of_edges(machine, self, _edges(self, bins, range), density=density)
 
 
 @operator("aten::_histogramdd_from_bin_tensors").decomposition("cpu")
@@ -110,12 +118,8 @@ def histogramdd_of_edges(
     machine: Host, self: Tensor, bins: Sequence[Tensor], *, density: bool = False
 ) -> Tensor:
     """Edges that are given are copied."""
-    return _histogramdd(machine, self, bins, density)
-
-
-def _histogramdd(machine: Host, self: Tensor, edges: Sequence[Tensor], density: bool) -> Tensor:
-    copies = [torch.empty_like(one) for one in edges]
-    result = self.new_empty(tuple(one.shape[0] - 1 for one in edges))
+    copies = [torch.empty_like(one) for one in bins]
+    result = self.new_empty(tuple(one.shape[0] - 1 for one in bins))
     _counts(machine, result)
     _normalize(result, density)
     del copies
@@ -126,15 +130,3 @@ def _histogramdd(machine: Host, self: Tensor, edges: Sequence[Tensor], density: 
 def bincount(weights: Tensor | None = None) -> tuple[int, ...]:
     """Counts in ``int64`` or a result in float; exact, SummaryOps.cu."""
     return (dense_bytes(weights),)
-
-
-# Torch has a kernel of them for the CPU alone (as a build with CUDA says of each,
-# ``_dispatch_has_kernel_for_dispatch_key``).
-operator(
-    "aten::_histogramdd_bin_edges",
-    "aten::_histogramdd_from_bin_cts",
-    "aten::_histogramdd_from_bin_tensors",
-    "aten::histogram.bin_ct",
-    "aten::histogram.bins_tensor",
-    not_on=frozenset({"cuda"}),
-)

@@ -36,13 +36,8 @@ operator(
     "aten::sym_storage_offset",
     kind=Kind.NATIVE,
 )
-# Their body asks something of data that decides nothing here: whether it is finite, whether a
-# factorisation succeeded.
-operator(
-    "aten::_assert_async",
-    "aten::_assert_async.msg",
-    kind=Kind.PASS,
-)
+# Their body asks something of data that decides nothing here.
+operator("aten::_assert_async", "aten::_assert_async.msg", kind=Kind.PASS)
 # Registered for every backend, and reading and writing data all the same.
 operator(
     "aten::copy_",
@@ -82,10 +77,7 @@ operator("aten::_cudnn_ctc_loss", across_devices=True)  # targets and lengths ar
 # Operators that torch has a kernel of for the CPU and none for CUDA, without those that only the
 # CPU's libraries and quantized tensors have (as a build with CUDA says of each,
 # ``_dispatch_has_kernel_for_dispatch_key``).
-operator(
-    "aten::_spdiags",
-    not_on=frozenset({"cuda"}),
-)
+operator("aten::_spdiags", not_on=frozenset({"cuda"}))
 
 # The order in which a CUDA kernel makes its outputs, where it returns them in another one. It
 # decides which blocks the caching allocator gives them, and with that what is reserved.

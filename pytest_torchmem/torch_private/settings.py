@@ -26,8 +26,15 @@ def host_settings() -> tuple[Any, ...]:
     return _default_dtype(), _is_deterministic()
 
 
+def prefers_deterministic() -> bool:
+    """Return whether a kernel with a deterministic form takes it: also where others only warn;
+    ``at::Context::deterministicAlgorithms``.
+    """
+    return _is_deterministic()
+
+
 def must_be_deterministic() -> bool:
-    """Return whether kernels are asked to be deterministic, with more than a warning."""
+    """Return whether a kernel is refused that is not deterministic, and not only warned of."""
     return _is_deterministic() and not _only_warns()
 
 

@@ -44,10 +44,10 @@ def taken(operator: str, outputs: Any, *args: Any, **kwargs: Any) -> tuple[int, 
     return workspace.requests
 
 
-@pytest.fixture
-def deterministic() -> Iterator[None]:
-    """Deterministic algorithms, for the length of a test."""
-    torch.use_deterministic_algorithms(True)
+@pytest.fixture(params=[False, True], ids=["required", "warns"])
+def deterministic(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Deterministic algorithms, for the length of a test: of others torch at least warns."""
+    torch.use_deterministic_algorithms(True, warn_only=request.param)
     yield
     torch.use_deterministic_algorithms(False)
 

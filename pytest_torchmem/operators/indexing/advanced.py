@@ -17,7 +17,7 @@ from pytest_torchmem.operators.indexing.masks import nonzero_bytes
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.settings import must_be_deterministic
+from pytest_torchmem.torch_private.settings import prefers_deterministic
 
 _LONG = 8
 _MASKS = (torch.bool, torch.uint8)
@@ -99,7 +99,7 @@ def indices_and_sort(
     kept = _unindexed(input, indices)
     number = _number(plain) if plain else (values.numel() // kept if kept else 0)
     positions = _positions(machine, masks, number) if masks else ()
-    if not (accumulate or must_be_deterministic()):
+    if not (accumulate or prefers_deterministic()):
         requests = (*positions, *_dense_indices(plain))
         return bounded(*requests) if masks else requests
     moved = dense_bytes(input) if _are_apart(indices) else 0

@@ -17,7 +17,7 @@ from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.settings import must_be_deterministic
+from pytest_torchmem.torch_private.settings import prefers_deterministic
 
 _LONG = 8
 
@@ -63,7 +63,7 @@ def sort_where_deterministic(machine: Gpu, index: Tensor, source: Tensor) -> Wor
     """Atomic additions, exactly nothing; deterministic through a sort. Indexing.cu,
     ``index_add_cuda_impl``.
     """
-    if not must_be_deterministic():
+    if not prefers_deterministic():
         return 0
     product = dense_bytes(source)
     return bounded(product, product, *sort_of_indices(machine, index.numel()))
@@ -72,7 +72,7 @@ def sort_where_deterministic(machine: Gpu, index: Tensor, source: Tensor) -> Wor
 @operator("aten::index_copy", "aten::index_copy_").workspace("cuda")
 def index_copy(machine: Gpu, index: Tensor, source: Tensor) -> Workspace | int:
     """Exactly nothing; deterministic through an ``index_put``. ``index_copy_out``."""
-    if not must_be_deterministic() or not index.numel():
+    if not prefers_deterministic() or not index.numel():
         return 0
     return bounded(contiguous_copy(source), *sort_of_indices(machine, index.numel()))
 

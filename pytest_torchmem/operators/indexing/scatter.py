@@ -15,7 +15,7 @@ from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.settings import must_be_deterministic
+from pytest_torchmem.torch_private.settings import prefers_deterministic
 
 _INDEX = 8
 _SCALAR = 8
@@ -175,7 +175,7 @@ def _scattered(gpu: Gpu, input: Tensor, index: Tensor, source: Tensor) -> Worksp
     indexes the flattened input.
     """
     number = index.numel()
-    if not must_be_deterministic() or not number:
+    if not prefers_deterministic() or not number:
         return 0
     each = number * _INDEX
     sorting = sort_of_indices(gpu, number)
