@@ -16,6 +16,7 @@ from pytest_torchmem.interception.materialize import make_hollow
 from pytest_torchmem.interception.phases import Phases
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.values import known
+from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.storages import hollow_storage, storage_address, tensor_on
@@ -31,9 +32,15 @@ class Conversion:
     """
 
     def __init__(
-        self, target: Target, ledger: Ledger, attribution: Attribution, phases: Phases
+        self,
+        target: Target,
+        ledger: Ledger,
+        contents: Contents,
+        attribution: Attribution,
+        phases: Phases,
     ) -> None:
         self._target = target
+        self._contents = contents
         self._ledger = ledger
         self._attribution = attribution
         self._phases = phases
@@ -62,7 +69,7 @@ class Conversion:
             hollow=False,
         )
         if storage.data_ptr() != 0 and known.worth_knowing(tensor.dtype, tensor.numel()):
-            known.remember(record, tensor)
+            self._contents.remember(record, tensor)
         # What a program takes of a weight first may be a view of it, such as its transpose.
         owner = view_base(tensor) if is_view_of_another(tensor) else tensor
         if owner is not None and owner.requires_grad and owner.is_leaf:
@@ -85,7 +92,7 @@ class Conversion:
             hollow=False,
         )
         if known.worth_knowing(tensor.dtype, tensor.numel()):
-            known.remember(record, tensor)
+            self._contents.remember(record, tensor)
         return record
 
     def return_borrowed(self) -> None:
@@ -106,7 +113,7 @@ class Conversion:
         output = Output(0, tensor.dtype, shape, tensor.stride(), 0)
         hollow = make_hollow(self._ledger, output, nbytes, self._ledger.on(device), origin)
         if known.worth_knowing(tensor.dtype, tensor.numel()):
-            known.remember(self._ledger.records[storage_address(hollow)], tensor)
+            self._contents.remember(self._ledger.records[storage_address(hollow)], tensor)
         return hollow
 
     def enter_tensor(
@@ -153,7 +160,7 @@ class Conversion:
             and tensor.untyped_storage().data_ptr() != 0
             and known.worth_knowing(tensor.dtype, tensor.numel())
         ):
-            known.remember(record, tensor if whole else known.laid_out_as(twin, tensor))
+            self._contents.remember(record, tensor if whole else known.laid_out_as(twin, tensor))
         return twin
 
 

@@ -213,7 +213,7 @@ class Kernels:
         workspace = workspace_of(self._target, where, spec, real, call.args, call.kwargs)
         if workspace is not None:
             self._take(workspace, device, origin)
-        if all(record.known is not None for record in call.records):
+        if values.contents.are_known(call.records):
             values.take(result, real)
         return result
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.values.assumption import Assumption
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase, Timeline
 from pytest_torchmem.targets.calibration import Question
@@ -139,19 +138,15 @@ def _dtype_name(dtype: torch.dtype | None) -> str:
 
 
 class StorageRecord(weakref.ref):  # type: ignore[type-arg]
-    """A storage the ledger knows: where it lives, and its values beside it where they are known."""
+    """A storage the ledger knows, and where it lives."""
 
-    __slots__ = ("address", "assumed", "hollow", "index", "known", "ledger", "memory")
+    __slots__ = ("address", "hollow", "index", "ledger", "memory")
 
     address: int
     index: int
     hollow: bool
     """Whether the storage has no memory; a real one was met, not made, by the trace."""
     ledger: DeviceLedger
-    known: Tensor | None
-    """The storage's content as a flat uint8 tensor in real memory, or None where not known."""
-    assumed: Assumption | None
-    """What the elements of an unknown boolean storage count as, or None: nothing is assumed."""
     memory: Tensor | None
     """Bytes that the hollow storage shows to whoever reads it; they live as long as it does."""
 
@@ -163,6 +158,8 @@ class Ledger:
         self.devices: dict[torch.device, DeviceLedger] = {}
         self.records: dict[int, StorageRecord] = {}
         self.phase = Phase.FORWARD
+        self.when_forgotten: Callable[[int], None] = lambda address: None
+        """Is told the address of a storage that is struck off."""
 
     def on(self, device: torch.device) -> DeviceLedger:
         """Return the ledger of ``device``, opened at first use."""
@@ -223,8 +220,9 @@ class Ledger:
         record = StorageRecord(storage, self._strike)
         address = storage._cdata
         record.address, record.index, record.ledger = address, index, ledger
-        record.known, record.hollow, record.memory = None, hollow, memory
-        record.assumed = None
+        record.hollow, record.memory = hollow, memory
+        if address in self.records:
+            self.when_forgotten(address)
         self.records[address] = record
         return record
 
@@ -280,4 +278,5 @@ class Ledger:
 
     def _strike(self, record: StorageRecord) -> None:
         if self.records.pop(record.address, None) is record:
+            self.when_forgotten(record.address)
             record.ledger.remove(record.index)

@@ -28,7 +28,8 @@ class Parts:
         self.values = KnownValues(ledger, attribution)
         self.streams = Streams(ledger.on(target.device))
         self.phases = Phases(ledger, attribution, self.streams)
-        self.conversion = Conversion(target, ledger, attribution, self.phases)
+        contents = self.values.contents
+        self.conversion = Conversion(target, ledger, contents, attribution, self.phases)
         self.numbers = WrappedNumbers(ledger)
         self.placement = Placement(target, ledger)
 

@@ -34,7 +34,7 @@ class Layouts:
         self._ledger = parts.ledger
         self._values = parts.values
         self._placement = parts.placement
-        self._nested = NestedTensors(parts.target, parts.ledger)
+        self._nested = NestedTensors(parts.target, parts.ledger, parts.values.contents)
 
     def find(
         self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]

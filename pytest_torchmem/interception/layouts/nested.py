@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.values.known import value_of
+from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors
@@ -50,7 +50,8 @@ class NestedTensors:
     Its methods run while operators are intercepted.
     """
 
-    def __init__(self, target: Target, ledger: Ledger) -> None:
+    def __init__(self, target: Target, ledger: Ledger, contents: Contents) -> None:
+        self._contents = contents
         self._target = target
         self._ledger = ledger
 
@@ -126,7 +127,7 @@ class NestedTensors:
     def _write(self, tensor: Tensor, values: Sequence[Any]) -> None:
         record = self._ledger.records[storage_address(tensor)]
         with outside_interception():
-            value_of(record, tensor).copy_(torch.tensor(values, dtype=torch.int64))
+            self._contents.value(record, tensor).copy_(torch.tensor(values, dtype=torch.int64))
 
 
 def _contiguous_strides(row: Sequence[int]) -> list[int]:

@@ -37,7 +37,7 @@ class Pickling:
             return self._reduce(tensor, protocol)
         nbytes = tensor.untyped_storage().nbytes()
         with self._trace.working():
-            content = record.known
+            content = self._trace.values.contents.known(record)
             if content is None:
                 content = torch.zeros(nbytes, dtype=torch.uint8)
             storage = content.untyped_storage()

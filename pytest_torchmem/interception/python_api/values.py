@@ -38,11 +38,12 @@ class Values:
     def item(self, tensor: Tensor) -> Any:
         """Return a number; an integer that is not known is one that may be a count."""
         __tracebackhide__ = True
+        contents = self._trace.values.contents
         record = self._trace.record(tensor)
         if (
             record is None
-            or record.known is not None
-            or record.assumed is not None
+            or contents.known(record) is not None
+            or contents.assumed(record) is not None
             or tensor.numel() != 1
             or not known.is_count(tensor.dtype)
         ):
@@ -75,13 +76,14 @@ class Values:
     def dlpack(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return a capsule of values that are known."""
         __tracebackhide__ = True
+        contents = self._trace.values.contents
         record = self._trace.without_memory(tensor)
         if record is None:
             return self._dlpack(tensor, *args, **kwargs)
-        if record.known is None:
+        if contents.known(record) is None:
             raise self._trace.values.unknown(".__dlpack__() of a tensor of unknown values")
         with self._trace.working():
-            return self._dlpack(known.value_of(record, tensor.detach()), *args, **kwargs)
+            return self._dlpack(contents.value(record, tensor.detach()), *args, **kwargs)
 
     def text(self, tensor: Tensor, *, tensor_contents: Any = None) -> str:
         """Return what a tensor without memory is printed as."""
@@ -98,8 +100,11 @@ class Values:
         """Make the output without the check of the classes, which decides nothing where their
         number is given; native/Onehot.cpp.
         """
+        contents = self._trace.values.contents
         record = self._trace.record(tensor)
-        if record is None or record.known is not None or num_classes <= 0 or not tensor.numel():
+        if record is None or num_classes <= 0 or not tensor.numel():
+            return cast(Tensor, self._one_hot(tensor, num_classes))
+        if contents.known(record) is not None:
             return cast(Tensor, self._one_hot(tensor, num_classes))
         if record.ledger.device.type == "cpu":
             tensor.min(), tensor.max()

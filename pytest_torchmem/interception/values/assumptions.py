@@ -23,6 +23,7 @@ import torch
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values.assumption import Assumption
+from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.torch_private.storages import storage_address
 
 _CLASSES = {
@@ -84,23 +85,23 @@ def assumed_output(name: str, result: Any) -> torch.Tensor | None:
     return None if position is None else result[position]
 
 
-def assume(call: Call) -> Assumption | None:
+def assume(call: Call, contents: Contents) -> Assumption | None:
     """Return what is assumed of the output of an operator whose inputs are not all known."""
     name, tensors, records = call.operator.name, call.tensors, call.records
     if name in _FOUND:
         return Assumption.FIRST
     if name in _CARRIED:
-        return _carried(call)
+        return _carried(call, contents)
     if name in _CLASSES:
         return Assumption.TRUE if _CLASSES[name] else Assumption.FALSE
     if name in _COMPARISONS:
-        return _compared(call)
+        return _compared(call, contents)
     if name in _ANY_OR_ALL and tensors[0].dtype.is_floating_point:
         return Assumption.GUESSED_TRUE
     if name in _IS_IN:
         return Assumption.GUESSED_FALSE
     pairs = zip(tensors, records, strict=True)
-    told = [assumed for pair in pairs if (assumed := _told(*pair)) is not None]
+    told = [assumed for pair in pairs if (assumed := _told(*pair, contents)) is not None]
     if not told or len(told) < len(records) or any(is_floating(t) for t in tensors):
         return None
     if name in _NOT and tensors[0].dtype is not torch.bool:
@@ -122,21 +123,23 @@ def is_floating(tensor: torch.Tensor) -> bool:
     return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
-def _told(tensor: torch.Tensor, record: StorageRecord) -> Assumption | None:
+def _told(tensor: torch.Tensor, record: StorageRecord, contents: Contents) -> Assumption | None:
     """Return what is assumed of a storage, or known of all its elements: that it is 0, or 1."""
-    if record.known is None:
-        return record.assumed if record.assumed is not Assumption.FIRST else None
-    if is_floating(tensor) or not record.known.numel():
+    known = contents.known(record)
+    if known is None:
+        assumed = contents.assumed(record)
+        return assumed if assumed is not Assumption.FIRST else None
+    if is_floating(tensor) or not known.numel():
         return None
-    numbers = record.known.view(tensor.dtype)
+    numbers = known.view(tensor.dtype)
     least, most = numbers.min(), numbers.max()
     return _settled(bool(most)) if least == most and most in (0, 1) else None
 
 
-def _carried(call: Call) -> Assumption | None:
+def _carried(call: Call, contents: Contents) -> Assumption | None:
     """Return what stands for all of several storages, or for one of another type."""
-    unknown = [record for record in call.records if record.known is None]
-    told = {record.assumed for record in unknown}
+    unknown = [record for record in call.records if contents.known(record) is None]
+    told = {contents.assumed(record) for record in unknown}
     (only,) = told if len(told) == 1 else (None,)
     if only is not Assumption.FIRST and len(unknown) < len(call.records):
         return None
@@ -146,7 +149,7 @@ def _carried(call: Call) -> Assumption | None:
     return None if only is Assumption.FIRST and dtype is torch.bool else only
 
 
-def _compared(call: Call) -> Assumption | None:
+def _compared(call: Call, contents: Contents) -> Assumption | None:
     """Return what a comparison gives with itself, with infinity, or of numbers that count as 1."""
     name, tensors = call.operator.name, call.tensors
     kind = name.removeprefix("aten::").partition(".")[0]
@@ -156,23 +159,25 @@ def _compared(call: Call) -> Assumption | None:
     floating = any(tensor.dtype.is_floating_point for tensor in tensors)
     if len(tensors) == 2 and is_same(*tensors):
         return _settled(compare(1.0, 1.0))
-    counts = any(r.assumed in (None, Assumption.FIRST) for r in call.records if r.known is None)
+    unknown = [record for record in call.records if contents.known(record) is None]
+    counts = any(contents.assumed(one) in (None, Assumption.FIRST) for one in unknown)
     if not floating and counts and kind in ("eq", "ne"):
         return Assumption((kind == "ne", True))
-    first, second = (_number(call, position) for position in (0, 1))
+    first, second = (_number(call, position, contents) for position in (0, 1))
     if floating and any(math.isinf(number) for number in (first, second)):
         return _settled(compare(first, second))
     return Assumption((compare(first, second), True))
 
 
-def _number(call: Call, position: int) -> float:
+def _number(call: Call, position: int, contents: Contents) -> float:
     """Return the number that an argument of a comparison counts as."""
     argument = call.args[position]
     if isinstance(argument, (int, float)):
         return argument
     for tensor, record in zip(call.tensors, call.records, strict=True):
-        if tensor is argument and record.assumed is not None:
-            return float(record.assumed.answer)
+        assumed = contents.assumed(record)
+        if tensor is argument and assumed is not None:
+            return float(assumed.answer)
     return 1.0
 
 

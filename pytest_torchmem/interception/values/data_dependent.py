@@ -10,7 +10,7 @@ from torch import Tensor
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Plan, plan_of_result
 from pytest_torchmem.interception.values.assumptions import is_same
-from pytest_torchmem.interception.values.known import KnownValues, value_of
+from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.torch_private.storages import storage_address
 
 _MASKS = (torch.bool, torch.uint8)
@@ -22,16 +22,17 @@ def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan
     Raises ``UnknownValueError`` where a tensor that decides the shape has no known values.
     """
     __tracebackhide__ = True
+    contents = values.contents
     name = call.operator.name
     if name == "aten::bincount":
         return _bincount(call, values)
     decided_by = call.operator.record.decided_by
     for position in range(len(call.tensors)) if decided_by is None else decided_by:
-        if call.records[position].known is None and call.tensors[position].numel():
+        if contents.known(call.records[position]) is None and call.tensors[position].numel():
             raise values.unknown(f"{name} has an output shape that depends on unknown values")
     inputs = [
-        value_of(record, tensor)
-        if record.known is not None
+        contents.value(record, tensor)
+        if contents.known(record) is not None
         else torch.zeros(tensor.shape, dtype=tensor.dtype)  # only its geometry matters
         for tensor, record in zip(call.tensors, call.records, strict=True)
     ]
@@ -48,19 +49,24 @@ def _bincount(call: Call, values: KnownValues) -> tuple[Plan, Any]:
     native/SummaryOps.cpp, ``_bincount_cpu_template``.
     """
     __tracebackhide__ = True
+    contents = values.contents
     name = call.operator.name
     least = call.kwargs.get("minlength", call.args[2] if len(call.args) > 2 else 0)
     record, numbers = call.records[0], call.tensors[0]
-    if record.known is None and numbers.numel():
+    if contents.known(record) is None and numbers.numel():
         if not least:
             raise values.unknown(f"{name} has an output shape that depends on unknown values")
         values.guess(f"bincount of unknown values; they are assumed to be below minlength={least}")
-    known = torch.zeros_like(numbers) if record.known is None else value_of(record, numbers)
+    known = (
+        torch.zeros_like(numbers)
+        if contents.known(record) is None
+        else contents.value(record, numbers)
+    )
     others = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in call.tensors[1:]]
     inputs = [known, *others]
     for position, other in enumerate(call.records[1:], 1):
-        if other.known is not None:
-            inputs[position] = value_of(other, call.tensors[position])
+        if contents.known(other) is not None:
+            inputs[position] = contents.value(other, call.tensors[position])
     real = values.run(call, inputs)
     return plan_of_result(real, inputs, storage_address), real
 
@@ -83,6 +89,7 @@ def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:
     nothing. Raises ``UnknownValueError`` for every other unknown mask.
     """
     __tracebackhide__ = True
+    contents = values.contents
     indices = call.args[1]
     if not any(index is not None and index.dtype in _MASKS for index in indices):
         return call.args
@@ -93,10 +100,10 @@ def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:
             plain.append(index)
             continue
         record = known[id(index)]
-        if record.known is None:
+        if contents.known(record) is None:
             if call.operator.mutated and call.args[2].numel() == 1:
                 return None
             raise values.unknown("a tensor is indexed with a mask of unknown values")
-        count = int(value_of(record, index).count_nonzero())
+        count = int(contents.value(record, index).count_nonzero())
         plain.extend([torch.empty(count, dtype=torch.int64, device="meta")] * index.dim())
     return (call.args[0], plain, *call.args[2:])

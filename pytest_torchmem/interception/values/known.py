@@ -25,6 +25,7 @@ from pytest_torchmem.interception.values.assumptions import (
     assume,
     assumed_output,
 )
+from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.interception.values.unknown_integers import UnknownInteger
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.storages import storage_address
@@ -94,27 +95,11 @@ def memory_for(dtype: torch.dtype, nbytes: int, operator: str = "") -> Tensor | 
     return torch.zeros(nbytes, dtype=torch.uint8)
 
 
-def remember(record: StorageRecord, tensor: Tensor) -> None:
-    """Keep the content of the whole storage of the real ``tensor`` as that of ``record``."""
-    content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    record.known = content.clone() if record.memory is None else record.memory.copy_(content)
-
-
-def value_of(record: StorageRecord, tensor: Tensor) -> Tensor:
-    """Return the real values of ``tensor``, a view of the known content of its storage."""
-    assert record.known is not None
-    return torch.empty(0, dtype=tensor.dtype).set_(
-        record.known.untyped_storage(),
-        tensor.storage_offset(),
-        tensor.shape,
-        tensor.stride(),
-    )
-
-
 class KnownValues:
     """Keeps the known values of one trace in step with its operators."""
 
     def __init__(self, ledger: Ledger, attribution: Attribution) -> None:
+        self.contents = Contents(ledger)
         self.warnings: list[str] = []
         self._guesses: dict[str, int] = {}
         self.limit = LIMIT_INTEGER
@@ -128,13 +113,9 @@ class KnownValues:
         if operator.opaque:
             self._written(call)
         elif call.records:
-            for record in call.records:
-                if record.known is None:
-                    break
-            else:
-                if (not operator.random or operator.makes_values) and self._compute(
-                    call, plan, result
-                ):
+            computable = not operator.random or operator.makes_values
+            if computable and self.contents.are_known(call.records):
+                if self._compute(call, plan, result):
                     return
             if operator.fills and self._compute(call, plan, result):
                 return
@@ -142,7 +123,7 @@ class KnownValues:
                 output = assumed_output(operator.name, result)
                 if output is not None:
                     record = self._ledger.records[storage_address(output)]
-                    record.known, record.assumed = None, assume(call)
+                    self.contents.assume(record, assume(call, self.contents))
         elif operator.makes_values and self._compute(call, plan, result):
             return
         if operator.mutated or operator.mutated_names:
@@ -151,12 +132,13 @@ class KnownValues:
     def item(self, tensor: Tensor, record: StorageRecord) -> Any:
         """Return the number of a tensor of one element; what is not known and not integer is 1."""
         __tracebackhide__ = True
-        if record.known is not None:
-            return value_of(record, tensor).item()
+        if self.contents.known(record) is not None:
+            return self.contents.value(record, tensor).item()
         if tensor.dtype is torch.bool:
             return self._truth(record)
-        if record.assumed is not None:
-            return self._position(tensor, record.assumed)
+        assumed = self.contents.assumed(record)
+        if assumed is not None:
+            return self._position(tensor, assumed)
         what = f"read an unknown value of a {tensor.dtype} tensor"
         if is_count(tensor.dtype):
             raise self.unknown(what)
@@ -175,10 +157,11 @@ class KnownValues:
         other integers: they are sizes often enough.
         """
         __tracebackhide__ = True
-        if record.known is not None:
-            return value_of(record, tensor)
-        number: float = 1 if record.assumed is None else record.assumed.answer
-        if record.assumed is None and is_count(tensor.dtype):
+        if self.contents.known(record) is not None:
+            return self.contents.value(record, tensor)
+        assumed = self.contents.assumed(record)
+        number: float = 1 if assumed is None else assumed.answer
+        if assumed is None and is_count(tensor.dtype):
             raise self.unknown(what)
         self._warn(f"{what}; unknown values are treated as {number}")
         one = torch.full((), number, dtype=tensor.dtype)
@@ -189,7 +172,7 @@ class KnownValues:
     def _truth(self, record: StorageRecord) -> bool:
         """Return what an unknown truth value counts as."""
         __tracebackhide__ = True
-        assumed = record.assumed or Assumption.GUESSED_TRUE
+        assumed = self.contents.assumed(record) or Assumption.GUESSED_TRUE
         if not assumed.guessed:
             return bool(assumed.answer)
         if self._attribution.asked_from(_INITIALISERS):
@@ -261,10 +244,12 @@ class KnownValues:
         """
         for tensor, value in zip(argument_tensors(results), argument_tensors(values), strict=False):
             record = self._ledger.records.get(storage_address(tensor))
-            if record is None or record.known is not None or tensor.shape != value.shape:
+            if record is None or tensor.shape != value.shape:
+                continue
+            if self.contents.known(record) is not None:
                 continue
             if worth_knowing(tensor.dtype, tensor.numel(), largest, self.limit):
-                remember(record, laid_out_as(tensor, value))
+                self.contents.remember(record, laid_out_as(tensor, value))
 
     def _compute(self, call: Call, plan: Plan, result: Any) -> bool:
         operator = call.operator
@@ -279,14 +264,14 @@ class KnownValues:
         floating = operator.random and made and made[0].dtype.is_floating_point
         if floating and (len(made[0].shape) > 1 or _elements(made[0]) > LIMIT_RANDOM):
             return False
-        if any(record.known is None for record in call.records) and any(
+        if not self.contents.are_known(call.records) and any(
             output.dtype.is_floating_point or output.dtype.is_complex for output in made
         ):
             return False  # of what is like an unknown tensor, integers alone decide anything
         values = [
             torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
-            if record.known is None
-            else value_of(record, tensor)
+            if self.contents.known(record) is None
+            else self.contents.value(record, tensor)
             for tensor, record in zip(call.tensors, call.records, strict=True)
         ]
         try:
@@ -310,7 +295,7 @@ class KnownValues:
                 record = self._ledger.records.get(storage_address(tensor))
                 if record is None:
                     continue
-                record.known = record.assumed = None
+                self.contents.assume(record, None)
                 nbytes = tensor.untyped_storage().nbytes()
                 if (
                     operator.overwrites
@@ -322,12 +307,11 @@ class KnownValues:
     def _overwrite(self, call: Call, tensor: Tensor, record: StorageRecord, nbytes: int) -> None:
         """Know the whole storage of ``tensor`` anew, if what is written to it is known."""
         pairs = list(zip(call.tensors, call.records, strict=True))
-        if any(other is not tensor and source.known is None for other, source in pairs):
+        contents = self.contents
+        if any(other is not tensor and contents.known(source) is None for other, source in pairs):
             return
-        if record.memory is None:
-            record.memory = torch.empty(nbytes, dtype=torch.uint8)
-        record.known = record.memory
-        self.run(call, [value_of(source, other) for other, source in pairs])
+        contents.show(record, nbytes)
+        self.run(call, [contents.value(source, other) for other, source in pairs])
 
 
 def _elements(output: Output) -> int:

@@ -1,0 +1,66 @@
+"""What is known, or assumed, of the values of storages: a table beside the ledger."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.interception.ledger import Ledger, StorageRecord
+from pytest_torchmem.interception.values.assumption import Assumption
+
+
+class Contents:
+    """Values by storage, for as long as the ledger has the storage."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._known: dict[int, Tensor] = {}
+        """A storage's content as a flat uint8 tensor in real memory, by its address."""
+        self._assumed: dict[int, Assumption] = {}
+        """What the elements of an unknown storage count as, by its address."""
+        ledger.when_forgotten = self._forget
+
+    def known(self, record: StorageRecord) -> Tensor | None:
+        """Return a storage's content as a flat uint8 tensor, ``None`` where it is not known."""
+        return self._known.get(record.address)
+
+    def are_known(self, records: list[StorageRecord]) -> bool:
+        """Return whether the contents of all storages are known."""
+        known = self._known
+        if not known:
+            return not records
+        return all(record.address in known for record in records)
+
+    def assumed(self, record: StorageRecord) -> Assumption | None:
+        """Return what the elements of an unknown storage count as, if anything is assumed."""
+        return self._assumed.get(record.address)
+
+    def value(self, record: StorageRecord, tensor: Tensor) -> Tensor:
+        """Return the real values of ``tensor``, a view of the known content of its storage."""
+        return torch.empty(0, dtype=tensor.dtype).set_(
+            self._known[record.address].untyped_storage(),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+        )
+
+    def remember(self, record: StorageRecord, tensor: Tensor) -> None:
+        """Keep the content of the whole storage of the real ``tensor`` as that of ``record``."""
+        content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        memory = record.memory
+        self._known[record.address] = content.clone() if memory is None else memory.copy_(content)
+
+    def show(self, record: StorageRecord, nbytes: int) -> None:
+        """Know a storage by the memory that it shows, which is about to be written."""
+        if record.memory is None:
+            record.memory = torch.empty(nbytes, dtype=torch.uint8)
+        self._known[record.address] = record.memory
+
+    def assume(self, record: StorageRecord, assumption: Assumption | None) -> None:
+        """Let an assumption, or nothing, stand for the elements of a storage."""
+        self._forget(record.address)
+        if assumption is not None:
+            self._assumed[record.address] = assumption
+
+    def _forget(self, address: int) -> None:
+        self._known.pop(address, None)
+        self._assumed.pop(address, None)
