@@ -114,9 +114,9 @@ class KnownValues:
             self._written(call)
         elif call.records:
             computable = not operator.random or operator.makes_values
-            if computable and self.contents.are_known(call.records):
-                if self._compute(call, plan, result):
-                    return
+            known = computable and self.contents.are_known(call.records)
+            if known and self._compute(call, plan, result):
+                return
             if operator.fills and self._compute(call, plan, result):
                 return
             if operator.name in OPERATORS:
