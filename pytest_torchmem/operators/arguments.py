@@ -9,7 +9,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+
+class Attention(NamedTuple):
+    """Those of ``aten::scaled_dot_product_attention`` that its kernel depends on; ``sdp_params`` in
+    native/transformers/sdp_utils_cpp.h.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    enable_gqa: bool = False
+
+    @property
+    def is_jagged(self) -> bool:
+        """Whether the inputs are jagged, of which neither what is asked of dense tensors nor what
+        is asked of strided nested ones is checked here but in torch/nested/_internal/sdpa.py;
+        ``has_only_dense_inputs``, ``has_for_nested_inputs``.
+        """
+        return self.query.is_nested or self.key.is_nested or self.value.is_nested
+
+    @property
+    def trains(self) -> bool:
+        """Whether a backward will follow; ``input_requires_grad``."""
+        inputs = (self.query, self.key, self.value)
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 
 
 class AttentionLayer(NamedTuple):
@@ -105,6 +134,7 @@ class LayerSettings(NamedTuple):
 GROUPS = {
     group.__name__: group
     for group in (
+        Attention,
         AttentionLayer,
         ConvolutionSettings,
         EncoderLayer,

@@ -45,7 +45,6 @@ _MODULES = (
     "matmul.low_precision",
     "matmul.products",
     "nested.conversion",
-    "nested.normalization",
     "normalization.batch_norm",
     "normalization.cudnn_batch_norm",
     "normalization.group_norm",

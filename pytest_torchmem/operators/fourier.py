@@ -51,10 +51,7 @@ def _transform(out: Tensor, self: Tensor, dims: Sequence[int]) -> Tensor:
     ):
         input = input.clone(memory_format=torch.contiguous_format)
     strides, step = [0] * self.dim(), 1
-    for dim in reversed(order[batches:]):
-        strides[dim] = step
-        step *= out.shape[dim]
-    for dim in reversed(order[:batches]):
+    for dim in reversed(order):
         strides[dim] = step
         step *= out.shape[dim]
     del input

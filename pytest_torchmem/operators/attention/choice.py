@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from pytest_torchmem.operators.arguments import Attention
 from pytest_torchmem.operators.registry import Kind, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.settings import attention_priority, must_be_deterministic
@@ -31,34 +30,6 @@ _LARGEST_CUDNN_DIMENSION = 65535
 #: From torch 2.14 on one head of keys and values goes with any number of queries', and grouped
 #: queries are also taken by memory-efficient attention (pytorch/pytorch#191085).
 _BROADCASTS = TORCH_VERSION >= (2, 14)
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """The arguments that the choice depends on; ``sdp_params``."""
-
-    gpu: Gpu
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    dropout: float
-    is_causal: bool
-    enable_gqa: bool
-
-    @property
-    def is_jagged(self) -> bool:
-        """Whether the inputs are jagged, of which neither what is asked of dense tensors nor what
-        is asked of strided nested ones is checked here but in torch/nested/_internal/sdpa.py;
-        ``has_only_dense_inputs``, ``has_for_nested_inputs``.
-        """
-        return self.query.is_nested or self.key.is_nested or self.value.is_nested
-
-    @property
-    def trains(self) -> bool:
-        """Whether a backward will follow; ``input_requires_grad``."""
-        inputs = (self.query, self.key, self.value)
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 
 
 def _order(gpu: Gpu) -> tuple[int, ...]:
@@ -102,44 +73,44 @@ def _last_dimension_dense(call: Attention, ignores_single: bool) -> bool:
     dense = all(tensor.stride(-1) == 1 for tensor in tensors)
     if ignores_single:
         dense = dense or call.query.size(-1) == 1
-    return dense and (call.mask is None or call.mask.stride(-1) == 1)
+    return dense and (call.attn_mask is None or call.attn_mask.stride(-1) == 1)
 
 
-def _half(call: Attention) -> bool:
+def _half(gpu: Gpu, call: Attention) -> bool:
     """Whether the dtype is one that tensor cores have; ``check_dtypes_low_precision``."""
     if call.query.dtype is torch.bfloat16:
-        return call.gpu.capability >= (8, 0)
+        return gpu.capability >= (8, 0)
     return call.query.dtype is torch.float16
 
 
-def _flash_takes(call: Attention) -> bool:
+def _flash_takes(gpu: Gpu, call: Attention) -> bool:
     if not torch.backends.cuda.flash_sdp_enabled() or not _shapes_fit(call, grouped=True):
         return False
-    if call.mask is not None or not _half(call):
+    if call.attn_mask is not None or not _half(gpu, call):
         return False
     size = call.query.size(-1)
     if not size == call.key.size(-1) == call.value.size(-1) or size > 256:
         return False
-    if not (8, 0) <= call.gpu.capability <= (12, 1):
+    if not (8, 0) <= gpu.capability <= (12, 1):
         return False
     # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
-    capability = call.gpu.capability
+    capability = gpu.capability
     small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
-    if call.trains and small and size > 192 and (size <= 224 or call.dropout > 0):
+    if call.trains and small and size > 192 and (size <= 224 or call.dropout_p > 0):
         return False
     if call.is_causal and call.query.size(2) != call.key.size(2):
         return False
     return _last_dimension_dense(call, ignores_single=True)
 
 
-def _efficient_takes(call: Attention) -> bool:
+def _efficient_takes(gpu: Gpu, call: Attention) -> bool:
     if not torch.backends.cuda.mem_efficient_sdp_enabled():
         return False
-    if not (5, 0) <= call.gpu.capability <= (12, 1) or not _shapes_fit(call, grouped=_BROADCASTS):
+    if not (5, 0) <= gpu.capability <= (12, 1) or not _shapes_fit(call, grouped=_BROADCASTS):
         return False
-    if call.query.dtype is not torch.float32 and not _half(call):
+    if call.query.dtype is not torch.float32 and not _half(gpu, call):
         return False
-    alignment = _alignment(call.gpu, call.query.dtype)
+    alignment = _alignment(gpu, call.query.dtype)
     size, value_size = call.query.size(-1), call.value.size(-1)
     if size != call.key.size(-1) or 0 in (size, value_size):
         return False
@@ -148,23 +119,23 @@ def _efficient_takes(call: Attention) -> bool:
     return _last_dimension_dense(call, ignores_single=False)
 
 
-def _cudnn_takes(call: Attention) -> bool:
+def _cudnn_takes(gpu: Gpu, call: Attention) -> bool:
     if not torch.backends.cuda.cudnn_sdp_enabled() or call.is_jagged:
         return False
     if must_be_deterministic():
         return False
-    if not (8, 0) <= call.gpu.capability <= (12, 1) or not _half(call):
+    if not (8, 0) <= gpu.capability <= (12, 1) or not _half(gpu, call):
         return False
     if not _shapes_fit(call, grouped=True, same_heads=False) or not _cudnn_mask_fits(call):
         return False
-    if call.dropout * 16 != int(call.dropout * 16):
+    if call.dropout_p * 16 != int(call.dropout_p * 16):
         return False
-    return _last_dimension_dense(call, ignores_single=True) and _cudnn_sizes_fit(call)
+    return _last_dimension_dense(call, ignores_single=True) and _cudnn_sizes_fit(gpu, call)
 
 
 def _cudnn_mask_fits(call: Attention) -> bool:
     """``check_attn_mask_shape``."""
-    mask = call.mask
+    mask = call.attn_mask
     if mask is None:
         return True
     if mask.requires_grad or mask.dim() not in (2, 4):
@@ -176,17 +147,17 @@ def _cudnn_mask_fits(call: Attention) -> bool:
     return fits
 
 
-def _cudnn_sizes_fit(call: Attention) -> bool:
+def _cudnn_sizes_fit(gpu: Gpu, call: Attention) -> bool:
     """``check_cudnn_tensor_shapes`` for a cuDNN from 9.15.1 to 9.22."""
     batch, heads, queries, size = call.query.shape
     value_size = call.value.size(3)
     if batch > _LARGEST_CUDNN_DIMENSION or heads > _LARGEST_CUDNN_DIMENSION:
         return False
-    newer = call.gpu.capability == (9, 0) or call.gpu.capability[0] == 10
+    newer = gpu.capability == (9, 0) or gpu.capability[0] == 10
     limit = 192 if newer and (size, value_size) == (192, 128) else 128
     if size > limit or value_size > limit or size % 8 or value_size % 8:
         return False
-    return call.key.size(2) != 1 and not (call.dropout and queries == 1)
+    return call.key.size(2) != 1 and not (call.dropout_p and queries == 1)
 
 
 def _alignment(gpu: Gpu, dtype: torch.dtype) -> int:
@@ -198,34 +169,24 @@ def _alignment(gpu: Gpu, dtype: torch.dtype) -> int:
     return 1
 
 
-_TAKES: dict[int, Callable[[Attention], bool]] = {
+_TAKES: dict[int, Callable[[Gpu, Attention], bool]] = {
     CUDNN: _cudnn_takes,
     FLASH: _flash_takes,
     EFFICIENT: _efficient_takes,
-    MATH: lambda _: torch.backends.cuda.math_sdp_enabled(),
+    MATH: lambda *_: torch.backends.cuda.math_sdp_enabled(),
 }
 
 
 def may_use(gpu: Gpu, backend: int, params: Any) -> bool:
     """Return whether an implementation takes a call; ``torch.backends.cuda.can_use_…``."""
-    return _TAKES[backend](
-        Attention(
-            gpu,
-            params.query,
-            params.key,
-            params.value,
-            params.attn_mask,
-            params.dropout,
-            params.is_causal,
-            params.enable_gqa,
-        )
-    )
+    asked = (params.query, params.key, params.value, params.attn_mask, params.dropout)
+    return _TAKES[backend](gpu, Attention(*asked, params.is_causal, params.enable_gqa))
 
 
-def choose(call: Attention, without: Sequence[int] = ()) -> int:
+def choose(gpu: Gpu, call: Attention, without: Sequence[int] = ()) -> int:
     """Return the first implementation in order that takes the call; ``select_sdp_backend``."""
-    for backend in _order(call.gpu):
-        if backend in _TAKES and backend not in without and _TAKES[backend](call):
+    for backend in _order(gpu):
+        if backend in _TAKES and backend not in without and _TAKES[backend](gpu, call):
             return backend
     raise RuntimeError("No available kernel. Aborting execution.")
 
@@ -241,24 +202,12 @@ def choose_nested(gpu: Gpu, dtype: torch.dtype, size: int, lengths: Sequence[int
     if 0 in lengths:
         return MATH
     stand_in = torch.empty((len(lengths), 1, max(lengths), size), dtype=dtype, device="meta")
-    call = Attention(gpu, stand_in, stand_in, stand_in, None, 0.0, False, False)
-    return choose(call, without=(CUDNN, FLASH) if size % 8 else (CUDNN,))
+    call = Attention(stand_in, stand_in, stand_in)
+    return choose(gpu, call, without=(CUDNN, FLASH) if size % 8 else (CUDNN,))
 
 
 # It depends on geometry and settings alone, and C++ composites ask for it.
 @operator("aten::_fused_sdp_choice", kind=Kind.NATIVE).path("cuda")
-def fused_sdp_choice(
-    machine: Gpu,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    enable_gqa: bool = False,
-) -> int:
+def fused_sdp_choice(machine: Gpu, attention: Attention) -> int:
     """Return the choice alone; ``_fused_sdp_choice_cuda``."""
-    return choose(
-        Attention(machine, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    )
+    return choose(machine, attention)

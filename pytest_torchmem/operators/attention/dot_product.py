@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from pytest_torchmem.operators.arguments import Attention
 from pytest_torchmem.operators.attention.choice import (
     CUDNN,
     EFFICIENT,
     FLASH,
-    Attention,
     choose,
 )
 from pytest_torchmem.operators.registry import operator
@@ -26,48 +26,31 @@ _aten: Any = torch.ops.aten
 
 @operator("aten::scaled_dot_product_attention").path("cuda")
 def scaled_dot_product_attention(
-    machine: Gpu,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    machine: Gpu, attention: Attention, *, scale: float | None = None
 ) -> Any:
     """Run the implementation that the GPU would; attention.cpp."""
-    _validate(query, key, value, attn_mask)
-    call = Attention(machine, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    backend = choose(call)
-    mask = _additive(attn_mask, query.dtype)
+    query, key, value, given, dropout, is_causal, grouped = attention
+    _validate(query, key, value, given)
+    backend = choose(machine, attention)
+    mask = _additive(given, query.dtype)
     if backend == CUDNN:
         return _aten._scaled_dot_product_cudnn_attention.default(
-            query, key, value, mask, call.trains, dropout_p, is_causal, False, scale=scale
+            query, key, value, mask, attention.trains, dropout, is_causal, False, scale=scale
         )[0]
     if backend == FLASH:
         size = query.size(-1)
         padded = [_padded(tensor, 8) for tensor in (query, key, value)]
         output = _aten._scaled_dot_product_flash_attention.default(
-            *padded, dropout_p, is_causal, False, scale=size**-0.5 if scale is None else scale
+            *padded, dropout, is_causal, False, scale=size**-0.5 if scale is None else scale
         )[0]
         return output[..., :size] if size % 8 else output
     if backend == EFFICIENT:
         bias = None if mask is None else _bias(mask, query, key)
         return _aten._scaled_dot_product_efficient_attention.default(
-            query, key, value, bias, call.trains, dropout_p, is_causal, scale=scale
+            query, key, value, bias, attention.trains, dropout, is_causal, scale=scale
         )[0]
     return _aten._scaled_dot_product_attention_math.default(
-        query,
-        key,
-        value,
-        mask,
-        dropout_p,
-        is_causal,
-        None,
-        scale=scale,
-        enable_gqa=enable_gqa,
+        query, key, value, mask, dropout, is_causal, None, scale=scale, enable_gqa=grouped
     )[0]
 
 

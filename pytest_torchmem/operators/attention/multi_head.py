@@ -13,11 +13,10 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.operators.arguments import AttentionLayer
+from pytest_torchmem.operators.arguments import Attention, AttentionLayer
 from pytest_torchmem.operators.attention.choice import (
     FLASH,
     MATH,
-    Attention,
     choose,
     choose_nested,
 )
@@ -53,7 +52,7 @@ def fused_or_unfused(machine: Gpu, call: CompositeCall, layer: AttentionLayer) -
     fused = query is layer.key is layer.value and not layer.need_weights and layer.mask is None
     if fused and size % 8 == 0:
         parts = query.view(batch, steps, heads, size).transpose(1, 2)
-        if choose(Attention(machine, parts, parts, parts, None, 0.0, False, False)) != MATH:
+        if choose(machine, Attention(parts, parts, parts)) != MATH:
             projected = functional.linear(query, layer.qkv_weight, layer.qkv_bias)
             q, k, v = (
                 part.view(batch, -1, heads, size).transpose(1, 2) for part in projected.chunk(3, -1)

@@ -21,12 +21,14 @@ from pytest_torchmem.operators.geometry import (
     like,
     suggested_format,
 )
+from pytest_torchmem.operators.nested.context import NestedTensors
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.rounding import ceil_div
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.keys import below_autograd
+from pytest_torchmem.torch_private.tensors import nested_sizes
 
 layer_norm = operator("aten::native_layer_norm")
 layer_norm.workspace("cuda")(copied(input=CONTIGUOUS, weight=CONTIGUOUS, bias=CONTIGUOUS))
@@ -107,6 +109,21 @@ def layer_norm_backward_on_cuda(
         *map(contiguous_copy, (grad_out, input, weight)),
         *_partial_gradients(machine, input, normalized_shape, weight, output_mask[1] + beta),
     )
+
+
+@layer_norm.nested()
+def of_nested(
+    nested: NestedTensors, input: Tensor, normalized_shape: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """native/nested/NestedTensorMath.cpp, nested_layer_norm; the statistics are float on CUDA."""
+    buffer = input.values()
+    count = buffer.numel() // math.prod(normalized_shape)
+    output = torch.empty_like(buffer)
+    half = buffer.dtype in (torch.float16, torch.bfloat16)
+    dtype = torch.float32 if half and buffer.device.type == "cuda" else buffer.dtype
+    mean = buffer.new_empty((count,), dtype=dtype)
+    rstd = buffer.new_empty((count,), dtype=dtype)
+    return nested.wrap(output, nested_sizes(input)), mean, rstd
 
 
 @rms_norm_backward.workspace("cuda")
