@@ -30,8 +30,7 @@ _COPIED: dict[str, dict[int, int]] = {
     # native/Activation.cpp
     "log_sigmoid_forward": {0: _PLAIN},
     "log_sigmoid_backward": {1: _PLAIN},
-    # native/Embedding.cpp, SegmentReduce.cpp
-    "embedding_dense_backward": {0: _PLAIN, 1: _PLAIN},
+    # native/SegmentReduce.cpp
     "_segment_reduce_backward": {0: _PLAIN},
 }
 

@@ -41,7 +41,6 @@ operator("aten::_assert_async", "aten::_assert_async.msg", kind=Kind.PASS)
 # Registered for every backend, and reading and writing data all the same.
 operator(
     "aten::copy_",
-    "aten::embedding_renorm",
     kind=Kind.LEAF,
 )
 # One allocation and one copy: as well from meta, and quicker.
@@ -72,18 +71,11 @@ operator(
     "aten::set_.source_Tensor",
     across_devices=True,
 )
-operator("aten::_cudnn_ctc_loss", across_devices=True)  # targets and lengths are the host's
 
 # Operators that torch has a kernel of for the CPU and none for CUDA, without those that only the
 # CPU's libraries and quantized tensors have (as a build with CUDA says of each,
 # ``_dispatch_has_kernel_for_dispatch_key``).
 operator("aten::_spdiags", not_on=frozenset({"cuda"}))
-
-# The order in which a CUDA kernel makes its outputs, where it returns them in another one. It
-# decides which blocks the caching allocator gives them, and with that what is reserved.
-operator(  # native/cuda/EmbeddingBag.cu: the bags' sizes first
-    "aten::_embedding_bag", "aten::_embedding_bag_forward_only", order={"cuda": (2, 1, 0, 3)}
-)
 
 # The gradients of a trace count as finite, so ``GradScaler`` steps.
 operator("aten::_amp_foreach_non_finite_check_and_unscale_", keeps_values=("found_inf",))

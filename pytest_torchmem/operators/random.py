@@ -17,6 +17,8 @@ from pytest_torchmem.targets.gpus import Gpu
 
 _LONG = 8
 
+_SCALAR = 8
+
 # Registered for every backend, and writing data all the same.
 operator("aten::_philox_normal", "aten::_philox_uniform", kind=Kind.LEAF)
 
@@ -36,6 +38,12 @@ def dropout(call: CompositeCall, input: Tensor, p: float, train: bool) -> Any:
 def mask_as_numbers(input: Tensor) -> int:
     """The mask as numbers, before it is boolean; native/Dropout.cpp, native_dropout_cpu."""
     return dense_bytes(input)
+
+
+@operator("aten::native_dropout_backward").workspace("cpu")
+def scaled_mask(grad_output: Tensor, mask: Tensor) -> int:
+    """The mask as numbers, then scaled; native/Dropout.cpp, native_dropout_backward."""
+    return mask.numel() * grad_output.element_size() + _SCALAR + grad_output.element_size()
 
 
 @operator("aten::_standard_gamma_grad").meta()

@@ -73,7 +73,8 @@ class OperatorRecord:
     storages: dict[str, Function] = field(default_factory=dict)
     """Outputs on storages that are larger than they are."""
     order: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Positions of the outputs in the order in which the kernel makes them."""
+    """Positions of the outputs in the order in which the kernel makes them, if that is another one:
+    it decides which blocks the caching allocator gives them."""
     takes_nothing: frozenset[str] = frozenset()
     """Devices where the kernel takes nothing beyond its outputs."""
     kernel_on: frozenset[str] = frozenset()

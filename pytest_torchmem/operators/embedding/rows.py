@@ -1,7 +1,7 @@
-"""Gradients of embeddings: indices are sorted, and the gradients of equal ones summed in parts.
+"""Gradients of embeddings: on CUDA indices are sorted, and gradients of equal ones summed in parts.
 
-native/cuda/Embedding.cu, EmbeddingBag.cu and EmbeddingBackwardKernel.cu. The buffers of the sums
-are exact; where the sort needs more than they do, its temporary storage makes it a limit.
+native/Embedding.cpp, native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu. The buffers of the
+sums are exact; where the sort needs more than they do, its temporary storage makes it a limit.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.formats import CONTIGUOUS, copied
 from pytest_torchmem.operators.geometry import (
     accumulation_type,
     contiguous_copy,
     dense_bytes,
 )
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import Kind, operator
 from pytest_torchmem.operators.rounding import ceil_div, round_up
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
@@ -25,11 +26,14 @@ _ROWS_PER_THREAD = 10
 _BLOCK = 1024
 _ATOMIC_BLOCKS = 4
 _LONG = 8
-_MAX = 2
+
+operator("aten::embedding_renorm", kind=Kind.LEAF)  # for every backend, reading and writing data
+_backward = operator("aten::embedding_dense_backward")
+_backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, indices=CONTIGUOUS))
 
 
-@operator("aten::embedding_dense_backward").workspace("cuda")
-def embedding_dense_backward(
+@_backward.workspace("cuda")
+def sums_of_equal_indices(
     machine: Gpu,
     outputs: Tensor,
     grad_output: Tensor,
@@ -42,40 +46,12 @@ def embedding_dense_backward(
     if indices.numel() <= _FEW and not scale_grad_by_freq:
         return (copy, contiguous_copy(indices))
     width = grad_output.shape[-1]
-    found = _sorted(
+    found = sorted_sums(
         machine, outputs, indices, num_weights, width, grad_output.dtype, scale_grad_by_freq, copy
     )
     if _may_add_atomically(machine, indices.numel(), num_weights, width):
         return bounded(*found.requests)
     return found
-
-
-@operator("aten::_embedding_bag_dense_backward").workspace("cuda")
-def embedding_bag_dense_backward(
-    machine: Gpu,
-    outputs: Tensor,
-    grad: Tensor,
-    indices: Tensor,
-    num_weights: int,
-    scale_grad_by_freq: bool,
-    mode: int,
-) -> Workspace | tuple[int, ...]:
-    """Sorted as embeddings are; the maximum's is scattered.
-
-    ``_embedding_bag_dense_backward_cuda``.
-    """
-    copy = contiguous_copy(grad)
-    if mode == _MAX or not indices.numel():
-        return (copy,)
-    return _sorted(
-        machine, outputs, indices, num_weights, grad.shape[-1], grad.dtype, scale_grad_by_freq, copy
-    )
-
-
-@operator("aten::_embedding_bag", "aten::_embedding_bag_forward_only").workspace("cuda")
-def embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor) -> tuple[int, ...]:
-    """Dense copies; exact, EmbeddingBag.cu, ``_embedding_bag_cuda``."""
-    return (contiguous_copy(weight), contiguous_copy(indices), contiguous_copy(offsets))
 
 
 def _may_add_atomically(gpu: Gpu, number: int, weights: int, width: int) -> bool:
@@ -90,7 +66,7 @@ def _may_add_atomically(gpu: Gpu, number: int, weights: int, width: int) -> bool
     return grid < gpu.multiprocessors * _ATOMIC_BLOCKS and parts > 4 * grid
 
 
-def _sorted(
+def sorted_sums(
     gpu: Gpu,
     output: Tensor,
     indices: Tensor,
@@ -100,6 +76,7 @@ def _sorted(
     by_frequency: bool,
     copy: int,
 ) -> Workspace:
+    """Return what sorting and summing takes beside a ``copy`` of the gradients."""
     number, size = indices.numel(), indices.element_size()
     segments = min(number, weights)
     parts = number // _ROWS_PER_THREAD + segments

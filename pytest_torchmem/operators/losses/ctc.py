@@ -1,4 +1,4 @@
-"""Losses that look at the device."""
+"""The CTC loss; native/LossCTC.cpp, native/cuda/LossCTC.cu, native/cudnn/LossCTC.cpp."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
 from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Workspace, unknown
 
 _MEAN, _SUM = 1, 2
 """``at::Reduction``."""
 _LONGEST_CUDNN_TARGET = 255
+_LONG = 8
+
+_native = operator("aten::_ctc_loss")
+_native_backward = operator("aten::_ctc_loss_backward")
+_cudnn = operator("aten::_cudnn_ctc_loss", across_devices=True)  # targets and lengths: the host's
 
 
 @operator("aten::ctc_loss.IntList").path("cuda")
@@ -89,3 +96,60 @@ def ctc_loss_tensor(
     return torch.ops.aten.ctc_loss.IntList(
         log_probs, targets, *lengths, blank, reduction, zero_infinity
     )
+
+
+def _outputs(log_probs: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    steps, batch = log_probs.shape[0], log_probs.shape[1]
+    return like(log_probs, (batch,)), like(log_probs, (batch, steps, 2 * longest + 1))
+
+
+@_native.meta()
+def losses_and_alphas(log_probs: Tensor, target_lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The losses, and ``log_alpha`` for the longest target."""
+    return _outputs(log_probs, max(target_lengths, default=0))
+
+
+@operator("aten::_ctc_loss.Tensor").meta()
+def losses_and_longest_alphas(log_probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Lengths are not known here, so ``log_alpha`` is as large as it can be."""
+    return _outputs(log_probs, int(targets.shape[-1]))
+
+
+@_native_backward.meta()
+def gradient(log_probs: Tensor) -> Tensor:
+    """Like ``log_probs``, contiguous."""
+    return like(log_probs)
+
+
+@_cudnn.meta("cuda")
+def losses_and_gradient(log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of every sequence, and the gradient at once."""
+    return like(log_probs, (log_probs.shape[1],)), like(log_probs)
+
+
+@_native_backward.workspace("cpu")
+def betas(log_alpha: Tensor) -> int:
+    """``log_beta``, as large as ``log_alpha``."""
+    return dense_bytes(log_alpha)
+
+
+@_native.workspace("cuda")
+def lengths_and_offsets(log_probs: Tensor, targets: Tensor) -> tuple[int, ...]:
+    """Lengths and offsets on the device; exact, ``ctc_loss_gpu_template``."""
+    lengths = log_probs.shape[1] * _LONG
+    return (contiguous_copy(log_probs), contiguous_copy(targets), lengths, lengths, lengths)
+
+
+@_native_backward.workspace("cuda")
+def betas_and_lengths(log_probs: Tensor, log_alpha: Tensor) -> tuple[int, ...]:
+    """``log_beta``, as large as ``log_alpha``, and the lengths; exact, LossCTC.cu,
+    ``ctc_loss_backward_gpu_template``.
+    """
+    lengths = log_probs.shape[1] * _LONG
+    return (dense_bytes(log_alpha), lengths, lengths, lengths)
+
+
+@_cudnn.workspace("cuda")
+def workspace() -> Workspace:
+    """``cudnnGetCTCLossWorkspaceSize``, which cuDNN alone knows; native/cudnn/LossCTC.cpp."""
+    return unknown()

@@ -1,17 +1,70 @@
-"""Bags of embeddings; native/EmbeddingBag.cpp."""
+"""Bags of embeddings; native/EmbeddingBag.cpp, native/cuda/EmbeddingBag.cu."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.embedding.rows import sorted_sums
+from pytest_torchmem.operators.formats import CONTIGUOUS, copied
+from pytest_torchmem.operators.geometry import contiguous_copy
 from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Workspace
+from pytest_torchmem.targets.gpus import Gpu
 
 _aten: Any = torch.ops.aten
 
 _SUM, _MEAN, _MAX = 0, 1, 2
+
+# CUDA makes the bags' sizes first.
+_bag = operator("aten::_embedding_bag", order={"cuda": (2, 1, 0, 3)})
+_bag_forward_only = operator("aten::_embedding_bag_forward_only", order={"cuda": (2, 1, 0, 3)})
+_dense_backward = operator("aten::_embedding_bag_dense_backward")
+
+for _forward in (_bag, _bag_forward_only):
+    _forward.workspace("cuda")(copied(weight=CONTIGUOUS, indices=CONTIGUOUS, offsets=CONTIGUOUS))
+
+
+def _forward_on_cpu(with_sizes: bool) -> Callable[..., tuple[Tensor, ...]]:
+    def embedding_bag(
+        weight: Tensor,
+        indices: Tensor,
+        offsets: Tensor,
+        mode: int = _SUM,
+        per_sample_weights: Tensor | None = None,
+        include_last_offset: bool = False,
+        padding_idx: int = -1,
+    ) -> tuple[Tensor, ...]:
+        bags = offsets.shape[0] - include_last_offset
+        output = weight.new_empty((bags, weight.shape[1]))
+        fast = _is_fast(weight, per_sample_weights, padding_idx)
+        offset2bag = torch.empty((0,), dtype=offsets.dtype)
+        if mode != _SUM or not fast:
+            offset2bag = torch.zeros((indices.shape[0] + 1,), dtype=offsets.dtype)
+            offset2bag = _bag_of_every_index(offsets[:bags], offset2bag)
+            offset2bag.resize_(indices.shape[0])
+        if with_sizes or mode != _SUM:
+            sizes = _bag_sizes(offsets, bags)
+        else:
+            sizes = torch.empty(offsets.shape, dtype=offsets.dtype)
+        shape = (bags, weight.shape[1]) if mode == _MAX else tuple(sizes.shape)
+        largest = torch.empty(shape, dtype=offsets.dtype)
+        if mode != _MAX:
+            _gather(weight, output, per_sample_weights, fast)
+        if mode == _MEAN and bags:
+            counts = torch.maximum(sizes, torch.ones_like(sizes)).to(output.dtype)
+            del counts
+        return output, offset2bag, sizes, largest
+
+    embedding_bag.__doc__ = "``_embedding_bag_cpu_impl``; native/EmbeddingBag.cpp."
+    return embedding_bag
+
+
+_bag.decomposition("cpu")(_forward_on_cpu(with_sizes=True))
+_bag_forward_only.decomposition("cpu")(_forward_on_cpu(with_sizes=False))
 
 
 def _bag_of_every_index(offsets: Tensor, offset2bag: Tensor) -> Tensor:
@@ -40,39 +93,6 @@ def _is_fast(weight: Tensor, scale: Tensor | None, padding_idx: int) -> bool:
     )
 
 
-def _forward(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    mode: int,
-    scale: Tensor | None,
-    include_last_offset: bool,
-    padding_idx: int,
-    with_sizes: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``_embedding_bag_cpu_impl``."""
-    bags = offsets.shape[0] - include_last_offset
-    output = weight.new_empty((bags, weight.shape[1]))
-    fast = _is_fast(weight, scale, padding_idx)
-    offset2bag = torch.empty((0,), dtype=offsets.dtype)
-    if mode != _SUM or not fast:
-        offset2bag = torch.zeros((indices.shape[0] + 1,), dtype=offsets.dtype)
-        offset2bag = _bag_of_every_index(offsets[:bags], offset2bag)
-        offset2bag.resize_(indices.shape[0])
-    if with_sizes or mode != _SUM:
-        sizes = _bag_sizes(offsets, bags)
-    else:
-        sizes = torch.empty(offsets.shape, dtype=offsets.dtype)
-    shape = (bags, weight.shape[1]) if mode == _MAX else tuple(sizes.shape)
-    largest = torch.empty(shape, dtype=offsets.dtype)
-    if mode != _MAX:
-        _gather(weight, output, scale, fast)
-    if mode == _MEAN and bags:
-        counts = torch.maximum(sizes, torch.ones_like(sizes)).to(output.dtype)
-        del counts
-    return output, offset2bag, sizes, largest
-
-
 def _gather(weight: Tensor, output: Tensor, scale: Tensor | None, fast: bool) -> None:
     """``index_select_add`` and ``index_select_scale_add``: 16-bit types are added up in float where
     FBGEMM does not do it, which wants their factors in float.
@@ -86,38 +106,6 @@ def _gather(weight: Tensor, output: Tensor, scale: Tensor | None, fast: bool) ->
     if half and scale is not None:
         torch.empty(scale.shape, dtype=torch.float32)
     del dense
-
-
-@operator("aten::_embedding_bag").decomposition("cpu")
-def embedding_bag(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    mode: int = _SUM,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """_embedding_bag_cpu."""
-    return _forward(
-        weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx, True
-    )
-
-
-@operator("aten::_embedding_bag_forward_only").decomposition("cpu")
-def embedding_bag_forward_only(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    mode: int = _SUM,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """_embedding_bag_forward_only_cpu."""
-    return _forward(
-        weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx, False
-    )
 
 
 def _offset2bag_again(indices: Tensor, offsets: Tensor, offset2bag: Tensor) -> Tensor:
@@ -174,8 +162,8 @@ def embedding_bag_backward(
     return result
 
 
-@operator("aten::_embedding_bag_dense_backward").decomposition("cpu")
-def embedding_bag_dense_backward(
+@_dense_backward.decomposition("cpu")
+def dense_backward_on_cpu(
     grad: Tensor,
     indices: Tensor,
     offset2bag: Tensor,
@@ -200,6 +188,28 @@ def embedding_bag_dense_backward(
         del weights
     del in_order, bags
     return result
+
+
+@_dense_backward.workspace("cuda")
+def dense_backward_on_cuda(
+    machine: Gpu,
+    outputs: Tensor,
+    grad: Tensor,
+    indices: Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+) -> Workspace | tuple[int, ...]:
+    """Sorted as embeddings are; the maximum's is scattered.
+
+    ``_embedding_bag_dense_backward_cuda``.
+    """
+    copy = contiguous_copy(grad)
+    if mode == _MAX or not indices.numel():
+        return (copy,)
+    return sorted_sums(
+        machine, outputs, indices, num_weights, grad.shape[-1], grad.dtype, scale_grad_by_freq, copy
+    )
 
 
 @operator("aten::_embedding_bag_per_sample_weights_backward").decomposition("cpu")

@@ -1,0 +1,111 @@
+"""Losses of every element, which are then added up: native/Loss.cpp, native/cuda/Loss.cu."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.geometry import dense_bytes, like
+from pytest_torchmem.operators.reduction.cpu_buffers import mean_workspace, partial_results
+from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
+
+_NONE, _MEAN, _SUM = range(3)
+"""``at::Reduction``."""
+
+_distance = operator("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss")
+_cross_entropy = operator("aten::binary_cross_entropy")
+
+
+@operator("aten::mse_loss", "aten::smooth_l1_loss").meta()
+def distance(input: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    """A reduced loss keeps the storage that was made for all elements: TORCH_META_FUNC(mse_loss)
+    resizes its output and not its storage.
+    """
+    return _reduced_in_place(torch.add(input, target), reduction)
+
+
+@_distance.workspace("cpu")
+def losses_and_mean(machine: Host, input: Tensor, reduction: int = _MEAN) -> int:
+    """All elements' losses, and what dividing by their number takes."""
+    if reduction == _NONE:
+        return 0
+    whole = dense_bytes(input)
+    if reduction != _MEAN:
+        return whole + partial_results(machine, input.numel(), 1, input.element_size())
+    return whole + mean_workspace(machine, input, input.dtype, 1)
+
+
+@_distance.workspace("cuda")
+def losses_and_buffers(machine: Gpu, input: Tensor, reduction: int = _MEAN) -> tuple[int, ...]:
+    """All elements' losses, and the reduction of them; exact."""
+    if reduction == _NONE:
+        return ()
+    return (dense_bytes(input), *sum_buffers(machine, (input.numel(),), None, input.dtype))
+
+
+@operator(
+    "aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward"
+).meta()
+def distance_backward(input: Tensor, *, grad_input: Tensor | None = None) -> Tensor:
+    """``zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)``."""
+    return like(input) if grad_input is None else grad_input
+
+
+@operator("aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backward").meta()
+def margin_backward(input: Tensor) -> Tensor:
+    """Contiguous; native/LossMultiMargin.cpp, LossMultiLabelMargin.cpp."""
+    return like(input)
+
+
+@_cross_entropy.meta()
+def cross_entropy(input: Tensor, reduction: int = _MEAN) -> Tensor:
+    """A reduced loss keeps the storage of all elements; binary_cross_entropy_out_cuda."""
+    return _reduced_in_place(torch.add(input, input), reduction)
+
+
+def _reduced_in_place(losses: Tensor, reduction: int) -> Tensor:
+    if reduction == _NONE:
+        return losses
+    return losses.as_strided((), ()) if losses.numel() else losses.new_empty(())
+
+
+@_cross_entropy.decomposition("cpu")
+def cross_entropy_on_cpu(
+    self: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
+) -> Tensor:
+    """binary_cross_entropy_out_cpu: a reduced loss keeps the storage of all elements."""
+    loss = torch.empty_like(self)
+    if weight is not None:
+        loss.mul_(weight)
+    if reduction in (_MEAN, _SUM):
+        reduced = loss.mean() if reduction == _MEAN else loss.sum()
+        loss.resize_(()).copy_(reduced)
+    return loss
+
+
+@_cross_entropy.workspace("cuda")
+def number_and_buffers(machine: Gpu, input: Tensor, reduction: int = _MEAN) -> tuple[int, ...]:
+    """A number and its reduction: all elements' losses are the output, which is then resized.
+
+    Exact, ``binary_cross_entropy_out_cuda``.
+    """
+    if reduction == _NONE:
+        return ()
+    number = input.element_size()
+    return (number, *sum_buffers(machine, (input.numel(),), None, input.dtype))
+
+
+@operator("aten::binary_cross_entropy_backward").decomposition("cpu")
+def cross_entropy_backward_on_cpu(
+    self: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
+) -> Tensor:
+    """binary_cross_entropy_backward_out_cpu."""
+    result = torch.empty_like(self)
+    if weight is not None:
+        result.mul_(weight)
+    if reduction == _MEAN:
+        result.div_(self.numel())
+    return result

@@ -1,0 +1,47 @@
+"""Negative log-likelihood: what is copied to be read, exactly.
+
+native/NLLLoss2d.cpp, native/cuda/Loss.cu (``nll_loss_forward_out_cuda_template``), NLLLoss2d.cu.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pytest_torchmem.operators.formats import CONTIGUOUS, copied
+from pytest_torchmem.operators.geometry import contiguous_copy
+from pytest_torchmem.operators.registry import operator
+
+_NONE = 0
+
+operator("aten::nll_loss_forward").workspace("cuda")(
+    copied(self=CONTIGUOUS, target=CONTIGUOUS, weight=CONTIGUOUS)
+)
+operator("aten::nll_loss_backward").workspace("cuda")(
+    copied(
+        grad_output=CONTIGUOUS,
+        self=CONTIGUOUS,
+        target=CONTIGUOUS,
+        weight=CONTIGUOUS,
+        total_weight=CONTIGUOUS,
+    )
+)
+operator("aten::nll_loss2d_backward").workspace("cuda")(
+    copied(target=CONTIGUOUS, weight=CONTIGUOUS)
+)
+_images = operator("aten::nll_loss2d_forward")
+
+
+@_images.workspace("cpu")
+def scores(input: Tensor, reduction: int) -> int:
+    """A dense copy of the scores."""
+    return 0 if reduction == _NONE else contiguous_copy(input)
+
+
+@_images.workspace("cuda")
+def scores_and_targets(
+    input: Tensor, target: Tensor, weight: Tensor | None, reduction: int
+) -> tuple[int, ...]:
+    """Dense copies; ``nll_loss2d_forward_out_cuda_template``."""
+    if reduction == _NONE:
+        return (contiguous_copy(weight),)
+    return (contiguous_copy(input), contiguous_copy(target), contiguous_copy(weight))
