@@ -27,7 +27,7 @@ from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.placement import check_generator
 from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.plans import Plans, find_plan, geometry_of, with_types
-from pytest_torchmem.interception.staging import COPIES, stage, staged_pairs
+from pytest_torchmem.interception.staging import stage, staged_pairs
 from pytest_torchmem.interception.values.data_dependent import (
     equal_without_values,
     plan_from_values,
@@ -151,7 +151,7 @@ class Kernels:
             parts.numbers.release(spec, numbers, wrapped, device, result if recorded else None)
         if self._target.gpu is not None and self._interceptor.placed_on is None:
             parts.placement.note_guess(call, result)
-        if len(self._ledger.devices) > 1 and spec.name in COPIES:
+        if len(self._ledger.devices) > 1 and spec.record.copies_across:
             self._stage(call, result, device)
         parts.values.know(call, plan, result)
         return result

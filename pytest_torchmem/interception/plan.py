@@ -30,7 +30,6 @@ from pytest_torchmem.torch_private.operators import (
     OpOverload,
     is_structured,
     lacks_geometry,
-    schema,
 )
 
 
@@ -177,57 +176,16 @@ def plan_of_result(
     return Plan(tuple(slots), outputs)
 
 
-#: Pointwise operators that answer with another dtype than that of their floating arguments.
-_OTHER_DTYPE = frozenset(
-    {
-        "angle",
-        "complex",
-        "eq",
-        "frexp",
-        "ge",
-        "greater",
-        "greater_equal",
-        "gt",
-        "imag",
-        "isfinite",
-        "isinf",
-        "isnan",
-        "isneginf",
-        "isposinf",
-        "isreal",
-        "le",
-        "less",
-        "less_equal",
-        "logical_and",
-        "logical_not",
-        "logical_or",
-        "logical_xor",
-        "lt",
-        "ne",
-        "not_equal",
-        "polar",
-        "real",
-        "signbit",
-    }
-)
-
-
-def plan_pointwise(operator: OpOverload, tensors: list[Tensor], mutates: bool) -> Plan | None:
+def plan_pointwise(tensors: list[Tensor]) -> Plan | None:
     """Return the plan of a pointwise operator in the common case, which needs no ``meta`` kernel.
 
     That is: floating tensors of one geometry without gaps, and Python numbers. TensorIterator gives
     their output the same geometry (aten/src/ATen/TensorIterator.cpp, fast_set_up and
     compute_types). Returns None for every other case.
     """
-    if torch.Tag.pointwise not in operator.tags or mutates:
-        return None
-    name = schema(operator).name.removeprefix("aten::")
     first = tensors[0]
     dtype, shape, stride = first.dtype, first.shape, first.stride()
-    if not dtype.is_floating_point or name in _OTHER_DTYPE or not first.is_contiguous():
-        return None
-    returns = schema(operator).returns
-    if len(returns) != 1 or str(returns[0].type) != "Tensor":
+    if not dtype.is_floating_point or not first.is_contiguous():
         return None
     for tensor in tensors:
         if tensor.dtype is not dtype or tensor.shape != shape or tensor.stride() != stride:

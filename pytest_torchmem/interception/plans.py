@@ -17,7 +17,7 @@ from pytest_torchmem.interception.plan import (
     plan_pointwise,
     remembered_plans,
 )
-from pytest_torchmem.interception.wrapped_numbers import type_of
+from pytest_torchmem.operators.geometry import type_of_number
 from pytest_torchmem.operators.overlay import generation
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import environment_settings
@@ -114,10 +114,8 @@ def find_plan(
     this operator's outputs, where ``meta`` does not.
     """
     __tracebackhide__ = True
-    if tensors and not kwargs:  # a clone may be laid out in another way
-        plan = plan_pointwise(
-            operator.overload, tensors, bool(operator.mutated or operator.mutated_names)
-        )
+    if tensors and not kwargs and operator.keeps_geometry:
+        plan = plan_pointwise(tensors)
         if plan is not None:
             return plan
     if operator.takes_device:
@@ -149,5 +147,5 @@ def with_types(args: tuple[Any, ...], numbers: tuple[int, ...]) -> tuple[Any, ..
         return args
     converted = list(args)
     for position in numbers:
-        converted[position] = torch.empty((), dtype=type_of(args[position]), device="meta")
+        converted[position] = torch.empty((), dtype=type_of_number(args[position]), device="meta")
     return tuple(converted)

@@ -19,8 +19,6 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import DeviceLedger
 from pytest_torchmem.operators.geometry import is_dense
 
-#: Operators that copy between devices.
-COPIES = frozenset({"aten::copy_", "aten::_to_copy", "aten::_foreach_copy_"})
 _aten: Any = torch.ops.aten
 
 

@@ -12,23 +12,19 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
+from pytest_torchmem.operators.geometry import type_of_number
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.profile.timeline import Kind, Origin
 from pytest_torchmem.torch_private.autograd import current_node, keeps_graph, saved_by
 from pytest_torchmem.torch_private.storages import storage_address
 from pytest_torchmem.torch_private.tensors import is_view_of_another, view_base
 
-#: Operators in place whose node saves a number given to them (tools/autograd/derivatives.yaml).
-#: On a view the node stands inside of a ``CopySlices``, which does not show it.
-_SAVE_IN_PLACE = frozenset({"aten::mul_.Tensor", "aten::div_.Tensor", "aten::div_.Tensor_mode"})
-
 
 class _Pending(NamedTuple):
-    operator: str
+    operator: OperatorSpec
     result: Tensor
     names: tuple[str, ...]
     """Names of the arguments that were numbers."""
@@ -60,15 +56,6 @@ class _Hidden:
         self.release()
 
 
-def type_of(number: complex) -> torch.dtype:
-    """Return the dtype of the tensor that a Python number is wrapped in."""
-    if isinstance(number, bool):
-        return torch.bool
-    if isinstance(number, int):
-        return torch.int64
-    return torch.complex128 if isinstance(number, complex) else torch.float64
-
-
 class WrappedNumbers:
     """Books the tensors that Python numbers are wrapped in, on the host."""
 
@@ -83,7 +70,9 @@ class WrappedNumbers:
     ) -> tuple[int, ...]:
         """Write down the numbers at ``positions`` as just made; return their indices."""
         return tuple(
-            self._ledger.reserve(type_of(args[position]).itemsize, device, Kind.OTHER, origin)
+            self._ledger.reserve(
+                type_of_number(args[position]).itemsize, device, Kind.OTHER, origin
+            )
             for position in positions
         )
 
@@ -103,7 +92,7 @@ class WrappedNumbers:
         first = recorded[0] if type(recorded) in (tuple, list) and recorded else recorded
         if isinstance(first, Tensor):
             names = tuple(operator.argument_names[position] for position in positions)
-            self._pending.append(_Pending(operator.name, first, names, indices, device))
+            self._pending.append(_Pending(operator, first, names, indices, device))
             return
         for index in indices:
             device.remove(index)
@@ -112,9 +101,9 @@ class WrappedNumbers:
         """Give the numbers of the last operators the lifetime that they have."""
         while self._pending:
             pending = self._pending.pop()
-            if is_view_of_another(pending.result) and pending.operator.partition(".")[0].endswith(
-                "_"
-            ):
+            if is_view_of_another(pending.result) and pending.operator.name.partition(".")[
+                0
+            ].endswith("_"):
                 self._hide(pending)
             else:
                 self._follow(pending)
@@ -130,7 +119,7 @@ class WrappedNumbers:
         base = view_base(pending.result)
         node = None if base is None else base.grad_fn
         hidden = _Hidden(pending.indices, pending.device)
-        if pending.operator in _SAVE_IN_PLACE and node is not None:
+        if pending.operator.record.saves_number and node is not None:
             node.register_prehook(hidden)
             self._hidden[hidden] = node._sequence_nr()
 

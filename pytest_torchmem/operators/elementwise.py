@@ -11,144 +11,85 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import dense_bytes
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.geometry import dense_bytes, type_of_number
+from pytest_torchmem.operators.registry import Kind, UnknownOutputs, operator
+from pytest_torchmem.torch_private.meta import run_structured
+from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 Operand = Tensor | bool | int | float | complex
 
-_ARITHMETIC = [
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "rsub",
-    "maximum",
-    "minimum",
-    "fmax",
-    "fmin",
-    "atan2",
-    "remainder",
-    "fmod",
-    "hypot",
-    "copysign",
-    "nextafter",
-    "xlogy",
-    "special_xlog1py",
-    "logaddexp",
-    "logaddexp2",
-    "floor_divide",
-    "heaviside",
-    "gcd",
-    "lcm",
-    "igamma",
-    "igammac",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_xor",
-    "bitwise_left_shift",
-    "bitwise_right_shift",
-    "special_zeta",
-    "addcmul",
-    "addcdiv",
-    "special_chebyshev_polynomial_t",
-    "special_chebyshev_polynomial_u",
-    "special_chebyshev_polynomial_v",
-    "special_chebyshev_polynomial_w",
-    "special_shifted_chebyshev_polynomial_t",
-    "special_shifted_chebyshev_polynomial_u",
-    "special_shifted_chebyshev_polynomial_v",
-    "special_shifted_chebyshev_polynomial_w",
-    "special_hermite_polynomial_h",
-    "special_hermite_polynomial_he",
-    "special_laguerre_polynomial_l",
-    "special_legendre_polynomial_p",
-    "__lshift__",
-    "__rshift__",
-]
+_ARITHMETIC = """
+    add sub mul div atan2 remainder fmod hypot copysign nextafter xlogy floor_divide
+    heaviside gcd lcm igamma igammac bitwise_and bitwise_or bitwise_xor bitwise_left_shift
+    bitwise_right_shift addcmul addcdiv
+"""
+"""With a form in place each."""
+_ARITHMETIC_OUT_OF_PLACE = """
+    rsub maximum minimum fmax fmin special_xlog1py logaddexp logaddexp2 special_zeta
+    special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+    special_chebyshev_polynomial_v special_chebyshev_polynomial_w
+    special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
+    special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
+    special_legendre_polynomial_p __lshift__ __rshift__
+"""
+_COMPARISONS = "eq ne lt le gt ge"
+_LOGICAL = "logical_and logical_or logical_xor"
+_UNARY_FLOAT = """
+    acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 lgamma
+    log log10 log1p log2 logit reciprocal rsqrt sigmoid sin sinc sinh sqrt tan tanh
+    special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr
+    special_ndtri special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 i0
+    special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+    special_modified_bessel_k1 special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai polygamma
+"""
+_OTHER_DTYPE = """
+    angle complex eq frexp ge greater greater_equal gt imag isfinite isinf isnan isneginf
+    isposinf isreal le less less_equal logical_and logical_not logical_or logical_xor lt ne
+    not_equal polar real signbit
+"""
+"""What answers floating tensors in another dtype than theirs."""
 
-_WITHOUT_IN_PLACE = frozenset(
-    (
-        "rsub",
-        "maximum",
-        "minimum",
-        "fmax",
-        "fmin",
-        "logaddexp",
-        "logaddexp2",
-        "__lshift__",
-        "__rshift__",
-    )
+
+def _named(names: str, suffix: str = "") -> list[str]:
+    return [f"aten::{name}{suffix}" for name in names.split()]
+
+
+operator(*_named(_OTHER_DTYPE), other_dtype=True)
+# tools/autograd/derivatives.yaml; on a view the node stands inside of a ``CopySlices``.
+operator("aten::mul_.Tensor", "aten::div_.Tensor", "aten::div_.Tensor_mode", saves_number=True)
+# Made of a power and a product up to torch 2.13, and then one kernel for every backend.
+if TORCH_VERSION >= (2, 14):
+    operator("aten::ldexp.Tensor", "aten::ldexp_", kind=Kind.LEAF)
+
+operator("aten::isfinite", unknown_outputs=UnknownOutputs.TRUE)
+operator(
+    "aten::isinf",
+    "aten::isnan",
+    "aten::isneginf",
+    "aten::isposinf",
+    unknown_outputs=UnknownOutputs.FALSE,
 )
-_COMPARISON = ["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"]
-
-_UNARY_FLOAT = [
-    "acos",
-    "acosh",
-    "asin",
-    "asinh",
-    "atan",
-    "atanh",
-    "cos",
-    "cosh",
-    "digamma",
-    "erf",
-    "erfc",
-    "erfinv",
-    "exp",
-    "exp2",
-    "expm1",
-    "lgamma",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "logit",
-    "reciprocal",
-    "rsqrt",
-    "sigmoid",
-    "sin",
-    "sinc",
-    "sinh",
-    "sqrt",
-    "tan",
-    "tanh",
-    "special_entr",
-    "special_erfcx",
-    "special_i0e",
-    "special_i1",
-    "special_i1e",
-    "special_log_ndtr",
-    "special_ndtri",
-    "special_bessel_j0",
-    "special_bessel_j1",
-    "special_bessel_y0",
-    "special_bessel_y1",
-    "i0",
-    "special_modified_bessel_i0",
-    "special_modified_bessel_i1",
-    "special_modified_bessel_k0",
-    "special_modified_bessel_k1",
-    "special_scaled_modified_bessel_k0",
-    "special_scaled_modified_bessel_k1",
-    "special_spherical_bessel_j0",
-    "special_airy_ai",
-    "polygamma",
-]
+operator(
+    *_named(_COMPARISONS, ".Tensor"),
+    *_named(_COMPARISONS, ".Scalar"),
+    unknown_outputs=UnknownOutputs.COMPARED,
+)
+operator(
+    "aten::logical_and",
+    "aten::bitwise_and.Tensor",
+    "aten::mul.Tensor",
+    unknown_outputs=UnknownOutputs.AND,
+)
+operator("aten::logical_or", "aten::bitwise_or.Tensor", unknown_outputs=UnknownOutputs.OR)
+operator("aten::logical_not", "aten::bitwise_not", unknown_outputs=UnknownOutputs.NOT)
 
 
-def wrapped(number: object) -> int:
-    """Bytes of a Python number as a tensor: double, int64, bool or complex double."""
-    if isinstance(number, bool):
-        return 1
-    return 16 if isinstance(number, complex) else 8
-
-
-def _wrapped_type(number: object) -> torch.dtype:
-    if isinstance(number, bool):
-        return torch.bool
-    if isinstance(number, int):
-        return torch.int64
-    return torch.complex128 if isinstance(number, complex) else torch.float64
+def like_operands(tensors: list[Tensor]) -> Tensor:
+    """A TensorIterator of all: where their layouts disagree, the first decides."""
+    result: Tensor = run_structured(torch.ops.aten.add.Tensor, *tensors)
+    return result
 
 
 def converted(operand: object, common: torch.dtype) -> int:
@@ -157,23 +98,17 @@ def converted(operand: object, common: torch.dtype) -> int:
         return 0 if operand.dtype == common else dense_bytes(operand, common)
     if not isinstance(operand, (bool, int, float, complex)):
         return 0
-    cast = 0 if _wrapped_type(operand) == common else common.itemsize
-    return wrapped(operand) + cast
+    own = type_of_number(operand)
+    return own.itemsize + (0 if own == common else common.itemsize)
 
 
-@operator(*(f"aten::{name}" for name in _ARITHMETIC)).workspace("cpu")
+@operator(*_named(_ARITHMETIC + _ARITHMETIC_OUT_OF_PLACE)).workspace("cpu")
 def arithmetic(outputs: Tensor, operands: list[Any]) -> int:
     """Operands in another type than the result's; build_binary_op and its kin."""
     return sum(converted(operand, outputs.dtype) for operand in operands[:3])
 
 
-@operator(
-    *(
-        f"aten::{name}_"
-        for name in _ARITHMETIC
-        if not name.startswith("special") and name not in _WITHOUT_IN_PLACE
-    )
-).workspace("cpu")
+@operator(*_named(_ARITHMETIC, "_")).workspace("cpu")
 def arithmetic_in_place(operands: list[Any]) -> int:
     """As out of place; a target that is not of the common type is copied twice."""
     target, *operands = operands
@@ -197,17 +132,14 @@ def clamp(outputs: Tensor, tensors: list[Tensor]) -> int:
     return sum(converted(tensor, outputs.dtype) for tensor in tensors)
 
 
-@operator(
-    *(f"aten::{name}" for name in _COMPARISON),
-    *(f"aten::{name}_" for name in _COMPARISON if not name.startswith("logical")),
-).workspace("cpu")
+@operator(*_named(_COMPARISONS), *_named(_LOGICAL), *_named(_COMPARISONS, "_")).workspace("cpu")
 def comparison(input: Tensor, other: Operand) -> int:
     """Both sides in their common type; build_comparison_op."""
     common = torch.result_type(input, other)
     return converted(input, common) + converted(other, common)
 
 
-@operator(*(f"aten::{name}" for name in _UNARY_FLOAT)).workspace("cpu")
+@operator(*_named(_UNARY_FLOAT)).workspace("cpu")
 def unary_float(outputs: Tensor, tensors: list[Tensor]) -> int:
     """Integers are copied to float first; build_unary_float_op."""
     return sum(converted(tensor, outputs.dtype) for tensor in tensors)

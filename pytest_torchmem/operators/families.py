@@ -6,6 +6,8 @@ from functools import cache
 from importlib import import_module
 
 _MODULES = (
+    "activations",
+    "answers",
     "attention.choice",
     "attention.cudnn",
     "attention.dot_product",
@@ -18,10 +20,10 @@ _MODULES = (
     "convolution.cudnn",
     "convolution.slow",
     "copies",
-    "cuda_meta",
     "elementwise",
     "embedding.bag",
     "embedding.rows",
+    "factories",
     "foreach",
     "fourier",
     "histograms",
@@ -30,8 +32,6 @@ _MODULES = (
     "indexing.rearrange",
     "indexing.rows",
     "indexing.scatter",
-    "kinds",
-    "layouts",
     "linear_algebra.distance",
     "linear_algebra.lu",
     "linear_algebra.qr",
@@ -49,7 +49,6 @@ _MODULES = (
     "normalization.layer_norm",
     "normalization.renorm",
     "normalization.synchronized_batch_norm",
-    "others",
     "random",
     "recurrent.cells",
     "recurrent.cudnn",
@@ -69,6 +68,7 @@ _MODULES = (
     "sorting.distinct",
     "sorting.order",
     "sorting.scans",
+    "sparse",
 )
 
 

@@ -1,7 +1,8 @@
-"""Operators on lists of tensors: their kernels read addresses from the launch's own arguments.
+"""Operators on lists of tensors, fused optimizers among them.
 
-native/cuda/MultiTensorApply.cuh; exact. Norms and maxima keep a partial result for every chunk of
-every tensor: native/cuda/ForeachReduceOp.cu.
+Their kernels read addresses from the launch's own arguments: native/cuda/MultiTensorApply.cuh;
+exact. Norms and maxima keep a partial result for every chunk of every tensor:
+native/cuda/ForeachReduceOp.cu.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 from pytest_torchmem.operators.geometry import accumulation_type, is_dense
 from pytest_torchmem.operators.reduction.cuda_buffers import reduced
 from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.rounding import ceil_div
 from pytest_torchmem.targets.gpus import Gpu
 
 _CHUNK = 65_536
@@ -44,7 +46,7 @@ def foreach_max(machine: Gpu, input: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def _partial(tensors: Sequence[Tensor], size: int) -> int:
-    chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
+    chunks = max(ceil_div(tensor.numel(), _CHUNK) for tensor in tensors)
     return len(tensors) * chunks * size
 
 
@@ -58,3 +60,17 @@ def _fast(tensors: Sequence[Tensor]) -> bool:
         tensor.dtype == tensors[0].dtype and tensor.layout is torch.strided and is_dense(tensor)
         for tensor in tensors
     )
+
+
+@operator(
+    "aten::_fused_adagrad_",
+    "aten::_fused_adam_.tensor_lr",
+    "aten::_fused_adamw_.tensor_lr",
+    "aten::_fused_sgd_",
+).meta()
+def fused_optimizer() -> None:
+    """Parameters and states are updated where they are; native/cuda/fused_adam_impl.cu, …"""
+
+
+# The gradients of a trace count as finite, so ``GradScaler`` steps.
+operator("aten::_amp_foreach_non_finite_check_and_unscale_", keeps_values=("found_inf",))

@@ -79,6 +79,15 @@ def accumulation_type(dtype: torch.dtype) -> torch.dtype:
     return torch.complex64 if dtype == torch.complex32 else dtype
 
 
+def type_of_number(number: complex) -> torch.dtype:
+    """Return the dtype of the tensor that a Python number is wrapped in."""
+    if isinstance(number, bool):
+        return torch.bool
+    if isinstance(number, int):
+        return torch.int64
+    return torch.complex128 if isinstance(number, complex) else torch.float64
+
+
 def output_bytes(outputs: Outputs) -> int:
     """Bytes of the storages an operator returned, as dense tensors."""
     if isinstance(outputs, Tensor):

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
+from pytest_torchmem.operators.elementwise import like_operands
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.cuda_buffers import reduced
-from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.registry import Kind, UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 
@@ -23,7 +24,10 @@ _SCALAR = 8
 operator("aten::_philox_normal", "aten::_philox_uniform", kind=Kind.LEAF)
 
 # native/cuda/Dropout.cu makes the mask first.
+operator("aten::multinomial", unknown_outputs=UnknownOutputs.POSITIONS)
 native_dropout = operator("aten::native_dropout", order={"cuda": (1, 0)})
+
+operator("aten::native_dropout_backward").meta()(like_operands)
 
 
 @operator("aten::dropout").path("cuda")

@@ -48,6 +48,21 @@ class Kind(Enum):
     PASS = "it checks data and decides nothing"
 
 
+class UnknownOutputs(Enum):
+    """What is assumed of an operator's outputs where what it reads is not known."""
+
+    TRUE = "true, as it is of every finite number"
+    FALSE = "false, as it is of every finite number"
+    COMPARED = "what 1 compared with the other side gives; integers equal no others"
+    ANY_OR_ALL = "of numbers true, of truth values what is assumed of them"
+    AND = "what all of its inputs count as"
+    OR = "what one of its inputs counts as"
+    NOT = "the contrary of what its input counts as"
+    POSITIONS = "the first of the positions that were found"
+    CARRIED = "what stands for all of its inputs, which it puts elsewhere"
+    IS_IN = "false: integers equal no others"
+
+
 @dataclass(slots=True)
 class OperatorRecord:
     """All that is known of one operator; what is ``None`` or empty follows from its schema.
@@ -99,6 +114,18 @@ class OperatorRecord:
     """Arguments that a calibration key leaves out: they decide nothing, or follow from others."""
     keeps_values: tuple[str, ...] = ()
     """Arguments that it writes to and whose known values stay."""
+    unknown_outputs: UnknownOutputs | None = None
+    """What its outputs count as where what it reads is not known."""
+    makes_values: bool = False
+    """Whether it is a factory whose values are worth knowing; holds for every overload."""
+    fills: bool = False
+    """Whether it makes values that do not depend on those of its tensors; for every overload."""
+    other_dtype: bool = False
+    """Whether, pointwise, it answers floating tensors in another dtype; for every overload."""
+    saves_number: bool = False
+    """Whether the node of its gradient saves a Python number that it is given, in place."""
+    copies_across: bool = False
+    """Whether it copies between host and GPU, by temporaries where the ends do not fit."""
 
 
 _RECORDS: dict[str, OperatorRecord] = {}

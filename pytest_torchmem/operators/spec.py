@@ -27,36 +27,6 @@ from pytest_torchmem.torch_private.operators import (
     schema,
 )
 
-#: Factories whose values are known where they are small; of random floating ones, single numbers.
-_KNOWN_FACTORIES = frozenset(
-    {
-        "arange",
-        "bernoulli",
-        "bernoulli_",
-        "empty",
-        "empty_strided",
-        "eye",
-        "full",
-        "linspace",
-        "logspace",
-        "ones",
-        "rand",
-        "randint",
-        "randn",
-        "random_",
-        "randperm",
-        "range",
-        "scalar_tensor",
-        "tril_indices",
-        "triu_indices",
-        "zeros",
-    }
-)
-
-
-#: Factories whose values do not depend on those of the tensor that they take type and shape of.
-_FILLING = frozenset({"full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"})
-
 
 class OnDevice:
     """The aspects of one overload that are others on each device, bound to its arguments.
@@ -171,6 +141,8 @@ class OperatorSpec:
     """Whether it is a factory whose values are worth knowing."""
     fills: bool
     """Whether it makes values that do not depend on those of its tensors."""
+    keeps_geometry: bool
+    """Whether it is pointwise and makes one tensor, in the dtype of its floating arguments."""
 
     @classmethod
     def read(cls, overload: OpOverload) -> OperatorSpec:
@@ -182,7 +154,8 @@ class OperatorSpec:
             taught = taught_of(overload, device)
             if taught is not None:
                 record = replace(record, **taught.of_the_overload())
-        base = name.partition("::")[2].partition(".")[0]
+        family = name.partition(".")[0]
+        shared = find_record(family) or OperatorRecord(family)
         arguments = schema(overload).arguments
         collective = overload.namespace == "c10d"
         written = [
@@ -223,10 +196,13 @@ class OperatorSpec:
             argument_names=tuple(str(argument.name) for argument in arguments),
             mutated=tuple(position for position, argument in written if not argument.kwarg_only),
             mutated_names=tuple(argument.name for _, argument in written if argument.kwarg_only),
-            overwrites=base in ("zero_", "fill_", "copy_"),
+            overwrites=family in ("aten::zero_", "aten::fill_", "aten::copy_"),
             takes_device=any(argument.name == "device" for argument in arguments),
-            makes_values=base in _KNOWN_FACTORIES,
-            fills=base in _FILLING,
+            makes_values=shared.makes_values,
+            fills=shared.fills,
+            keeps_geometry=torch.Tag.pointwise in tags
+            and not (written or shared.other_dtype)
+            and [str(output.type) for output in schema(overload).returns] == ["Tensor"],
         )
 
     def on(self, device: str) -> OnDevice:

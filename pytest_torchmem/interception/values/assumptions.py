@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,93 +23,50 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values.assumption import Assumption
 from pytest_torchmem.interception.values.contents import Contents
+from pytest_torchmem.operators.registry import UnknownOutputs
 from pytest_torchmem.torch_private.storages import storage_address
 
-_CLASSES = {
-    "aten::isfinite": True,
-    "aten::isnan": False,
-    "aten::isinf": False,
-    "aten::isposinf": False,
-    "aten::isneginf": False,
+_ALWAYS = {
+    UnknownOutputs.TRUE: Assumption.TRUE,
+    UnknownOutputs.FALSE: Assumption.FALSE,
+    UnknownOutputs.POSITIONS: Assumption.FIRST,
+    UnknownOutputs.IS_IN: Assumption.GUESSED_FALSE,
 }
-"""What holds of a finite number; ``isfinite`` itself is made of comparisons."""
-
-_PYTHON: dict[str, Callable[[float, float], bool]] = {
-    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
-}
-_COMPARISONS = frozenset(
-    f"aten::{name}.{kind}" for name in _PYTHON for kind in ("Tensor", "Scalar")
-)
-_ANY_OR_ALL = frozenset(
-    f"aten::{name}{kind}"
-    for name in ("any", "all", "_is_any_true", "_is_all_true")
-    for kind in ("", ".dim", ".dims")
-)
-_TOGETHER = frozenset(
-    f"aten::{name}{kind}"
-    for name in ("logical_and", "logical_or", "bitwise_and", "bitwise_or", "mul")
-    for kind in ("", ".Tensor")
-)
-_NOT = frozenset({"aten::logical_not", "aten::bitwise_not"})
-_FOUND = {
-    "aten::argmax": 0,
-    "aten::argmin": 0,
-    "aten::max.dim": 1,
-    "aten::min.dim": 1,
-    "aten::multinomial": 0,
-    "aten::sort": 1,
-    "aten::sort.stable": 1,
-    "aten::topk": 1,
-}
-"""Operators that find positions, and which of their outputs those are."""
-_CARRIED = frozenset(
-    f"aten::{name}"
-    for name in ("_to_copy", "amax", "amin", "cat", "clone", "index_select", "max", "min")
-)
-"""Operators that put what they are given elsewhere; those on views need none of this."""
-_IS_IN = frozenset(
-    f"aten::isin.{kind}" for kind in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
-)
-OPERATORS = frozenset(
-    {*_CLASSES, *_COMPARISONS, *_ANY_OR_ALL, *_TOGETHER, *_NOT, *_FOUND, *_CARRIED, *_IS_IN}
-)
-"""The operators whose boolean outputs, and positions, may be assumed."""
 
 
-def assumed_output(name: str, result: Any) -> torch.Tensor | None:
+def assumed_output(rule: UnknownOutputs, result: Any) -> torch.Tensor | None:
     """Return the output of an operator that something may be assumed of."""
     if isinstance(result, torch.Tensor):
         return result
-    position = _FOUND.get(name)
-    return None if position is None else result[position]
+    return result[1] if rule is UnknownOutputs.POSITIONS else None
 
 
-def assume(call: Call, contents: Contents) -> Assumption | None:
+def assume(rule: UnknownOutputs, call: Call, contents: Contents) -> Assumption | None:
     """Return what is assumed of the output of an operator whose inputs are not all known."""
-    name, tensors, records = call.operator.name, call.tensors, call.records
-    if name in _FOUND:
-        return Assumption.FIRST
-    if name in _CARRIED:
+    if rule in _ALWAYS:
+        return _ALWAYS[rule]
+    if rule is UnknownOutputs.CARRIED:
         return _carried(call, contents)
-    if name in _CLASSES:
-        return Assumption.TRUE if _CLASSES[name] else Assumption.FALSE
-    if name in _COMPARISONS:
+    if rule is UnknownOutputs.COMPARED:
         return _compared(call, contents)
-    if name in _ANY_OR_ALL and tensors[0].dtype.is_floating_point:
+    if rule is UnknownOutputs.ANY_OR_ALL and call.tensors[0].dtype.is_floating_point:
         return Assumption.GUESSED_TRUE
-    if name in _IS_IN:
-        return Assumption.GUESSED_FALSE
+    return _of_truths(rule, call, contents)
+
+
+def _of_truths(rule: UnknownOutputs, call: Call, contents: Contents) -> Assumption | None:
+    """Return what follows of what is assumed of truth values."""
+    tensors, records = call.tensors, call.records
     pairs = zip(tensors, records, strict=True)
     told = [assumed for pair in pairs if (assumed := _told(*pair, contents)) is not None]
     if not told or len(told) < len(records) or any(is_floating(t) for t in tensors):
         return None
-    if name in _NOT and tensors[0].dtype is not torch.bool:
-        return None
-    if name in _NOT:
-        return Assumption((not told[0].answer, told[0].guessed))
-    if name in _ANY_OR_ALL:
+    if rule is UnknownOutputs.NOT:
+        boolean = tensors[0].dtype is torch.bool
+        return Assumption((not told[0].answer, told[0].guessed)) if boolean else None
+    if rule is UnknownOutputs.ANY_OR_ALL:
         return told[0]
-    every = name.startswith(("aten::logical_and", "aten::bitwise_and", "aten::mul"))
+    every = rule is UnknownOutputs.AND
     answer = (all if every else any)(assumption.answer for assumption in told)
     # What is not a guess may settle it: "false and …".
     settled = any(not a.guessed and a.answer is answer is not every for a in told)
@@ -153,7 +109,7 @@ def _compared(call: Call, contents: Contents) -> Assumption | None:
     """Return what a comparison gives with itself, with infinity, or of numbers that count as 1."""
     name, tensors = call.operator.name, call.tensors
     kind = name.removeprefix("aten::").partition(".")[0]
-    compare = _PYTHON[kind]
+    compare = getattr(operator, kind)
     if any(tensor.is_complex() for tensor in tensors):
         return None
     floating = any(tensor.dtype.is_floating_point for tensor in tensors)

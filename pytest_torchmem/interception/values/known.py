@@ -21,7 +21,6 @@ from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Output, Plan
 from pytest_torchmem.interception.values.assumption import Assumption
 from pytest_torchmem.interception.values.assumptions import (
-    OPERATORS,
     assume,
     assumed_output,
 )
@@ -119,11 +118,11 @@ class KnownValues:
                 return
             if operator.fills and self._compute(call, plan, result):
                 return
-            if operator.name in OPERATORS:
-                output = assumed_output(operator.name, result)
-                if output is not None:
-                    record = self._ledger.records[storage_address(output)]
-                    self.contents.assume(record, assume(call, self.contents))
+            rule = operator.record.unknown_outputs
+            output = None if rule is None else assumed_output(rule, result)
+            if rule is not None and output is not None:
+                record = self._ledger.records[storage_address(output)]
+                self.contents.assume(record, assume(rule, call, self.contents))
         elif operator.makes_values and self._compute(call, plan, result):
             return
         if operator.mutated or operator.mutated_names:

@@ -13,7 +13,7 @@ from pytest_torchmem.operators.formats import dense_copy
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.indexing.index_sort import sort_of_indices
 from pytest_torchmem.operators.indexing.scatter import mean_counts, rows_of_sums
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
@@ -22,6 +22,7 @@ from pytest_torchmem.torch_private.settings import prefers_deterministic
 _LONG = 8
 
 adding = operator("aten::index_add", "aten::index_add_")
+operator("aten::index_select", unknown_outputs=UnknownOutputs.CARRIED)
 
 
 @operator("aten::index_select").workspace("cpu")

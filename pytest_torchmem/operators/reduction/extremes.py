@@ -12,7 +12,7 @@ from pytest_torchmem.operators.formats import dense_copy
 from pytest_torchmem.operators.geometry import contiguous_copy, like
 from pytest_torchmem.operators.reduction.cpu_buffers import partial_results
 from pytest_torchmem.operators.reduction.cuda_buffers import Dims, dense_strides, reduced
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
@@ -24,6 +24,23 @@ pair = operator("aten::aminmax")
 pair_by_one_kernel = operator("aten::_aminmax")
 positions = operator("aten::argmax", "aten::argmin")
 truth = operator("aten::any", "aten::all")
+
+operator(
+    *(f"aten::{name}{kind}" for name in ("any", "all") for kind in ("", ".dim", ".dims")),
+    "aten::_is_all_true",
+    "aten::_is_any_true",
+    unknown_outputs=UnknownOutputs.ANY_OR_ALL,
+)
+operator(
+    "aten::argmax",
+    "aten::argmin",
+    "aten::max.dim",
+    "aten::min.dim",
+    unknown_outputs=UnknownOutputs.POSITIONS,
+)
+operator(
+    "aten::amax", "aten::amin", "aten::max", "aten::min", unknown_outputs=UnknownOutputs.CARRIED
+)
 
 
 @operator("aten::amax", "aten::amin").workspace("cuda")

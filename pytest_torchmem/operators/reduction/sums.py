@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.formats import CONTIGUOUS, copied
 from pytest_torchmem.operators.geometry import Outputs, accumulation_type, dense_bytes
 from pytest_torchmem.operators.reduction.cpu_buffers import (
     SCALAR,
@@ -82,6 +83,9 @@ def mask_and_sum(machine: Gpu, input: Tensor, dim: Dims = None) -> tuple[int, ..
     return (input.numel(), dense_bytes(input, torch.int64), *buffers)
 
 
+operator("aten::_segment_reduce_backward").workspace("cpu")(  # native/SegmentReduce.cpp
+    copied(grad=CONTIGUOUS)
+)
 vector_norm = operator("aten::linalg_vector_norm", source="native/LinearAlgebra.cpp")
 
 

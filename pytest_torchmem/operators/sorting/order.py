@@ -17,7 +17,7 @@ from pytest_torchmem.operators.geometry import (
     transpose_scratch,
 )
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.operators.rounding import ceil_div
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
@@ -66,6 +66,7 @@ whole_sort = operator("aten::sort")
 kth_value = operator("aten::kthvalue")
 medians = operator("aten::median", "aten::nanmedian")
 search = operator("aten::searchsorted")
+operator("aten::sort", "aten::sort.stable", "aten::topk", unknown_outputs=UnknownOutputs.POSITIONS)
 
 
 @whole_sort.workspace("cpu")

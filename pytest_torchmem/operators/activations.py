@@ -1,0 +1,56 @@
+"""Activations and their gradients; native/Activation.cpp, native/GatedLinearUnit.cpp."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.elementwise import like_operands
+from pytest_torchmem.operators.formats import CONTIGUOUS, copied
+from pytest_torchmem.operators.geometry import contiguous_copy, like
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.targets.host import Host
+
+operator("aten::hardswish_backward", "aten::mish_backward").meta()(like_operands)
+
+log_sigmoid = operator("aten::log_sigmoid_forward")
+log_sigmoid.workspace("cpu")(copied(self=CONTIGUOUS))
+operator("aten::log_sigmoid_backward").workspace("cpu")(copied(self=CONTIGUOUS))
+
+
+@log_sigmoid.meta("cuda")
+def without_buffer(input: Tensor) -> tuple[Tensor, Tensor]:
+    """The buffer is the CPU's only; native/cuda/ActivationLogSigmoidKernel.cu."""
+    return torch.empty_like(input), input.new_empty((0,))
+
+
+@operator("aten::gelu_backward").workspace("cpu")
+def gelu_backward(
+    machine: Host, grad_output: Tensor, input: Tensor, *, approximate: str = "none"
+) -> int:
+    """A gradient that does not lie as the input does is reordered by oneDNN.
+
+    gelu_backward_out_cpu and use_mkldnn; ideep's eltwise_backward.
+    """
+    onednn = machine.onednn and approximate == "none" and input.is_contiguous()
+    if not onednn or input.numel() <= 1 or input.dtype not in (torch.float32, torch.bfloat16):
+        return 0
+    return contiguous_copy(grad_output)
+
+
+@operator("aten::glu_backward").meta()
+def glu_backward(input: Tensor) -> Tensor:
+    """Contiguous; glu_backward_cpu."""
+    return like(input)
+
+
+@operator("aten::glu_backward_jvp").meta()
+def glu_backward_jvp(tensors: list[Tensor]) -> Tensor:
+    """Contiguous, like the first argument."""
+    return like(tensors[0])
+
+
+@operator("aten::glu_jvp").meta()
+def glu_jvp(tensors: list[Tensor]) -> Tensor:
+    """Like the first argument."""
+    return torch.empty_like(tensors[0])
