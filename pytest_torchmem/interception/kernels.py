@@ -34,6 +34,7 @@ from pytest_torchmem.interception.values.data_dependent import (
     without_masks,
 )
 from pytest_torchmem.operators.calls import GivenCall
+from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.operators.workspace_of import library_state, workspace_of
@@ -299,9 +300,7 @@ class Kernels:
         if records is None:
             return cast(Tensor, spec.overload(*args, **kwargs))
         shape = tuple(args[1])
-        resized = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
-        ).resize_(shape, memory_format=kwargs.get("memory_format"))
+        resized = on_meta(tensor).resize_(shape, memory_format=kwargs.get("memory_format"))
         self._parts.phases.find()
         origin = self._parts.attribution.origin(self._ledger.phase, spec.name, sys._getframe(3))
         output = Output(0, tensor.dtype, shape, resized.stride(), int(tensor.storage_offset()))

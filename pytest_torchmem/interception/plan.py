@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
@@ -216,9 +217,7 @@ def plan_on_meta(
             return tensor
         known = twins.get(id(tensor))
         if known is None:
-            known = twins[id(tensor)] = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
-            )
+            known = twins[id(tensor)] = on_meta(tensor)
         ordered.append(known)
         return known
 

@@ -115,6 +115,11 @@ def transpose_scratch(source: Tensor) -> int:
     return side * side * source.element_size() if transposed else 0
 
 
+def on_meta(tensor: Tensor) -> Tensor:
+    """Return a tensor without data, of the geometry of another one."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
 def like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
     """Return an empty contiguous tensor of the type of ``tensor``, of its shape or another."""
     return tensor.new_empty(tuple(tensor.shape if shape is None else shape))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like, on_meta
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.torch_private.kernels import run_nested_kernel
 
@@ -47,11 +47,7 @@ softmax_backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, output=CONTIGUO
 @softmax_backward.workspace("cuda")
 def product_and_copies(grad_output: Tensor, output: Tensor) -> tuple[int, ...]:
     """The product of gradient and output, and dense copies; ``softmax_backward_cuda_out``."""
-    on_meta = [
-        torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta")
-        for found in (grad_output, output)
-    ]
-    product = on_meta[0] * on_meta[1]
+    product = on_meta(grad_output) * on_meta(output)
     return (dense_bytes(product), contiguous_copy(product), contiguous_copy(output))
 
 

@@ -7,17 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.step.trees import replace_tensors
 from pytest_torchmem.torch_private.operators import OpOverload
 
 
 def meta_result(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Return what ``operator`` returns for ``meta`` twins of its arguments."""
-
-    def twin(tensor: Tensor) -> Tensor:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-    return operator(*replace_tensors(args, twin), **replace_tensors(kwargs, twin))
+    """Return what ``operator`` returns for its arguments on ``meta``."""
+    return operator(*replace_tensors(args, on_meta), **replace_tensors(kwargs, on_meta))
 
 
 def outputs(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:

@@ -66,17 +66,15 @@ def _least_squares_work(matrices: Tensor, sides: int, driver: str, batch: torch.
     broadcasting in native/LinearAlgebraUtils.h.
     """
     rows, columns = matrices.shape[-2:]
-    kept: list[Tensor] = []
-    if driver == "gels":
-        kept.append(work_array(matrices, lapack.gels(rows, columns, sides)))
-    elif driver == "gelsy":
-        kept.append(torch.empty((columns,), dtype=torch.int32))
-        kept.append(work_array(matrices, lapack.gelsy(rows, columns, sides)))
-    elif driver == "gelss":
-        kept.append(work_array(matrices, lapack.gelss(rows, columns, sides)))
-    else:
+    if driver == "gelsd":
         elements, integers = lapack.gelsd(rows, columns, sides)
-        kept.append(work_array(matrices, elements))
-        kept.append(torch.empty((integers,), dtype=torch.int32))
+        kept = [work_array(matrices, elements), torch.empty((integers,), dtype=torch.int32)]
+    elif driver == "gelsy":
+        pivots = (columns,)
+        work = lapack.gelsy(rows, columns, sides)
+        kept = [torch.empty(pivots, dtype=torch.int32), work_array(matrices, work)]
+    else:
+        asked = lapack.gels if driver == "gels" else lapack.gelss
+        kept = [work_array(matrices, asked(rows, columns, sides))]
     pairs = torch.arange(batch_count(matrices)), torch.arange(batch.numel())
-    del pairs
+    del pairs, kept

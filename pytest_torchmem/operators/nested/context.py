@@ -13,7 +13,7 @@ from pytest_torchmem.targets.host import Host
 
 
 class NestedTensors(Protocol):
-    """Makes nested tensors of hollow ones, while operators are intercepted."""
+    """Makes nested tensors of tensors without data, while operators are intercepted."""
 
     @property
     def host(self) -> Host:
