@@ -8,19 +8,19 @@ class TorchmemError(Exception):
 
 
 class UsageError(TorchmemError, ValueError):
-    """An argument, marker, option or file the user wrote cannot be understood."""
+    """An argument, marker, option or file is invalid."""
 
 
 class SnapshotError(UsageError):
-    """A snapshot or calibration file that cannot be used; it is left as it is."""
+    """A snapshot or calibration file is invalid; it is not changed."""
 
 
 class UnknownValueError(TorchmemError, RuntimeError):
-    """The program asked for a value that a trace does not know, such as ``mask.any()``."""
+    """The program needs a value that the trace does not have, such as ``mask.any()``."""
 
 
 class UnsupportedOperatorError(TorchmemError, NotImplementedError):
-    """The geometry of an operator's outputs cannot be found, or torch works around operators."""
+    """An operator's output shapes are unknown, or torch changes memory without operators."""
 
 
 class DeviceMemoryError(TorchmemError, RuntimeError):
@@ -28,4 +28,4 @@ class DeviceMemoryError(TorchmemError, RuntimeError):
 
 
 class UnsupportedTorchError(TorchmemError, RuntimeError):
-    """The private parts of this torch are not as the profiler expects them."""
+    """Private parts of this torch are missing or work differently."""

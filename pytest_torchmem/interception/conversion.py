@@ -1,4 +1,4 @@
-"""The border of a trace: real tensors that come in, and hollow ones that get out."""
+"""Real tensors that enter a trace, and hollow tensors that leave it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CPU = torch.device("cpu")
 
 
 class Conversion:
-    """Books real tensors as they are met, and makes twins of those that a step is given.
+    """Books real tensors as they are met, and makes hollow tensors of those that a step is given.
 
     Its methods run while nothing is intercepted.
     """
@@ -104,7 +104,7 @@ class Conversion:
         self._borrowed.clear()
 
     def lift(self, tensor: Tensor, device: torch.device, frame: FrameType) -> Tensor:
-        """Return the hollow twin, on ``device``, of what C++ made of Python numbers."""
+        """Return a hollow tensor, on ``device``, for what C++ made of Python numbers."""
         if storage_address(tensor) in self._ledger.records or tensor.device.type == "meta":
             return tensor
         origin = self._attribution.origin(self._phases.find(), "aten::lift_fresh", frame)
@@ -125,10 +125,10 @@ class Conversion:
         module: str,
         whole: bool,
     ) -> Tensor:
-        """Return the hollow twin of a real tensor that is there before the step.
+        """Return a hollow tensor for a real one that is there before the step.
 
         ``module`` is the path of the module that it is a parameter or buffer of, "" for others.
-        ``whole``: the twin has a storage as large as the original's, for others to share;
+        ``whole``: its storage is as large as the original's, for others to share;
         otherwise one of its own elements, as a copy to another device has.
         """
         if whole:
@@ -137,9 +137,9 @@ class Conversion:
                 0, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
             )
         else:
-            twin = torch.empty_like(tensor, device="meta")
-            nbytes = twin.numel() * twin.element_size()
-            output = Output(0, tensor.dtype, tuple(tensor.shape), twin.stride(), 0)
+            geometry = torch.empty_like(tensor, device="meta")
+            nbytes = geometry.numel() * geometry.element_size()
+            output = Output(0, tensor.dtype, tuple(tensor.shape), geometry.stride(), 0)
         memory = known.memory_for(output.dtype, nbytes)
         storage = hollow_storage(nbytes, memory)
         record = self._ledger.book(
@@ -153,15 +153,15 @@ class Conversion:
             label,
             memory=memory,
         )
-        twin = tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
+        hollow = tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
         if (
             tensor.device.type == "cpu"
             and kind is not Kind.PARAMETER
             and tensor.untyped_storage().data_ptr() != 0
             and known.worth_knowing(tensor.dtype, tensor.numel())
         ):
-            self._contents.remember(record, tensor if whole else known.laid_out_as(twin, tensor))
-        return twin
+            self._contents.remember(record, tensor if whole else known.laid_out_as(hollow, tensor))
+        return hollow
 
 
 def give_survivors_data(ledger: Ledger) -> None:

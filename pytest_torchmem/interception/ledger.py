@@ -159,7 +159,7 @@ class Ledger:
         self.records: dict[int, StorageRecord] = {}
         self.phase = Phase.FORWARD
         self.when_forgotten: Callable[[int], None] = lambda address: None
-        """Is told the address of a storage that is struck off."""
+        """Called with the address of a storage that is struck off."""
 
     def on(self, device: torch.device) -> DeviceLedger:
         """Return the ledger of ``device``, opened at first use."""

@@ -49,15 +49,15 @@ def calibrate(
     steps: int = 1,
     **kwargs: Any,
 ) -> Calibration:
-    """Run the step that ``trace`` describes on this machine's GPU; return what kernels took there.
+    """Run the step of ``trace`` on this machine's GPU, and return the workspaces of its kernels.
 
-    The calibration has a figure, in bytes, for every workspace of the step that no formula gives
-    exactly, as far as the step on the GPU comes to it with the same geometry. Models and tensors
-    are copied first, as ``measure`` does; a module's step runs once beforehand, so that libraries
-    have made their choices.
+    The calibration has a figure, in bytes, for every workspace that a trace of the step cannot
+    compute exactly, if the step on the GPU calls the operator with the same geometry. Models and
+    tensors are copied first, as ``measure`` does; the step of a module runs once before, to warm
+    up.
 
-    Raises ``UsageError`` where there is no such GPU or its allocator does not count,
-    ``DeviceMemoryError`` where its memory does not suffice, and what ``trace`` raises.
+    Raises ``UsageError`` if there is no GPU or its allocator has no statistics,
+    ``DeviceMemoryError`` if the step needs more memory than the GPU has, and what ``trace`` raises.
     """
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)

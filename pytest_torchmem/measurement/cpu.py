@@ -33,20 +33,19 @@ def measure(
     steps: int = 1,
     **kwargs: Any,
 ) -> MemoryProfile:
-    """Run the step that ``trace`` describes for real and return the bytes its allocator was asked.
+    """Run the step of ``trace`` for real, and return the bytes that it requested.
 
-    Models and tensors are copied to the device first, so the caller's own stay as they are; what a
-    callable reaches in other ways, such as a closure, is used as it is. Random states are put back.
-    The garbage collector rests during the step: what only a reference cycle keeps alive counts
-    until the end. ``gpu`` and ``host`` are those of this machine whatever is given.
+    Models and tensors are copied to the device first, so the caller's own do not change; what a
+    callable uses in other ways, such as a closure, is not copied. Random states are restored. The
+    garbage collector is off during the step: memory that only a reference cycle keeps alive is not
+    freed. ``gpu`` and ``host`` are those of this machine, whatever is given.
 
     On ``"cuda"``, the current CUDA device, the profile is a ``MeasuredProfile``, which also has the
-    peaks of what the caching allocator allocated and reserved. Figures are those above what was
-    alive there before. A module's step runs once beforehand, on another copy, so that libraries
-    have made their choices.
+    peaks of the bytes that the caching allocator allocated and reserved. Memory that was in use
+    before is subtracted. The step of a module runs once before, on another copy, to warm up.
 
-    Raises ``UsageError`` where there is no such device, and ``DeviceMemoryError`` where a GPU's
-    memory does not suffice.
+    Raises ``UsageError`` if there is no such device, and ``DeviceMemoryError`` if the step needs
+    more memory than the GPU has.
     """
     if device not in ("cpu", "cuda"):
         raise UsageError(f"device={device!r}: expected 'cpu' or 'cuda'")

@@ -1,4 +1,4 @@
-"""What a trace or a measurement found: peaks by phase, and what explains them."""
+"""The result of a trace or a measurement: peaks by phase, and what explains them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ PEAK_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """The memory of one step on one device. All figures are bytes live on that device.
+    """The memory of one step on one device. All figures are bytes alive on that device.
 
-    ``baseline`` is what was live before the forward (parameters, buffers, inputs), ``retained``
-    what was live when the forward ended, ``end`` what was live when the step ended. A phase that
-    did not run has ``None``. ``reserved_peak`` is the most that the caching allocator would have
-    reserved (cuda only); of a trace it is worked out when it is first read.
+    ``baseline`` is alive before the forward (parameters, buffers, inputs), ``retained`` at the end
+    of the forward, and ``end`` at the end of the step. The peak of a phase that did not run is
+    ``None``. ``reserved_peak`` is the peak of the bytes that the caching allocator reserves (cuda
+    only); a trace computes it when it is first read.
     """
 
     device: str
@@ -52,16 +52,16 @@ class MemoryProfile:
     """The fingerprint of the step: input shapes, dtypes and parameter bytes."""
     warnings: tuple[str, ...] = ()
     unknown_workspaces: tuple[str, ...] = ()
-    """Operators that ran and whose kernels take a workspace of unknown size, in order of name."""
+    """Operators of the step whose workspace is unknown, sorted."""
     calibrated_workspaces: tuple[str, ...] = ()
-    """Operators that ran and whose workspace was measured on the GPU, in order of name."""
+    """Operators of the step whose workspace was measured on the GPU, sorted."""
     questions: tuple[Question, ...] = field(default=(), repr=False)
-    """The workspaces that no formula gives exactly: what a calibration was asked, or would be."""
+    """The workspaces of the step that a calibration can measure."""
     timeline: Timeline = field(default=Timeline(), repr=False)
     replay: Callable[[], Mapping[str, Peaks]] | None = field(
         default=None, repr=False, compare=False
     )
-    """Works out what the caching allocator counted; ``None`` where that was not traced."""
+    """Replays the caching allocator; ``None`` for cpu."""
 
     if not TYPE_CHECKING:
 
@@ -81,12 +81,12 @@ class MemoryProfile:
                 object.__setattr__(self, name, value)
 
     def allocator_peaks(self) -> Mapping[str, Peaks]:
-        """Return what the caching allocator counted at its most, by the name of the peak.
+        """Return the caching allocator's peaks, by name; empty for cpu.
 
-        ``"forward_peak"``, ``"backward_peak"`` and ``"optimizer_peak"`` for phases that ran, and
-        ``"peak"``. Each has ``requested``, ``allocated`` (``torch.cuda.max_memory_allocated``),
-        ``reserved`` (``torch.cuda.max_memory_reserved``) and ``unallocated``, what of the reserved
-        peak was not in use. Empty for cpu.
+        The names are ``"forward_peak"``, ``"backward_peak"`` and ``"optimizer_peak"`` of the phases
+        that ran, and ``"peak"``. Each has ``requested``, ``allocated``
+        (``torch.cuda.max_memory_allocated``), ``reserved`` (``torch.cuda.max_memory_reserved``) and
+        ``unallocated``, the part of the reserved peak that was not in use.
         """
         return self.replay() if self.replay is not None else MappingProxyType({})
 
@@ -125,11 +125,11 @@ class MemoryProfile:
         return totals_by(self.live_at_peak(phase), lambda allocation: allocation.kind.value)
 
     def by_confidence(self, phase: str | None = None) -> dict[str, int]:
-        """Return what libraries decide on of the bytes alive at a peak, by how sure they are.
+        """Return the bytes of workspaces alive at a peak, by how sure they are, largest first.
 
-        Workspaces, and what cuDNN keeps for the backward: ``"exact"`` (computed), ``"calibrated"``
-        (measured), ``"bounded"`` (at most these) and ``"unknown"`` (at least these), largest first.
-        Everything else that is alive is a tensor, whose bytes are exact.
+        ``"exact"`` (computed), ``"calibrated"`` (measured), ``"bounded"`` (at most these) and
+        ``"unknown"`` (at least these). What cuDNN keeps for the backward is included. Everything
+        else that is alive is a tensor, whose bytes are exact.
         """
         return totals_by(
             (

@@ -60,29 +60,30 @@ def trace(
     calibration: Calibration | None = None,
     **kwargs: Any,
 ) -> MemoryProfile:
-    """Run one training step of ``target`` on a fake device and return the bytes it would take.
+    """Trace one training step of ``target`` on a fake device, and return its memory in bytes.
 
     ``target`` is an ``nn.Module``, whose parameters may be real or on ``meta`` and which is never
-    changed, or a callable that builds, runs and steps by itself. For a module the step is: the
+    changed, or a callable that builds a model and runs its step. For a module the step is: the
     forward with ``args`` and ``kwargs``; ``loss_fn(output)``, else the output's ``.loss``, else the
     sum of its floating tensors that require grad; ``backward()``; and with ``optimizer`` (a class
     or function of the parameters) its ``step()``. ``steps`` repeats it.
 
-    ``device`` is ``"cpu"`` or ``"cuda"``, ``gpu`` a name of the catalogue for cuda, ``host``
-    ``"reference"`` (the same figures on every machine) or ``"here"``, which warns of estimates on
-    a CPU that was never compared with its allocator.
+    ``device`` is ``"cpu"`` or ``"cuda"``. ``gpu`` is the GPU to model on cuda, by its name in the
+    catalogue. ``host`` is ``"reference"`` (the same figures on every machine) or ``"here"``, which
+    warns of estimates on a CPU that was never compared with its allocator.
 
-    ``allocator`` sets up cuda's caching allocator, written as for ``PYTORCH_ALLOC_CONF``; that
-    variable itself is not read, so that a trace is the same everywhere. ``memory`` is what the GPU
-    has, such as ``"20 GiB"``, or ``"unlimited"``; a ``gpu`` that is named has its own, and the
-    default GPU has no limit. Beyond it ``torch.OutOfMemoryError`` is raised where the GPU would.
+    ``allocator`` has options of cuda's caching allocator, written as for ``PYTORCH_ALLOC_CONF``;
+    the variable itself is not read, so that a trace is the same everywhere. ``memory`` is the GPU's
+    memory, such as ``"20 GiB"``, or ``"unlimited"``; the default is that of the named ``gpu``, and
+    unlimited if none is named. A step that needs more raises ``torch.OutOfMemoryError``, at the
+    operator at which the GPU would.
 
-    ``calibration`` has what was measured on GPUs of kernels whose workspace cannot be computed
+    ``calibration`` has workspaces that were measured on GPUs because they cannot be computed
     (``pytest_torchmem.read_calibration``, ``pytest_torchmem.calibrate``).
 
-    Raises ``UsageError`` for arguments that cannot be understood, ``UnknownValueError`` where the
-    program needs data, ``UnsupportedOperatorError`` for an operator of unknown geometry,
-    ``UnsupportedTorchError`` for a torch this package does not know, and whatever ``target``
+    Raises ``UsageError`` for invalid arguments, ``UnknownValueError`` if the program needs a value
+    that the trace does not have, ``UnsupportedOperatorError`` for an operator whose output shapes
+    are unknown, ``UnsupportedTorchError`` if this torch is not supported, and whatever ``target``
     raises.
     """
     __tracebackhide__ = True
@@ -110,7 +111,7 @@ class _Memory(NamedTuple):
 
 
 def _limit(memory: int | str | None, gpu: str | None) -> tuple[bool, int | None]:
-    """Return whether the GPU's memory has an end, and where it is if not where it usually is."""
+    """Return whether the GPU's memory is limited, and its size unless it is the catalogue's."""
     if memory is None:
         return gpu is not None, None
     if memory == "unlimited":
@@ -283,7 +284,7 @@ def _machine(
         return Target(_HOSTS[host]())
     if calibration is not None and not isinstance(calibration, Calibration):
         raise UsageError(
-            f"calibration={calibration!r}: expected what pytest_torchmem.read_calibration returns"
+            f"calibration={calibration!r}: expected a Calibration, as read_calibration() returns"
         )
     on = named or find_gpu(DEFAULT_GPU)
     if calibration is not None and not calibration.covers(on.name):

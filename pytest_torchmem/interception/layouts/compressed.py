@@ -3,7 +3,7 @@
 Such a tensor has no storage of its own; it holds two tensors of indices, which have to be known
 where they decide anything, and its values, which are hollow like all others. torch's kernels for it
 are for the most part C++ functions that call operators on those three, and are run as they are
-while those are intercepted. The products, which read the values, are told again
+while those are intercepted. The products read the values, and have a kernel here
 (aten/src/ATen/native/sparse/SparseCsrTensorMath.cpp, SparseBlas.cpp, mkl/SparseBlasImpl.cpp).
 """
 
@@ -102,9 +102,9 @@ def run_compressed(
 ) -> Any:
     """Run an operator that takes or makes compressed tensors; inner operators are intercepted.
 
-    On a GPU the products are cuSPARSE's, whose workspace is not known (``asks_library``).
+    On a GPU the products are cuSPARSE's, whose workspace is unknown (``asks_library``).
 
-    Raises ``UnsupportedOperatorError`` for one whose kernel may read values and is not told here,
+    Raises ``UnsupportedOperatorError`` for one whose kernel may read values and that has none here,
     and ``UnknownValueError`` where the values of a dense tensor decide how many entries there are.
     """
     args = operator.with_numbers_as_tensors(args, "cpu")

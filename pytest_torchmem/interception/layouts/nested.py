@@ -3,7 +3,7 @@
 Such a tensor is a buffer, which is a storage like all others, and three small tensors on the host:
 the sizes, strides and offsets of its parts (aten/src/ATen/NestedTensorImpl.h). torch's own kernels
 for it are C++ functions that call operators on the buffer, so they are run as they are while those
-operators are intercepted. Those that reach into the buffer's memory themselves are told again::
+operators are intercepted. Those that reach into the buffer's memory have a kernel in their record::
 
     @operator("aten::native_layer_norm").nested()
     def layer_norm(nested, input, normalized_shape, weight, bias, eps):
