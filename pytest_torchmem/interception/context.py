@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.interceptor import Interceptor
-from pytest_torchmem.interception.layouts.compressed import LAYOUTS
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.streams import Streams
 from pytest_torchmem.interception.values.known import KnownValues
+from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.targets.gpus import Gpu
@@ -48,7 +48,7 @@ class TraceContext:
         try:
             return self._interceptor.parts.ledger.records.get(storage_address(tensor))
         except (RuntimeError, NotImplementedError):  # a tensor without storage
-            inner = tensor.values() if tensor.layout in LAYOUTS else unwrapped(tensor)
+            inner = tensor.values() if tensor.layout in COMPRESSED else unwrapped(tensor)
             return None if inner is None else self.record(inner)
 
     def record_of(self, storage: torch.UntypedStorage) -> StorageRecord | None:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.attribution import Attribution
-from pytest_torchmem.interception.layouts.compressed import LAYOUTS, storage_holder, without_entries
+from pytest_torchmem.interception.layouts.compressed import storage_holder, without_entries
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.materialize import make_hollow
 from pytest_torchmem.interception.phases import Phases
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.values import known
 from pytest_torchmem.interception.values.contents import Contents
+from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.storages import hollow_storage, storage_address, tensor_on
@@ -191,7 +192,7 @@ def give_survivors_data(ledger: Ledger) -> None:
 
 def _readable(tensor: Tensor) -> Tensor:
     """Return what stands for ``tensor`` after its trace."""
-    if tensor.layout in LAYOUTS:
+    if tensor.layout in COMPRESSED:
         return without_entries(tensor)
     number = float("nan") if tensor.dtype.is_floating_point or tensor.is_complex() else 0
     data = torch.full((), number, dtype=tensor.dtype)

@@ -18,9 +18,8 @@ from torch import Tensor
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.decompose import Decompositions
 from pytest_torchmem.interception.gradient_accumulation import GradientSums, References
-from pytest_torchmem.interception.layouts.compressed import LAYOUTS
 from pytest_torchmem.interception.layouts.layouts import Layouts
-from pytest_torchmem.interception.layouts.sparse import has_sparse, reads_no_data, run_sparse
+from pytest_torchmem.interception.layouts.sparse import has_sparse, run_sparse
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.interception.materialize import grow, make_hollow, make_outputs
 from pytest_torchmem.interception.parts import Intercepts, Parts
@@ -35,6 +34,7 @@ from pytest_torchmem.interception.values.data_dependent import (
 )
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import on_meta
+from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.operators.workspace_of import library_state, workspace_of
@@ -71,7 +71,7 @@ class Kernels:
     def run(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on whatever tensors it is called with."""
         __tracebackhide__ = True
-        if kwargs and kwargs.get("layout") in LAYOUTS:
+        if kwargs and kwargs.get("layout") in COMPRESSED:
             self._parts.phases.find()
             return self._layouts.run_compressed(spec, args, kwargs)
         tensors: list[Tensor] = []
@@ -266,7 +266,7 @@ class Kernels:
         asked = self._interceptor.placed_on or kwargs.get("device")
         if spec.name.startswith(LIKE_ANOTHER) and asked and asked.type != "meta":
             return self._from_geometry(spec, args, kwargs, self._target.normalise(asked))
-        if has_sparse(args, kwargs) and not reads_no_data(spec):
+        if not spec.sparse_metadata and has_sparse(args, kwargs):
             self._parts.phases.find()
             with self._interceptor.intercepting():
                 return run_sparse(spec, args, kwargs)

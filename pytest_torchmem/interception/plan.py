@@ -270,14 +270,6 @@ def _geometry_of(tensor: Tensor, slot: int) -> Output:
     )
 
 
-def unsupported_layout(operator: OpOverload, reason: str) -> UnsupportedOperatorError:
-    """Return the error for an operator on sparse tensors that a trace does not model."""
-    return UnsupportedOperatorError(
-        f"{operator.name()} is not supported in a trace: {reason}. Convert sparse tensors with "
-        "to_dense(), or skip this call while tracing"
-    )
-
-
 def unsupported(operator: OpOverload, reason: str) -> UnsupportedOperatorError:
     """Return the error for an operator whose outputs' geometry cannot be found."""
     first = reason.strip().splitlines()[0] if reason.strip() else "no reason given"

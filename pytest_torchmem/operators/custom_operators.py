@@ -55,6 +55,11 @@ class OperatorModel:
     nested: Callable[..., Any] | None = None
     """``nested(nested, *args, **kwargs)``: replaces the kernel for nested tensors of the strided
     layout."""
+    sparse: Callable[..., Any] | None = None
+    """``sparse(*args, **kwargs)``: replaces the kernel for sparse COO tensors by operators on their
+    indices and values."""
+    compressed: Callable[..., Any] | None = None
+    """``compressed(machine, *args, **kwargs)``: the same for CSR, CSC, BSR and BSC tensors."""
     storages: Callable[..., Any] | None = None
     """``storages(outputs, *args, **kwargs)``: returns the outputs on storages as large as the
     kernel leaves them, for an operator whose output shape depends on data."""

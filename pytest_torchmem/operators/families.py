@@ -68,7 +68,9 @@ _MODULES = (
     "sorting.distinct",
     "sorting.order",
     "sorting.scans",
-    "sparse",
+    "sparse.compressed",
+    "sparse.conversion",
+    "sparse.coo",
 )
 
 

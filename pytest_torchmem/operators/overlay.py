@@ -15,6 +15,8 @@ LEADS: Mapping[str, tuple[str, ...]] = {
     "decomposition": ("machine",),
     "path": ("call",),
     "nested": ("nested",),
+    "sparse": (),
+    "compressed": ("machine",),
     "storages": ("outputs",),
 }
 

@@ -85,6 +85,10 @@ class OperatorRecord:
     """The operators that a composite operator is made of on a device, where they are others."""
     nested: dict[str, Function] = field(default_factory=dict)
     """The kernel for nested tensors, where it reaches into memory."""
+    sparse: dict[str, Function] = field(default_factory=dict)
+    """The kernel for sparse COO tensors, ``None`` for what is not modelled; for every overload."""
+    compressed: dict[str, Function] = field(default_factory=dict)
+    """The kernel for compressed sparse tensors, where it reads their values."""
     storages: dict[str, Function] = field(default_factory=dict)
     """Outputs on storages that are larger than they are."""
     order: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -124,6 +128,12 @@ class OperatorRecord:
     """Whether, pointwise, it answers floating tensors in another dtype; for every overload."""
     saves_number: bool = False
     """Whether the node of its gradient saves a Python number that it is given, in place."""
+    sparse_metadata: bool = False
+    """Whether it only takes a sparse COO tensor apart, and reads no data; for every overload."""
+    compressed_by_operators: bool = False
+    """Whether its kernel for compressed tensors reads no values itself; for every overload."""
+    asks_cusparse: bool = False
+    """Whether cuSPARSE decides what it takes of compressed tensors on CUDA."""
     copies_across: bool = False
     """Whether it copies between host and GPU, by temporaries where the ends do not fit."""
 
@@ -156,6 +166,14 @@ class Operators:
     def nested(self, *devices: str) -> Callable[[_F], _F]:
         """Register the kernel for nested tensors."""
         return self._register("nested", devices or (EVERY,))
+
+    def sparse(self) -> Callable[[_F], _F]:
+        """Register the kernel for sparse COO tensors."""
+        return self._register("sparse", (EVERY,))
+
+    def compressed(self) -> Callable[[_F], _F]:
+        """Register the kernel for compressed sparse tensors."""
+        return self._register("compressed", (EVERY,))
 
     def storages(self, *devices: str) -> Callable[[_F], _F]:
         """Register what places outputs on the storages that the kernel leaves them on."""

@@ -67,6 +67,16 @@ class OnDevice:
         return self._bound("nested")
 
     @cached_property
+    def sparse(self) -> Bound | None:
+        """The kernel for sparse COO tensors."""
+        return self._bound("sparse", shared=True)
+
+    @cached_property
+    def compressed(self) -> Bound | None:
+        """The kernel for compressed sparse tensors."""
+        return self._bound("compressed")
+
+    @cached_property
     def storages(self) -> Bound | None:
         """What places outputs on the storages that the kernel leaves them on."""
         return self._bound("storages")
@@ -141,6 +151,10 @@ class OperatorSpec:
     """Whether it is a factory whose values are worth knowing."""
     fills: bool
     """Whether it makes values that do not depend on those of its tensors."""
+    sparse_metadata: bool
+    """Whether it only takes a sparse COO tensor apart."""
+    compressed_by_operators: bool
+    """Whether its kernel for compressed tensors calls operators, and reads no values itself."""
     keeps_geometry: bool
     """Whether it is pointwise and makes one tensor, in the dtype of its floating arguments."""
 
@@ -200,6 +214,8 @@ class OperatorSpec:
             takes_device=any(argument.name == "device" for argument in arguments),
             makes_values=shared.makes_values,
             fills=shared.fills,
+            sparse_metadata=shared.sparse_metadata,
+            compressed_by_operators=shared.compressed_by_operators,
             keeps_geometry=torch.Tag.pointwise in tags
             and not (written or shared.other_dtype)
             and [str(output.type) for output in schema(overload).returns] == ["Tensor"],

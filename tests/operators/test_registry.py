@@ -23,8 +23,17 @@ from pytest_torchmem.operators.registry import (
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 
 load()
-FUNCTIONS = ("meta", "workspace", "decomposition", "path", "nested", "storages")
-OF_EVERY_OVERLOAD = ("meta", "workspace")
+FUNCTIONS = (
+    "meta",
+    "workspace",
+    "decomposition",
+    "path",
+    "nested",
+    "storages",
+    "sparse",
+    "compressed",
+)
+OF_EVERY_OVERLOAD = ("meta", "workspace", "sparse")
 
 
 def overloads(name: str) -> list[Any]:
@@ -66,7 +75,7 @@ def speaks_of(record: OperatorRecord, aspect: str) -> list[Any]:
 
 def is_asked(spec: OperatorSpec, aspect: str, device: str) -> bool:
     """Return whether a trace can come to ask for an aspect of an overload on a device."""
-    if aspect in ("path", "nested"):
+    if aspect in ("path", "nested", "sparse", "compressed"):
         return True
     if spec.kind is not Kind.LEAF and not spec.one_kernel_on(device):
         return spec.kind in (Kind.NESTED, Kind.COMPRESSED)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from pytest_torchmem.interception.layouts.compressed import (
-    asks_library,
     has_compressed,
     run_compressed,
     storage_holder,
@@ -67,9 +66,9 @@ class Layouts:
         __tracebackhide__ = True
         with self._interceptor.intercepting():
             device = self._device_beside(args, kwargs)
-            on_gpu = device.device.type == "cuda"
-            result = run_compressed(self._target.host, on_gpu, operator, args, kwargs)
-        if on_gpu and asks_library(operator):
+            machine = self._target.machine(device.device.type)
+            result = run_compressed(machine, operator, args, kwargs)
+        if device.device.type == "cuda" and operator.record.asks_cusparse:
             device.note(Workspace(unknown=(operator.name,)))
         return result
 

@@ -1,0 +1,37 @@
+"""What a sparse tensor consists of, and the error for what a trace does not do with one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.torch_private.operators import OpOverload
+
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_aten: Any = torch.ops.aten
+
+
+def compressed_indices(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a tensor's compressed indices (where rows or columns begin) and its plain ones."""
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices()
+    return tensor.ccol_indices(), tensor.row_indices()
+
+
+def compressed_like(tensor: Tensor, compressed: Tensor, plain: Tensor, values: Tensor) -> Tensor:
+    """Return a compressed tensor of the shape and layout of ``tensor``, of other parts."""
+    made: Tensor = _aten._sparse_compressed_tensor_unsafe.default(
+        compressed, plain, values, list(tensor.shape), dtype=values.dtype, layout=tensor.layout
+    )
+    return made
+
+
+def unsupported_layout(operator: OpOverload, reason: str) -> UnsupportedOperatorError:
+    """Return the error for an operator on sparse tensors that a trace does not model."""
+    return UnsupportedOperatorError(
+        f"{operator.name()} is not supported in a trace: {reason}. Convert sparse tensors with "
+        "to_dense(), or skip this call while tracing"
+    )
