@@ -60,7 +60,8 @@ def run_compressed(
     On a GPU the products are cuSPARSE's, whose workspace is unknown.
 
     Raises ``UnsupportedOperatorError`` for one whose kernel may read values and that has none in
-    its record, and ``UnknownValueError`` where the values of a dense tensor decide how many entries there are.
+    its record, and ``UnknownValueError`` where the values of a dense tensor decide how many entries
+    there are.
     """
     on_device = operator.on("cuda" if isinstance(machine, Gpu) else "cpu")
     args = operator.with_numbers_as_tensors(args, "cpu")
