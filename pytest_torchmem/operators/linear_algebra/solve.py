@@ -70,9 +70,8 @@ def _least_squares_work(matrices: Tensor, sides: int, driver: str, batch: torch.
         elements, integers = lapack.gelsd(rows, columns, sides)
         kept = [work_array(matrices, elements), torch.empty((integers,), dtype=torch.int32)]
     elif driver == "gelsy":
-        pivots = (columns,)
-        work = lapack.gelsy(rows, columns, sides)
-        kept = [torch.empty(pivots, dtype=torch.int32), work_array(matrices, work)]
+        elements = lapack.gelsy(rows, columns, sides)
+        kept = [torch.empty((columns,), dtype=torch.int32), work_array(matrices, elements)]
     else:
         asked = lapack.gels if driver == "gels" else lapack.gelss
         kept = [work_array(matrices, asked(rows, columns, sides))]
