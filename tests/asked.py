@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from pytest_torchmem.operators.simple import takes_nothing
 from pytest_torchmem.operators.spec import spec_of
+from pytest_torchmem.operators.without_workspace import takes_nothing
 from pytest_torchmem.operators.workspace import Workspace, as_workspace
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host

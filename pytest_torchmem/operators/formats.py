@@ -56,7 +56,7 @@ def copied(**formats: Wanted) -> Callable[..., int | tuple[int, ...]]:
         return sum(requests) if on_cpu else tuple(requests)
 
     names = [*formats, *(one for one in formats.values() if isinstance(one, str))]
-    set_parameters(copies, "machine", *dict.fromkeys(names))
+    _set_parameters(copies, "machine", *dict.fromkeys(names))
     copies.__doc__ = f"Copies of {', '.join(formats)} where they do not lie as wanted."
     return copies
 
@@ -74,7 +74,7 @@ def _tensors(operand: Any) -> list[Tensor]:
     return [tensor for tensor in given if isinstance(tensor, Tensor)]
 
 
-def set_parameters(function: Any, *names: str) -> None:
+def _set_parameters(function: Any, *names: str) -> None:
     """Make a function take arguments by these names, as if it were written with them."""
     keyword_only = inspect.Parameter.KEYWORD_ONLY
     function.__signature__ = inspect.Signature(

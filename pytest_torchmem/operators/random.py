@@ -23,8 +23,9 @@ _SCALAR = 8
 # Registered for every backend, and writing data all the same.
 operator("aten::_philox_normal", "aten::_philox_uniform", kind=Kind.LEAF)
 
-# native/cuda/Dropout.cu makes the mask first.
 operator("aten::multinomial", unknown_outputs=UnknownOutputs.POSITIONS)
+
+# native/cuda/Dropout.cu makes the mask first.
 native_dropout = operator("aten::native_dropout", order={"cuda": (1, 0)})
 
 operator("aten::native_dropout_backward").meta()(like_operands)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_torchmem.operators.calibration_key import key_of
-from pytest_torchmem.operators.simple import takes_nothing
 from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.operators.without_workspace import takes_nothing
 from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, unknown
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.calibration import Figure, Question

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pytest_torchmem.operators import simple as nothing
 from pytest_torchmem.operators.attention.efficient import efficient_backward_bytes
 from pytest_torchmem.operators.attention.flash import flash_splits
 from pytest_torchmem.operators.libraries import cub
@@ -23,6 +22,7 @@ from pytest_torchmem.operators.libraries.cublas import blas_buffer
 from pytest_torchmem.operators.matmul.operands import cublas_copy
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.spec import spec_of
+from pytest_torchmem.operators.without_workspace import takes_nothing
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
@@ -514,14 +514,14 @@ def test_limits_of_cub_grow_with_what_is_sorted(number: int, size: int, name: st
 def test_operators_that_take_nothing(name: str) -> None:
     packet = getattr(torch.ops.aten, name)
     overload = getattr(packet, packet.overloads()[0])
-    assert nothing.takes_nothing(overload) == (name != "dropout")
+    assert takes_nothing(overload) == (name != "dropout")
 
 
 @pytest.mark.parametrize("name", ["_fft_r2c", "linalg_qr", "histc"])
 def test_operators_of_which_nothing_is_known(name: str) -> None:
     overload = getattr(torch.ops.aten, name).default
     assert spec_of(overload).cuda.workspace is None
-    assert not nothing.takes_nothing(overload)
+    assert not takes_nothing(overload)
 
 
 def test_unknown_is_only_what_no_source_tells() -> None:
@@ -529,4 +529,4 @@ def test_unknown_is_only_what_no_source_tells() -> None:
     assert found("_scaled_dot_product_cudnn_attention", None, query).confidence is UNKNOWN
     x = meta(2, 8, 16, 16)
     assert found("cudnn_batch_norm", None, x).confidence is UNKNOWN
-    assert nothing.takes_nothing(torch.ops.aten.native_dropout.default)
+    assert takes_nothing(torch.ops.aten.native_dropout.default)

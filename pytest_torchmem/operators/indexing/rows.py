@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.formats import dense_copy
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.indexing.index_sort import sort_of_indices
@@ -99,18 +100,9 @@ def mean_in_place(
 
 
 @operator("aten::index_reduce").decomposition("cpu")
-def mean_of_copy(
-    self: Tensor,
-    dim: int,
-    index: Tensor,
-    source: Tensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
-) -> Tensor:
+def mean_of_copy(call: GivenCall, self: Tensor) -> Tensor:
     """As in place, on a copy; index_reduce_cpu_out."""
-    result = torch.empty_like(self)
-    return mean_in_place(result, dim, index, source, reduce, include_self=include_self)
+    return mean_in_place(torch.empty_like(self), *call.args[1:], **call.kwargs)
 
 
 @operator("aten::index_reduce", "aten::index_reduce_").workspace("cuda")
