@@ -1,4 +1,4 @@
-"""The geometry of an operator's outputs, from the same operator on ``meta`` twins, remembered.
+"""The geometry of an operator's outputs, from the same operator on ``meta``, remembered.
 
 A plan says what storages an operator makes and how its outputs lie on them; it depends on nothing
 but the operator and the geometry of its arguments, so a repeated layer costs a look-up.
@@ -201,7 +201,7 @@ def plan_on_meta(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Plan:
-    """Return the plan of ``operator`` by running ``function`` on ``meta`` twins of its arguments.
+    """Return the plan of ``operator`` by running ``function`` on ``meta`` clones of its arguments.
 
     Raises ``UnsupportedOperatorError`` where nothing is known for ``meta``, and whatever the
     operator raises for arguments it does not accept.
@@ -209,20 +209,20 @@ def plan_on_meta(
     __tracebackhide__ = True
     if function is operator and lacks_geometry(operator):
         raise unsupported(operator, "register_fake was not called for it")
-    twins: dict[int, Tensor] = {}
+    clones: dict[int, Tensor] = {}
     ordered: list[Tensor] = []
 
-    def twin(tensor: Tensor) -> Tensor:
+    def clone(tensor: Tensor) -> Tensor:
         if tensor.device.type == "meta":  # a number or a mask in another form: no argument itself
             return tensor
-        known = twins.get(id(tensor))
+        known = clones.get(id(tensor))
         if known is None:
-            known = twins[id(tensor)] = on_meta(tensor)
+            known = clones[id(tensor)] = on_meta(tensor)
         ordered.append(known)
         return known
 
-    meta_args = replace_tensors(args, twin)
-    meta_kwargs = replace_tensors(kwargs, twin)
+    meta_args = replace_tensors(args, clone)
+    meta_kwargs = replace_tensors(kwargs, clone)
     shapes = [tensor.shape for tensor in ordered]
     with torch.no_grad():
         try:
