@@ -16,7 +16,9 @@ operator("aten::cat", unknown_outputs=UnknownOutputs.CARRIED)
 
 clone = operator("aten::clone", kind=Kind.LEAF, unknown_outputs=UnknownOutputs.CARRIED)
 # Registered for every backend, and reading and writing data all the same.
-copy_ = operator("aten::copy_", kind=Kind.LEAF, across_devices=True, copies_across=True)
+copy_ = operator(
+    "aten::copy_", kind=Kind.LEAF, overwrites=True, across_devices=True, copies_across=True
+)
 operator(
     "aten::_to_copy",
     kind=Kind.LEAF,

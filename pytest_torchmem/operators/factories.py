@@ -42,6 +42,7 @@ operator(
     "prims::full_like",
     fills=True,
 )
+operator("aten::fill_", "aten::zero_", overwrites=True)
 # One allocation: as well from meta as by their body, and quicker.
 operator(
     "aten::empty_like",

@@ -124,6 +124,8 @@ class OperatorRecord:
     """Whether it is a factory whose values are worth knowing; holds for every overload."""
     fills: bool = False
     """Whether it makes values that do not depend on those of its tensors; for every overload."""
+    overwrites: bool = False
+    """Whether what it writes to needs no value before; for every overload."""
     other_dtype: bool = False
     """Whether, pointwise, it answers floating tensors in another dtype; for every overload."""
     saves_number: bool = False

@@ -210,7 +210,7 @@ class OperatorSpec:
             argument_names=tuple(str(argument.name) for argument in arguments),
             mutated=tuple(position for position, argument in written if not argument.kwarg_only),
             mutated_names=tuple(argument.name for _, argument in written if argument.kwarg_only),
-            overwrites=family in ("aten::zero_", "aten::fill_", "aten::copy_"),
+            overwrites=shared.overwrites,
             takes_device=any(argument.name == "device" for argument in arguments),
             makes_values=shared.makes_values,
             fills=shared.fills,
