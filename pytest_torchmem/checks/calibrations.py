@@ -25,7 +25,13 @@ from pytest_torchmem.snapshots.calibration_store import (
 )
 from pytest_torchmem.snapshots.location import calibration_path
 from pytest_torchmem.snapshots.plans import change_file
-from pytest_torchmem.targets.calibration import Calibration, Figure, Figures, Question, Setup
+from pytest_torchmem.targets.calibration import (
+    Calibration,
+    Figures,
+    Setup,
+    WorkspaceKey,
+    WorkspaceSize,
+)
 
 if TYPE_CHECKING:
     from pytest_torchmem.measurement.device import Device
@@ -38,7 +44,7 @@ class CalibrationResult:
 
     figures: Figures = field(default_factory=dict)
     """What an update writes of it."""
-    asked: Mapping[str, Sequence[Question]] = field(default_factory=dict)
+    asked: Mapping[str, Sequence[WorkspaceKey]] = field(default_factory=dict)
     """The workspaces that no formula gives, by the GPU that was traced for."""
     unanswered: tuple[str, ...] = ()
     """Operators that were asked about, and did not run there with the same arguments."""
@@ -53,7 +59,7 @@ class _Directory:
     """The calibration of one directory, and what this process measured for its tests."""
 
     stored: StoredCalibration
-    measured: dict[Setup, dict[Question, Figure]] = field(default_factory=dict)
+    measured: dict[Setup, dict[WorkspaceKey, WorkspaceSize]] = field(default_factory=dict)
     settles: bool = False
     """There is a GPU that measures what the sides of a merge conflict differ in."""
     calibration: Calibration | None = None
@@ -66,7 +72,7 @@ class Calibrations:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._directories: dict[Path, _Directory] = {}
-        self._measured: dict[Setup, dict[Question, Figure]] = {}
+        self._measured: dict[Setup, dict[WorkspaceKey, WorkspaceSize]] = {}
         """What this process measured so far, for whatever directory."""
 
     def of(self, module: Path) -> Calibration | None:
@@ -109,7 +115,7 @@ class Calibrations:
         device: Device,
         gpu: Gpu,
         target: Target,
-        questions: Collection[Question],
+        questions: Collection[WorkspaceKey],
     ) -> CalibrationResult:
         """Return the figures that an update writes of ``questions``, measured now where need be."""
         __tracebackhide__ = True
@@ -131,7 +137,7 @@ class Calibrations:
         unanswered = dict.fromkeys(q.operator for q in open_ones if q not in known)
         return CalibrationResult({setup: found}, asked, tuple(unanswered))
 
-    def _is_wanted(self, stored: StoredCalibration, setup: Setup, question: Question) -> bool:
+    def _is_wanted(self, stored: StoredCalibration, setup: Setup, question: WorkspaceKey) -> bool:
         """Whether an update of this kind would write a figure for ``question``."""
         is_known = any(
             old.gpu == setup.gpu
@@ -174,7 +180,7 @@ def update_calibrations(
         def plan(
             stored: StoredCalibration,
             measured: Figures = measured,
-            asked: dict[str, set[Question]] | None = asked,
+            asked: dict[str, set[WorkspaceKey]] | None = asked,
             nobody: bool = not complete.get(file),
         ) -> CalibrationPlan:
             if asked is not None and nobody:
@@ -185,8 +191,8 @@ def update_calibrations(
     return plans
 
 
-def _asked(found: Iterable[CalibrationResult]) -> dict[str, set[Question]]:
-    asked: dict[str, set[Question]] = {}
+def _asked(found: Iterable[CalibrationResult]) -> dict[str, set[WorkspaceKey]]:
+    asked: dict[str, set[WorkspaceKey]] = {}
     for one in found:
         for gpu, questions in one.asked.items():
             asked.setdefault(gpu, set()).update(questions)
@@ -197,7 +203,7 @@ def _plan(
     stored: StoredCalibration,
     measured: Figures,
     settings: Settings,
-    obsolete: Mapping[str, Collection[Question]] | None = None,
+    obsolete: Mapping[str, Collection[WorkspaceKey]] | None = None,
 ) -> CalibrationPlan:
     return plan_calibration(
         stored,

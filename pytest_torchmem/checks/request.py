@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.snapshots.compare import Comparison
     from pytest_torchmem.snapshots.format import Entry
-    from pytest_torchmem.targets.calibration import Figure, Question
+    from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
     from pytest_torchmem.targets.gpus import Gpu
 
 _LIMITS = ("peak", "forward", "backward", "optimizer", "retained")
@@ -60,7 +60,9 @@ class Target:
     """Takes a device and the GPU that it has to fit on, if any."""
     measure: Callable[[], MeasuredProfile]
     """Runs on the real GPU of this machine."""
-    calibrate: Callable[[Device, Gpu, Collection[Question]], dict[Question, Figure]] | None = None
+    calibrate: (
+        Callable[[Device, Gpu, Collection[WorkspaceKey]], dict[WorkspaceKey, WorkspaceSize]] | None
+    ) = None
     """Measures workspaces there; ``None`` where the test has a calibration of its own."""
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase, Timeline
-from pytest_torchmem.targets.calibration import Question
+from pytest_torchmem.targets.calibration import WorkspaceKey
 
 
 class AllocationEntry(NamedTuple):
@@ -59,7 +59,7 @@ class DeviceLedger:
         """Operators that ran and whose workspace is not known."""
         self.calibrated_workspaces: set[str] = set()
         """Operators that ran and whose workspace was measured."""
-        self.questions: set[Question] = set()
+        self.questions: set[WorkspaceKey] = set()
         """What a calibration was or would be asked."""
         self.before_adding: Callable[[AllocationEntry, int], None] | None = None
         """Is asked before anything is added, with its stream; it raises where the device has no

@@ -27,7 +27,7 @@ from pytest_torchmem.operators.registry import Kind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.global_state import eager
 from pytest_torchmem.step.step import Step
-from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
+from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.gpus import Gpu, gpu_names, registered_gpus
 from pytest_torchmem.torch_private.dispatcher import interception
 from pytest_torchmem.torch_private.kernels import run_composite_explicit, run_composite_implicit
@@ -78,7 +78,7 @@ def setup_of(device: Device, gpu: Gpu) -> Setup:
 
 def questions_on(
     gpu: Gpu, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step
-) -> tuple[Question, ...]:
+) -> tuple[WorkspaceKey, ...]:
     """Return the workspaces of a step on ``gpu`` that no formula gives exactly."""
     options = {**step.options(), **kwargs}
     with _known(gpu):
@@ -89,12 +89,12 @@ def questions_on(
 def record_figures(
     device: Device,
     gpu: Gpu,
-    questions: Collection[Question],
+    questions: Collection[WorkspaceKey],
     target: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     step: Step,
-) -> dict[Question, Figure]:
+) -> dict[WorkspaceKey, WorkspaceSize]:
     """Run a step on ``device`` and return what it says to ``questions``, as far as it answers them.
 
     Of several calls of one geometry the largest counts. Raises ``DeviceMemoryError``, and
@@ -105,7 +105,7 @@ def record_figures(
     check_torch()
     recorder = _Recorder(device, questions)
 
-    def run() -> dict[Question, Figure]:
+    def run() -> dict[WorkspaceKey, WorkspaceSize]:
         _check_that_it_counts(device)
         clones = clone_to(device.torch_device, target, args, kwargs, moved=True)
         device.synchronise()
@@ -138,8 +138,8 @@ def _check_that_it_counts(device: Device) -> None:
 class _Recorder:
     """Runs operators as they are, and records the workspace of those that are asked about."""
 
-    def __init__(self, device: Device, questions: Collection[Question]) -> None:
-        self.figures: dict[Question, Figure] = {}
+    def __init__(self, device: Device, questions: Collection[WorkspaceKey]) -> None:
+        self.figures: dict[WorkspaceKey, WorkspaceSize] = {}
         self._device = device
         self._questions = frozenset(questions)
         self._operators = frozenset(question.operator for question in questions)
@@ -172,7 +172,7 @@ class _Recorder:
 
     def _measured(
         self,
-        question: Question,
+        question: WorkspaceKey,
         operator: OperatorSpec,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -188,7 +188,7 @@ class _Recorder:
         found = device.statistics()
         # What is alive now stays: outputs, and what a library keeps from here on.
         nbytes = max(found.get(_PEAK, 0) - found.get(_CURRENT, 0), 0)
-        figure = Figure(nbytes, _reserve_of(operator, result))
+        figure = WorkspaceSize(nbytes, _reserve_of(operator, result))
         before = self.figures.get(question)
         self.figures[question] = figure if before is None else figure.largest(before)
         return result

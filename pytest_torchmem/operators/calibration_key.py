@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.targets.calibration import Question
+from pytest_torchmem.targets.calibration import WorkspaceKey
 from pytest_torchmem.torch_private.settings import library_settings
 
 _NO_GEOMETRY = ("device", "pin_memory", "generator")
 
 
-def key_of(spec: OperatorSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Question:
+def key_of(spec: OperatorSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> WorkspaceKey:
     """Return what is to be asked of an operator that is called with these arguments now."""
     left_out = spec.record.not_in_key
     if left_out:
@@ -33,7 +33,7 @@ def key_of(spec: OperatorSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         kwargs = {name: value for name, value in kwargs.items() if name not in left_out}
     geometry = geometry_text(args, kwargs)
     settings = library_settings()
-    return Question(spec.name, f"{geometry}; {', '.join(settings)}" if settings else geometry)
+    return WorkspaceKey(spec.name, f"{geometry}; {', '.join(settings)}" if settings else geometry)
 
 
 def geometry_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

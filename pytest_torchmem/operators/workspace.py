@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pytest_torchmem.profile.timeline import Confidence
-from pytest_torchmem.targets.calibration import Question
+from pytest_torchmem.targets.calibration import WorkspaceKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Workspace:
     kept: tuple[Buffer, ...] = ()
     unknown: tuple[str, ...] = ()
     calibrated: tuple[str, ...] = ()
-    questions: tuple[Question, ...] = ()
+    questions: tuple[WorkspaceKey, ...] = ()
 
     @property
     def is_nothing(self) -> bool:

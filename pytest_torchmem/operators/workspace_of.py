@@ -11,7 +11,7 @@ from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.without_workspace import takes_nothing
 from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, unknown
 from pytest_torchmem.profile.timeline import Confidence
-from pytest_torchmem.targets.calibration import Figure, Question
+from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.version import TORCH_SERIES
 
@@ -83,7 +83,7 @@ def library_state(target: Target, buffer: Buffer, spec: OperatorSpec) -> Workspa
     )
 
 
-def _measured(target: Target, key: Question) -> Figure | None:
+def _measured(target: Target, key: WorkspaceKey) -> WorkspaceSize | None:
     if target.calibration is None or target.gpu is None:
         return None
     found = target.calibration.find(key, target.gpu.name, TORCH_SERIES)

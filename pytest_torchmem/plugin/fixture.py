@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pytest_torchmem.measurement.cuda import MeasuredProfile
     from pytest_torchmem.measurement.device import Device
     from pytest_torchmem.profile.profile import MemoryProfile
-    from pytest_torchmem.targets.calibration import Figure, Question
+    from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
     from pytest_torchmem.targets.gpus import Gpu
 
-    Figures = dict[Question, Figure]
+    Figures = dict[WorkspaceKey, WorkspaceSize]
 
 _DISABLED = "not checked: --torchmem-disable"
 _OF_TRACES = ("host", "allocator", "memory", "calibration")
@@ -188,7 +188,7 @@ def _target(
         __tracebackhide__ = True
         return _measure(real(), *args, **of_step)
 
-    def calibrate(device: Device, gpu: Gpu, questions: Collection[Question]) -> Figures:
+    def calibrate(device: Device, gpu: Gpu, questions: Collection[WorkspaceKey]) -> Figures:
         __tracebackhide__ = True
         return _calibrate(device, gpu, questions, real(), args, of_step)
 
@@ -222,7 +222,7 @@ def _measure(target: Any, *args: Any, **options: Any) -> MeasuredProfile:
 def _calibrate(
     device: Device,
     gpu: Gpu,
-    questions: Collection[Question],
+    questions: Collection[WorkspaceKey],
     target: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

@@ -18,7 +18,7 @@ from pytest_torchmem.profile.timeline import (
     Timeline,
     totals_by,
 )
-from pytest_torchmem.targets.calibration import Question
+from pytest_torchmem.targets.calibration import WorkspaceKey
 
 PEAK_FIELDS = {
     f"{phase.value}_peak": phase for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -55,7 +55,7 @@ class MemoryProfile:
     """Operators of the step whose workspace is unknown, sorted."""
     calibrated_workspaces: tuple[str, ...] = ()
     """Operators of the step whose workspace was measured on the GPU, sorted."""
-    questions: tuple[Question, ...] = field(default=(), repr=False)
+    questions: tuple[WorkspaceKey, ...] = field(default=(), repr=False)
     """The workspaces of the step that a calibration can measure."""
     timeline: Timeline = field(default=Timeline(), repr=False)
     replay: Callable[[], Mapping[str, Peaks]] | None = field(
@@ -164,7 +164,7 @@ def summarise(
     warnings: tuple[str, ...] = (),
     unknown_workspaces: tuple[str, ...] = (),
     calibrated_workspaces: tuple[str, ...] = (),
-    questions: tuple[Question, ...] = (),
+    questions: tuple[WorkspaceKey, ...] = (),
     replay: Callable[[], Mapping[str, Peaks]] | None = None,
 ) -> MemoryProfile:
     """Return the profile of a timeline, with ``replay`` for what the caching allocator counted."""

@@ -20,7 +20,7 @@ from pytest_torchmem.snapshots.plain import (
     text_of,
     texts_of,
 )
-from pytest_torchmem.targets.calibration import Figure, Figures, Question, Setup
+from pytest_torchmem.targets.calibration import Figures, Setup, WorkspaceKey, WorkspaceSize
 
 SCHEMA = 1
 KIND = "pytest-torchmem calibration"
@@ -34,13 +34,13 @@ def dump(figures: Figures) -> str:
     return dump_file({"kind": KIND, "schema": SCHEMA}, "setups", blocks)
 
 
-def load(text: str) -> dict[Setup, dict[Question, Figure]]:
+def load(text: str) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
     """Return what a file's ``text`` holds; raises ``SnapshotError`` that says what is wrong."""
     data = parse_file(text, "calibration", SCHEMA, "setups")
     if data.get("kind") != KIND:
         raise SnapshotError(f'is not a calibration: its "kind" is not {text_of(KIND)}')
     _refuse_others(data, ("kind", "schema", "setups"), "the file")
-    figures: dict[Setup, dict[Question, Figure]] = {}
+    figures: dict[Setup, dict[WorkspaceKey, WorkspaceSize]] = {}
     for number, plain in enumerate(data["setups"], start=1):
         setup, found = _setup(plain, f"setup {number}")
         if setup in figures:
@@ -49,7 +49,7 @@ def load(text: str) -> dict[Setup, dict[Question, Figure]]:
     return figures
 
 
-def _plain(setup: Setup, figures: Mapping[Question, Figure]) -> dict[str, Any]:
+def _plain(setup: Setup, figures: Mapping[WorkspaceKey, WorkspaceSize]) -> dict[str, Any]:
     plain: dict[str, Any] = {name: getattr(setup, name) for name in _TEXTS if getattr(setup, name)}
     for name in _TABLES:
         by_operator: dict[str, dict[str, int]] = {}
@@ -62,7 +62,7 @@ def _plain(setup: Setup, figures: Mapping[Question, Figure]) -> dict[str, Any]:
     return plain
 
 
-def _setup(plain: Any, where: str) -> tuple[Setup, dict[Question, Figure]]:
+def _setup(plain: Any, where: str) -> tuple[Setup, dict[WorkspaceKey, WorkspaceSize]]:
     setup = Setup(**texts_of(plain, _TEXTS, ("gpu", "torch"), where))
     where = f"the setup {setup}"
     _refuse_others(plain, (*_TEXTS, *_TABLES), where)
@@ -74,16 +74,17 @@ def _setup(plain: Any, where: str) -> tuple[Setup, dict[Question, Figure]]:
                 f"{text_of(question.geometry)}"
             )
     return setup, {
-        question: Figure(nbytes, reserves.get(question)) for question, nbytes in workspaces.items()
+        question: WorkspaceSize(nbytes, reserves.get(question))
+        for question, nbytes in workspaces.items()
     }
 
 
-def _table(plain: Any, where: str) -> dict[Question, int]:
+def _table(plain: Any, where: str) -> dict[WorkspaceKey, int]:
     def sizes(by_geometry: Any, where: str) -> dict[str, int]:
         return table_of(by_geometry, where, size)
 
     return {
-        Question(operator, geometry): nbytes
+        WorkspaceKey(operator, geometry): nbytes
         for operator, by_geometry in table_of(plain, where, sizes).items()
         for geometry, nbytes in by_geometry.items()
     }

@@ -10,14 +10,20 @@ from pytest_torchmem.snapshots.calibration_format import dump, load
 from pytest_torchmem.snapshots.plain import Contents
 from pytest_torchmem.snapshots.plans import FilePlan, refused
 from pytest_torchmem.snapshots.store import Stored, locked, read_stored, write
-from pytest_torchmem.targets.calibration import Calibration, Figure, Figures, Question, Setup
+from pytest_torchmem.targets.calibration import (
+    Calibration,
+    Figures,
+    Setup,
+    WorkspaceKey,
+    WorkspaceSize,
+)
 
-WorkspacePlace = tuple[Setup, Question]
+WorkspacePlace = tuple[Setup, WorkspaceKey]
 """A figure by where it was measured and what it is of."""
 
 
-StoredCalibration = Stored[WorkspacePlace, Figure]
-CalibrationPlan = FilePlan[WorkspacePlace, Figure]
+StoredCalibration = Stored[WorkspacePlace, WorkspaceSize]
+CalibrationPlan = FilePlan[WorkspacePlace, WorkspaceSize]
 
 
 def read_calibration_file(path: Path) -> StoredCalibration:
@@ -58,7 +64,7 @@ def plan_calibration(
     new: bool = True,
     changed: bool = True,
     by_series: bool = False,
-    obsolete: Mapping[str, Collection[Question]] | None = None,
+    obsolete: Mapping[str, Collection[WorkspaceKey]] | None = None,
 ) -> CalibrationPlan:
     """Return what the figures that were ``measured`` make of a file.
 
@@ -107,9 +113,9 @@ def plan_calibration(
     )
 
 
-def merged(parts: Iterable[Figures]) -> dict[Setup, dict[Question, Figure]]:
+def merged(parts: Iterable[Figures]) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
     """Return figures that several processes measured as one: of two the larger."""
-    found: dict[WorkspacePlace, Figure] = {}
+    found: dict[WorkspacePlace, WorkspaceSize] = {}
     for place, figure in (item for part in parts for item in flat(part)):
         found[place] = figure.largest(found.get(place, figure))
     return nested(found)
@@ -121,16 +127,18 @@ def place_name(place: WorkspacePlace) -> str:
     return f"{setup}: {question.operator}({question.geometry})"
 
 
-def flat(figures: Figures) -> Iterator[tuple[WorkspacePlace, Figure]]:
+def flat(figures: Figures) -> Iterator[tuple[WorkspacePlace, WorkspaceSize]]:
     """Yield figures with their places."""
     for setup, found in figures.items():
         for question, figure in found.items():
             yield (setup, question), figure
 
 
-def nested(flat: Mapping[WorkspacePlace, Figure]) -> dict[Setup, dict[Question, Figure]]:
+def nested(
+    flat: Mapping[WorkspacePlace, WorkspaceSize],
+) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
     """Return figures by setup and question."""
-    figures: dict[Setup, dict[Question, Figure]] = {}
+    figures: dict[Setup, dict[WorkspaceKey, WorkspaceSize]] = {}
     for (setup, question), figure in flat.items():
         figures.setdefault(setup, {})[question] = figure
     return figures

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Question:
+class WorkspaceKey:
     """A workspace that no exact formula gives: an operator and what it is called with.
 
     ``operator`` is the overload's name (``"aten::convolution"``, ``"aten::sum.dim_IntList"``),
@@ -26,7 +26,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class WorkspaceSize:
     """What a kernel took, in bytes.
 
     ``workspace`` is what it had alive at its own peak beyond what was alive before and what stays
@@ -38,10 +38,10 @@ class Figure:
     workspace: int
     reserve: int | None = None
 
-    def largest(self, other: Figure) -> Figure:
+    def largest(self, other: WorkspaceSize) -> WorkspaceSize:
         """Return the larger of both, number by number."""
         reserves = [found for found in (self.reserve, other.reserve) if found is not None]
-        return Figure(max(self.workspace, other.workspace), max(reserves, default=None))
+        return WorkspaceSize(max(self.workspace, other.workspace), max(reserves, default=None))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,7 +60,7 @@ class Setup:
         return f"{self.gpu}, torch {self.torch}{cudnn}"
 
 
-Figures = Mapping[Setup, Mapping[Question, Figure]]
+Figures = Mapping[Setup, Mapping[WorkspaceKey, WorkspaceSize]]
 
 
 class Calibration:
@@ -75,7 +75,7 @@ class Calibration:
         self.figures: Figures = MappingProxyType(
             {setup: MappingProxyType(dict(found)) for setup, found in figures.items()}
         )
-        self._by_gpu: dict[tuple[str, str], dict[Question, tuple[Figure, Setup]]] = {}
+        self._by_gpu: dict[tuple[str, str], dict[WorkspaceKey, tuple[WorkspaceSize, Setup]]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self.figures.values()))
@@ -88,7 +88,9 @@ class Calibration:
         """Return whether there is a figure of ``gpu``."""
         return any(setup.gpu == gpu and found for setup, found in self.figures.items())
 
-    def find(self, question: Question, gpu: str, series: str) -> tuple[Figure, Setup] | None:
+    def find(
+        self, question: WorkspaceKey, gpu: str, series: str
+    ) -> tuple[WorkspaceSize, Setup] | None:
         """Return what was measured on ``gpu``, and where; ``None`` where nothing was.
 
         Figures of torch's minor ``series`` come first, of cuDNN's versions the latest; where that
@@ -99,7 +101,9 @@ class Calibration:
             known = self._by_gpu[gpu, series] = dict(self._on(gpu, series))
         return known.get(question)
 
-    def _on(self, gpu: str, series: str) -> Iterator[tuple[Question, tuple[Figure, Setup]]]:
+    def _on(
+        self, gpu: str, series: str
+    ) -> Iterator[tuple[WorkspaceKey, tuple[WorkspaceSize, Setup]]]:
         """Yield every figure of a GPU, the better of two for one question later."""
 
         def rank(setup: Setup) -> tuple[bool, tuple[int, ...], tuple[int, ...]]:

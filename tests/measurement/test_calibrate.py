@@ -20,7 +20,7 @@ from pytest_torchmem.measurement.calibrate import record_figures
 from pytest_torchmem.measurement.device import version_of_cudnn
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.step import Step
-from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
+from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from pytest_torchmem.torch_private.version import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
@@ -38,7 +38,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return found
 
 
-def figures(calibration: Calibration) -> dict[str, Figure]:
+def figures(calibration: Calibration) -> dict[str, WorkspaceSize]:
     """Return the figures of one setup by operator."""
     ((setup, found),) = calibration.figures.items()
     assert setup == SETUP
@@ -55,8 +55,11 @@ def test_what_kernels_take_beyond_their_outputs(gpu: StandIn) -> None:
     gpu.workspaces = {FORWARD: 12_345, BACKWARD: lambda grad, x, *_: 10 * x.numel()}
     model, x = net(), torch.randn(2, 3, 8, 8)
     calibration = torchmem.calibrate(model, x, optimizer=torch.optim.AdamW)
-    assert figures(calibration) == {FORWARD: Figure(12_345), BACKWARD: Figure(10 * x.numel())}
-    assert Question(FORWARD, GEOMETRY) in calibration.figures[SETUP]
+    assert figures(calibration) == {
+        FORWARD: WorkspaceSize(12_345),
+        BACKWARD: WorkspaceSize(10 * x.numel()),
+    }
+    assert WorkspaceKey(FORWARD, GEOMETRY) in calibration.figures[SETUP]
 
 
 def test_a_trace_has_no_unknown_workspace_afterwards(gpu: StandIn) -> None:
@@ -75,7 +78,7 @@ def test_a_trace_has_no_unknown_workspace_afterwards(gpu: StandIn) -> None:
 
 def test_a_kernel_that_takes_nothing_has_a_figure(gpu: StandIn) -> None:
     found = figures(torchmem.calibrate(net(), torch.randn(2, 3, 8, 8)))
-    assert found == {FORWARD: Figure(0), BACKWARD: Figure(0)}
+    assert found == {FORWARD: WorkspaceSize(0), BACKWARD: WorkspaceSize(0)}
 
 
 @pytest.mark.parametrize("as_callable", [False, True])
@@ -94,16 +97,16 @@ def test_buffers_that_libraries_keep_are_no_workspace(gpu: StandIn, as_callable:
         (asked,) = torchmem.trace(net(), x, device="cuda", backward=False).questions
         step = Step()
         found = record_figures(gpu, find_gpu("a100"), (asked,), body, (), {}, step)
-        assert found == {asked: Figure(100)}
+        assert found == {asked: WorkspaceSize(100)}
     else:
-        assert figures(calibration) == {FORWARD: Figure(100), BACKWARD: Figure(0)}
+        assert figures(calibration) == {FORWARD: WorkspaceSize(100), BACKWARD: WorkspaceSize(0)}
 
 
 def test_of_several_calls_the_largest_counts(gpu: StandIn) -> None:
     taken = iter([5, 700, 20] * 10)
     gpu.workspaces = {FORWARD: lambda *_: next(taken)}
     found = torchmem.calibrate(net(), torch.randn(2, 3, 8, 8), steps=3)
-    assert figures(found)[FORWARD] == Figure(700)
+    assert figures(found)[FORWARD] == WorkspaceSize(700)
 
 
 def test_a_recomputed_forward_answers_too(gpu: StandIn) -> None:
@@ -117,7 +120,7 @@ def test_a_recomputed_forward_answers_too(gpu: StandIn) -> None:
 
     gpu.workspaces = {FORWARD: 300, BACKWARD: 400}
     found = torchmem.calibrate(Checkpointed(), torch.randn(2, 3, 8, 8))
-    assert figures(found) == {FORWARD: Figure(300), BACKWARD: Figure(400)}
+    assert figures(found) == {FORWARD: WorkspaceSize(300), BACKWARD: WorkspaceSize(400)}
 
 
 def test_operators_in_the_engines_own_threads_answer(gpu: StandIn) -> None:
@@ -146,7 +149,7 @@ def test_operators_in_the_engines_own_threads_answer(gpu: StandIn) -> None:
     gpu.workspaces = {FORWARD: taken, BACKWARD: taken}
     step = Step()
     found = record_figures(gpu, find_gpu("a100"), questions_of_one, Nested(), (x,), {}, step)
-    assert found == dict.fromkeys(questions_of_one, Figure(400))
+    assert found == dict.fromkeys(questions_of_one, WorkspaceSize(400))
     assert len(threads) == 2
 
 
@@ -157,7 +160,7 @@ def test_operators_inside_of_composite_ones_answer(gpu: StandIn) -> None:
 
     gpu.workspaces = {"aten::_linalg_svd": 5000}
     found = torchmem.calibrate(Inverse(), torch.randn(8, 8), backward=False)
-    assert figures(found) == {"aten::_linalg_svd": Figure(5000)}
+    assert figures(found) == {"aten::_linalg_svd": WorkspaceSize(5000)}
 
 
 def test_operators_that_inference_mode_leaves_whole_answer(gpu: StandIn) -> None:
@@ -172,7 +175,7 @@ def test_operators_that_inference_mode_leaves_whole_answer(gpu: StandIn) -> None
 
     gpu.workspaces = {FORWARD: 600}
     found = torchmem.calibrate(Inference(), torch.randn(2, 3, 8, 8), backward=False)
-    assert figures(found) == {FORWARD: Figure(600)}
+    assert figures(found) == {FORWARD: WorkspaceSize(600)}
 
 
 def test_settings_of_cudnn_are_part_of_what_is_asked(gpu: StandIn) -> None:
@@ -187,7 +190,7 @@ def test_settings_of_cudnn_are_part_of_what_is_asked(gpu: StandIn) -> None:
 
     found = torchmem.calibrate(Deterministic(), torch.randn(2, 3, 8, 8), backward=False)
     (question,) = found.figures[SETUP]
-    assert question == Question(FORWARD, f"{GEOMETRY}; deterministic")
+    assert question == WorkspaceKey(FORWARD, f"{GEOMETRY}; deterministic")
 
 
 @pytest.fixture
@@ -217,7 +220,7 @@ def test_outputs_whose_size_a_library_decides(
     gpu.workspaces, gpu.reserves = {name: 800}, {name: (1, 5_000_000)}
     x = torch.randn(16)
     calibration = torchmem.calibrate(Layer(), x, backward=False)
-    assert figures(calibration) == {name: Figure(800, 5_000_000)}
+    assert figures(calibration) == {name: WorkspaceSize(800, 5_000_000)}
     traced = torchmem.trace(
         Layer(), x, device="cuda", gpu="a100", backward=False, calibration=calibration
     )

@@ -13,7 +13,7 @@ from pytest_torchmem.measurement.calibrate import _reserve_of
 from pytest_torchmem.operators.calibration_key import key_of
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.profile.timeline import Allocation, Confidence
-from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
+from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.torch_private.version import TORCH_SERIES
 
 MAKER = torch.ops.aten._cudnn_init_dropout_state.default
@@ -59,9 +59,9 @@ def test_its_size_can_be_measured(tmp_path: Path) -> None:
     model, x = nn.LSTM(8, 8, 2, dropout=0.5), torch.ones(3, 2, 8)
     asked = trace(model, x, device="cuda", gpu="a100").questions
     question = key_of(spec_of(MAKER), (0.5, True, 1234), {"dtype": torch.uint8})
-    assert question == Question("aten::_cudnn_init_dropout_state", "")
+    assert question == WorkspaceKey("aten::_cudnn_init_dropout_state", "")
     assert question in asked
-    figures = {found: Figure(0, 2_500_000) for found in asked}
+    figures = {found: WorkspaceSize(0, 2_500_000) for found in asked}
     file = tmp_path / "calibration.json"
     write_calibration(file, Calibration({Setup("a100-80gb", TORCH_SERIES, "9.19.0"): figures}))
     calibration = read_calibration(file)

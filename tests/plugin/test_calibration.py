@@ -13,7 +13,7 @@ import pytest
 from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.snapshots.calibration_format import load
 from pytest_torchmem.snapshots.calibration_store import read_calibration_file
-from pytest_torchmem.targets.calibration import Figure, Question, Setup
+from pytest_torchmem.targets.calibration import Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.torch_private.version import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
@@ -98,7 +98,7 @@ def calibration_file(project: Project) -> Path:
     return project.path / "__torchmem__" / "gpu-calibration.json"
 
 
-def figures(project: Project) -> dict[Setup, dict[Question, Figure]]:
+def figures(project: Project) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
     text = calibration_file(project).read_text()
     jsonschema.validate(
         json.loads(text), json.loads((DOCS / "calibration.schema.json").read_text())
@@ -106,7 +106,7 @@ def figures(project: Project) -> dict[Setup, dict[Question, Figure]]:
     return load(text)
 
 
-def by_operator(project: Project) -> dict[str, Figure]:
+def by_operator(project: Project) -> dict[str, WorkspaceSize]:
     found = figures(project)
     assert list(found) == [SETUP]
     return {question.operator: figure for question, figure in found[SETUP].items()}
@@ -121,7 +121,10 @@ def test_an_update_measures_and_traces_without_a_gpu_use_it(
     project.write(test_net=ONE)
     result, checks = run(project, "--torchmem-update")
     result.assert_outcomes(passed=1)
-    assert by_operator(project) == {FORWARD: Figure(5 * MIB), BACKWARD: Figure(9 * MIB)}
+    assert by_operator(project) == {
+        FORWARD: WorkspaceSize(5 * MIB),
+        BACKWARD: WorkspaceSize(9 * MIB),
+    }
     result.stdout.fnmatch_lines(["wrote __torchmem__/gpu-calibration.json: 2 new"])
     # The snapshot of the same update stands on the figures, and so do the traces after it.
     with_gpu = checks["test_it"]
@@ -171,7 +174,10 @@ def test_whole_bodies_are_calibrated_too(project: Project, gpu: StandIn) -> None
     project.write(test_net=BODY)
     result, checks = run(project, "--torchmem-update", *NO_TOLERANCE)
     result.assert_outcomes(passed=1)
-    assert by_operator(project) == {FORWARD: Figure(5 * MIB), BACKWARD: Figure(9 * MIB)}
+    assert by_operator(project) == {
+        FORWARD: WorkspaceSize(5 * MIB),
+        BACKWARD: WorkspaceSize(9 * MIB),
+    }
     assert checks["test_it"]["calibrated_workspaces"] == [FORWARD, BACKWARD]
 
 
@@ -192,12 +198,12 @@ def test_the_fixtures_own_traces_take_it(project: Project, gpu: StandIn) -> None
 # what the GPU says follows from the test.
 ANSWERS = """
 from pytest_torchmem.checks.calibrations import CalibrationResult, Calibrations
-from pytest_torchmem.targets.calibration import Figure, Question, Setup
+from pytest_torchmem.targets.calibration import WorkspaceSize, WorkspaceKey, Setup
 
 def measure(self, module, target):
     size = target.trace("cuda", None).peak
-    one, other = Question("aten::b", f"[{size}]"), Question("aten::a", "")
-    return CalibrationResult({Setup("h100", "2.13"): {one: Figure(size, 7), other: Figure(size)}})
+    one, other = WorkspaceKey("aten::b", f"[{size}]"), WorkspaceKey("aten::a", "")
+    return CalibrationResult({Setup("h100", "2.13"): {one: WorkspaceSize(size, 7), other: WorkspaceSize(size)}})
 
 Calibrations.measure = measure
 """
@@ -216,8 +222,11 @@ def test_with_workers_the_controller_writes(light: Project) -> None:
     assert calibration_file(light).read_bytes() == text
     assert figures(light) == {
         Setup("h100", "2.13"): {
-            Question("aten::a", ""): Figure(60),  # of several the largest
-            **{Question("aten::b", f"[{size}]"): Figure(size, 7) for size in (20, 40, 60)},
+            WorkspaceKey("aten::a", ""): WorkspaceSize(60),  # of several the largest
+            **{
+                WorkspaceKey("aten::b", f"[{size}]"): WorkspaceSize(size, 7)
+                for size in (20, 40, 60)
+            },
         }
     }
 
@@ -295,9 +304,12 @@ def test_modes_of_an_update(project: Project, gpu: StandIn) -> None:
     run(project, "--torchmem-update")
     gpu.workspaces = {FORWARD: 6 * MIB, BACKWARD: 6 * MIB}
     run(project, "--torchmem-update=new")
-    assert by_operator(project)[FORWARD] == Figure(5 * MIB)
+    assert by_operator(project)[FORWARD] == WorkspaceSize(5 * MIB)
     result, _ = run(project, "--torchmem-update=changed")
-    assert by_operator(project) == {FORWARD: Figure(6 * MIB), BACKWARD: Figure(6 * MIB)}
+    assert by_operator(project) == {
+        FORWARD: WorkspaceSize(6 * MIB),
+        BACKWARD: WorkspaceSize(6 * MIB),
+    }
     result.stdout.fnmatch_lines(["wrote __torchmem__/gpu-calibration.json: 2 changed"])
     result, _ = run(project, "--torchmem-update")
     result.stdout.no_fnmatch_line("wrote *")

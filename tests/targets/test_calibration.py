@@ -16,12 +16,12 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.calibration_key import geometry_text, key_of
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.profile.timeline import Confidence, Kind
-from pytest_torchmem.targets.calibration import Calibration, Figure, Question, Setup
+from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.torch_private.version import TORCH_SERIES
 
 A100 = Setup("a100-80gb", TORCH_SERIES, "9.19.0")
 GEOMETRY = "float32[2,3,8,8], float32[4,3,3,3], None, [1,1], [0,0], [1,1], False, [0,0], 1"
-CONVOLUTION = Question("aten::convolution", GEOMETRY)
+CONVOLUTION = WorkspaceKey("aten::convolution", GEOMETRY)
 
 
 def cuda(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> torch.Tensor:
@@ -37,11 +37,11 @@ def convolve() -> None:
 
 def of_convolution(workspace: int, setup: Setup = A100) -> Calibration:
     """Return a calibration with the convolution's figure alone."""
-    return Calibration({setup: {CONVOLUTION: Figure(workspace)}})
+    return Calibration({setup: {CONVOLUTION: WorkspaceSize(workspace)}})
 
 
 def answering_all(
-    target: Callable[..., Any], figure: Figure, *args: Any, **options: Any
+    target: Callable[..., Any], figure: WorkspaceSize, *args: Any, **options: Any
 ) -> MemoryProfile:
     """Trace with ``figure`` for everything that is asked."""
     asked = trace(target, *args, device="cuda", gpu="a100", **options).questions
@@ -86,7 +86,7 @@ def test_a_limit_is_replaced_too() -> None:
 
     limit = trace(sort, device="cuda", gpu="a100")
     assert "workspace, at most" in limit.table()
-    measured = answering_all(sort, Figure(999))
+    measured = answering_all(sort, WorkspaceSize(999))
     assert measured.by_confidence() == {"calibrated": 999}
 
 
@@ -107,7 +107,8 @@ def test_another_gpus_figures_are_not_taken() -> None:
 def test_the_series_own_figures_come_first_and_then_the_latest() -> None:
     def found(*setups: Setup) -> int:
         figures = {
-            setup: {CONVOLUTION: Figure(number)} for number, setup in enumerate(setups, start=1)
+            setup: {CONVOLUTION: WorkspaceSize(number)}
+            for number, setup in enumerate(setups, start=1)
         }
         answer = Calibration(figures).find(CONVOLUTION, "a100-80gb", "2.13")
         assert answer is not None
@@ -135,8 +136,8 @@ def test_what_operators_inside_of_others_take() -> None:
 
     unknown = trace(body, device="cuda", gpu="a100")
     assert {question.operator for question in unknown.questions} == {"aten::_linalg_svd"}
-    measured = answering_all(body, Figure(70_000_000))
-    again = answering_all(body, Figure(70_000_000))
+    measured = answering_all(body, WorkspaceSize(70_000_000))
+    again = answering_all(body, WorkspaceSize(70_000_000))
     assert measured.questions == unknown.questions
     assert measured.figures() == again.figures()
     # It is given back before the first product takes cuBLAS's buffer of 8,519,680 bytes.
@@ -150,7 +151,7 @@ def test_what_operators_inside_of_others_take() -> None:
 
 def test_what_a_recurrent_layer_keeps_for_the_backward() -> None:
     model, x = nn.LSTM(8, 16), torch.ones(5, 2, 8)
-    figure = Figure(workspace=4096, reserve=1_000_000)
+    figure = WorkspaceSize(workspace=4096, reserve=1_000_000)
     unknown = trace(model, x, device="cuda", gpu="a100")
     measured = answering_all(model, figure, x)
     again = answering_all(model, figure, x)
@@ -173,7 +174,7 @@ def test_what_a_recurrent_layer_keeps_for_the_backward() -> None:
 def test_what_cudnns_batch_norm_keeps_for_the_backward() -> None:
     model, x = nn.BatchNorm2d(4), torch.ones(2, 4, 8, 8)
     unknown = trace(model, x, device="cuda", gpu="a100")
-    measured = answering_all(model, Figure(workspace=0, reserve=4096), x)
+    measured = answering_all(model, WorkspaceSize(workspace=0, reserve=4096), x)
     assert measured.questions == unknown.questions
     assert measured.retained is not None
     assert unknown.retained is not None
@@ -210,7 +211,7 @@ def test_a_reserve_is_no_part_of_a_question() -> None:
     operator = spec_of(torch.ops.aten.cudnn_batch_norm_backward.default)
     x, scale = torch.empty(2, 4, 8, 8), torch.empty(4)
 
-    def asked(reserve: int) -> Question:
+    def asked(reserve: int) -> WorkspaceKey:
         saved = torch.empty(reserve, dtype=torch.uint8)
         return key_of(operator, (x, x, scale, None, None, scale, scale, 1e-5, saved), {})
 
