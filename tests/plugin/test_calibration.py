@@ -203,7 +203,8 @@ from pytest_torchmem.targets.calibration import WorkspaceSize, WorkspaceKey, Set
 def measure(self, module, target):
     size = target.trace("cuda", None).peak
     one, other = WorkspaceKey("aten::b", f"[{size}]"), WorkspaceKey("aten::a", "")
-    return CalibrationResult({Setup("h100", "2.13"): {one: WorkspaceSize(size, 7), other: WorkspaceSize(size)}})
+    sizes = {one: WorkspaceSize(size, 7), other: WorkspaceSize(size)}
+    return CalibrationResult({Setup("h100", "2.13"): sizes})
 
 Calibrations.measure = measure
 """
