@@ -51,7 +51,7 @@ def workspace_of(
     device = "cuda" if isinstance(machine, Gpu) else "cpu"
     spec = spec_of(overload_of(name, args, kwargs))
     function = spec.on(device).workspace
-    if function is None and device == "cuda" and takes_nothing(spec.overload):
+    if function is None and device == "cuda" and takes_nothing(spec.overload, "cuda"):
         return Workspace()
     assert function is not None, f"{name} has no workspace on {device}"
     return as_workspace(function(args, kwargs, machine=machine, outputs=outputs), name)

@@ -57,6 +57,8 @@ class DeviceLedger:
         events there were before, there already or not."""
         self.unknown_workspaces: set[str] = set()
         """Operators that ran and whose workspace is not known."""
+        self.estimated_workspaces: set[str] = set()
+        """Those of them whose workspace is an estimate, and counted."""
         self.calibrated_workspaces: set[str] = set()
         """Operators that ran and whose workspace was measured."""
         self.questions: set[WorkspaceKey] = set()
@@ -69,6 +71,7 @@ class DeviceLedger:
         """Remember of a workspace that was taken what no exact formula gave."""
         if workspace.unknown:
             self.unknown_workspaces.update(workspace.unknown)
+            self.estimated_workspaces.update(workspace.estimated)
         if workspace.questions:
             self.questions.update(workspace.questions)
             self.calibrated_workspaces.update(workspace.calibrated)

@@ -108,7 +108,7 @@ def arithmetic(outputs: Tensor, operands: list[Any]) -> int:
     return sum(converted(operand, outputs.dtype) for operand in operands[:3])
 
 
-@operator(*_named(_ARITHMETIC, "_")).workspace("cpu")
+@operator(*_named(_ARITHMETIC, "_"), "aten::__ilshift__", "aten::__irshift__").workspace("cpu")
 def arithmetic_in_place(operands: list[Any]) -> int:
     """As out of place; a target that is not of the common type is copied twice."""
     target, *operands = operands
@@ -180,3 +180,11 @@ def copied_branches(
         for found in (input, other)
     )
     return (*copies, 0 if condition.dtype is torch.bool else condition.numel())
+
+
+@operator("aten::rrelu_with_noise", "aten::rrelu_with_noise_").workspace("cpu")
+def mean_of_bounds(training: bool) -> int:
+    """The slope in evaluation, by tensors of numbers; native/Activation.cpp,
+    rrelu_with_noise_out_cpu.
+    """
+    return 0 if training else 48

@@ -71,6 +71,7 @@ _MODULES = (
     "sparse.compressed",
     "sparse.conversion",
     "sparse.coo",
+    "without_workspace",
 )
 
 

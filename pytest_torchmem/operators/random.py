@@ -63,6 +63,30 @@ def like_parameters(tensors: list[Tensor]) -> Tensor:
     return torch.empty_like(tensors[0])
 
 
+@operator("aten::normal.Tensor_float").workspace()
+def deviations(outputs: Tensor) -> int:
+    """A tensor for the deviation, which is left empty; native/DistributionTemplates.h,
+    normal_out_impl.
+    """
+    return dense_bytes(outputs)
+
+
+@operator("aten::normal.Tensor_Tensor", "aten::normal.float_Tensor").workspace("cpu")
+def check_of_deviations(std: Tensor) -> int:
+    """The least deviation, and whether it is at least a number, which is wrapped and converted;
+    native/DistributionTemplates.h, CHECK_NORMAL_TENSOR_STD.
+    """
+    return 2 * std.element_size() + _LONG + 1 if std.numel() else 0
+
+
+@operator("aten::randperm").workspace("cpu")
+def check_of_number(outputs: Tensor) -> int:
+    """The number in the type of the result; native/TensorFactories.h,
+    check_supported_max_int_with_precision.
+    """
+    return outputs.element_size()
+
+
 @operator("aten::multinomial").decomposition("cpu")
 def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
     """native/Distributions.cpp, multinomial_out: checks, and a race of exponential variables; with

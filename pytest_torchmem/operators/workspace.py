@@ -46,13 +46,16 @@ class Workspace:
 
     Of a workspace whose size is ``UNKNOWN``, ``requests`` are the part that is known, and
     ``unknown`` names the operators, and so does ``calibrated`` of those whose size was measured.
+    Where it ``is_estimate``, they are an estimate of the whole, and ``estimated`` names them too.
     ``questions`` are what a calibration was or would be asked.
     """
 
     requests: tuple[int, ...] = ()
     confidence: Confidence = Confidence.EXACT
     kept: tuple[Buffer, ...] = ()
+    is_estimate: bool = False
     unknown: tuple[str, ...] = ()
+    estimated: tuple[str, ...] = ()
     calibrated: tuple[str, ...] = ()
     questions: tuple[WorkspaceKey, ...] = ()
 
@@ -79,6 +82,11 @@ def unknown(*requests: int) -> Workspace:
     return Workspace(requests, Confidence.UNKNOWN)
 
 
+def estimate(nbytes: int) -> Workspace:
+    """Return a workspace of about ``nbytes`` bytes."""
+    return Workspace((nbytes,), Confidence.UNKNOWN, is_estimate=True)
+
+
 def as_workspace(found: int | tuple[int, ...] | Workspace, operator: str) -> Workspace:
     """Return what a workspace function returned for ``operator`` in one form."""
     if isinstance(found, int):
@@ -86,7 +94,8 @@ def as_workspace(found: int | tuple[int, ...] | Workspace, operator: str) -> Wor
     result = found if isinstance(found, Workspace) else Workspace(found)
     requests = tuple(nbytes for nbytes in result.requests if nbytes > 0)
     names = (operator,) if result.confidence is Confidence.UNKNOWN else ()
-    return replace(result, requests=requests, unknown=names)
+    estimated = names if result.is_estimate else ()
+    return replace(result, requests=requests, unknown=names, estimated=estimated)
 
 
 def joined(parts: Iterable[Workspace]) -> Workspace:
@@ -94,6 +103,7 @@ def joined(parts: Iterable[Workspace]) -> Workspace:
     parts = list(parts)
     return Workspace(
         unknown=tuple(dict.fromkeys(name for part in parts for name in part.unknown)),
+        estimated=tuple(dict.fromkeys(name for part in parts for name in part.estimated)),
         calibrated=tuple(dict.fromkeys(name for part in parts for name in part.calibrated)),
         questions=tuple(dict.fromkeys(question for part in parts for question in part.questions)),
     )

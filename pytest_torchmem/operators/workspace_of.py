@@ -8,9 +8,10 @@ from typing import Any
 
 from pytest_torchmem.operators.calibration_key import key_of
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.operators.without_workspace import takes_nothing
+from pytest_torchmem.operators.without_workspace import is_iterated, takes_nothing
 from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, unknown
 from pytest_torchmem.profile.timeline import Confidence
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.version import TORCH_SERIES
@@ -47,10 +48,18 @@ def _computed(
 ) -> Workspace:
     function = spec.on(device).workspace
     if function is None:
-        known = device == "cpu" or takes_nothing(spec.overload)
-        return as_workspace(0 if known else unknown(), spec.name)
+        return as_workspace(0 if _is_nothing(device, spec, args) else unknown(), spec.name)
     made = function(args, kwargs, machine=target.machine(device), outputs=outputs)
     return as_workspace(made, spec.name)
+
+
+def _is_nothing(device: str, spec: OperatorSpec, args: Sequence[Any]) -> bool:
+    """Return whether a kernel that has no function is known to take nothing for a call."""
+    if not takes_nothing(spec.overload, device):
+        return False
+    if device != "cpu" or not is_iterated(spec.overload):
+        return True
+    return len({tensor.dtype for tensor in argument_tensors(args)}) <= 1
 
 
 def library_output(

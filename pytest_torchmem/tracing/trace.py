@@ -193,7 +193,7 @@ def _profile(
         warnings=(
             *interceptor.parts.values.warnings,
             *_compiled(interceptor.parts.attribution),
-            *_unknown(device.unknown_workspaces, machine),
+            *_unknown(device, machine),
         ),
         unknown_workspaces=tuple(sorted(device.unknown_workspaces)),
         calibrated_workspaces=tuple(sorted(device.calibrated_workspaces)),
@@ -213,13 +213,18 @@ def _compiled(attribution: Attribution) -> tuple[str, ...]:
     )
 
 
-def _unknown(operators: set[str], machine: Target) -> tuple[str, ...]:
-    if not operators:
-        return ()
-    subject = f"the workspace of {', '.join(sorted(operators))} is"
-    if machine.gpu is None:
-        return (f"{subject} an estimate: {machine.host.unchecked}",)
-    return (f"{subject} unknown and not included",)
+def _unknown(device: DeviceLedger, machine: Target) -> tuple[str, ...]:
+    """Return one warning of workspaces that are not counted, and of those that are estimates."""
+    estimated = device.estimated_workspaces
+    parts = [
+        f"the workspace of {', '.join(sorted(operators))} is {why}"
+        for operators, why in (
+            (device.unknown_workspaces - estimated, "unknown and not included"),
+            (estimated, f"an estimate: {machine.host.unchecked}"),
+        )
+        if operators
+    ]
+    return ("; ".join(parts),) if parts else ()
 
 
 @cache

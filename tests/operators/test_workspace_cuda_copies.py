@@ -171,8 +171,8 @@ def test_sums_of_powers_are_added_up_as_norms_are() -> None:
 
 def test_the_helper_of_moving_averages_is_not_among_the_fused_optimizers() -> None:
     aten = torch.ops.aten
-    assert takes_nothing(aten._fused_adamw_.default)
-    assert not takes_nothing(aten._fused_moving_avg_obs_fq_helper.default)
+    assert takes_nothing(aten._fused_adamw_.default, "cuda")
+    assert not takes_nothing(aten._fused_moving_avg_obs_fq_helper.default, "cuda")
 
 
 # -- losses and cells ------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_interpolation_of_volumes_is_dense() -> None:
     x, out = meta(2, 8, 4, 4, 4, layout=LAST_3D), meta(2, 8, 8, 8, 8, layout=LAST_3D)
     small, large = 4 * x.numel(), 4 * out.numel()
     assert taken("upsample_nearest3d", out, x, [8, 8, 8]) == (large, small)
-    assert takes_nothing(torch.ops.aten.upsample_trilinear3d.default)
+    assert takes_nothing(torch.ops.aten.upsample_trilinear3d.default, "cuda")
     sizes = ([8, 8, 8], list(x.shape))
     assert taken("upsample_trilinear3d_backward", x, out, *sizes, False) == (small, large)
     assert taken("upsample_nearest3d_backward", x, out, *sizes) == (large,)

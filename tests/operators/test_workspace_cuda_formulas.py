@@ -514,14 +514,14 @@ def test_limits_of_cub_grow_with_what_is_sorted(number: int, size: int, name: st
 def test_operators_that_take_nothing(name: str) -> None:
     packet = getattr(torch.ops.aten, name)
     overload = getattr(packet, packet.overloads()[0])
-    assert takes_nothing(overload) == (name != "dropout")
+    assert takes_nothing(overload, "cuda") == (name != "dropout")
 
 
 @pytest.mark.parametrize("name", ["_fft_r2c", "linalg_qr", "histc"])
 def test_operators_of_which_nothing_is_known(name: str) -> None:
     overload = getattr(torch.ops.aten, name).default
     assert spec_of(overload).cuda.workspace is None
-    assert not takes_nothing(overload)
+    assert not takes_nothing(overload, "cuda")
 
 
 def test_unknown_is_only_what_no_source_tells() -> None:
@@ -529,4 +529,4 @@ def test_unknown_is_only_what_no_source_tells() -> None:
     assert found("_scaled_dot_product_cudnn_attention", None, query).confidence is UNKNOWN
     x = meta(2, 8, 16, 16)
     assert found("cudnn_batch_norm", None, x).confidence is UNKNOWN
-    assert takes_nothing(torch.ops.aten.native_dropout.default)
+    assert takes_nothing(torch.ops.aten.native_dropout.default, "cuda")

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from pytest_torchmem.operators.formats import CONTIGUOUS, copied
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.workspace import Workspace, bounded, unknown
 
 _LONG = 8
 
@@ -48,8 +49,26 @@ def triangle(input: Tensor) -> int:
     return 0
 
 
-@operator("aten::repeat_interleave").workspace("cuda")
-def repeat_interleave(repeats: Tensor) -> Workspace | int:
+@operator("aten::tril_", "aten::triu_").workspace("cpu")
+def triangle_in_place(input: Tensor) -> Workspace | int:
+    """Where there would be a copy, perhaps another for the result."""
+    return unknown() if triangle(input) else 0
+
+
+operator("aten::narrow_copy").workspace("cpu")(copied(self=CONTIGUOUS))
+
+repeat_interleave = operator("aten::repeat_interleave")
+
+
+@repeat_interleave.workspace("cpu")
+def sums_of_counts(repeats: Tensor) -> int:
+    """A prefix sum of the counts, of dense ones; native/Repeat.h, ``repeat_interleave_common``."""
+    converted = 0 if repeats.element_size() == _LONG else _LONG * repeats.numel()
+    return contiguous_copy(repeats) + _LONG * repeats.numel() + converted
+
+
+@repeat_interleave.workspace("cuda")
+def prefix_sum(repeats: Tensor) -> Workspace | int:
     """A prefix sum of the counts; a limit. native/Repeat.h, ``repeat_interleave_common``."""
     number = repeats.numel()
     copies = contiguous_copy(repeats)

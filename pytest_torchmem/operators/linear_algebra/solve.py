@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.geometry import dense_bytes
 from pytest_torchmem.operators.libraries import lapack
 from pytest_torchmem.operators.linear_algebra.lapack_arguments import (
     any_error,
@@ -14,6 +15,16 @@ from pytest_torchmem.operators.linear_algebra.lapack_arguments import (
     work_array,
 )
 from pytest_torchmem.operators.registry import Kind, operator
+
+
+@operator("aten::linalg_solve_triangular").workspace("cpu")
+def solve_triangular(input: Tensor, B: Tensor) -> int:
+    """A copy of a triangle that is broadcast, or dense in neither order;
+    linalg_solve_triangular_out.
+    """
+    triangle = input.expand(*torch.broadcast_shapes(input.shape[:-2], B.shape[:-2]), -1, -1)
+    dense = triangle.is_contiguous() or triangle.mT.is_contiguous()
+    return 0 if dense else dense_bytes(triangle)
 
 
 @operator("aten::_cholesky_solve_helper").decomposition("cpu")

@@ -1,6 +1,7 @@
 """Negative log-likelihood: what is copied to be read, exactly.
 
-native/NLLLoss2d.cpp, native/cuda/Loss.cu (``nll_loss_forward_out_cuda_template``), NLLLoss2d.cu.
+native/LossNLL.cpp, LossNLL2d.cpp; native/cuda/Loss.cu, ``nll_loss_forward_out_cuda_template``, and
+NLLLoss2d.cu.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pytest_torchmem.operators.registry import operator
 
 _NONE = 0
 
-operator("aten::nll_loss_forward").workspace("cuda")(
-    copied(self=CONTIGUOUS, target=CONTIGUOUS, weight=CONTIGUOUS)
-)
-operator("aten::nll_loss_backward").workspace("cuda")(
+_forward = operator("aten::nll_loss_forward")
+_backward = operator("aten::nll_loss_backward")
+_images_backward = operator("aten::nll_loss2d_backward")
+_forward.workspace("cuda")(copied(self=CONTIGUOUS, target=CONTIGUOUS, weight=CONTIGUOUS))
+_backward.workspace("cuda")(
     copied(
         grad_output=CONTIGUOUS,
         self=CONTIGUOUS,
@@ -25,10 +27,23 @@ operator("aten::nll_loss_backward").workspace("cuda")(
         total_weight=CONTIGUOUS,
     )
 )
-operator("aten::nll_loss2d_backward").workspace("cuda")(
-    copied(target=CONTIGUOUS, weight=CONTIGUOUS)
-)
+_images_backward.workspace("cuda")(copied(target=CONTIGUOUS, weight=CONTIGUOUS))
+_backward.workspace("cpu")(copied(weight=CONTIGUOUS))
 _images = operator("aten::nll_loss2d_forward")
+
+
+@_forward.workspace("cpu")
+def added_up(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> int:
+    """Dense copies, without reduction of the weights alone; nll_loss_out_frame."""
+    each = reduction == _NONE and input.dim() == 2
+    read = (weight,) if each else (input, target, weight)
+    return sum(map(contiguous_copy, read))
+
+
+@_images_backward.workspace("cpu")
+def targets_and_weights(target: Tensor, weight: Tensor | None, reduction: int) -> int:
+    """Dense copies, without reduction of the weights alone; nll_loss2d_backward_out_frame."""
+    return contiguous_copy(weight) + (0 if reduction == _NONE else contiguous_copy(target))
 
 
 @_images.workspace("cpu")

@@ -57,6 +57,14 @@ def grouped_rows(
     return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
+@grouped_mm.workspace("cpu")
+def product_after_product(input: Tensor) -> Workspace | int:
+    """A product into every group's rows; in other types than float32 oneDNN's, of which nothing is
+    known. native/GroupedMMUtils.h, ``_grouped_mm_fallback``.
+    """
+    return 0 if input.dtype == torch.float32 else unknown()
+
+
 @grouped_mm.workspace("cuda")
 def product_for_every_group(machine: Gpu, input: Tensor) -> Workspace:
     """Of cuBLAS; in bfloat16 on Hopper and Blackwell CUTLASS, with its own.

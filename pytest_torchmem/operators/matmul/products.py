@@ -19,7 +19,7 @@ from pytest_torchmem.operators.matmul.operands import (
     onednn_copy,
 )
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace
+from pytest_torchmem.operators.workspace import Workspace, unknown
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
@@ -180,6 +180,7 @@ def baddbmm_on_cuda(machine: Gpu, batch1: Tensor, batch2: Tensor) -> Workspace |
 
 
 addbmm = operator("aten::addbmm", "aten::addbmm_")
+dot = operator("aten::dot", "aten::vdot")
 
 
 @addbmm.workspace("cpu")
@@ -192,8 +193,14 @@ def addbmm_on_cpu(
     return _matrix_product(machine, outputs, batch1[0], batch2[0], alpha)
 
 
+@dot.workspace("cpu")
+def scratchpad_of_dot(machine: Host, input: Tensor) -> Workspace | int:
+    """oneDNN's, in bfloat16, which is not known; native/Blas.cpp, dot and use_mkldnn_matmul."""
+    return unknown() if uses_onednn(machine, input.dtype, input.numel()) else 0
+
+
 @addbmm.workspace("cuda")
-@operator("aten::dot", "aten::vdot").workspace("cuda")
+@dot.workspace("cuda")
 def buffer_alone(machine: Gpu) -> Workspace:
     """The handle, and so its buffer; native/cuda/Blas.cpp, ``dot_cuda``; ``addbmm`` is a product
     into the result for every matrix, native/LinearAlgebra.cpp, ``addbmm_impl_``.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied, dense_copy
 from pytest_torchmem.operators.geometry import (
     Outputs,
@@ -66,6 +67,7 @@ whole_sort = operator("aten::sort")
 kth_value = operator("aten::kthvalue")
 medians = operator("aten::median", "aten::nanmedian")
 search = operator("aten::searchsorted")
+bucketize = operator("aten::bucketize")
 operator("aten::sort", "aten::sort.stable", "aten::topk", unknown_outputs=UnknownOutputs.POSITIONS)
 
 
@@ -180,7 +182,7 @@ search.workspace("cpu")(copied(sorted_sequence=CONTIGUOUS, self=CONTIGUOUS))
 
 
 @search.workspace("cuda")
-@operator("aten::bucketize").workspace("cuda")
+@bucketize.workspace("cuda")
 def searchsorted(
     input: Tensor | float,
     sorted_sequence: Tensor | None = None,
@@ -192,5 +194,13 @@ def searchsorted(
     """
     given = [found for found in (sorted_sequence, input, boundaries) if isinstance(found, Tensor)]
     common = torch.result_type(*given) if len(given) > 1 else given[0].dtype
-    converted = [dense_bytes(found, common) for found in given if found.dtype != common]
-    return (*map(contiguous_copy, (*given, sorter)), *converted)
+    cast = [dense_bytes(found, common) for found in given if found.dtype != common]
+    return (*map(contiguous_copy, (*given, sorter)), *cast)
+
+
+@bucketize.workspace("cpu")
+def bucket(input: Tensor | float, boundaries: Tensor) -> int:
+    """The same copies; of a number a tensor; native/Bucketization.cpp, bucketize_cpu."""
+    if not isinstance(input, Tensor):
+        return converted(input, boundaries.dtype)
+    return sum(searchsorted(input, boundaries=boundaries))

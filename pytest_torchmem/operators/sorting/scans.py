@@ -15,7 +15,16 @@ logcumsumexp = operator("aten::_logcumsumexp")
 extremes = operator("aten::_cummax_helper", "aten::_cummin_helper")
 
 
-@operator("aten::cumsum", "aten::cumsum_", "aten::cumprod", "aten::cumprod_").workspace("cuda")
+sums = operator("aten::cumsum", "aten::cumsum_", "aten::cumprod", "aten::cumprod_")
+
+
+@sums.workspace("cpu")
+def converted(outputs: Tensor, input: Tensor) -> int:
+    """The input in the type of the result; native/ReduceOps.cpp, impl_func_cum_ops."""
+    return dense_bytes(input, outputs.dtype) if input.dtype != outputs.dtype else 0
+
+
+@sums.workspace("cuda")
 @logcumsumexp.workspace("cuda")  # LogcumsumexpKernel.cu
 def cumulative(outputs: Tensor, input: Tensor, dim: int) -> Workspace | tuple[int, ...]:
     """Copies of another type or not dense; of one dimension CUB's tiles. ScanKernels.cpp,
