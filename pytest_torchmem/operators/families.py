@@ -49,6 +49,7 @@ _MODULES = (
     "normalization.layer_norm",
     "normalization.renorm",
     "normalization.synchronized_batch_norm",
+    "normalization.weight_norm",
     "random",
     "recurrent.cells",
     "recurrent.cudnn",

@@ -10,7 +10,8 @@ the launch's own arguments (native/cuda/MultiTensorApply.cuh), as ``cat`` does
 not of the common type (native/TensorIterator.cpp, ``compute_types``). Those that convert have a
 function (``elementwise.py``); the others take nothing where all tensors are of one type.
 
-What stands here for the CPU was compared with its allocator, on samples of torch's own.
+What stands here for the CPU was compared with its allocator, on torch's own samples and on calls of
+single operators.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _table(devices: Iterable[str], names: str) -> frozenset[str]:
 _ITERATED = _table(
     DEVICES,
     """
-    elu_backward gelu glu glu_backward glu_jvp glu_backward_jvp hardshrink_backward
+    elu_backward gelu glu glu_backward glu_jvp hardshrink_backward
     hardsigmoid_backward hardswish hardswish_backward hardtanh_backward leaky_relu_backward
     mish mish_backward silu_backward sigmoid_backward softplus_backward softshrink_backward
     tanh_backward threshold_backward logit_backward mse_loss_backward smooth_l1_loss_backward
@@ -90,12 +91,11 @@ _table(
 # native/TensorShape.cpp, cat_out_cpu: parts of another type than the result are converted
 _ITERATED |= _table(DEVICES, "cat stack")
 
-# native/GridSampler.cpp, WeightNorm.cpp, native/nested/NestedTensorBackward.cpp
+# native/GridSampler.cpp, native/nested/NestedTensorBackward.cpp
 _table(
     DEVICES,
     """
-    grid_sampler_2d grid_sampler_3d grid_sampler_3d_backward put _weight_norm_interface
-    _weight_norm_interface_backward _jagged_to_padded_dense_forward
+    grid_sampler_2d grid_sampler_3d grid_sampler_3d_backward put _jagged_to_padded_dense_forward
     """,
 )
 _table(
@@ -103,6 +103,7 @@ _table(
     """
     addr gather index_select index_fill_ take _pdist_forward native_dropout native_dropout_backward
     _thnn_fused_gru_cell _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
+    _weight_norm_interface _weight_norm_interface_backward
     grid_sampler_2d_backward upsample_bicubic2d upsample_linear1d upsample_trilinear3d
     value_selecting_reduction_backward channel_shuffle pixel_shuffle pixel_unshuffle
     replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward

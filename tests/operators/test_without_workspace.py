@@ -116,6 +116,8 @@ def test_the_cpu_copies_what_is_not_of_the_common_type() -> None:
         (lambda x: torch.bucketize(x, torch.arange(4)), 16),
         (lambda x: torch.repeat_interleave(torch.ones(10).long()), 80),
         (lambda x: x.int().__ilshift__(2), 12),
+        (lambda x: torch._weight_norm_interface(x.view(2, 500), torch.ones(1, 500), 1), 0),
+        (lambda x: torch.nn.functional.rrelu_(x), 48),
     ],
 )
 def test_what_was_counted_as_nothing_is_as_measured(body: Any, nbytes: int) -> None:

@@ -23,6 +23,15 @@ _native_backward = operator("aten::_ctc_loss_backward")
 _cudnn = operator("aten::_cudnn_ctc_loss", across_devices=True)  # targets and lengths: the host's
 
 
+@operator("aten::_ctc_loss.Tensor").workspace("cpu")
+def lengths_as_integers(input_lengths: Tensor, target_lengths: Tensor) -> int:
+    """Lengths of another type or not dense, converted; native/LossCTC.cpp, ctc_loss_tensor."""
+    return sum(
+        contiguous_copy(lengths) if lengths.element_size() == _LONG else _LONG * lengths.numel()
+        for lengths in (input_lengths, target_lengths)
+    )
+
+
 @operator("aten::ctc_loss.IntList").path("cuda")
 def ctc_loss(
     call: CompositeCall,
