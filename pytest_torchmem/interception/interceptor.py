@@ -26,6 +26,7 @@ from pytest_torchmem.interception.parts import Parts
 from pytest_torchmem.operators.registry import Kind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace import Buffer
+from pytest_torchmem.step.global_state import seed_what_is_imported
 from pytest_torchmem.step.imports import imports_within
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.target import Target
@@ -138,7 +139,10 @@ class Interceptor:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run every operator of this thread that would reach a kernel."""
-        with interception(self) as self._let_pass, imports_within(self._importing_a_module):
+        with (
+            interception(self) as self._let_pass,
+            imports_within(self._importing_a_module, seed_what_is_imported),
+        ):
             yield
 
     @contextmanager

@@ -17,6 +17,7 @@ from pytest_torchmem.step.imports import imports_apart
 from pytest_torchmem.torch_private.modes import global_device_context
 from pytest_torchmem.torch_private.settings import PROCESS_SETTINGS
 
+_NUMPY = "numpy.random"
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
@@ -75,19 +76,26 @@ def thread_kept() -> Iterator[None]:
 def _generators_kept() -> Iterator[None]:
     """Give a trace the same random numbers every time, and leave the generators as they were."""
     state, python_state = torch.get_rng_state(), random.getstate()
-    numpy = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy else None
+    # numpy imports it when it is first used, which takes longer than a small trace.
+    numpy_state = sys.modules[_NUMPY].get_state() if _NUMPY in sys.modules else None
     torch.default_generator.manual_seed(0)
     random.seed(0)
-    if numpy:
-        numpy.random.seed(0)
+    seed_what_is_imported(_NUMPY)
     try:
         yield
     finally:
         torch.set_rng_state(state)
         random.setstate(python_state)
-        if numpy:
-            numpy.random.set_state(numpy_state)
+        if numpy_state is not None:
+            sys.modules[_NUMPY].set_state(numpy_state)
+        elif _NUMPY in sys.modules:
+            sys.modules[_NUMPY].seed()
+
+
+def seed_what_is_imported(name: str) -> None:
+    """Give numpy's generator the seed of a trace, when it is imported or where it is already."""
+    if name == _NUMPY and name in sys.modules:
+        sys.modules[name].seed(0)
 
 
 @contextmanager

@@ -51,8 +51,11 @@ def imports_apart() -> Iterator[None]:
 
 
 @contextmanager
-def imports_within(context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Run the modules that this thread imports for the first time within ``context()``.
+def imports_within(
+    context: Callable[[], AbstractContextManager[None]], then: Callable[[str], None]
+) -> Iterator[None]:
+    """Run the modules that this thread imports for the first time within ``context()``, and then
+    ``then`` with the name of each.
 
     Both ``import`` and ``importlib.import_module`` look ``_find_and_load`` up for each module that
     is not there yet (Python/import.c, Lib/importlib/_bootstrap.py).
@@ -66,7 +69,9 @@ def imports_within(context: Callable[[], AbstractContextManager[None]]) -> Itera
         if name in sys.modules or threading.get_ident() != thread:
             return original(name, import_)
         with context():
-            return original(name, import_)
+            module = original(name, import_)
+        then(name)
+        return module
 
     with replaced(bootstrap, _find_and_load=find_and_load):
         yield
