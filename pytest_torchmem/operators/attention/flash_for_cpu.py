@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import accumulation_type, contiguous_copy
-from pytest_torchmem.operators.libraries.onednn.brgemm_matmul import Product
 from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
 from pytest_torchmem.operators.matmul.onednn import SCALE, SMALLEST, has_onednn_products
 from pytest_torchmem.operators.registry import operator
@@ -97,6 +96,8 @@ def _products(machine: Host, query: Tensor, key: Tensor) -> list[int]:
 
     A gradient of the value is of one that lies with the heads inside, so never without gaps.
     """
+    from pytest_torchmem.operators.libraries.onednn.brgemm_matmul import Product
+
     rows, columns = _split(query, key)
     width, keys = query.shape[-1], key.shape[-2]
     dense = bool(key.stride(-2) == width)

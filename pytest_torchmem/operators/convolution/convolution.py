@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.arguments import ConvolutionSettings
-from pytest_torchmem.operators.convolution import columns, onednn
+from pytest_torchmem.operators.convolution import columns
 from pytest_torchmem.operators.convolution.choice import (
     Convolution,
     cuda_format,
@@ -148,6 +148,8 @@ def workspace_on_cpu(
     result = outputs.unsqueeze(2) if outputs.dim() == 3 else outputs
     if not call.uses_onednn():
         return line + columns.forward(call, result)
+    from pytest_torchmem.operators.convolution import onednn
+
     taken = beyond(dense_bytes(outputs), onednn.forward(call, result))
     return by_onednn(machine, input.dtype, line + taken)
 
@@ -173,6 +175,8 @@ def backward_workspace_on_cpu(
     )
     if not call.uses_onednn():
         return line + columns.backward(call, gradient, returned, output_mask)
+    from pytest_torchmem.operators.convolution import onednn
+
     taken = beyond(returned, onednn.backward(call, gradient, output_mask))
     return by_onednn(machine, input.dtype, line + taken)
 

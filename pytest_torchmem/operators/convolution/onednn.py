@@ -1,8 +1,7 @@
 """oneDNN's convolutions: operands in the layouts that its kernel wants, and its scratchpad.
 
 native/mkldnn/Conv.cpp calls oneDNN through ideep, which copies operands into the kernel's layouts;
-``libraries/onednn/`` knows those and the scratchpads. Its list of kernels is a dozen modules, which
-are imported when a convolution on the CPU is met: the first trace of a process is quicker without.
+``libraries/onednn/`` knows those and the scratchpads.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from torch import Tensor
 
 from pytest_torchmem.operators.convolution.choice import Convolution
 from pytest_torchmem.operators.geometry import contiguous_copy
+from pytest_torchmem.operators.libraries.onednn import convolution_list
 from pytest_torchmem.operators.libraries.onednn.problem import Primitive, Problem, Sizes
 
 
 def forward(call: Convolution, result: Tensor) -> list[int]:
     """Requests of a forward, the result included."""
-    from pytest_torchmem.operators.libraries.onednn import convolution_list
-
     problem = _problem(call, result)
     copies = _format_copies(call, call.input, call.weight)
     if call.transposed:
@@ -29,8 +27,6 @@ def forward(call: Convolution, result: Tensor) -> list[int]:
 
 def backward(call: Convolution, grad_output: Tensor, output_mask: Sequence[bool]) -> list[int]:
     """Requests of the input's gradient, then of the weight's and the bias's."""
-    from pytest_torchmem.operators.libraries.onednn import convolution_list
-
     problem = _problem(call, grad_output)
     requests = [_format_copies(call, grad_output, call.input, call.weight)]
     if output_mask[0]:

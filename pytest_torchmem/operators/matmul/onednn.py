@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.libraries.onednn.brgemm_matmul import Product
 from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.host import Host
@@ -46,6 +45,8 @@ def onednn_product(
     A row of its own counts as transposed (``matmul_helper_t::transA``), and is copied only where
     its elements are apart.
     """
+    from pytest_torchmem.operators.libraries.onednn.brgemm_matmul import Product
+
     rows, depth = first.shape[-2:]
     columns = second.shape[-1]
     across = 1 if rows == depth == 1 else first.stride(-1)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
 from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
-from pytest_torchmem.operators.libraries.onednn.problem import booked
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.rounding import ceil_div, round_up
 from pytest_torchmem.operators.workspace import Workspace
@@ -96,6 +95,8 @@ _COLUMNS = 32
 def _brgemm_forward(threads: int, inputs: int, hidden: int, merged: bool) -> int:
     """Lists of products; twice as many where both weights are multiplied at once."""
     products = 2 * (2 if inputs == hidden and not merged else 1)
+    from pytest_torchmem.operators.libraries.onednn.problem import booked
+
     return booked(products * threads * _ELEMENT)
 
 
@@ -111,6 +112,8 @@ def _brgemm_backward(threads: int, batch: int, inputs: int, hidden: int, size: i
         if inputs == hidden:
             rows = _rows(threads, hidden, ceil_div(4 * hidden, _COLUMNS))
         turned = (threads * min(rows, inputs), threads * min(rows, hidden))
+    from pytest_torchmem.operators.libraries.onednn.problem import booked
+
     return booked(
         5 * threads * _ELEMENT,
         threads * depth * _COLUMNS * size,
