@@ -61,7 +61,8 @@ def _differences(record: OperatorRecord) -> Iterator[tuple[str, str]]:
 
 def _first_sentence(function: Callable[..., Any]) -> str:
     text = " ".join((function.__doc__ or "").split())
-    return re.split(r"(?<=[^.]\w)\. (?=[A-Z`a-z])", text)[0].rstrip(".").replace("|", "\\|")
+    sentence = re.split(r"(?<=[^.]\w)\. (?=[A-Z`a-z])", text)[0].rstrip(".")
+    return sentence.replace("``", "`").replace("|", "\\|")
 
 
 def written(page: str) -> str:
