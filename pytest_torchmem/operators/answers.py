@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.registry import Kind, aten, operator
 
 operator("aten::_local_scalar_dense", kind=Kind.SCALAR)
 # Asked by C++ composites; no data is read.
 operator(
-    "aten::_assert_tensor_metadata",
-    "aten::_debug_has_internal_overlap",
-    "aten::_has_same_storage_numel",
-    "aten::_use_cudnn_ctc_loss",
-    "aten::_version",
-    "aten::is_pinned",
-    "aten::is_same_size",
-    "aten::sym_numel",
-    "aten::sym_size.int",
-    "aten::sym_storage_offset",
-    "aten::sym_stride.int",
+    *aten("""
+        _assert_tensor_metadata _debug_has_internal_overlap _has_same_storage_numel
+        _use_cudnn_ctc_loss _version is_pinned is_same_size sym_numel sym_size.int
+        sym_storage_offset sym_stride.int
+    """),
     kind=Kind.NATIVE,
 )
 # Their body asks something of data that decides nothing here.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import dense_bytes, type_of_number
-from pytest_torchmem.operators.registry import Kind, UnknownOutputs, operator
+from pytest_torchmem.operators.registry import Kind, UnknownOutputs, aten, operator
 from pytest_torchmem.torch_private.meta import run_structured
 from pytest_torchmem.torch_private.version import TORCH_VERSION
 
@@ -52,11 +52,7 @@ _OTHER_DTYPE = """
 """What answers floating tensors in another dtype than theirs."""
 
 
-def _named(names: str, suffix: str = "") -> list[str]:
-    return [f"aten::{name}{suffix}" for name in names.split()]
-
-
-operator(*_named(_OTHER_DTYPE), other_dtype=True)
+operator(*aten(_OTHER_DTYPE), other_dtype=True)
 # tools/autograd/derivatives.yaml; on a view the node stands inside of a ``CopySlices``.
 operator("aten::mul_.Tensor", "aten::div_.Tensor", "aten::div_.Tensor_mode", saves_number=True)
 # Made of a power and a product up to torch 2.13, and then one kernel for every backend.
@@ -64,24 +60,10 @@ if TORCH_VERSION >= (2, 14):
     operator("aten::ldexp.Tensor", "aten::ldexp_", kind=Kind.LEAF)
 
 operator("aten::isfinite", unknown_outputs=UnknownOutputs.TRUE)
-operator(
-    "aten::isinf",
-    "aten::isnan",
-    "aten::isneginf",
-    "aten::isposinf",
-    unknown_outputs=UnknownOutputs.FALSE,
-)
-operator(
-    *_named(_COMPARISONS, ".Tensor"),
-    *_named(_COMPARISONS, ".Scalar"),
-    unknown_outputs=UnknownOutputs.COMPARED,
-)
-operator(
-    "aten::logical_and",
-    "aten::bitwise_and.Tensor",
-    "aten::mul.Tensor",
-    unknown_outputs=UnknownOutputs.AND,
-)
+operator(*aten("isinf isnan isneginf isposinf"), unknown_outputs=UnknownOutputs.FALSE)
+for _suffix in (".Tensor", ".Scalar"):
+    operator(*aten(_COMPARISONS, _suffix), unknown_outputs=UnknownOutputs.COMPARED)
+operator(*aten("logical_and bitwise_and.Tensor mul.Tensor"), unknown_outputs=UnknownOutputs.AND)
 operator("aten::logical_or", "aten::bitwise_or.Tensor", unknown_outputs=UnknownOutputs.OR)
 operator("aten::logical_not", "aten::bitwise_not", unknown_outputs=UnknownOutputs.NOT)
 
@@ -102,13 +84,13 @@ def converted(operand: object, common: torch.dtype) -> int:
     return own.itemsize + (0 if own == common else common.itemsize)
 
 
-@operator(*_named(_ARITHMETIC + _ARITHMETIC_OUT_OF_PLACE)).workspace("cpu")
+@operator(*aten(_ARITHMETIC + _ARITHMETIC_OUT_OF_PLACE)).workspace("cpu")
 def arithmetic(outputs: Tensor, operands: list[Any]) -> int:
     """Operands in another type than the result's; build_binary_op and its kin."""
     return sum(converted(operand, outputs.dtype) for operand in operands[:3])
 
 
-@operator(*_named(_ARITHMETIC, "_"), "aten::__ilshift__", "aten::__irshift__").workspace("cpu")
+@operator(*aten(_ARITHMETIC, "_"), "aten::__ilshift__", "aten::__irshift__").workspace("cpu")
 def arithmetic_in_place(operands: list[Any]) -> int:
     """As out of place; a target that is not of the common type is copied twice."""
     target, *operands = operands
@@ -132,14 +114,14 @@ def clamp(outputs: Tensor, tensors: list[Tensor]) -> int:
     return sum(converted(tensor, outputs.dtype) for tensor in tensors)
 
 
-@operator(*_named(_COMPARISONS), *_named(_LOGICAL), *_named(_COMPARISONS, "_")).workspace("cpu")
+@operator(*aten(_COMPARISONS), *aten(_LOGICAL), *aten(_COMPARISONS, "_")).workspace("cpu")
 def comparison(input: Tensor, other: Operand) -> int:
     """Both sides in their common type; build_comparison_op."""
     common = torch.result_type(input, other)
     return converted(input, common) + converted(other, common)
 
 
-@operator(*_named(_UNARY_FLOAT)).workspace("cpu")
+@operator(*aten(_UNARY_FLOAT)).workspace("cpu")
 def unary_float(outputs: Tensor, tensors: list[Tensor]) -> int:
     """Integers are copied to float first; build_unary_float_op."""
     return sum(converted(tensor, outputs.dtype) for tensor in tensors)

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.registry import Kind, aten, operator
 
 # Where they are small their values are known; of random floating ones, single numbers.
 operator(
-    "aten::arange",
-    "aten::bernoulli",
-    "aten::bernoulli_",
-    "aten::empty",
-    "aten::empty_strided",
-    "aten::eye",
-    "aten::full",
-    "aten::linspace",
-    "aten::logspace",
-    "aten::ones",
-    "aten::rand",
-    "aten::randint",
-    "aten::randn",
-    "aten::random_",
-    "aten::randperm",
-    "aten::range",
-    "aten::scalar_tensor",
-    "aten::tril_indices",
-    "aten::triu_indices",
-    "aten::zeros",
+    *aten("""
+        arange bernoulli bernoulli_ empty empty_strided eye full linspace logspace ones rand
+        randint randn random_ randperm range scalar_tensor tril_indices triu_indices zeros
+    """),
     "prims::empty",
     "prims::empty_strided",
     "prims::full",
@@ -33,25 +17,15 @@ operator(
     makes_values=True,
 )
 operator(
-    "aten::full_like",
-    "aten::new_full",
-    "aten::new_ones",
-    "aten::new_zeros",
-    "aten::ones_like",
-    "aten::zeros_like",
+    *aten("full_like new_full new_ones new_zeros ones_like zeros_like"),
     "prims::full_like",
     fills=True,
 )
 operator("aten::fill_", "aten::zero_", overwrites=True)
 # One allocation: as well from meta as by their body, and quicker.
 operator(
-    "aten::empty_like",
-    "aten::full_like",
-    "aten::new_empty",
-    "aten::new_empty_strided",
-    "aten::new_ones",
-    "aten::new_zeros",
-    "aten::ones_like",
-    "aten::zeros_like",
+    *aten(
+        "empty_like full_like new_empty new_empty_strided new_ones new_zeros ones_like zeros_like"
+    ),
     kind=Kind.LEAF,
 )

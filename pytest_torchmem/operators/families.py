@@ -5,79 +5,35 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
-_MODULES = (
-    "activations",
-    "answers",
-    "attention.choice",
-    "attention.cudnn",
-    "attention.dot_product",
-    "attention.efficient",
-    "attention.encoder_layer",
-    "attention.flash",
-    "attention.flash_for_cpu",
-    "attention.multi_head",
-    "convolution.convolution",
-    "convolution.cudnn",
-    "convolution.slow",
-    "copies",
-    "elementwise",
-    "embedding.bag",
-    "embedding.rows",
-    "factories",
-    "foreach",
-    "fourier",
-    "histograms",
-    "indexing.advanced",
-    "indexing.masks",
-    "indexing.rearrange",
-    "indexing.rows",
-    "indexing.scatter",
-    "linear_algebra.distance",
-    "linear_algebra.lu",
-    "linear_algebra.qr",
-    "linear_algebra.solve",
-    "linear_algebra.spectral",
-    "losses.ctc",
-    "losses.elementwise",
-    "losses.likelihood",
-    "matmul.low_precision",
-    "matmul.products",
-    "nested.conversion",
-    "normalization.batch_norm",
-    "normalization.cudnn_batch_norm",
-    "normalization.group_norm",
-    "normalization.layer_norm",
-    "normalization.renorm",
-    "normalization.synchronized_batch_norm",
-    "normalization.weight_norm",
-    "random",
-    "recurrent.cells",
-    "recurrent.cudnn",
-    "recurrent.cudnn_weights",
-    "recurrent.layers",
-    "recurrent.onednn",
-    "recurrent.packed_sequence",
-    "reduction.extremes",
-    "reduction.sums",
-    "resampling.grid_sampler",
-    "resampling.interpolation",
-    "resampling.padding",
-    "resampling.patches",
-    "resampling.pooling",
-    "resampling.shuffle",
-    "softmax",
-    "sorting.distinct",
-    "sorting.order",
-    "sorting.scans",
-    "sparse.compressed",
-    "sparse.conversion",
-    "sparse.coo",
-    "without_workspace",
-)
+_MODULES = {
+    "": (
+        "activations answers copies elementwise factories foreach fourier histograms random "
+        "softmax without_workspace"
+    ),
+    "attention": "choice cudnn dot_product efficient encoder_layer flash flash_for_cpu multi_head",
+    "convolution": "convolution cudnn slow",
+    "embedding": "bag rows",
+    "indexing": "advanced masks rearrange rows scatter",
+    "linear_algebra": "distance lu qr solve spectral",
+    "losses": "ctc elementwise likelihood",
+    "matmul": "low_precision products",
+    "nested": "conversion",
+    "normalization": (
+        "batch_norm cudnn_batch_norm group_norm layer_norm renorm synchronized_batch_norm "
+        "weight_norm"
+    ),
+    "recurrent": "cells cudnn cudnn_weights layers onednn packed_sequence",
+    "reduction": "extremes sums",
+    "resampling": "grid_sampler interpolation padding patches pooling shuffle",
+    "sorting": "distinct order scans",
+    "sparse": "compressed conversion coo",
+}
+"""By the folder of a family."""
 
 
 @cache
 def load() -> None:
     """Import every family."""
-    for module in _MODULES:
-        import_module(f"pytest_torchmem.operators.{module}")
+    for folder, modules in _MODULES.items():
+        for module in modules.split():
+            import_module(".".join(filter(None, ("pytest_torchmem.operators", folder, module))))

@@ -195,6 +195,11 @@ class Operators:
         return register
 
 
+def aten(names: str, suffix: str = "") -> list[str]:
+    """Return the full names of ATen's operators, each with ``suffix``."""
+    return [f"aten::{name}{suffix}" for name in names.split()]
+
+
 def operator(*names: str, **aspects: Any) -> Operators:
     """Describe operators: ``aspects`` are fields of ``OperatorRecord``.
 

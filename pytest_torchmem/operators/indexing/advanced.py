@@ -14,7 +14,7 @@ from torch import Tensor
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.indexing.index_sort import sort_of_indices
 from pytest_torchmem.operators.indexing.masks import nonzero_bytes
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.settings import prefers_deterministic
@@ -25,12 +25,9 @@ _MASKS = (torch.bool, torch.uint8)
 get = operator("aten::index")
 put = operator("aten::_index_put_impl_")
 operator(
-    "aten::index.Tensor",
-    "aten::_unsafe_index.Tensor",
-    "aten::index_put_",
-    "aten::index_put",
-    "aten::_unsafe_index_put",
-    "aten::_index_put_impl_",
+    *aten(
+        "index.Tensor _unsafe_index.Tensor index_put_ index_put _unsafe_index_put _index_put_impl_"
+    ),
     masks=True,
     across_devices=True,
 )

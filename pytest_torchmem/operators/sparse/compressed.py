@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.sparse.parts import (
     COMPRESSED,
     compressed_indices,
@@ -31,36 +31,13 @@ _WITH_PLACES = ("amax", "amin")
 # Their kernels for compressed tensors call others, and read no values themselves; as those that are
 # composite for all layouts do.
 operator(
-    "aten::_nnz",
-    "aten::_sparse_compressed_tensor_unsafe",
-    "aten::_sparse_compressed_tensor_with_dims",
-    "aten::_to_copy",
-    "aten::_to_dense",
-    "aten::_to_sparse",
-    "aten::_to_sparse_bsc",
-    "aten::_to_sparse_bsr",
-    "aten::_to_sparse_csc",
-    "aten::_to_sparse_csr",
-    "aten::alias",
-    "aten::ccol_indices",
-    "aten::clone",
-    "aten::col_indices",
-    "aten::crow_indices",
-    "aten::dense_dim",
-    "aten::detach",
-    "aten::empty",
-    "aten::empty_like",
-    "aten::fill_",
-    "aten::is_same_size",
-    "aten::mm",
-    "aten::row_indices",
-    "aten::sparse_compressed_tensor",
-    "aten::sparse_dim",
-    "aten::sparse_mask",
-    "aten::sum",
-    "aten::transpose",
-    "aten::values",
-    "aten::zero_",
+    *aten("""
+        _nnz _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims _to_copy
+        _to_dense _to_sparse _to_sparse_bsc _to_sparse_bsr _to_sparse_csc _to_sparse_csr alias
+        ccol_indices clone col_indices crow_indices dense_dim detach empty empty_like fill_
+        is_same_size mm row_indices sparse_compressed_tensor sparse_dim sparse_mask sum transpose
+        values zero_
+    """),
     compressed_by_operators=True,
 )
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.registry import Kind, aten, operator
 
 operator(
-    "aten::_sparse_compressed_tensor_unsafe",
-    "aten::_sparse_compressed_tensor_with_dims",
-    "aten::_to_sparse_bsc",
-    "aten::_to_sparse_bsr",
-    "aten::_to_sparse_csc",
-    "aten::_to_sparse_csr",
-    "aten::sparse_compressed_tensor.comp_plain_value",
-    "aten::sparse_compressed_tensor.comp_plain_value_size",
+    *aten("""
+        _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims _to_sparse_bsc
+        _to_sparse_bsr _to_sparse_csc _to_sparse_csr sparse_compressed_tensor.comp_plain_value
+        sparse_compressed_tensor.comp_plain_value_size
+    """),
     kind=Kind.COMPRESSED,
 )
 # Made of the indices and values that are given.

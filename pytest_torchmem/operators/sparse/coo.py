@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.sparse.parts import unsupported_layout
 from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values, specified_elements
 
@@ -20,17 +20,10 @@ _aten: Any = torch.ops.aten
 
 # Torch's own kernel takes the tensor apart, and reads no data.
 operator(
-    "aten::_coalesced_",
-    "aten::_dimI",
-    "aten::_dimV",
-    "aten::_indices",
-    "aten::_nnz",
-    "aten::_values",
-    "aten::alias",
-    "aten::dense_dim",
-    "aten::detach",
-    "aten::is_coalesced",
-    "aten::sparse_dim",
+    *aten("""
+        _coalesced_ _dimI _dimV _indices _nnz _values alias dense_dim detach is_coalesced
+        sparse_dim
+    """),
     sparse_metadata=True,
 )
 
