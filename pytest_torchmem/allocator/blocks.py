@@ -6,7 +6,7 @@ c10/cuda/CUDACachingAllocator.cpp, ``Block``, ``BlockPool``, ``ExpandableSegment
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 
 class Expandable:
@@ -17,46 +17,33 @@ class Expandable:
     def __init__(self, address: int, size: int, page: int) -> None:
         self.address, self.size, self.page = address, size, page
 
-    def pages(self, address: int, size: int) -> tuple[int, int]:
-        """Return the first page of a range and the one behind its last, rounded outwards."""
-        begin = (address - self.address) // self.page
-        return begin, -(-(address + size - self.address) // self.page)
 
-
+@dataclass(slots=True, eq=False, repr=False)
 class Block:
     """A piece of a segment, in use or free; ``before`` and ``after`` are its neighbours there."""
 
-    __slots__ = (
-        "address",
-        "after",
-        "age_base",
-        "allocated",
-        "before",
-        "expandable",
-        "mapped",
-        "pool",
-        "requested",
-        "size",
-        "stream",
-        "waiting",
-    )
-
-    def __init__(self, address: int, size: int, stream: int, pool: Pool) -> None:
-        self.address, self.size, self.stream, self.pool = address, size, stream, pool
-        self.requested = 0
-        self.allocated = False
-        self.before: Block | None = None
-        self.after: Block | None = None
-        self.mapped = True
-        self.expandable: Expandable | None = None
-        self.waiting: set[int] | None = None
-        """Other streams whose work on the block has to be over before it is free again."""
-        self.age_base = 0
+    address: int
+    size: int
+    stream: int
+    pool: Pool
+    expandable: Expandable | None = None
+    mapped: bool = True
+    requested: int = 0
+    allocated: bool = False
+    before: Block | None = None
+    after: Block | None = None
+    waiting: set[int] | None = None
+    """Other streams whose work on the block has to be over before it is free again."""
+    age_base: int = 0
 
     @property
     def is_split(self) -> bool:
         """Whether the block is a part of its segment only."""
         return self.before is not None or self.after is not None
+
+    def part(self, address: int, size: int) -> Block:
+        """Return a new block of the same segment."""
+        return Block(address, size, self.stream, self.pool, self.expandable)
 
     def splice(self, before: Block | None, after: Block | None) -> None:
         """Put the block between two that are neighbours."""
@@ -107,10 +94,7 @@ class Pool:
     def insert(self, block: Block) -> None:
         """Keep a free block."""
         block.age_base = self.searches
-        blocks = self.free.get(block.stream)
-        if blocks is None:
-            blocks = self.free[block.stream] = []
-        insort(blocks, (block.size, block.address, block))
+        insort(self.free.setdefault(block.stream, []), (block.size, block.address, block))
 
     def erase(self, block: Block) -> None:
         """Take a free block out."""
@@ -130,7 +114,6 @@ class Pool:
         blocks = self._unmapped[block.stream]
         del blocks[bisect_left(blocks, (block.address,))]
 
-    def unmapped(self, stream: int) -> Iterator[Block]:
-        """Yield addresses without memory, the lowest first."""
-        for _, block in self._unmapped.get(stream, ()):
-            yield block
+    def unmapped(self, stream: int) -> list[Block]:
+        """Return addresses without memory, the lowest first."""
+        return [block for _, block in self._unmapped.get(stream, ())]

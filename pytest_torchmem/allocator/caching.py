@@ -188,17 +188,12 @@ class CachingAllocator(ReservedMemory):
 
     def _hand_out(self, block: Block, size: int, nbytes: int) -> Block:
         """Return the part of a free block that a request needs (``alloc_found_block``)."""
-        pool, already_split = block.pool, block.before is not None or block.after is not None
+        pool, already_split = block.pool, block.is_split
         counted = self.statistics.of(pool.is_small)
         if self._should_split(block, size):
             remaining = block
-            block = Block(remaining.address, size, remaining.stream, pool)
-            block.expandable = remaining.expandable
-            before = block.before = remaining.before
-            if before is not None:
-                before.after = block
-            block.after = remaining
-            remaining.before = block
+            block = remaining.part(remaining.address, size)
+            block.splice(remaining.before, remaining)
             remaining.address += size
             remaining.size -= size
             pool.insert(remaining)
@@ -246,19 +241,13 @@ class CachingAllocator(ReservedMemory):
                 nbytes -= merged
         self.active.discard(block)
         block.pool.insert(block)
-        if block.before is not None or block.after is not None:
+        if block.is_split:
             blocks += 1
             nbytes += block.size
         for statistics in self.statistics.of(block.pool.is_small):
             if block.expandable is None:
-                if blocks > 0:
-                    statistics.inactive_split.increase(blocks)
-                elif blocks < 0:
-                    statistics.inactive_split.decrease(-blocks)
-                if nbytes > 0:
-                    statistics.inactive_split_bytes.increase(nbytes)
-                elif nbytes < 0:
-                    statistics.inactive_split_bytes.decrease(-nbytes)
+                statistics.inactive_split.change(blocks)
+                statistics.inactive_split_bytes.change(nbytes)
             statistics.active.decrease(1)
             statistics.active_bytes.decrease(size)
             statistics.requested_bytes.decrease(requested)

@@ -68,12 +68,13 @@ class ExpandableSegments:
         pool.erase(block)
         left, right = address - block.address, block.address + block.size - (address + size)
         if left:
-            self._rest(block, block.address, left).splice(block.before, block)
+            rest = block.part(block.address, left)
+            rest.splice(block.before, block)
+            pool.insert(rest)
         if right:
-            self._rest(block, address + size, right).splice(block, block.after)
-        for rest in (block.before if left else None, block.after if right else None):
-            if rest is not None:
-                pool.insert(rest)
+            rest = block.part(address + size, right)
+            rest.splice(block, block.after)
+            pool.insert(rest)
         block.address, block.size, block.mapped = address, size, False
         block.merge(block.before)
         block.merge(block.after)
@@ -95,8 +96,7 @@ class ExpandableSegments:
         # 1 1/8 of the device's memory, in whole pages.
         nbytes = -(-(total + total // 8) // page) * page
         segment = Expandable(memory.new_addresses(nbytes), nbytes, page)
-        block = Block(segment.address, nbytes, stream, pool)
-        block.mapped, block.expandable = False, segment
+        block = Block(segment.address, nbytes, stream, pool, segment, mapped=False)
         pool.insert_unmapped(block)
         return block
 
@@ -104,7 +104,8 @@ class ExpandableSegments:
         """Have memory for the first ``size`` bytes of a block, in whole pages; whether there is."""
         segment, pool, memory = block.expandable, block.pool, self._memory
         assert segment is not None
-        begin, end = segment.pages(block.address, size)
+        begin = (block.address - segment.address) // segment.page
+        end = -(-(block.address + size - segment.address) // segment.page)
         nbytes = (end - begin) * segment.page
         if not nbytes or (
             memory.capacity is not None and memory.reserved + nbytes > memory.capacity
@@ -113,7 +114,7 @@ class ExpandableSegments:
         pool.erase_unmapped(block)
         block.mapped = True
         if nbytes < block.size:
-            rest = self._rest(block, block.address + nbytes, block.size - nbytes)
+            rest = block.part(block.address + nbytes, block.size - nbytes)
             rest.mapped = False
             rest.splice(block, block.after)
             pool.insert_unmapped(rest)
@@ -123,12 +124,6 @@ class ExpandableSegments:
         pool.insert(block)
         memory.add_reserved(nbytes, pool.is_small)
         return True
-
-    @staticmethod
-    def _rest(block: Block, address: int, size: int) -> Block:
-        rest = Block(address, size, block.stream, block.pool)
-        rest.expandable = block.expandable
-        return rest
 
 
 def _expandable_size(block: Block) -> int:

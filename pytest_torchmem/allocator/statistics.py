@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-NAMES = (
-    "allocation",
-    "segment",
-    "active",
-    "inactive_split",
-    "allocated_bytes",
-    "reserved_bytes",
-    "active_bytes",
-    "inactive_split_bytes",
-    "requested_bytes",
+_COUNTERS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
 )
-POOLS = ("all", "small_pool", "large_pool")
 
 
 class Stat:
@@ -42,37 +37,30 @@ class Stat:
         self.current -= amount
         self.freed += amount
 
-    def items(self) -> Iterator[tuple[str, int]]:
-        """Yield the figure's parts by the names of ``memory_stats``."""
-        yield "current", self.current
-        yield "peak", self.peak
-        yield "allocated", self.allocated
-        yield "freed", self.freed
+    def change(self, amount: int) -> None:
+        """Add ``amount``, or take it away where it is negative."""
+        if amount < 0:
+            self.decrease(-amount)
+        else:
+            self.increase(amount)
 
 
 class PoolStatistics:
     """The statistics of one pool, or of both."""
 
-    __slots__ = NAMES
-
-    allocation: Stat
-    segment: Stat
-    active: Stat
-    inactive_split: Stat
-    allocated_bytes: Stat
-    reserved_bytes: Stat
-    active_bytes: Stat
-    inactive_split_bytes: Stat
-    requested_bytes: Stat
-
     def __init__(self) -> None:
-        for name in NAMES:
-            setattr(self, name, Stat())
+        self.allocation = Stat()
+        self.segment = Stat()
+        self.active = Stat()
+        self.inactive_split = Stat()
+        self.allocated_bytes = Stat()
+        self.reserved_bytes = Stat()
+        self.active_bytes = Stat()
+        self.inactive_split_bytes = Stat()
+        self.requested_bytes = Stat()
 
-    def stats(self) -> Iterator[tuple[str, Stat]]:
-        """Yield every figure with its name."""
-        for name in NAMES:
-            yield name, getattr(self, name)
+
+NAMES = tuple(vars(PoolStatistics()))
 
 
 class Statistics:
@@ -90,41 +78,32 @@ class Statistics:
 
     def reset_peaks(self) -> None:
         """Begin every peak anew from what is there now (``resetPeakStats``)."""
-        for stat in self._every():
+        for _, stat in self._stats():
             stat.peak = stat.current
 
     def reset_totals(self) -> None:
         """Begin the running totals anew (``resetAccumulatedStats``)."""
-        for stat in self._every():
+        for _, stat in self._stats():
             stat.allocated = stat.freed = 0
-        self.num_alloc_retries = self.num_ooms = 0
-        self.num_device_alloc = self.num_device_free = self.num_sync_all_streams = 0
+        for name in _COUNTERS:
+            setattr(self, name, 0)
 
     def as_dict(self, max_split_size: int | None) -> dict[str, int]:
         """Return what ``torch.cuda.memory_stats`` does, in order of name."""
         figures = {
-            f"{name}.{pool}.{part}": value
-            for pool, statistics in zip(POOLS, (self.all, self.small, self.large), strict=True)
-            for name, stat in statistics.stats()
-            for part, value in stat.items()
+            f"{name}.{part}": getattr(stat, part)
+            for name, stat in self._stats()
+            for part in Stat.__slots__
         }
-        for name in ("oversize_allocations", "oversize_segments"):
-            for part, value in getattr(self, name).items():
-                figures[f"{name}.{part}"] = value
-        for name in (
-            "num_alloc_retries",
-            "num_ooms",
-            "num_sync_all_streams",
-            "num_device_alloc",
-            "num_device_free",
-        ):
-            figures[name] = getattr(self, name)
+        figures |= {name: getattr(self, name) for name in _COUNTERS}
         figures["max_split_size"] = -1 if max_split_size is None else max_split_size
         return dict(sorted(figures.items()))
 
-    def _every(self) -> Iterator[Stat]:
-        for statistics in (self.all, self.small, self.large):
-            for _, stat in statistics.stats():
-                yield stat
-        yield self.oversize_allocations
-        yield self.oversize_segments
+    def _stats(self) -> Iterator[tuple[str, Stat]]:
+        """Yield every figure with its name."""
+        pools = {"all": self.all, "small_pool": self.small, "large_pool": self.large}
+        for name in NAMES:
+            for pool, statistics in pools.items():
+                yield f"{name}.{pool}", getattr(statistics, name)
+        yield "oversize_allocations", self.oversize_allocations
+        yield "oversize_segments", self.oversize_segments
