@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import Any, TypeAlias
 
 from pytest_torchmem.errors import UsageError
 
@@ -51,6 +52,7 @@ class AllocatorOptions:
 
 
 DEFAULTS = AllocatorOptions()
+_Parser: TypeAlias = Callable[[AllocatorOptions, list[str]], AllocatorOptions]
 
 
 def parse_options(text: str, before: AllocatorOptions = DEFAULTS) -> AllocatorOptions:
@@ -125,22 +127,18 @@ def _expandable_segments(options: AllocatorOptions, value: list[str]) -> Allocat
     return replace(options, expandable_segments=value == ["True"])
 
 
-def _max_split_size(options: AllocatorOptions, value: list[str]) -> AllocatorOptions:
-    least = options.large_segment_size // MIB
-    mib = _whole(value)
-    if mib < least:
-        raise ValueError(f"CachingAllocator option max_split_size_mb too small, must be >= {least}")
-    return replace(options, max_split_size=mib * MIB)
+def _size(key: str) -> _Parser:
+    """Return what sets a size in MiB, which is not below that of the large pool's segments."""
 
+    def parse(options: AllocatorOptions, value: list[str]) -> AllocatorOptions:
+        least = options.large_segment_size // MIB
+        mib = _whole(value)
+        if mib < least:
+            raise ValueError(f"CachingAllocator option {key}_mb too small, must be >= {least}")
+        changed: dict[str, Any] = {key: mib * MIB}
+        return replace(options, **changed)
 
-def _max_non_split_rounding(options: AllocatorOptions, value: list[str]) -> AllocatorOptions:
-    least = options.large_segment_size // MIB
-    mib = _whole(value)
-    if mib < least:
-        raise ValueError(
-            f"CachingAllocator option max_non_split_rounding_mb too small, must be >= {least}"
-        )
-    return replace(options, max_non_split_rounding=mib * MIB)
+    return parse
 
 
 def _large_segment_size(options: AllocatorOptions, value: list[str]) -> AllocatorOptions:
@@ -218,10 +216,10 @@ def _power_of_two(number: int, message: str) -> None:
         raise ValueError(message.strip())
 
 
-_PARSERS: dict[str, Callable[[AllocatorOptions, list[str]], AllocatorOptions]] = {
+_PARSERS: dict[str, _Parser] = {
     "expandable_segments": _expandable_segments,
-    "max_split_size_mb": _max_split_size,
-    "max_non_split_rounding_mb": _max_non_split_rounding,
+    "max_split_size_mb": _size("max_split_size"),
+    "max_non_split_rounding_mb": _size("max_non_split_rounding"),
     "large_segment_size_mb": _large_segment_size,
     "roundup_power2_divisions": _roundup_power2_divisions,
     "garbage_collection_threshold": _garbage_collection_threshold,

@@ -9,9 +9,10 @@ when a trace first switches autocast on.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -153,26 +154,17 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
 
 def _kernels(casts: Casts) -> dict[str, Callable[..., Any]]:
     """Return the casting kernels by operator."""
-    policies: list[tuple[Any, Callable[[Casts, Any], Callable[..., Any]]]] = [
-        (lists.LOWER_PRECISION, _lower_precision),
-        (lists.FLOAT32, _float32),
-        (lists.FLOAT32_BY_DTYPE_ARGUMENT, _float32_by_dtype_argument),
-        (lists.FLOAT32_BY_OVERLOAD, _float32_by_overload),
-        (lists.WIDEST, _widest),
-        (lists.BANNED, _banned),
-        (lists.RECURRENT, _recurrent),
-    ]
-    kernels = {name: _own(kernel) for name, kernel in own_autocast_kernels().items()}
-    for names, policy in policies:
+    kernels = own_autocast_kernels()
+    for names, policy in _POLICIES:
         for name in names:
             operator = find_operator(name)
             if operator is not None:
                 kernels[f"aten::{name}"] = policy(casts, operator)
-    return kernels
+    return {name: _below_autocast(kernel) for name, kernel in kernels.items()}
 
 
-def _own(casting: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that a user registered, below which nothing is cast."""
+def _below_autocast(casting: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel below which nothing is cast."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with outside_autocast():
@@ -181,42 +173,29 @@ def _own(casting: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _lower_precision(casts: Casts, operator: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with outside_autocast():
-            dtype = casts.lower
-            return operator(
-                *[casts.to(dtype, value) for value in args], **_cast(casts, dtype, kwargs)
-            )
+def _casting(dtype_of: Callable[[Casts, tuple[Any, ...]], torch.dtype]) -> _Policy:
+    """Return the policy that casts all arguments to one dtype."""
 
-    return kernel
+    def policy(casts: Casts, operator: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            dtype = dtype_of(casts, (*args, *kwargs.values()))
+            named = {name: casts.to(dtype, value) for name, value in kwargs.items()}
+            return operator(*[casts.to(dtype, value) for value in args], **named)
 
+        return kernel
 
-def _float32(casts: Casts, operator: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with outside_autocast():
-            dtype = torch.float32
-            return operator(
-                *[casts.to(dtype, value) for value in args], **_cast(casts, dtype, kwargs)
-            )
-
-    return kernel
+    return policy
 
 
 def _float32_by_dtype_argument(casts: Casts, operator: Any) -> Callable[..., Any]:
-    position = next(
-        index
-        for index, argument in enumerate(schema(operator).arguments)
-        if argument.name == "dtype"
-    )
+    position = [argument.name for argument in schema(operator).arguments].index("dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with outside_autocast():
-            given = args[position] if len(args) > position else kwargs.get("dtype")
-            if given is None and casts.eligible(args[0]):
-                args = args[:position]
-                kwargs = {**kwargs, "dtype": torch.float32}
-            return operator(*args, **kwargs)
+        given = args[position] if len(args) > position else kwargs.get("dtype")
+        if given is None and casts.eligible(args[0]):
+            args = args[:position]
+            kwargs = {**kwargs, "dtype": torch.float32}
+        return operator(*args, **kwargs)
 
     return kernel
 
@@ -227,42 +206,32 @@ def _float32_by_overload(casts: Casts, operator: Any) -> Callable[..., Any]:
     defaults = [argument.default_value for argument in schema(operator).arguments]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with outside_autocast():
-            dtype = torch.float32 if casts.eligible(args[0]) else args[0].dtype
-            given = (*args, *defaults[len(args) :])
-            return target(*given, dtype=dtype, **kwargs)
-
-    return kernel
-
-
-def _widest(casts: Casts, operator: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with outside_autocast():
-            dtype = casts.widest((*args, *kwargs.values()))
-            return operator(
-                *[casts.to(dtype, value) for value in args], **_cast(casts, dtype, kwargs)
-            )
+        dtype = torch.float32 if casts.eligible(args[0]) else args[0].dtype
+        return target(*args, *defaults[len(args) :], dtype=dtype, **kwargs)
 
     return kernel
 
 
 def _banned(casts: Casts, operator: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if not any(casts.eligible(value) for value in args):
-            with outside_autocast():
-                return operator(*args, **kwargs)
-        raise RuntimeError(_BANNED)
+        if any(casts.eligible(value) for value in args):
+            raise RuntimeError(_BANNED)
+        return operator(*args, **kwargs)
 
     return kernel
 
 
 def _recurrent(casts: Casts, operator: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with outside_autocast():
-            return autocast_rnn(casts, casts.trace, *args, **kwargs)
-
-    return kernel
+    return partial(autocast_rnn, casts, casts.trace)
 
 
-def _cast(casts: Casts, dtype: torch.dtype, kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: casts.to(dtype, value) for name, value in kwargs.items()} if kwargs else kwargs
+_Policy: TypeAlias = Callable[[Casts, Any], Callable[..., Any]]
+_POLICIES: tuple[tuple[Iterable[str], _Policy], ...] = (
+    (lists.LOWER_PRECISION, _casting(lambda casts, args: casts.lower)),
+    (lists.FLOAT32, _casting(lambda casts, args: torch.float32)),
+    (lists.FLOAT32_BY_DTYPE_ARGUMENT, _float32_by_dtype_argument),
+    (lists.FLOAT32_BY_OVERLOAD, _float32_by_overload),
+    (lists.WIDEST, _casting(Casts.widest)),
+    (lists.BANNED, _banned),
+    (lists.RECURRENT, _recurrent),
+)

@@ -54,44 +54,36 @@ def parse_target(*args: Any, **kwargs: Any) -> Target:
     return Target(device, dtype, given.get("memory_format"), non_blocking, copy)
 
 
-class DeviceCopy:
-    """The differentiable copy from one device to another."""
+def copy_to(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
+    """Return a differentiable copy of ``tensor`` on the device of ``target``, which has one."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return cast(Tensor, cast(Any, ToCopy).apply(tensor, trace, target))
+    return _copied(trace, tensor, target)
 
-    def __init__(self, trace: TraceContext) -> None:
-        self._trace = trace
 
-    def __call__(self, tensor: Tensor, target: Target) -> Tensor:
-        """Return ``tensor`` on the device of ``target``, which has one."""
-        if tensor.requires_grad and torch.is_grad_enabled():
-            return cast(Tensor, cast(Any, ToCopy).apply(tensor, self.copy, target))
-        return self.copy(tensor, target)
-
-    def copy(self, tensor: Tensor, target: Target) -> Tensor:
-        """Issue the operator."""
-        device, dtype = target.device, target.dtype or tensor.dtype
-        assert device is not None
-        if device.type == "meta":
-            return cast(Tensor, TensorBase.to(tensor, device, dtype))
-        with self._trace.placing_on(device):
-            copied = torch.ops.aten._to_copy.default(
-                tensor,
-                dtype=dtype,
-                non_blocking=target.non_blocking,
-                memory_format=target.memory_format or torch.preserve_format,
-            )
-        return cast(Tensor, copied)
+def _copied(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
+    device, dtype = target.device, target.dtype or tensor.dtype
+    assert device is not None
+    if device.type == "meta":
+        return cast(Tensor, TensorBase.to(tensor, device, dtype))
+    with trace.placing_on(device):
+        copied = torch.ops.aten._to_copy.default(
+            tensor,
+            dtype=dtype,
+            non_blocking=target.non_blocking,
+            memory_format=target.memory_format or torch.preserve_format,
+        )
+    return cast(Tensor, copied)
 
 
 class ToCopy(torch.autograd.Function):
     """``ToCopyBackward0`` for two devices that C++ cannot tell apart."""
 
     @staticmethod
-    def forward(
-        ctx: Any, tensor: Tensor, copy: Callable[[Tensor, Target], Tensor], target: Target
-    ) -> Tensor:
-        ctx.copy, ctx.origin = copy, Target(tensor.device, tensor.dtype)
-        return copy(tensor, target)
+    def forward(ctx: Any, tensor: Tensor, trace: TraceContext, target: Target) -> Tensor:
+        ctx.trace, ctx.origin = trace, Target(tensor.device, tensor.dtype)
+        return _copied(trace, tensor, target)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return ctx.copy(gradients[0], ctx.origin), None, None
+        return _copied(ctx.trace, gradients[0], ctx.origin), None, None

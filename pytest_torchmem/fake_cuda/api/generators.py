@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -105,20 +105,25 @@ def generators(default: Generator) -> Replacements:
 
 def random_functions(default: Generator) -> dict[str, Callable[..., Any]]:
     """Return the functions of ``torch.cuda.random`` for the GPU's own generator, by name."""
+
+    def manual_seed(seed: int) -> None:
+        default.manual_seed(int(seed))
+
+    def seed() -> None:
+        default.seed()
+
+    def set_states(new_states: Iterable[Tensor]) -> None:
+        for state in new_states:
+            default.set_state(state)
+
     return {
-        "manual_seed": lambda seed: _nothing(default.manual_seed(int(seed))),
-        "manual_seed_all": lambda seed: _nothing(default.manual_seed(int(seed))),
-        "seed": lambda: _nothing(default.seed()),
-        "seed_all": lambda: _nothing(default.seed()),
+        "manual_seed": manual_seed,
+        "manual_seed_all": manual_seed,
+        "seed": seed,
+        "seed_all": seed,
         "initial_seed": default.initial_seed,
         "get_rng_state": lambda device="cuda": default.get_state(),
         "get_rng_state_all": lambda: [default.get_state()],
-        "set_rng_state": lambda new_state, device="cuda": _nothing(default.set_state(new_state)),
-        "set_rng_state_all": lambda new_states: _nothing(
-            [default.set_state(state) for state in new_states]
-        ),
+        "set_rng_state": lambda new_state, device="cuda": set_states([new_state]),
+        "set_rng_state_all": set_states,
     }
-
-
-def _nothing(_: Any) -> None:
-    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,36 +20,33 @@ _SUMMARY: Callable[..., str] = torch.cuda.memory_summary
 def memory_functions(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
     """Return the functions about memory by name; all of them tell of one replay."""
 
-    def nested_stats(device: Any = None) -> dict[str, Any]:
-        return _nested(memory.statistics())
-
     def snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
         found = segments(memory.follow())
         return {"segments": found, "device_traces": [[]], "external_annotations": []}
 
-    def reset_totals(device: Any = None) -> None:
-        memory.follow().statistics.reset_totals()
-
-    def set_settings(env: str) -> None:
-        memory.set_options(parse_options(env, memory.allocator.options))
-
     return {
         **_figures(memory),
         "memory_stats": lambda device=None: OrderedDict(memory.statistics()),
-        "memory_stats_as_nested_dict": nested_stats,
+        "memory_stats_as_nested_dict": lambda device=None: _nested(memory.statistics()),
         "memory_summary": lambda device=None, abbreviated=False: _SUMMARY(device, abbreviated),
         "memory_snapshot": lambda mempool_id=None, include_traces=True: segments(memory.follow()),
         "_snapshot": snapshot,
         "_record_memory_history": lambda *args, **kwargs: None,
         "mem_get_info": lambda device=None: memory.free_and_total(),
         "device_memory_used": lambda device=None: memory.gpu.memory - memory.free_and_total()[0],
-        "reset_accumulated_memory_stats": reset_totals,
+        "reset_accumulated_memory_stats": lambda device=None: (
+            memory.follow().statistics.reset_totals()
+        ),
         "empty_cache": memory.empty_cache,
         "set_per_process_memory_fraction": lambda fraction, device=None: _set_fraction(
             memory, fraction
         ),
-        "get_per_process_memory_fraction": lambda device=None: _fraction(memory),
-        "_set_allocator_settings": set_settings,
+        "get_per_process_memory_fraction": lambda device=None: (
+            1.0 if (allowed := memory.allocator.allowed) is None else allowed / memory.gpu.memory
+        ),
+        "_set_allocator_settings": lambda env: memory.set_options(
+            parse_options(env, memory.allocator.options)
+        ),
         "get_allocator_backend": lambda: "native",
         "host_memory_stats": dict,
         "host_memory_stats_as_nested_dict": dict,
@@ -60,26 +58,22 @@ def memory_functions(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
 def _figures(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
     """Return the functions that give one figure of the allocator's statistics, or reset peaks."""
 
-    def current(name: str) -> Callable[..., int]:
-        return lambda device=None: getattr(memory.follow().statistics.all, name).current
-
-    def peak(name: str) -> Callable[..., int]:
-        return lambda device=None: getattr(memory.follow().statistics.all, name).peak
-
     def reset_peaks(device: Any = None) -> None:
         memory.follow().statistics.reset_peaks()
 
-    return {
-        "memory_allocated": current("allocated_bytes"),
-        "max_memory_allocated": peak("allocated_bytes"),
-        "memory_reserved": current("reserved_bytes"),
-        "max_memory_reserved": peak("reserved_bytes"),
-        "memory_cached": current("reserved_bytes"),
-        "max_memory_cached": peak("reserved_bytes"),
-        "reset_peak_memory_stats": reset_peaks,
-        "reset_max_memory_allocated": reset_peaks,
-        "reset_max_memory_cached": reset_peaks,
-    }
+    def figure(name: str, part: str) -> Callable[..., int]:
+        in_all = attrgetter(f"all.{name}_bytes.{part}")
+        return lambda device=None: in_all(memory.follow().statistics)
+
+    functions: dict[str, Callable[..., Any]] = dict.fromkeys(
+        ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
+        reset_peaks,
+    )
+    for name in ("allocated", "reserved", "cached"):
+        counted = "reserved" if name == "cached" else name
+        functions[f"memory_{name}"] = figure(counted, "current")
+        functions[f"max_memory_{name}"] = figure(counted, "peak")
+    return functions
 
 
 def segments(allocator: CachingAllocator) -> list[dict[str, Any]]:
@@ -146,8 +140,3 @@ def _set_fraction(memory: DeviceMemory, fraction: Any) -> None:
     if not 0 <= fraction <= 1:
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
     memory.set_memory_fraction(fraction)
-
-
-def _fraction(memory: DeviceMemory) -> float:
-    allowed = memory.allocator.allowed
-    return 1.0 if allowed is None else allowed / memory.gpu.memory

@@ -16,6 +16,10 @@ from pytest_torchmem.targets.device_index import check_device_index
 _CUDA = torch.device("cuda", 0)
 
 
+def _at_once(*_: Any, **__: Any) -> None:
+    """Return: all work is done, and there is nothing to wait for."""
+
+
 class Stream:
     """``torch.cuda.Stream`` and ``torch.Stream``."""
 
@@ -32,11 +36,7 @@ class Stream:
         self.stream_id = self.cuda_stream = self.native_handle = stream_id
         self._before: list[int] = []
 
-    def wait_event(self, event: Any) -> None:
-        """Wait for nothing."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Wait for nothing."""
+    wait_event = wait_stream = synchronize = _at_once
 
     def record_event(self, event: Any = None) -> Any:
         """Return the event, or a new one."""
@@ -45,9 +45,6 @@ class Stream:
     def query(self) -> bool:
         """All work is done at once."""
         return True
-
-    def synchronize(self) -> None:
-        """All work is done at once."""
 
     def is_capturing(self) -> bool:
         """No graph is ever captured."""
@@ -85,18 +82,11 @@ class Event:
         self.device = _CUDA
         self.event_id = self.cuda_event = 0
 
-    def record(self, stream: Any = None) -> None:
-        """Happen at once."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Wait for nothing."""
+    record = wait = synchronize = _at_once
 
     def query(self) -> bool:
         """Return that the event has happened."""
         return True
-
-    def synchronize(self) -> None:
-        """Wait for nothing."""
 
     def elapsed_time(self, end: Any) -> float:
         """Return half a microsecond, in milliseconds: nothing runs, so nothing takes time.

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pytest_torchmem.fake_cuda.api.device_copy import DeviceCopy, parse_target
+from pytest_torchmem.fake_cuda.api.device_copy import copy_to, parse_target
 from pytest_torchmem.fake_cuda.api.legacy_types import find_legacy_type
 from pytest_torchmem.fake_cuda.api.wrapper_subclasses import WrapperSubclasses
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
@@ -37,7 +37,6 @@ class DeviceMethods:
         self._trace = trace
         self._memory = memory
         self._wrappers = WrapperSubclasses(trace)
-        self._copy = DeviceCopy(trace)
 
     def replacements(self) -> Replacements:
         """Return what takes the place of torch's own."""
@@ -85,7 +84,7 @@ class DeviceMethods:
             options = {} if layout is None else {"memory_format": layout}
             dtype = target.dtype or tensor.dtype
             return cast(Tensor, TensorBase.to(tensor, dtype, copy=target.copy, **options))
-        copied = self._copy(tensor, target._replace(device=device))
+        copied = copy_to(self._trace, tensor, target._replace(device=device))
         if target.non_blocking and device.type == "cpu":
             self._trace.pin(copied)  # TensorConversions.cpp, _to_copy, ``pin_out``
         return copied

@@ -8,50 +8,32 @@ from typing import Any, NoReturn
 from pytest_torchmem.errors import UsageError
 
 
-class CUDAGraph:
-    """``torch.cuda.CUDAGraph`` and ``torch.accelerator.Graph``."""
-
-    def __new__(cls, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: what a graph holds stays in a pool of its own as long as the graph lives."""
-        raise _no_graphs("torch.cuda.CUDAGraph")
-
-
-class MemPool:
-    """``torch.cuda.MemPool``."""
-
-    def __new__(cls, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: a trace has one pool."""
-        raise UsageError(
-            "torch.cuda.MemPool: a trace does not model memory pools. Skip this line while tracing"
-        )
-
-
-def _no_graphs(name: str) -> UsageError:
-    return UsageError(
-        f"{name}: a trace does not model CUDA graphs, which keep their memory in a private pool. "
-        "Trace the captured function without capturing it"
-    )
-
-
-def _graph_pool_handle() -> NoReturn:
-    raise _no_graphs("torch.cuda.graph_pool_handle")
-
-
-def _no_pointers(name: str) -> Callable[..., NoReturn]:
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise UsageError(
-            f"torch.cuda.{name}: raw GPU pointers are not available in a trace. Allocate a tensor "
-            "of that size, or skip this call while tracing"
-        )
+def _refused(name: str, reason: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise UsageError(f"torch.cuda.{name}: {reason}")
 
     return refuse
 
 
+_NO_GRAPHS = (
+    "a trace does not model CUDA graphs, which keep their memory in a private pool. Trace the "
+    "captured function without capturing it"
+)
+_NO_POINTERS = (
+    "raw GPU pointers are not available in a trace. Allocate a tensor of that size, or skip this "
+    "call while tracing"
+)
+_NO_POOLS = "a trace does not model memory pools. Skip this line while tracing"
+
+CUDAGraph = type("CUDAGraph", (), {"__new__": _refused("CUDAGraph", _NO_GRAPHS)})
+"""``torch.cuda.CUDAGraph`` and ``torch.accelerator.Graph``."""
+MemPool = type("MemPool", (), {"__new__": _refused("MemPool", _NO_POOLS)})
+
 UNSUPPORTED: dict[str, Callable[..., Any]] = {
-    "graph_pool_handle": _graph_pool_handle,
+    "graph_pool_handle": _refused("graph_pool_handle", _NO_GRAPHS),
     "is_current_stream_capturing": lambda: False,
     **{
-        name: _no_pointers(name)
+        name: _refused(name, _NO_POINTERS)
         for name in (
             "caching_allocator_alloc",
             "caching_allocator_delete",
