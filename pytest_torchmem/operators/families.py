@@ -10,23 +10,20 @@ _MODULES = {
         "activations answers copies elementwise factories foreach fourier histograms random "
         "softmax without_workspace"
     ),
-    "attention": "choice cudnn dot_product efficient encoder_layer flash flash_for_cpu multi_head",
-    "convolution": "convolution cudnn slow",
+    "attention": "choice dot_product efficient encoder_layer flash flash_for_cpu multi_head",
+    "convolution": "alone convolution",
     "embedding": "bag rows",
     "indexing": "advanced masks rearrange rows scatter",
-    "linear_algebra": "distance lu qr solve spectral",
+    "linear_algebra": "distance lapack lu",
     "losses": "ctc elementwise likelihood",
     "matmul": "low_precision products",
     "nested": "conversion",
-    "normalization": (
-        "batch_norm cudnn_batch_norm group_norm layer_norm renorm synchronized_batch_norm "
-        "weight_norm"
-    ),
-    "recurrent": "cells cudnn cudnn_weights layers onednn packed_sequence",
+    "normalization": "batch_norm cudnn_batch_norm group_norm layer_norm weight_norm",
+    "recurrent": "cells cudnn layers onednn packed_sequence",
     "reduction": "extremes sums",
-    "resampling": "grid_sampler interpolation padding patches pooling shuffle",
+    "resampling": "grid_sampler interpolation padding patches pooling",
     "sorting": "distinct order scans",
-    "sparse": "compressed conversion coo",
+    "sparse": "compressed coo",
 }
 """By the folder of a family."""
 

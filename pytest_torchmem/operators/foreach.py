@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import accumulation_type, is_dense
+from pytest_torchmem.operators.geometry import accumulation_type, ceil_div, is_dense
 from pytest_torchmem.operators.reduction.cuda_buffers import reduced
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.rounding import ceil_div
 from pytest_torchmem.targets.gpus import Gpu
 
 _CHUNK = 65_536

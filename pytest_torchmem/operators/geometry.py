@@ -1,4 +1,4 @@
-"""What the workspace functions share: bytes of copies, layouts, the peak of a sequence."""
+"""What workspace functions share: bytes of copies, layouts, blocks, the peak of a sequence."""
 
 from __future__ import annotations
 
@@ -128,3 +128,13 @@ def like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
 def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """Return an empty tensor of the shape and type of ``tensor`` in a layout."""
     return torch.empty_like(tensor, memory_format=memory_format)
+
+
+def ceil_div(amount: int, parts: int) -> int:
+    """Return ``amount`` divided by ``parts``, rounded up."""
+    return -(-amount // parts)
+
+
+def round_up(amount: int, multiple: int) -> int:
+    """Return ``amount`` in whole multiples."""
+    return ceil_div(amount, multiple) * multiple

@@ -19,7 +19,7 @@ from pytest_torchmem.operators.attention.efficient import efficient_backward_byt
 from pytest_torchmem.operators.attention.flash import flash_splits
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.libraries.cublas import blas_buffer
-from pytest_torchmem.operators.matmul.operands import cublas_copy
+from pytest_torchmem.operators.matmul.products import cublas_copy
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.without_workspace import takes_nothing

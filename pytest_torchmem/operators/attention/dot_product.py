@@ -1,6 +1,6 @@
-"""Scaled dot-product attention on CUDA: what is done around the kernel that takes it.
+"""Scaled dot-product attention on CUDA: what is done around the kernel that takes it, and cuDNN's.
 
-native/transformers/attention.cpp, ``scaled_dot_product_attention``.
+native/transformers/attention.cpp, ``scaled_dot_product_attention``; native/cudnn/MHA.cpp.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from pytest_torchmem.operators.attention.choice import (
     FLASH,
     choose,
 )
+from pytest_torchmem.operators.geometry import dense_bytes
 from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Workspace, unknown
 from pytest_torchmem.targets.gpus import Gpu
 
 _aten: Any = torch.ops.aten
@@ -94,3 +96,23 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
         size = mask.size(-1)
         mask = functional.pad(mask, (0, 8 - size % 8))[..., :size]
     return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+
+
+@operator("aten::_scaled_dot_product_cudnn_attention", "aten::_cudnn_attention_forward").workspace(
+    "cuda"
+)
+def cudnn_forward() -> Workspace:
+    """``mha_graph->get_workspace_size()``, which cuDNN alone knows; native/cudnn/MHA.cpp."""
+    return unknown()
+
+
+@operator(
+    "aten::_scaled_dot_product_cudnn_attention_backward",
+    not_in_key=("philox_seed", "philox_offset"),
+).workspace("cuda")
+def cudnn_backward(grad_out: Tensor, out: Tensor) -> Workspace:
+    """A copy of a gradient that lies otherwise than the output, and cuDNN's; MHA.cpp,
+    ``run_cudnn_SDP_bprop``.
+    """
+    alike = grad_out.stride() == out.stride()
+    return unknown(0 if alike else dense_bytes(grad_out))

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.geometry import ceil_div, contiguous_copy, dense_bytes, round_up
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.rounding import ceil_div, round_up
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.settings import must_be_deterministic

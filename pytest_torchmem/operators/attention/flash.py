@@ -10,9 +10,8 @@ import math
 
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import contiguous_copy
+from pytest_torchmem.operators.geometry import ceil_div, contiguous_copy, round_up
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.rounding import ceil_div, round_up
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.settings import must_be_deterministic
 

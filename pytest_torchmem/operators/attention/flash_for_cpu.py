@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import accumulation_type, contiguous_copy
-from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
+from pytest_torchmem.operators.libraries.onednn.problem import by_onednn
 from pytest_torchmem.operators.matmul.onednn import SCALE, SMALLEST, has_onednn_products
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace

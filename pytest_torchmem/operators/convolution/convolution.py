@@ -28,7 +28,7 @@ from pytest_torchmem.operators.geometry import (
     laid_out,
     like,
 )
-from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
+from pytest_torchmem.operators.libraries.onednn.problem import by_onednn
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.registry import Kind, operator
 from pytest_torchmem.operators.workspace import Workspace, unknown

@@ -12,12 +12,13 @@ from torch import Tensor
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied
 from pytest_torchmem.operators.geometry import (
     accumulation_type,
+    ceil_div,
     contiguous_copy,
     dense_bytes,
+    round_up,
 )
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import Kind, operator
-from pytest_torchmem.operators.rounding import ceil_div, round_up
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.indexing.index_sort import sort_of_indices
 from pytest_torchmem.operators.indexing.masks import nonzero_bytes
+from pytest_torchmem.operators.indexing.scatter import sort_of_indices
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu

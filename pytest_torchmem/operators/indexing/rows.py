@@ -12,8 +12,7 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.formats import dense_copy
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.indexing.index_sort import sort_of_indices
-from pytest_torchmem.operators.indexing.scatter import mean_counts, rows_of_sums
+from pytest_torchmem.operators.indexing.scatter import mean_counts, rows_of_sums, sort_of_indices
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.indexing.index_sort import sort_of_indices
+from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
@@ -185,3 +185,14 @@ def _scattered(gpu: Gpu, input: Tensor, index: Tensor, source: Tensor) -> Worksp
     coordinates = each * input.dim()
     flattened = (coordinates, each, dense)
     return bounded(*max((*flattened, *sorting), (coordinates, coordinates, each), key=sum))
+
+
+_LONG = 8
+
+
+def sort_of_indices(gpu: Gpu, number: int, bits: int | None = None) -> tuple[int, ...]:
+    """Return what is alive while indices are sorted: the linear index, the sorted ones, where they
+    stood, their range, and the sort by so many bits; Indexing.cu, ``index_put_with_sort_kernel``.
+    """
+    sort = cub.radix_sort_pairs(gpu, number, _LONG, _LONG, bits)
+    return (*[number * _LONG] * 4, sort)

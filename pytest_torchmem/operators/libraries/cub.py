@@ -8,7 +8,7 @@ for 4,096 and 8,192 pairs of 8 and 8 bytes sorted by 14 bits: the same, in tiles
 
 from __future__ import annotations
 
-from pytest_torchmem.operators.rounding import ceil_div, round_up
+from pytest_torchmem.operators.geometry import ceil_div, round_up
 from pytest_torchmem.targets.gpus import Gpu
 
 _TILE = 1792

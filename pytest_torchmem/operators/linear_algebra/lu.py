@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.linear_algebra.lapack_arguments import (
+from pytest_torchmem.operators.linear_algebra.lapack import (
     any_error,
     column_major_clone,
     is_column_major,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.geometry import round_up
 from pytest_torchmem.operators.libraries.cublas import beside_buffer
 from pytest_torchmem.operators.registry import Kind, operator
-from pytest_torchmem.operators.rounding import round_up
 from pytest_torchmem.operators.workspace import Workspace, unknown
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu

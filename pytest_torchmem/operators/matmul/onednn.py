@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
+from pytest_torchmem.operators.libraries.onednn.problem import by_onednn
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.host import Host
 

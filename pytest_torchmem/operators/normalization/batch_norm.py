@@ -2,6 +2,7 @@
 
 CPU: native/Normalization.cpp, native/cpu/batch_norm_kernel.cpp. CUDA: native/cuda/Normalization.cu
 and Normalization.cuh, exact. Each has one kernel behind several operators.
+At the end its parts over several processes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import (
     accumulation_type,
+    ceil_div,
     dense_bytes,
     is_channels_last,
     laid_out,
@@ -22,7 +24,6 @@ from pytest_torchmem.operators.geometry import (
 from pytest_torchmem.operators.normalization.cudnn_batch_norm import cudnn_takes
 from pytest_torchmem.operators.reduction.cpu_buffers import sum_workspace
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.rounding import ceil_div
 from pytest_torchmem.operators.workspace import Workspace, unknown
 from pytest_torchmem.targets.host import Host
 
@@ -278,3 +279,43 @@ def _staging(input: Tensor, copies: int) -> tuple[int, ...]:
 
 def _last_power(number: int) -> int:
     return 1 << (number.bit_length() - 1) if number > 0 else 1
+
+
+@operator("aten::batch_norm_stats", "aten::batch_norm_update_stats").meta()
+def batch_norm_statistics(input: Tensor) -> tuple[Tensor, Tensor]:
+    """native/cuda/Normalization.cu: float for 16-bit inputs."""
+    dtype = torch.float32 if input.dtype.itemsize == 2 else input.dtype
+    shape = (input.shape[1],)
+    return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
+
+
+@operator("aten::batch_norm_elemt").meta()
+def batch_norm_apply(input: Tensor) -> Tensor:
+    """native/cuda/Normalization.cu."""
+    return torch.empty_like(input)
+
+
+@operator("aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts").meta()
+def batch_norm_gather(mean: Tensor) -> tuple[Tensor, Tensor]:
+    """native/cuda/Normalization.cu."""
+    return like(mean, mean.shape[1:]), like(mean, mean.shape[1:])
+
+
+@operator("aten::batch_norm_backward_reduce").meta()
+def batch_norm_backward_reduce(
+    mean: Tensor, weight: Tensor | None, input_g: bool, weight_g: bool, bias_g: bool
+) -> tuple[Tensor | None, ...]:
+    """native/cuda/Normalization.cu."""
+    parameter = mean if weight is None else weight
+    return (
+        like(mean) if input_g else None,
+        like(mean) if input_g else None,
+        like(parameter) if weight_g else None,
+        like(parameter) if bias_g else None,
+    )
+
+
+@operator("aten::batch_norm_backward_elemt").meta()
+def batch_norm_backward_apply(input: Tensor) -> Tensor:
+    """native/cuda/Normalization.cu."""
+    return torch.empty_like(input)

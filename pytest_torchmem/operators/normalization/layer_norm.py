@@ -16,6 +16,7 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied
 from pytest_torchmem.operators.geometry import (
+    ceil_div,
     contiguous_copy,
     dense_bytes,
     like,
@@ -24,7 +25,6 @@ from pytest_torchmem.operators.geometry import (
 from pytest_torchmem.operators.nested.context import NestedTensors
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.rounding import ceil_div
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.keys import below_autograd

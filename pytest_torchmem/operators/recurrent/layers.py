@@ -15,8 +15,8 @@ from torch import Tensor
 from pytest_torchmem.operators.arguments import LayerSettings
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.recurrent.cells import gru_cell, lstm_cell, simple_cell
-from pytest_torchmem.operators.recurrent.cudnn import DROPOUT_STATE
-from pytest_torchmem.operators.recurrent.cudnn_weights import (
+from pytest_torchmem.operators.recurrent.cudnn import (
+    DROPOUT_STATE,
     GRU,
     LSTM,
     RELU,

@@ -9,10 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
-from pytest_torchmem.operators.libraries.onednn.confidence import by_onednn
+from pytest_torchmem.operators.geometry import (
+    ceil_div,
+    contiguous_copy,
+    dense_bytes,
+    like,
+    round_up,
+)
+from pytest_torchmem.operators.libraries.onednn.problem import by_onednn
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.rounding import ceil_div, round_up
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.host import Host
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_torchmem.operators.rounding import ceil_div
+from pytest_torchmem.operators.geometry import ceil_div
 from pytest_torchmem.targets.gpus import Gpu
 
 _WARP = 32

@@ -13,13 +13,13 @@ from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied, dense_copy
 from pytest_torchmem.operators.geometry import (
     Outputs,
+    ceil_div,
     contiguous_copy,
     dense_bytes,
     transpose_scratch,
 )
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
-from pytest_torchmem.operators.rounding import ceil_div
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.registry import aten, operator
+from pytest_torchmem.operators.registry import Kind, aten, operator
 from pytest_torchmem.operators.sparse.parts import (
     COMPRESSED,
     compressed_indices,
@@ -39,6 +39,14 @@ operator(
         values zero_
     """),
     compressed_by_operators=True,
+)
+operator(
+    *aten("""
+        _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims _to_sparse_bsc
+        _to_sparse_bsr _to_sparse_csc _to_sparse_csr sparse_compressed_tensor.comp_plain_value
+        sparse_compressed_tensor.comp_plain_value_size
+    """),
+    kind=Kind.COMPRESSED,
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.registry import aten, operator
+from pytest_torchmem.operators.registry import Kind, aten, operator
 from pytest_torchmem.operators.sparse.parts import unsupported_layout
 from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values, specified_elements
 
@@ -26,6 +26,9 @@ operator(
     """),
     sparse_metadata=True,
 )
+# Made of the indices and values that are given.
+operator("aten::_sparse_coo_tensor_with_dims_and_tensors", kind=Kind.NATIVE)
+operator("aten::_spdiags", not_on=frozenset({"cuda"}))
 
 
 @operator("aten::clone", "aten::_to_copy").sparse()

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from pytest_torchmem.operators.geometry import ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import BARRIER, FLOAT, PAGE, VECTOR, Entry
-from pytest_torchmem.operators.rounding import ceil_div, round_up
 
 Division = tuple[int, int, int]
 """Threads on images, on blocks of filters and on blocks of channels."""

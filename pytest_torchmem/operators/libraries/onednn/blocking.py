@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pytest_torchmem.operators.geometry import ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import (
     VECTOR,
     Entry,
@@ -14,7 +15,6 @@ from pytest_torchmem.operators.libraries.onednn.problem import (
     Problem,
     booked,
 )
-from pytest_torchmem.operators.rounding import ceil_div, round_up
 
 
 @dataclass(frozen=True)

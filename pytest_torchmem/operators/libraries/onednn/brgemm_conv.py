@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from pytest_torchmem.operators.geometry import ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import (
     FLOAT,
     PAGE,
@@ -19,7 +20,6 @@ from pytest_torchmem.operators.libraries.onednn.problem import (
     Sizes,
     booked,
 )
-from pytest_torchmem.operators.rounding import ceil_div, round_up
 
 _ELEMENT = 40
 """Bytes that describe one product of a batch, ``brgemm_batch_element_t``."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pytest_torchmem.operators.geometry import ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import FLOAT, booked
-from pytest_torchmem.operators.rounding import ceil_div, round_up
 from pytest_torchmem.targets.host import Host
 
 _SIZE = 2

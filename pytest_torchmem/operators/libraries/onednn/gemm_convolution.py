@@ -4,6 +4,7 @@ src/cpu/gemm_convolution_utils.cpp and src/cpu/x64/gemm_bf16_convolution.cpp.
 
 from __future__ import annotations
 
+from pytest_torchmem.operators.geometry import round_up
 from pytest_torchmem.operators.libraries.onednn.gemm_convolution_blocks import (
     columns_channels_first,
     columns_channels_last,
@@ -12,7 +13,6 @@ from pytest_torchmem.operators.libraries.onednn.gemm_convolution_blocks import (
     runs_outer_channels_last,
 )
 from pytest_torchmem.operators.libraries.onednn.problem import FLOAT, Primitive, Problem, booked
-from pytest_torchmem.operators.rounding import round_up
 
 _LIMIT = 1 << 30
 

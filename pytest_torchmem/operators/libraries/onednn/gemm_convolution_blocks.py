@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pytest_torchmem.operators.geometry import ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.balance import efficiency
 from pytest_torchmem.operators.libraries.onednn.problem import FLOAT, Problem
-from pytest_torchmem.operators.rounding import ceil_div, round_up
 
 _SMALL = 64 * 1024
 """Multiplications for one thread, below which a product is not shared."""

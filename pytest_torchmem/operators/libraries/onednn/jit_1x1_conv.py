@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pytest_torchmem.operators.geometry import ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.balance import bias_reduction, cheapest, divisions
 from pytest_torchmem.operators.libraries.onednn.problem import (
     BARRIER,
@@ -20,7 +21,6 @@ from pytest_torchmem.operators.libraries.onednn.problem import (
     Problem,
     booked,
 )
-from pytest_torchmem.operators.rounding import ceil_div, round_up
 
 _SIZE = 2
 _LONGEST_BLOCK = 256

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from pytest_torchmem.operators.geometry import ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.balance import (
     Division,
     bias_reduction,
@@ -30,7 +31,6 @@ from pytest_torchmem.operators.libraries.onednn.problem import (
     Primitive,
     Problem,
 )
-from pytest_torchmem.operators.rounding import ceil_div, round_up
 
 _CODE = 256 * 1024
 _CODE_OF_PRODUCT = 15

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from pytest_torchmem.operators.geometry import ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.balance import Division, cheapest, divisions
 from pytest_torchmem.operators.libraries.onednn.blocking import (
     Blocks,
@@ -28,7 +29,6 @@ from pytest_torchmem.operators.libraries.onednn.problem import (
     Primitive,
     Problem,
 )
-from pytest_torchmem.operators.rounding import ceil_div, round_up
 
 _SIZE = 2
 _REGISTERS = 31

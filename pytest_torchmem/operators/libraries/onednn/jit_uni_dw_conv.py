@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pytest_torchmem.operators.geometry import ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import (
     FLOAT,
     VECTOR,
@@ -15,7 +16,6 @@ from pytest_torchmem.operators.libraries.onednn.problem import (
     Problem,
     booked,
 )
-from pytest_torchmem.operators.rounding import ceil_div, round_up
 
 
 def forward_by_brdgmm(problem: Problem) -> Primitive | None:

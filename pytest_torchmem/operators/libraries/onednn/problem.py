@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pytest_torchmem.operators.workspace import Workspace, estimate
 from pytest_torchmem.targets.host import Host
 
 Sizes = tuple[int, int, int]
@@ -182,3 +183,8 @@ class Primitive:
     output: int
     scratchpad: int = 0
     channels_last: bool = False
+
+
+def by_onednn(host: Host, dtype: torch.dtype, nbytes: int) -> int | Workspace:
+    """Return a workspace of oneDNN's: an estimate, on a host that was not checked."""
+    return nbytes if host.is_checked(dtype) else estimate(nbytes)

@@ -1,0 +1,252 @@
+"""What LAPACK computes besides LU: QR, eigenvalues and singular values, triangular factors that are
+solved for, and least squares; native/BatchLinearAlgebra.cpp.
+
+It is given matrices with their columns first, work arrays, and room for its answers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.geometry import dense_bytes
+from pytest_torchmem.operators.libraries import lapack
+from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.structured import outputs
+
+_aten: Any = torch.ops.aten
+
+
+def empty_column_major(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Make matrices of the same shape with their columns first."""
+    memory_format = torch.contiguous_format
+    return torch.empty_like(matrices.mT, dtype=dtype, memory_format=memory_format).mT
+
+
+def column_major_clone(matrices: Tensor) -> Tensor:
+    """``cloneBatchedColumnMajor``; native/LinearAlgebraUtils.h."""
+    return matrices.mT.clone(memory_format=torch.contiguous_format).mT
+
+
+def is_column_major(matrices: Tensor) -> bool:
+    """Whether matrices are dense with their columns first."""
+    return matrices.mT.is_contiguous()
+
+
+def work_array(like: Tensor, elements: int) -> Tensor:
+    """A work array of the type of the matrices."""
+    return like.new_empty((elements,))
+
+
+def batch_count(matrices: Tensor) -> int:
+    """How many matrices there are."""
+    return matrices.shape[:-2].numel()
+
+
+def infos_of(matrices: Tensor) -> Tensor:
+    """What LAPACK says of every matrix of a batch."""
+    return torch.zeros((max(1, batch_count(matrices)),), dtype=torch.int32)
+
+
+def any_error(infos: Tensor) -> None:
+    """_linalg_check_errors: ``info.any()``."""
+    torch.any(infos)
+
+
+_geqrf = operator("aten::geqrf")
+
+
+@_geqrf.meta()
+def factors_and_tau(input: Tensor) -> tuple[Tensor, Tensor]:
+    """geqrf_out_helper: columns first, as LAPACK has it."""
+    factors = empty_column_major(input)
+    return factors, input.new_empty((*input.shape[:-2], min(input.shape[-2:])))
+
+
+@_geqrf.decomposition("cpu")
+def geqrf(input: Tensor) -> tuple[Tensor, Tensor]:
+    """geqrf_out_helper, apply_geqrf."""
+    made = factors_and_tau(input)
+    work_array(input, lapack.geqrf(*input.shape[-2:]))
+    return made
+
+
+@operator("aten::linalg_qr").decomposition("cpu")
+def linalg_qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    """TORCH_IMPL_FUNC(linalg_qr_out): in Q or R where either has the shape of the input."""
+    Q, R = outputs(_aten.linalg_qr.default, A, mode)
+    rows, columns = A.shape[-2:]
+    with_q = mode != "r"
+    tau = A.new_empty((*A.shape[:-2], min(rows, columns)))
+    QR = R
+    if with_q and Q.shape[-1] == columns:
+        QR = Q
+    elif R.shape[-2] != rows:
+        QR = empty_column_major(A)
+    QR.copy_(A)
+    work_array(A, lapack.geqrf(rows, columns))
+    if QR is not R:
+        torch.triu(QR.narrow(-2, 0, R.shape[-2]), out=R)
+    if with_q:
+        work_array(A, lapack.orgqr(Q.shape[-1], min(rows, columns)))
+    del tau
+    return Q, R
+
+
+@operator("aten::linalg_householder_product").decomposition("cpu")
+def householder_product(input: Tensor, tau: Tensor) -> Tensor:
+    """linalg_householder_product_out_helper, apply_orgqr."""
+    result = empty_column_major(input)
+    result.copy_(input)
+    reflectors = tau.contiguous()
+    if input.numel():
+        work_array(input, lapack.orgqr(input.shape[-1], reflectors.shape[-1]))
+    return result
+
+
+@operator("aten::ormqr").decomposition("cpu")
+def ormqr(input: Tensor, input2: Tensor, input3: Tensor, left: bool = True) -> Tensor:
+    """ormqr_out_helper, apply_ormqr."""
+    result = empty_column_major(input3)
+    result.copy_(input3)
+    if result.numel() == 0:
+        return result
+    factors = input if is_column_major(input) else column_major_clone(input)
+    reflectors = input2.contiguous()
+    work_array(input, lapack.ormqr(input3.shape[-1 if left else -2], reflectors.shape[-1]))
+    del factors
+    return result
+
+
+@operator("aten::_linalg_eigh").decomposition("cpu")
+def linalg_eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
+    """TORCH_IMPL_FUNC(_linalg_eigh_out), apply_lapack_eigh: in the eigenvectors' place, or on a
+    copy.
+    """
+    values, vectors = outputs(_aten._linalg_eigh.default, A, UPLO, compute_v)
+    if A.numel() == 0:
+        return values, vectors
+    copied = vectors.copy_(A) if compute_v else column_major_clone(A)
+    infos = torch.zeros(A.shape[:-2], dtype=torch.int32)
+    elements, integers = lapack.syevd(A.shape[-1], compute_v)
+    work, integer_work = work_array(A, elements), torch.empty((integers,), dtype=torch.int32)
+    del work, integer_work
+    any_error(infos)
+    del copied
+    return values, vectors
+
+
+@operator("aten::linalg_eig").decomposition("cpu")
+def linalg_eig(input: Tensor) -> tuple[Tensor, Tensor]:
+    """linalg_eig_out, linalg_eig_out_info: eigenvectors first as they come, real or complex."""
+    torch.all(torch.isfinite(input))
+    infos = infos_of(input)
+    complex_type = input.dtype if input.is_complex() else (input.real.dtype.to_complex())
+    vectors = empty_column_major(input, complex_type)
+    values = input.new_empty(input.shape[:-1], dtype=complex_type)
+    if input.is_complex():
+        written = column_major_clone(input)
+        del written
+        any_error(infos)
+        return values, vectors
+    parts = input.new_empty((*input.shape[:-2], 2 * input.shape[-1]))
+    real_vectors = empty_column_major(input)
+    written = column_major_clone(input)
+    if input.numel():
+        work_array(input, lapack.geev(input.shape[-1]))
+    del written
+    torch.all(parts.narrow(-1, input.shape[-1], input.shape[-1]) == 0)
+    del real_vectors, parts
+    any_error(infos)
+    return values, vectors
+
+
+@operator("aten::_linalg_svd").decomposition("cpu")
+def linalg_svd(
+    A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """TORCH_IMPL_FUNC(_linalg_svd_out): a copy that is destroyed; LAPACK's work is in vectors that
+    torch's allocator does not see.
+    """
+    U, S, Vh = outputs(_aten._linalg_svd.default, A, full_matrices, compute_uv, driver=driver)
+    if A.numel():
+        infos = torch.zeros(A.shape[:-2], dtype=torch.int32)
+        copied = column_major_clone(A)
+        del copied
+        any_error(infos)
+    return U, S, Vh
+
+
+@operator("aten::linalg_solve_triangular").workspace("cpu")
+def solve_triangular(input: Tensor, B: Tensor) -> int:
+    """A copy of a triangle that is broadcast, or dense in neither order;
+    linalg_solve_triangular_out.
+    """
+    triangle = input.expand(*torch.broadcast_shapes(input.shape[:-2], B.shape[:-2]), -1, -1)
+    dense = triangle.is_contiguous() or triangle.mT.is_contiguous()
+    return 0 if dense else dense_bytes(triangle)
+
+
+@operator("aten::_cholesky_solve_helper").decomposition("cpu")
+def cholesky_solve(self: Tensor, A: Tensor) -> Tensor:
+    """_cholesky_solve_helper_cpu: copies of both sides."""
+    result = column_major_clone(self)
+    factors = column_major_clone(A)
+    infos = torch.zeros((batch_count(self),), dtype=torch.int32)
+    any_error(infos)
+    del factors
+    return result
+
+
+# Registered for every backend, and reading and writing data all the same.
+@operator("aten::linalg_lstsq", kind=Kind.LEAF).decomposition("cpu")
+def linalg_lstsq(
+    self: Tensor, b: Tensor, *, driver: str | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """linalg_lstsq_out, linalg_lstsq_out_info, apply_lstsq: the solution has room for the right
+    side; driver by driver, LAPACK's work.
+    """
+    driver = driver or "gelsy"
+    rows, columns = self.shape[-2:]
+    vector = b.dim() == 1 or (b.dim() == self.dim() - 1 and b.shape == self.shape[:-1])
+    sides = 1 if vector else b.shape[-1]
+    other = b.unsqueeze(-1) if vector else b
+    batch = torch.broadcast_shapes(self.shape[:-2], other.shape[:-2])
+    infos = infos_of(self)
+    solution = self.new_empty((*batch, sides, max(rows, columns))).mT
+    with_rank = driver != "gels"
+    rank = torch.empty(self.shape[:-2] if with_rank else (0,), dtype=torch.int64)
+    with_values = driver in ("gelsd", "gelss")
+    values = self.new_empty((*self.shape[:-2], min(rows, columns)) if with_values else (0,))
+    copied = column_major_clone(self)
+    if self.numel() and other.numel():
+        _least_squares_work(copied, sides, driver, batch)
+    residuals = self.new_empty((0,))
+    if rows > columns and driver != "gelsy":
+        solved = torch.all(infos == 0) if not with_rank else torch.all(rank == columns)
+        del solved
+        residuals = solution.narrow(-2, columns, rows - columns).pow_(2).sum(-2)
+    del copied
+    any_error(infos)
+    result = solution.narrow(-2, 0, columns)
+    return result.squeeze(-1) if vector else result, residuals, rank, values
+
+
+def _least_squares_work(matrices: Tensor, sides: int, driver: str, batch: torch.Size) -> None:
+    """apply_lstsq; the indices of every pair of matrices of the two batches; batch_iterator_with_
+    broadcasting in native/LinearAlgebraUtils.h.
+    """
+    rows, columns = matrices.shape[-2:]
+    if driver == "gelsd":
+        elements, integers = lapack.gelsd(rows, columns, sides)
+        kept = [work_array(matrices, elements), torch.empty((integers,), dtype=torch.int32)]
+    elif driver == "gelsy":
+        elements = lapack.gelsy(rows, columns, sides)
+        kept = [torch.empty((columns,), dtype=torch.int32), work_array(matrices, elements)]
+    else:
+        asked = lapack.gels if driver == "gels" else lapack.gelss
+        kept = [work_array(matrices, asked(rows, columns, sides))]
+    pairs = torch.arange(batch_count(matrices)), torch.arange(batch.numel())
+    del pairs, kept
