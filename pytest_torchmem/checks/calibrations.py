@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_torchmem.checks.gpu import does_not_fit, traced_on
+from pytest_torchmem.checks.gpu import fitting_trace
 from pytest_torchmem.checks.request import Target
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import DeviceMemoryError, UsageError
@@ -85,7 +85,10 @@ class Calibrations:
         if directory.stored.conflicted and not directory.settles:
             raise UsageError(directory.stored.conflict_message)
         if directory.calibration is None:
-            plan = _plan(directory.stored, directory.measured, self._settings)
+            modes, by_series = self._settings.update, self._settings.split_by_torch
+            plan = plan_calibration(
+                directory.stored, directory.measured, modes, by_series=by_series
+            )
             directory.calibration = Calibration(nested(plan.entries))
         return directory.calibration if len(directory.calibration) else None
 
@@ -103,10 +106,9 @@ class Calibrations:
         gpu = device.gpu()
         directory = self._directory(module)
         directory.settles = True
-        profile = traced_on(target, gpu)
-        reason = profile if isinstance(profile, str) else does_not_fit(device, gpu, profile)
-        if isinstance(profile, str) or reason:
-            return CalibrationResult(not_calibrated=reason)
+        profile = fitting_trace(target, device, gpu)
+        if isinstance(profile, str):
+            return CalibrationResult(not_calibrated=profile)
         return self._answered(directory, device, gpu, target, profile.questions)
 
     def _answered(
@@ -185,7 +187,8 @@ def update_calibrations(
         ) -> CalibrationPlan:
             if asked is not None and nobody:
                 asked = {setup.gpu: set() for setup, _ in stored.entries}
-            return _plan(stored, measured, settings, asked)
+            modes, by_series = settings.update, settings.split_by_torch
+            return plan_calibration(stored, measured, modes, by_series=by_series, obsolete=asked)
 
         plans.append(change_file(root / file, read_calibration_file, plan, writes=settings.writes))
     return plans
@@ -197,19 +200,3 @@ def _asked(found: Iterable[CalibrationResult]) -> dict[str, set[WorkspaceKey]]:
         for gpu, questions in one.asked.items():
             asked.setdefault(gpu, set()).update(questions)
     return asked
-
-
-def _plan(
-    stored: StoredCalibration,
-    measured: Figures,
-    settings: Settings,
-    obsolete: Mapping[str, Collection[WorkspaceKey]] | None = None,
-) -> CalibrationPlan:
-    return plan_calibration(
-        stored,
-        measured,
-        new="new" in settings.update,
-        changed="changed" in settings.update,
-        by_series=settings.split_by_torch,
-        obsolete=obsolete,
-    )

@@ -119,20 +119,25 @@ def run_for_real(
             )
         return None
     gpu = device.gpu()
-    estimate = traced
-    if gpu.name != traced_for:
-        found = traced_on(target, gpu)
-        if isinstance(found, str):
-            return _not_measured(gpu, found)
-        estimate = found
-    reason = does_not_fit(device, gpu, estimate)
-    if reason:
-        return _not_measured(gpu, reason)
+    estimate = fitting_trace(target, device, gpu, traced if gpu.name == traced_for else None)
+    if isinstance(estimate, str):
+        return _not_measured(gpu, estimate)
     return _measured(target, gpu, estimate, required)
 
 
-def traced_on(target: Target, gpu: Gpu) -> MemoryProfile | str:
-    """Return a trace for the real GPU, or why it cannot run there."""
+def fitting_trace(
+    target: Target, device: Device, gpu: Gpu, traced: MemoryProfile | None = None
+) -> MemoryProfile | str:
+    """Return a trace for the real GPU, which is ``traced`` if there is one, or why it must not run.
+
+    It must fit on the GPU at all, and into what is free there just now.
+    """
+    __tracebackhide__ = True
+    estimate = traced or _traced_on(target, gpu)
+    return estimate if isinstance(estimate, str) else _no_room(device, gpu, estimate) or estimate
+
+
+def _traced_on(target: Target, gpu: Gpu) -> MemoryProfile | str:
     __tracebackhide__ = True
     from pytest_torchmem.fake_cuda.out_of_memory import OutOfMemoryError
     from pytest_torchmem.targets.gpus import gpu_names, registered_gpus
@@ -147,7 +152,7 @@ def traced_on(target: Target, gpu: Gpu) -> MemoryProfile | str:
             )
 
 
-def does_not_fit(device: Device, gpu: Gpu, estimate: MemoryProfile) -> str:
+def _no_room(device: Device, gpu: Gpu, estimate: MemoryProfile) -> str:
     """Return why there is no room for the step on the GPU just now, "" where there is."""
     needed = estimate.reserved_peak or estimate.peak
     free, total = device.memory()

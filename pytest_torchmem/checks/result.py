@@ -22,19 +22,19 @@ ACCEPTED = (Outcome.NEW, Outcome.UPDATED)
 
 @dataclass(frozen=True, slots=True)
 class TraceResult:
-    """What the check takes of a profile."""
+    """What the check takes of a profile; nothing where nothing was traced."""
 
-    figures: dict[str, int]
-    torch: str
-    workload: str
-    warnings: tuple[str, ...]
-    unknown_workspaces: tuple[str, ...]
+    figures: Mapping[str, int] = field(default_factory=dict)
+    torch: str = ""
+    workload: str = ""
+    warnings: tuple[str, ...] = ()
+    unknown_workspaces: tuple[str, ...] = ()
     """Operators whose workspace is not counted; one of the warnings names them too."""
-    calibrated_workspaces: tuple[str, ...]
+    calibrated_workspaces: tuple[str, ...] = ()
     """Operators whose workspace comes from a calibration."""
-    workspaces: dict[str, int]
+    workspaces: Mapping[str, int] = field(default_factory=dict)
     """Bytes that libraries decide on at the peak, by how sure they are."""
-    headroom: int | None
+    headroom: int | None = None
     """What the GPU has left beyond the reserved peak; ``None`` where no GPU is named."""
 
     @classmethod
@@ -70,11 +70,11 @@ class SnapshotResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One check on one device, each part ``None`` where it did not come to that."""
+    """One check on one device, each part ``None`` or empty where it did not come to that."""
 
     key: Key
     findings: tuple[Finding, ...] = ()
-    trace: TraceResult | None = None
+    trace: TraceResult = field(default_factory=TraceResult)
     snapshot: SnapshotResult | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
     measurement: Measurement | None = None
@@ -99,7 +99,7 @@ class CheckResult:
     @property
     def figures(self) -> Mapping[str, int]:
         """The traced figures, none where nothing was traced."""
-        return self.trace.figures if self.trace is not None else {}
+        return self.trace.figures
 
     @property
     def comparison(self) -> Comparison | None:

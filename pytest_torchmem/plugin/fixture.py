@@ -186,11 +186,20 @@ def _target(
 
     def run_for_real() -> MeasuredProfile:
         __tracebackhide__ = True
-        return _measure(real(), *args, **of_step)
+        from pytest_torchmem.measurement import measure
+        from pytest_torchmem.measurement.cuda import MeasuredProfile
+
+        profile = measure(real(), *args, **of_step, device="cuda")
+        assert isinstance(profile, MeasuredProfile)
+        return profile
 
     def calibrate(device: Device, gpu: Gpu, questions: Collection[WorkspaceKey]) -> Figures:
         __tracebackhide__ = True
-        return _calibrate(device, gpu, questions, real(), args, of_step)
+        from pytest_torchmem.measurement.calibrate import record_figures
+        from pytest_torchmem.step.step import Step
+
+        step, others = Step.taken_from(of_step)
+        return record_figures(device, gpu, questions, real(), args, others, step)
 
     return Target(run, run_for_real, None if "calibration" in kwargs else calibrate)
 
@@ -207,29 +216,3 @@ def _trace(target: Any, *args: Any, **options: Any) -> MemoryProfile:
             "Install it, or deselect the memory tests"
         ) from None
     return trace(target, *args, **options)
-
-
-def _measure(target: Any, *args: Any, **options: Any) -> MeasuredProfile:
-    __tracebackhide__ = True
-    from pytest_torchmem.measurement import measure
-    from pytest_torchmem.measurement.cuda import MeasuredProfile
-
-    profile = measure(target, *args, **options, device="cuda")
-    assert isinstance(profile, MeasuredProfile)
-    return profile
-
-
-def _calibrate(
-    device: Device,
-    gpu: Gpu,
-    questions: Collection[WorkspaceKey],
-    target: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Figures:
-    __tracebackhide__ = True
-    from pytest_torchmem.measurement.calibrate import record_figures
-    from pytest_torchmem.step.step import Step
-
-    step, kwargs = Step.taken_from(kwargs)
-    return record_figures(device, gpu, questions, target, args, kwargs, step)

@@ -230,12 +230,11 @@ class _RunHooks:
             return
         from pytest_torchmem.plugin.run import Run
 
-        self.run = Run(self.config, self.settings())
+        self.run = Run(self.config, self.settings(), worker_died=self._worker_died)
         for found in everything:
             self.run.collected(found)
         for report in self._reports:
             self.run.reported(report)
-        self.run.worker_down(self._worker_died)
         self.run.conclude(session)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -6,6 +6,7 @@ written here, once, when the run ends.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +18,6 @@ from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.obsolete import Gone, find_gone
-from pytest_torchmem.plugin.transport import unpack
 from pytest_torchmem.plugin.update import Update, Updated
 from pytest_torchmem.reports.files import write_reports
 from pytest_torchmem.reports.json_report import build
@@ -45,7 +45,7 @@ class Attempt:
 class Run:
     """Gathers what the tests report, and concludes when they are done."""
 
-    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+    def __init__(self, config: pytest.Config, settings: Settings, *, worker_died: bool) -> None:
         self.config = config
         self.settings = settings
         self.summary = Summary(settings, config.rootpath)
@@ -54,7 +54,7 @@ class Run:
         self._orphans: set[str] | None = None
         self._calibrations: dict[str, list[str]] = {}
         """The memory tests of directories that were collected whole, by calibration file."""
-        self._worker_died = False
+        self._worker_died = worker_died
 
     def reported(self, report: pytest.TestReport) -> None:
         """Take in one phase of one test."""
@@ -64,9 +64,8 @@ class Run:
             attempt = self._attempts[key] = Attempt()
         carried = getattr(report, "torchmem", None)
         if carried is not None:
-            checks, failed_by_check = unpack(carried)
-            attempt.checks += checks
-            attempt.failed_by_check |= failed_by_check
+            attempt.checks += pickle.loads(carried["checks"])
+            attempt.failed_by_check |= carried["failed_by_check"]
         is_subtest = hasattr(report, "context")
         if report.outcome not in ("passed", "skipped"):
             attempt.outcome = "failed"
@@ -87,10 +86,6 @@ class Run:
         orphans = set(found.get("orphans", ()))
         self._orphans = orphans if self._orphans is None else self._orphans & orphans
         self._calibrations.update(dict(found.get("calibrations", ())))
-
-    def worker_down(self, died: bool) -> None:
-        """Take note of a worker that is gone."""
-        self._worker_died |= died
 
     def conclude(self, session: pytest.Session) -> None:
         """Work out what to write, write it, and let the run fail for what no test could."""

@@ -81,17 +81,13 @@ class Update:
         orphans: Mapping[str, StoredSnapshot],
         moved: Mapping[Place, Place],
     ) -> bool:
-        entries = list(self._accepted.get(file, {}).values())
-        renamable = self._renamable(file) if self._removes else ()
-        extra = self._extra(file, orphans, moved)
-
         plan = partial(
             plan_file,
-            accepted=entries,
+            accepted=list(self._accepted.get(file, {}).values()),
             obsolete=obsolete,
-            gone=renamable,
+            gone=self._renamable(file) if self._removes else (),
             inherited=inherited,
-            extra=extra,
+            extra=self._extra(file, orphans, moved),
         )
         return self._apply(self._root / file, plan)
 
@@ -109,14 +105,14 @@ class Update:
             files.update(
                 Path(os.path.relpath(path, self._root)).as_posix() for path in orphans_in(directory)
             )
-        found = {}
-        for file in files:
-            try:
-                stored = read(self._root / file)
-            except SnapshotError:
-                continue  # reported where it was looked for, and else not the business of this run
-            found[file] = stored
-        return found
+        return {file: stored for file in files if (stored := self._read(file)) is not None}
+
+    def _read(self, file: str) -> StoredSnapshot | None:
+        """Return a file, ``None`` where it cannot be read: that is said where it is written."""
+        try:
+            return read(self._root / file)
+        except SnapshotError:
+            return None
 
     def _moves(self, orphans: Mapping[str, StoredSnapshot]) -> dict[Place, Place]:
         gone = [
@@ -128,12 +124,10 @@ class Update:
             return {}
         new = []
         for file, entries in sorted(self._accepted.items()):
-            try:
-                stored = read(self._root / file)
-            except SnapshotError:
-                continue
-            known = stored.keys
-            new += [(file, entry) for key, entry in entries.items() if key not in known]
+            stored = self._read(file)
+            if stored is not None:
+                known = stored.keys
+                new += [(file, entry) for key, entry in entries.items() if key not in known]
         return moves(gone, new, certain=self._clean and set(orphans) <= set(self._gone.orphans))
 
     def _extra(
@@ -155,13 +149,10 @@ class Update:
         """
         gone = self._gone.tests.get(file, [])
         accepted = self._accepted.get(file, {})
-        if not gone or not accepted:
+        stored = self._read(file)
+        if not gone or not accepted or stored is None:
             return []
-        try:
-            stored = read(self._root / file)
-        except SnapshotError:  # reported where the file is to be written
-            return []
-        known = {key.test for key in (*stored.entries, *stored.contested)}
+        known = {key.test for key in stored.keys}
         tests = self._memory_tests.get(file)
         ran = {key.test for key in accepted}
         if tests is not None and not set(tests) - known - ran:

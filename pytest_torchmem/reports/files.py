@@ -52,7 +52,7 @@ def run_markdown(summary: Summary) -> str:
 
 def _workspaces(checks: Iterable[Check]) -> Iterable[str]:
     """Yield how many checks depend on calibrated workspace, and how many lack some."""
-    traced = [check.result.trace for check in checks if check.result.trace is not None]
+    traced = [check.result.trace for check in checks]
     calibrated = [trace.calibrated_workspaces for trace in traced if trace.calibrated_workspaces]
     unknown = [trace.unknown_workspaces for trace in traced if trace.unknown_workspaces]
     if calibrated:

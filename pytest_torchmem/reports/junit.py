@@ -23,9 +23,9 @@ def properties(result: CheckResult) -> list[tuple[str, object]]:
         figures = result.measurement.figures
         found |= {f"{name}.measured": size for name, size in figures.items()}
     found |= {f"{name}.limit": size for name, size in result.limits.items()}
-    if trace is not None and trace.calibrated_workspaces:
+    if trace.calibrated_workspaces:
         found["calibrated_workspaces"] = ", ".join(trace.calibrated_workspaces)
-    if trace is not None and trace.unknown_workspaces:
+    if trace.unknown_workspaces:
         found["unknown_workspaces"] = ", ".join(trace.unknown_workspaces)
     stem = PREFIX + "".join(f"{part}." for part in (key.name, key.device) if part)
     return [(f"{stem}{name}", value) for name, value in found.items()]

@@ -160,7 +160,7 @@ def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
     others: set[str] = set()
     for check in checks:
         trace = check.result.trace
-        if trace is None or not trace.warnings:
+        if not trace.warnings:
             continue
         found.setdefault(trace.warnings, []).append(check.nodeid)
         if trace.unknown_workspaces:
@@ -233,9 +233,8 @@ def _calibrated(checks: Iterable[Check]) -> Iterable[str]:
     """Yield the operators whose workspace comes from a calibration."""
     found: dict[str, list[str]] = {}
     for check in checks:
-        if check.result.trace is not None:
-            for operator in check.result.trace.calibrated_workspaces:
-                found.setdefault(operator, []).append(check.nodeid)
+        for operator in check.result.trace.calibrated_workspaces:
+            found.setdefault(operator, []).append(check.nodeid)
     for operator, nodeids in sorted(found.items()):
         yield f"calibrated workspace: {operator}: {_first_of(nodeids)}"
 

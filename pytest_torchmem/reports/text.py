@@ -133,7 +133,7 @@ def _missing(found: Missing, result: CheckResult) -> Parts:
 
 
 def _unknown_workspace(found: Finding, result: CheckResult) -> Parts:
-    lines = "\n".join(f"  {warning}" for warning in result.trace.warnings) if result.trace else ""
+    lines = "\n".join(f"  {warning}" for warning in result.trace.warnings)
     return ["the profile contains unknown workspace (--torchmem-strict)", lines]
 
 

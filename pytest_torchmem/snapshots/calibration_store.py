@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pytest_torchmem.errors import UsageError
@@ -60,9 +60,8 @@ def write_calibration(path: str | Path, calibration: Calibration) -> None:
 def plan_calibration(
     stored: StoredCalibration,
     measured: Figures,
+    modes: Container[str] = ("new", "changed"),
     *,
-    new: bool = True,
-    changed: bool = True,
     by_series: bool = False,
     obsolete: Mapping[str, Collection[WorkspaceKey]] | None = None,
 ) -> CalibrationPlan:
@@ -70,8 +69,8 @@ def plan_calibration(
 
     A figure takes the place of the one that the same GPU has for the same question, whatever the
     version of cuDNN, and without ``by_series`` also of torch; where both have the same bytes the
-    old one stays. ``new`` and ``changed`` tell which of these may be written. What GPUs in
-    ``obsolete`` have of questions that are not those named there is removed.
+    old one stays. ``modes`` tells which of these may be written. What GPUs in ``obsolete`` have of
+    questions that are not those named there is removed.
     """
     figures, contested = dict(stored.entries), set(stored.contested)
     added: list[WorkspacePlace] = []
@@ -84,7 +83,7 @@ def plan_calibration(
     for key, figure in sorted(flat(measured), key=lambda item: item[0]):
         before = [old for old in (*figures, *contested) if same_place(old, key)]
         known = any(figures.get(old) == figure for old in before)
-        if known or not (changed if before else new):
+        if known or ("changed" if before else "new") not in modes:
             continue
         for old in before:
             figures.pop(old, None)

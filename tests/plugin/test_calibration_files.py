@@ -257,9 +257,9 @@ def test_split_by_torch_keeps_a_figure_for_each_series() -> None:
 
 def test_modes_of_an_update() -> None:
     measured = {A100: {CONVOLUTION: WorkspaceSize(1), FFT: WorkspaceSize(2)}}
-    only_new = plan_calibration(stored(FIGURES), measured, changed=False)
+    only_new = plan_calibration(stored(FIGURES), measured, ("new",))
     assert (only_new.added, only_new.changed) == (((A100, FFT),), ())
-    only_changed = plan_calibration(stored(FIGURES), measured, new=False)
+    only_changed = plan_calibration(stored(FIGURES), measured, ("changed",))
     assert (only_changed.added, only_changed.changed) == ((), ((A100, CONVOLUTION),))
 
 
