@@ -10,7 +10,7 @@ from pytest_torchmem.checks import gpu as measuring
 from pytest_torchmem.checks.calibrations import CalibrationResult
 from pytest_torchmem.checks.findings import DoesNotFit
 from pytest_torchmem.checks.gpu import RealRun
-from pytest_torchmem.checks.judge import Context, Evidence, Judge
+from pytest_torchmem.checks.judge import Context, Judge, stored_for
 from pytest_torchmem.checks.request import Request, Target
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.snapshots.explain import peak_contents
@@ -36,8 +36,7 @@ class DeviceCheck:
         """Return the result, and the profile of the trace unless it ran out of memory."""
         __tracebackhide__ = True
         request, target = self._request, self._target
-        judge = Judge(request, self._context)
-        stored = judge.stored()
+        stored = stored_for(request, self._context)
         calibration = self._calibrate()
         must_fit_on = self._gpu if self._gpu and request.gpu_named else None
         try:
@@ -48,7 +47,9 @@ class DeviceCheck:
                 raise
             return CheckResult(self.key, (DoesNotFit(error=out_of_memory),)), None
         request.test.on_profile(request.name, profile)
-        evidence = Evidence(
+        judge = Judge(
+            request,
+            self._context,
             key=self.key,
             profile=profile,
             contents=peak_contents(profile),
@@ -56,7 +57,7 @@ class DeviceCheck:
             run=self._run_for_real(profile) if profile.peak else None,
             calibration=self._calibration(calibration, profile),
         )
-        return judge.judge(evidence), profile
+        return judge.judge(), profile
 
     def _run_for_real(self, profile: MemoryProfile) -> RealRun | None:
         """Run the step on this machine's GPU, where there is one and nobody forbids it."""

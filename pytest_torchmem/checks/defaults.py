@@ -1,12 +1,19 @@
-"""Names and defaults that pytest needs at every start: nothing is imported for them."""
+"""Names and defaults that pytest needs at every start: nothing is imported for them that it has not."""
 
 from __future__ import annotations
 
+from inspect import Parameter, Signature
+
 MARKER = "memory_budget"
-SIGNATURE = (
-    f"{MARKER}(peak=None, *, forward=None, backward=None, optimizer=None, retained=None, "
-    "device=None, gpu=None, tolerance=None, measure=None)"
+LIMITS = ("peak", "forward", "backward", "optimizer", "retained")
+_OTHERS = (*LIMITS[1:], "device", "gpu", "tolerance", "measure")
+ARGUMENTS = Signature(
+    [
+        Parameter("peak", Parameter.POSITIONAL_OR_KEYWORD, default=None),
+        *(Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in _OTHERS),
+    ]
 )
+SIGNATURE = f"{MARKER}{ARGUMENTS}"
 DEFAULT_DEVICES = "cpu,cuda"
 DEFAULT_GPU = "a100-80gb"
 DEFAULT_MEASURE_TOLERANCE = "5%"

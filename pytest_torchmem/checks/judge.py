@@ -56,117 +56,111 @@ class Context:
         return self.files[path]
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What there is to judge a check on one device by."""
+def stored_for(request: Request, context: Context) -> StoredSnapshot | None:
+    """Return the test module's snapshot file, before anything is traced in vain.
 
+    ``None`` for a check without snapshot.
+    """
+    if not request.uses_snapshot:
+        return None
+    stored = context.stored(snapshot_path(request.test.module))
+    if stored.conflicted and "changed" not in request.test.accepts:
+        raise UsageError(stored.conflict_message)
+    return stored
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Judges one check of a test on one device by what there is of it."""
+
+    request: Request
+    context: Context
     key: Key
     profile: MemoryProfile
     contents: dict[str, list[Allocation]]
     """What was alive at each peak of the trace."""
     stored: StoredSnapshot | None
-    """The snapshot file; ``None`` for a check without snapshot."""
     run: RealRun | None
     """The same step on a real GPU."""
     calibration: CalibrationResult | None
 
-
-class Judge:
-    """Judges one check of a test."""
-
-    def __init__(self, request: Request, context: Context) -> None:
-        self._request = request
-        self._test = request.test
-        self._context = context
-        self._settings = context.settings
-
-    def stored(self) -> StoredSnapshot | None:
-        """Return the test module's snapshot file, before anything is traced in vain."""
-        if not self._request.uses_snapshot:
-            return None
-        stored = self._context.stored(snapshot_path(self._test.module))
-        if stored.conflicted and "changed" not in self._test.accepts:
-            raise UsageError(stored.conflict_message)
-        return stored
-
-    def judge(self, found: Evidence) -> CheckResult:
-        """Return the result of a check on one device."""
-        profile, gpu = found.profile, found.key.gpu
-        fits = gpu and self._request.gpu_named
+    def judge(self) -> CheckResult:
+        """Return the result."""
+        profile, gpu, calibration = self.profile, self.key.gpu, self.calibration
+        fits = gpu and self.request.gpu_named
         trace = TraceResult.of(profile, headroom(gpu, profile.figures()) if fits else None)
         if not profile.peak:
-            calibration = found.calibration
-            return CheckResult(found.key, (not_checked(),), trace, calibration=calibration)
-        snapshot = self._snapshot(found, trace)
-        measurement = self._measurement(found, snapshot)
-        limits = limits_of(self._request.budget, gpu)
-        findings = self._against_limits(found, limits)
-        findings += self._against_snapshot(found, snapshot) if snapshot is not None else []
-        if measurement is not None and found.run is not None:
-            findings += self._against_measurement(found.run, measurement, findings)
-        if self._settings.strict and profile.warnings and not _failing(findings):
+            return CheckResult(self.key, (not_checked(),), trace, calibration=calibration)
+        snapshot = self._snapshot(trace)
+        measurement = self._measurement(snapshot)
+        limits = limits_of(self.request.budget, gpu)
+        findings = self._against_limits(limits)
+        findings += self._against_snapshot(snapshot) if snapshot is not None else []
+        if measurement is not None and self.run is not None:
+            findings += self._against_measurement(self.run, measurement, findings)
+        if self.context.settings.strict and profile.warnings and not _failing(findings):
             findings.append(Finding(outcome=Outcome.UNKNOWN_WORKSPACE))
         return CheckResult(
-            key=snapshot.entry.key if snapshot is not None else found.key,
+            key=snapshot.entry.key if snapshot is not None else self.key,
             findings=tuple(findings),
             trace=trace,
             snapshot=snapshot,
             limits={limit.figure: limit.nbytes for limit in limits},
             measurement=measurement,
-            calibration=found.calibration,
+            calibration=calibration,
         )
 
-    def _snapshot(self, found: Evidence, trace: TraceResult) -> SnapshotResult | None:
-        if found.stored is None:
+    def _snapshot(self, trace: TraceResult) -> SnapshotResult | None:
+        if self.stored is None:
             return None
-        now = self._entry(found, trace)
-        before = found.stored.entries.get(now.key)
-        file = self._test.relative(found.stored.path)
+        now = self._entry(trace)
+        before = self.stored.entries.get(now.key)
+        file = self.request.test.relative(self.stored.path)
         if before is None:
             return SnapshotResult(file, now)
         comparison = compare(before, now, self._levels(before))
-        comparison = self._test.on_comparison(before, now, comparison)
+        comparison = self.request.test.on_comparison(before, now, comparison)
         grown = grown_peak(comparison)
-        contents = found.contents.get(grown, ())
+        contents = self.contents.get(grown, ())
         growths = what_grew(grown, before.explained.get(grown), contents) if grown else []
         return SnapshotResult(file, now, comparison, before, tuple(growths))
 
-    def _entry(self, found: Evidence, trace: TraceResult) -> Entry:
+    def _entry(self, trace: TraceResult) -> Entry:
         """Return what the snapshot would hold now."""
-        profile, key = found.profile, found.key
+        profile, key = self.profile, self.key
         if profile.host not in (None, "reference"):
             raise UsageError(
                 f"host={profile.host!r} models this machine, and a snapshot must pass on others. "
                 "Leave host= out, or set a limit with the marker memory_budget"
             )
-        if self._settings.split_by_torch:
+        if self.context.settings.split_by_torch:
             key = replace(key, torch_series=series(trace.torch))
         return Entry(
             key,
             trace.torch,
             trace.workload,
             trace.figures,
-            explain(found.contents),
-            measured=found.run.entry if found.run is not None else {},
+            explain(self.contents),
+            measured=self.run.entry if self.run is not None else {},
         )
 
-    def _against_snapshot(self, found: Evidence, snapshot: SnapshotResult) -> list[Finding]:
+    def _against_snapshot(self, snapshot: SnapshotResult) -> list[Finding]:
         before, now, comparison = snapshot.before, snapshot.entry, snapshot.comparison
-        assert found.stored is not None
+        assert self.stored is not None
         if before is None or comparison is None:
-            if now.key in found.stored.contested:
+            if now.key in self.stored.contested:
                 return [Finding(outcome=Outcome.UPDATED, fails=False)]
-            if "new" in self._test.accepts:
+            if "new" in self.request.test.accepts:
                 return [Finding(outcome=Outcome.NEW, fails=False)]
-            return [self._missing(found.stored, snapshot)]
+            return [self._missing(self.stored, snapshot)]
         if self._accepts(before, now):
-            above = self._above_cap(found, snapshot)
+            above = self._above_cap(snapshot)
             return [above or Finding(outcome=Outcome.UPDATED, fails=False)]
         if comparison.grew:
             growths = snapshot.growths
             return [Changed(outcome=Outcome.GREW, comparison=comparison, growths=growths)]
         if comparison.shrank:
-            strict = self._settings.strict
+            strict = self.context.settings.strict
             return [Changed(outcome=Outcome.SHRANK, fails=strict, comparison=comparison)]
         return []
 
@@ -175,49 +169,49 @@ class Judge:
         if before.same_measurement(now):
             return False
         another_gpu = before.same_trace(now) and not set(before.measured) & set(now.measured)
-        accepts = self._test.accepts
+        accepts = self.request.test.accepts
         return "changed" in accepts or (another_gpu and "new" in accepts)
 
-    def _above_cap(self, found: Evidence, snapshot: SnapshotResult) -> AboveCap | None:
+    def _above_cap(self, snapshot: SnapshotResult) -> AboveCap | None:
         """Return what grew by more than an update may accept, traced or else measured."""
-        cap = self._settings.update_max
+        cap = self.context.settings.update_max
         if cap is None or snapshot.comparison is None:
             return None
         above = beyond(snapshot.comparison, cap)
-        if not above and found.run is not None:
-            measured = found.run.measurement.compared(snapshot.entry, snapshot.before, ())
+        if not above and self.run is not None:
+            measured = self.run.measurement.compared(snapshot.entry, snapshot.before, ())
             above = beyond(measured, cap) if measured is not None else ()
         return AboveCap(changes=above, cap=str(cap)) if above else None
 
     def _missing(self, stored: StoredSnapshot, snapshot: SnapshotResult) -> Missing:
         entry, entries = snapshot.entry, stored.entries
-        gone = [entries[key] for key in entries if self._test.is_gone(key.test)]
+        gone = [entries[key] for key in entries if self.request.test.is_gone(key.test)]
         found = renames(gone, [entry])
         orphans = []
-        for path in orphans_in(self._test.module.parent):
+        for path in orphans_in(self.request.test.module.parent):
             try:
-                others = self._context.stored(path).entries.values()
+                others = self.context.stored(path).entries.values()
             except SnapshotError:
                 continue
-            orphans += [(self._test.relative(path), other) for other in others]
+            orphans += [(self.request.test.relative(path), other) for other in others]
         moved_from = next(iter(moves(orphans, [("", entry)], certain=False)), ("",))[0]
         renamed = found[0][0] if found else None
         return Missing(file=snapshot.file, renamed=renamed, moved_from=moved_from)
 
-    def _against_limits(self, found: Evidence, limits: tuple[Limit, ...]) -> list[Finding]:
-        over = overruns(limits, found.profile.figures())
+    def _against_limits(self, limits: tuple[Limit, ...]) -> list[Finding]:
+        over = overruns(limits, self.profile.figures())
         if over:
-            return [_over_budget(over, found.contents)]
-        measured = found.run.measurement if found.run is not None else None
+            return [_over_budget(over, self.contents)]
+        measured = self.run.measurement if self.run is not None else None
         # A limit is for the bytes of one GPU; another one's say nothing about it.
-        if measured is not None and measured.figures and measured.gpu == found.key.gpu:
+        if measured is not None and measured.figures and measured.gpu == self.key.gpu:
             over = overruns(limits, measured.figures)
-        return [_over_budget(over, {}, found.key.gpu)] if over else []
+        return [_over_budget(over, {}, self.key.gpu)] if over else []
 
-    def _measurement(self, found: Evidence, snapshot: SnapshotResult | None) -> Measurement | None:
-        if found.run is None or snapshot is None:
-            return found.run.measurement if found.run is not None else None
-        measurement, before = found.run.measurement, snapshot.before
+    def _measurement(self, snapshot: SnapshotResult | None) -> Measurement | None:
+        if self.run is None or snapshot is None:
+            return self.run.measurement if self.run is not None else None
+        measurement, before = self.run.measurement, snapshot.before
         comparison = measurement.compared(snapshot.entry, before, self._levels(before))
         return replace(measurement, comparison=comparison)
 
@@ -226,7 +220,7 @@ class Judge:
     ) -> list[Finding]:
         """Return what the real GPU says against the trace and the snapshot."""
         found: list[Finding] = []
-        most, comparison = self._settings.measure_tolerance, measurement.comparison
+        most, comparison = self.context.settings.measure_tolerance, measurement.comparison
         wrong = measurement.off(most)
         if wrong:
             found.append(EstimateOff(run=run, peaks=wrong, most=str(most)))
@@ -239,7 +233,7 @@ class Judge:
         return found
 
     def _levels(self, before: Entry | None) -> list[Level]:
-        return with_entry(self._request.tolerances, before, 2)
+        return with_entry(self.request.tolerances, before, 2)
 
 
 def _over_budget(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchmem.checks.defaults import MARKER, SIGNATURE
+from pytest_torchmem.checks.defaults import ARGUMENTS, LIMITS, MARKER, SIGNATURE
 from pytest_torchmem.checks.settings import Settings, parse_devices, parse_measure
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import SELECTORS
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.snapshots.format import Entry
     from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
     from pytest_torchmem.targets.gpus import Gpu
-
-_LIMITS = ("peak", "forward", "backward", "optimizer", "retained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +151,6 @@ def gpu_name(settings: Settings, budget: Budget, name: str | None) -> str:
     return find_gpu(name or budget.gpu or settings.gpu).name
 
 
-def memory_budget(
-    peak: Any = None,
-    *,
-    forward: Any = None,
-    backward: Any = None,
-    optimizer: Any = None,
-    retained: Any = None,
-    device: Any = None,
-    gpu: Any = None,
-    tolerance: Any = None,
-    measure: Any = None,
-) -> dict[str, Any]:
-    """Return a marker's arguments by name; Python itself checks that they are the marker's."""
-    return {**locals()}
-
-
 def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Budget:
     """Return what markers say together: for each argument the closest wins, which comes first.
 
@@ -183,7 +165,7 @@ def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> B
         given.update({name: value for name, value in arguments.items() if value is not None})
     limits = tuple(
         Limit(SELECTORS[name], _size(name, given[name]), str(given[name]))
-        for name in _LIMITS
+        for name in LIMITS
         if name in given
     )
     if not limits and "gpu" not in given and "tolerance" not in given:
@@ -204,7 +186,7 @@ def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> B
 
 def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return memory_budget(*args, **kwargs)
+        return ARGUMENTS.bind(*args, **kwargs).arguments
     except TypeError as error:
         raise UsageError(f"the marker cannot be read: {error}. It is {SIGNATURE}") from None
 

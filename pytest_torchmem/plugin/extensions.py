@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
 from pytest_torchmem.errors import UsageError
 
+T = TypeVar("T")
 _GPUS = "pytest_torchmem_register_gpus"
 _OPERATORS = "pytest_torchmem_register_operators"
 
@@ -26,29 +27,17 @@ class Registrations:
 
     def gpus(self) -> None:
         """Add the GPUs of plugins that have not been asked; needs no torch."""
+        from pytest_torchmem.targets.gpus import Gpu, register_gpu
 
-        def register(gpu: object) -> Callable[[], None]:
-            from pytest_torchmem.targets.gpus import Gpu, register_gpu
-
-            if not isinstance(gpu, Gpu):
-                raise UsageError(f"{gpu!r} is not a pytest_torchmem.Gpu")
-            return register_gpu(gpu)
-
-        self._ask(_GPUS, register)
+        self._ask(_GPUS, Gpu, register_gpu)
 
     def operators(self) -> None:
         """Add what plugins that have not been asked say of operators."""
+        from pytest_torchmem.operators.custom_operators import OperatorModel, register_operator
 
-        def register(model: object) -> Callable[[], None]:
-            from pytest_torchmem.operators.custom_operators import OperatorModel, register_operator
+        self._ask(_OPERATORS, OperatorModel, register_operator)
 
-            if not isinstance(model, OperatorModel):
-                raise UsageError(f"{model!r} is not a pytest_torchmem.OperatorModel")
-            return register_operator(model)
-
-        self._ask(_OPERATORS, register)
-
-    def _ask(self, name: str, register: Callable[[object], Callable[[], None]]) -> None:
+    def _ask(self, name: str, kind: type[T], register: Callable[[T], Callable[[], None]]) -> None:
         manager = self._config.pluginmanager
         asked = self._asked[name]
         implementing = [call.plugin for call in getattr(manager.hook, name).get_hookimpls()]
@@ -58,21 +47,17 @@ class Registrations:
             asked.append(plugin)
             others = [other for other in implementing if other is not plugin]
             answers = manager.subset_hook_caller(name, others)(config=self._config)
-            for answer in answers:
-                self._take(name, plugin, answer, register)
+            where = f"torchmem: the hook {name} of {manager.get_name(plugin)}"
+            for value in (value for answer in answers for value in _values(answer, where)):
+                try:
+                    if not isinstance(value, kind):
+                        raise UsageError(f"{value!r} is not a pytest_torchmem.{kind.__name__}")
+                    self._config.add_cleanup(register(value))
+                except UsageError as error:
+                    raise pytest.UsageError(f"{where}: {error}") from None
 
-    def _take(
-        self,
-        name: str,
-        plugin: object,
-        answer: Any,
-        register: Callable[[object], Callable[[], None]],
-    ) -> None:
-        where = f"torchmem: the hook {name} of {self._config.pluginmanager.get_name(plugin)}"
-        if not isinstance(answer, Iterable) or isinstance(answer, str):
-            raise pytest.UsageError(f"{where} returned {answer!r}: return a list")
-        for value in answer:
-            try:
-                self._config.add_cleanup(register(value))
-            except UsageError as error:
-                raise pytest.UsageError(f"{where}: {error}") from None
+
+def _values(answer: object, where: str) -> Iterable[object]:
+    if not isinstance(answer, Iterable) or isinstance(answer, str):
+        raise pytest.UsageError(f"{where} returned {answer!r}: return a list")
+    return answer
