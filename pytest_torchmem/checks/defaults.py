@@ -1,4 +1,4 @@
-"""Names and defaults that pytest needs at every start: nothing is imported for them that it has not."""
+"""Names and defaults that pytest needs at every start: light to import."""
 
 from __future__ import annotations
 

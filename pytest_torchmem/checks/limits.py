@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pytest_torchmem.checks.request import Budget, Limit
 from pytest_torchmem.figures import RESERVED
+from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.units import format_size
 
 
@@ -48,7 +49,5 @@ def headroom(gpu: str, figures: Mapping[str, int]) -> int:
 
 def _room(gpu: str) -> int:
     """Return the bytes that ``gpu`` has for tensors."""
-    from pytest_torchmem.targets.gpus import find_gpu
-
     found = find_gpu(gpu)
     return found.memory - found.context

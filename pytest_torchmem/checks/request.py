@@ -13,6 +13,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import SELECTORS
 from pytest_torchmem.snapshots.location import relative
 from pytest_torchmem.snapshots.tolerance import Level, parse_rules
+from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.units import parse_size
 
 if TYPE_CHECKING:
@@ -146,8 +147,6 @@ def make_request(
 
 def gpu_name(settings: Settings, budget: Budget, name: str | None) -> str:
     """Return the catalogue's name of the GPU that ``name``, marker or settings ask for."""
-    from pytest_torchmem.targets.gpus import find_gpu
-
     return find_gpu(name or budget.gpu or settings.gpu).name
 
 
@@ -178,7 +177,7 @@ def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> B
     return Budget(
         limits=limits,
         devices=parse_devices(given["device"], source("device")) if "device" in given else None,
-        gpu=_gpu(given["gpu"]) if "gpu" in given else None,
+        gpu=find_gpu(given["gpu"]).name if "gpu" in given else None,
         tolerance=parse_rules(given.get("tolerance"), f"the marker {source('tolerance')}"),
         measure=parse_measure(given["measure"], source("measure")) if "measure" in given else None,
     )
@@ -196,9 +195,3 @@ def _size(name: str, value: Any) -> int:
         return parse_size(value)
     except UsageError as error:
         raise UsageError(f"{MARKER}({name}=): {error}") from None
-
-
-def _gpu(name: Any) -> str:
-    from pytest_torchmem.targets.gpus import find_gpu
-
-    return find_gpu(name).name

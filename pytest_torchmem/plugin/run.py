@@ -166,9 +166,9 @@ class Run:
             snapshot = check.result.snapshot
             if check.passed and check.result.accepted and snapshot is not None:
                 accepted.setdefault(snapshot.file, {})[snapshot.entry.key] = snapshot.entry
-        modules = self._modules.values()
+        tests = {module["file"]: module["memory_tests"] for module in self._modules.values()}
         root = self.config.rootpath
-        return Update(root, self.settings, accepted, gone, modules, clean=clean).run()
+        return Update(root, self.settings, accepted, gone, tests, clean).run()
 
     def _update_calibrations(self, checks: Iterable[Check]) -> list[CalibrationPlan]:
         found = [

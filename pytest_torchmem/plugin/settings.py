@@ -18,6 +18,7 @@ from pytest_torchmem.checks.defaults import (
 from pytest_torchmem.checks.settings import Settings, parse_choice, parse_devices, parse_measure
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.snapshots.tolerance import parse_rule_lines, parse_rules, parse_tolerance
+from pytest_torchmem.targets.gpus import find_gpu
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -53,7 +54,7 @@ def _read(config: pytest.Config) -> Settings:
         proposal = config.rootpath / "torchmem-proposal"
     return Settings(
         devices=parse_devices(value("devices", DEFAULT_DEVICES), "torchmem_devices"),
-        gpu=_gpu(value("gpu", DEFAULT_GPU)),
+        gpu=find_gpu(value("gpu", DEFAULT_GPU)).name,
         gpu_named=bool(value("gpu")),
         allocator=_allocator(value("allocator")),
         narrowed=any(option(f"torchmem_{name}") for name in ("devices", "gpu")),
@@ -83,14 +84,6 @@ def _update_modes(asked: list[str] | None, dry_run: bool, in_ci: bool) -> frozen
             "your machine and commit the files (or unset CI)"
         )
     return frozenset(UPDATE_MODES if "all" in asked else asked)
-
-
-def _gpu(name: str) -> str:
-    if name == DEFAULT_GPU:
-        return name
-    from pytest_torchmem.targets.gpus import find_gpu
-
-    return find_gpu(name).name
 
 
 def _allocator(options: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,50 +28,41 @@ class Updated:
     """Tests that look renamed, where that could not be decided."""
 
 
+@dataclass(slots=True)
 class Update:
     """Writes what a run found into the snapshot files, each whole or not at all."""
 
-    def __init__(
-        self,
-        root: Path,
-        settings: Settings,
-        accepted: Mapping[str, Mapping[Key, Entry]],
-        gone: Gone,
-        modules: Iterable[Mapping[str, Any]],
-        *,
-        clean: bool,
-    ) -> None:
-        """``accepted`` has the entries to write by file, relative to the root; the run was
-        ``clean`` if every test ran and none failed.
-        """
-        self._root = root
-        self._settings = settings
-        self._accepted = accepted
-        self._gone = gone
-        self._memory_tests = {module["file"]: module["memory_tests"] for module in modules}
-        self._clean = clean
-        self._removes = "obsolete" in settings.update
-        self._done = Updated()
+    root: Path
+    settings: Settings
+    accepted: Mapping[str, Mapping[Key, Entry]]
+    """The entries to write by file, relative to the root."""
+    gone: Gone
+    memory_tests: Mapping[str, Sequence[str] | None]
+    """The tests of a file's module that check memory, ``None`` where some may not be known."""
+    clean: bool
+    """Every test ran and none failed."""
+    done: Updated = field(default_factory=Updated)
 
     def run(self) -> Updated:
         """Do it; what cannot be read or written is a plan with a problem."""
-        removable = self._gone.entries if self._removes else {}
-        orphans = self._read_orphans() if self._removes else {}
+        removes = "obsolete" in self.settings.update
+        removable = self.gone.entries if removes else {}
+        orphans = self._read_orphans() if removes else {}
         moved = self._moves(orphans)
         inherited: dict[str, dict[Key, Entry]] = {}
         for (old_file, old_key), (file, key) in moved.items():
             entry = orphans[old_file].entries[old_key]
             inherited.setdefault(file, {})[key] = entry
         written = set()
-        for file in sorted({*self._accepted, *removable}):
+        for file in sorted({*self.accepted, *removable}):
             if self._plan(file, removable.get(file, ()), inherited.get(file, {}), orphans, moved):
                 written.add(file)
         for file, stored in sorted(orphans.items()):
             going = {o[1]: n for o, n in moved.items() if o[0] == file and n[0] in written}
-            rest = self._gone.orphans.get(file, ()) if self._clean else ()
+            rest = self.gone.orphans.get(file, ()) if self.clean else ()
             if going or rest:
                 self._apply(stored.path, partial(plan_orphan, moved=going, removed=rest))
-        return self._done
+        return self.done
 
     def _plan(
         self,
@@ -83,34 +74,34 @@ class Update:
     ) -> bool:
         plan = partial(
             plan_file,
-            accepted=list(self._accepted.get(file, {}).values()),
+            accepted=list(self.accepted.get(file, {}).values()),
             obsolete=obsolete,
-            gone=self._renamable(file) if self._removes else (),
+            gone=self._renamable(file) if "obsolete" in self.settings.update else (),
             inherited=inherited,
             extra=self._extra(file, orphans, moved),
         )
-        return self._apply(self._root / file, plan)
+        return self._apply(self.root / file, plan)
 
     def _apply(self, path: Path, plan: Callable[[StoredSnapshot], SnapshotPlan]) -> bool:
         """Plan and write one file; tell whether that went well."""
-        planned = change_file(path, read, plan, writes=self._settings.writes)
-        self._done.plans.append(planned)
+        planned = change_file(path, read, plan, writes=self.settings.writes)
+        self.done.plans.append(planned)
         return not planned.problem
 
     def _read_orphans(self) -> dict[str, StoredSnapshot]:
         """Return the files whose module is gone: those found, and those beside what is written."""
-        files = set(self._gone.orphans)
-        for file in self._accepted:
-            directory = (self._root / file).parent.parent
+        files = set(self.gone.orphans)
+        for file in self.accepted:
+            directory = (self.root / file).parent.parent
             files.update(
-                Path(os.path.relpath(path, self._root)).as_posix() for path in orphans_in(directory)
+                Path(os.path.relpath(path, self.root)).as_posix() for path in orphans_in(directory)
             )
         return {file: stored for file in files if (stored := self._read(file)) is not None}
 
     def _read(self, file: str) -> StoredSnapshot | None:
         """Return a file, ``None`` where it cannot be read: that is said where it is written."""
         try:
-            return read(self._root / file)
+            return read(self.root / file)
         except SnapshotError:
             return None
 
@@ -123,18 +114,18 @@ class Update:
         if not gone:
             return {}
         new = []
-        for file, entries in sorted(self._accepted.items()):
+        for file, entries in sorted(self.accepted.items()):
             stored = self._read(file)
             if stored is not None:
                 known = stored.keys
                 new += [(file, entry) for key, entry in entries.items() if key not in known]
-        return moves(gone, new, certain=self._clean and set(orphans) <= set(self._gone.orphans))
+        return moves(gone, new, certain=self.clean and set(orphans) <= set(self.gone.orphans))
 
     def _extra(
         self, file: str, orphans: Mapping[str, StoredSnapshot], moved: Mapping[Place, Place]
     ) -> Mapping[str, Any]:
         """Return what people wrote at the top of a file that moves to ``file`` with all it has."""
-        if (self._root / file).exists():
+        if (self.root / file).exists():
             return {}
         for old, stored in orphans.items():
             targets = {moved.get((old, key), ("",))[0] for key in stored.entries}
@@ -147,20 +138,20 @@ class Update:
 
         That is safe where every test that could be the renamed one is among those that were run.
         """
-        gone = self._gone.tests.get(file, [])
-        accepted = self._accepted.get(file, {})
+        gone = self.gone.tests.get(file, [])
+        accepted = self.accepted.get(file, {})
         stored = self._read(file)
         if not gone or not accepted or stored is None:
             return []
         known = {key.test for key in stored.keys}
-        tests = self._memory_tests.get(file)
+        tests = self.memory_tests.get(file)
         ran = {key.test for key in accepted}
         if tests is not None and not set(tests) - known - ran:
             return gone
         old = [("", stored.entries[key]) for key in gone if key in stored.entries]
         new = [("", entry) for key, entry in accepted.items() if key not in stored.entries]
         for (_, before), (_, after) in sorted(moves(old, new, certain=True).items()):
-            self._done.hints.append(
+            self.done.hints.append(
                 f"{file}: {after} may be the new name of {before}. Only a part of the module ran, "
                 "so the old entry stays: update the whole module to rename it"
             )

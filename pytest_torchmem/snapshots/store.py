@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pytest_torchmem.errors import SnapshotError
-from pytest_torchmem.snapshots.conflicts import has_conflict, sides
 from pytest_torchmem.snapshots.format import Entry, Key, load
 from pytest_torchmem.snapshots.location import is_calibration
 from pytest_torchmem.snapshots.plain import Contents
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
+_CONFLICT = re.compile(r"^(<{7}|\|{7}|={7}|>{7})(?: .*)?\r?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)  # as Contents
@@ -103,12 +104,45 @@ def _read_text(path: Path) -> str | None:
 
 def _load_sides(path: Path, text: str, load: Callable[[str], T]) -> tuple[T, ...]:
     """Return what ``text`` holds, or what both sides of a merge conflict hold."""
-    conflict = has_conflict(text)
+    conflict = _has_conflict(text)
     try:
-        return tuple(map(load, sides(text) if conflict else (text,)))
+        return tuple(map(load, _sides(text) if conflict else (text,)))
     except SnapshotError as error:
         problem = f"has an unresolved merge conflict, and one side {error}"
         raise SnapshotError(_advice(path, problem if conflict else str(error))) from None
+
+
+def _has_conflict(text: str) -> bool:
+    """Tell whether ``text`` has conflict markers; no line of a snapshot looks like one."""
+    return bool(_CONFLICT.search(text))
+
+
+def _sides(text: str) -> tuple[str, str]:
+    """Return a file with conflict markers as it was on either side.
+
+    The common ancestor that git's ``diff3`` style adds is dropped. Raises ``SnapshotError`` where
+    markers are torn.
+    """
+    ours: list[str] = []
+    theirs: list[str] = []
+    state = "both"
+    follows = {"<": ("both", "ours"), "|": ("ours", "base"), ">": ("theirs", "both")}
+    for line in text.splitlines(keepends=True):
+        match = _CONFLICT.match(line)
+        if match is None:
+            if state in ("both", "ours"):
+                ours.append(line)
+            if state in ("both", "theirs"):
+                theirs.append(line)
+            continue
+        sign = match.group(1)[0]
+        expected, after = follows.get(sign, (state, "theirs"))
+        if state != expected or (sign == "=" and state not in ("ours", "base")):
+            raise SnapshotError("has mismatched conflict markers")
+        state = after
+    if state != "both":
+        raise SnapshotError("has mismatched conflict markers")
+    return "".join(ours), "".join(theirs)
 
 
 def write(path: Path, text: str) -> None:
