@@ -9,6 +9,7 @@ engine has for the GPU; the engine carries the interception there.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,13 +20,13 @@ from torch import Tensor
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.measurement.clone import clone_to
-from pytest_torchmem.measurement.cpu import no_garbage_collection, random_states_kept
-from pytest_torchmem.measurement.cuda import REQUESTED, run_warm
+from pytest_torchmem.measurement.cuda import run_warm
 from pytest_torchmem.measurement.device import Device
+from pytest_torchmem.measurement.phases import REQUESTED
 from pytest_torchmem.operators.calibration_key import key_of
 from pytest_torchmem.operators.registry import Kind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
-from pytest_torchmem.step.global_state import eager
+from pytest_torchmem.step.global_state import eager, garbage_kept, generators_kept
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.gpus import Gpu, gpu_names, registered_gpus
@@ -81,7 +82,8 @@ def questions_on(
 ) -> tuple[WorkspaceKey, ...]:
     """Return the workspaces of a step on ``gpu`` that no formula gives exactly."""
     options = {**step.options(), **kwargs}
-    with _known(gpu):
+    unknown = () if gpu.name in gpu_names() else (gpu,)
+    with registered_gpus(*unknown):
         profile = trace(target, *args, device="cuda", gpu=gpu.name, memory="unlimited", **options)
     return profile.questions
 
@@ -116,7 +118,8 @@ def record_figures(
             step.run(clones.target, clones.args, clones.kwargs)
         return recorder.figures
 
-    with random_states_kept(), no_garbage_collection(), eager():
+    gc.collect()
+    with generators_kept(), garbage_kept(), eager():
         return run_warm(device, gpu, target, args, kwargs, step, run)
 
 
@@ -218,10 +221,3 @@ def _intercepting() -> Iterator[None]:
         yield
     finally:
         set_excluded(FAKE, True)
-
-
-@contextmanager
-def _known(gpu: Gpu) -> Iterator[None]:
-    """Have a GPU in the catalogue that is not one of those there."""
-    with registered_gpus(*(() if gpu.name in gpu_names() else (gpu,))):
-        yield

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import gc
-import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement.clone import clone_to
-from pytest_torchmem.measurement.events import Recorder
+from pytest_torchmem.measurement.events import STEP, recording
 from pytest_torchmem.measurement.labels import labels_after
 from pytest_torchmem.measurement.timeline import build_timeline
 from pytest_torchmem.profile.profile import MemoryProfile, summarise
-from pytest_torchmem.step.global_state import weights_read_here
+from pytest_torchmem.step.global_state import (
+    garbage_kept,
+    generators_kept,
+    weights_read_here,
+)
 from pytest_torchmem.step.imports import imports_apart
 from pytest_torchmem.step.step import Step
+from pytest_torchmem.torch_private.recording import mark
 
 
 def measure(
@@ -56,14 +60,12 @@ def measure(
 
         with _as_in_a_trace():
             return measure_cuda(target, args, kwargs, step)
-    with ExitStack() as stack:
-        stack.enter_context(_as_in_a_trace())
-        recorder = stack.enter_context(Recorder())
+    with _as_in_a_trace(), recording() as recorded:
         clones = clone_to(torch.device("cpu"), target, args, kwargs)
-        with recorder.step():
+        with mark(STEP):
             outliving = step.run(clones.target, clones.args, clones.kwargs)
         after = labels_after(clones.target, outliving)
-    timeline = build_timeline(recorder.recording, clones.labels, after)
+    timeline = build_timeline(recorded, clones.labels, after)
     return summarise(
         timeline,
         device="cpu",
@@ -77,32 +79,9 @@ def measure(
 @contextmanager
 def _as_in_a_trace() -> Iterator[None]:
     """Run a step under what a trace, too, keeps apart from it."""
-    with random_states_kept(), no_garbage_collection(), imports_apart(), weights_read_here():
-        yield
-
-
-@contextmanager
-def random_states_kept() -> Iterator[None]:
-    """Put the CPU's random generators back afterwards."""
-    state, python_state = torch.get_rng_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        random.setstate(python_state)
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Let the garbage collector rest: what reference cycles hold would leave at random."""
-    was_enabled = gc.isenabled()
     gc.collect()
-    gc.disable()
-    try:
+    with generators_kept(), garbage_kept(), imports_apart(), weights_read_here():
         yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _blind_spots() -> tuple[str, ...]:

@@ -23,16 +23,20 @@ from pytest_torchmem.measurement.clone import Clones, clone_to
 from pytest_torchmem.measurement.device import Device
 from pytest_torchmem.measurement.history import timeline_of
 from pytest_torchmem.measurement.labels import Label, labels_after
-from pytest_torchmem.measurement.phases import PhaseMeter, following_phases
+from pytest_torchmem.measurement.phases import (
+    ALLOCATED,
+    REQUESTED,
+    RESERVED,
+    PhaseMeter,
+    following_phases,
+)
 from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile, summarise
 from pytest_torchmem.profile.timeline import Phase, Timeline
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.units import format_size
 
-REQUESTED, ALLOCATED, RESERVED = "requested_bytes", "allocated_bytes", "reserved_bytes"
 T = TypeVar("T")
-COUNTERS = (REQUESTED, ALLOCATED, RESERVED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,6 @@ def _measured(
     device.empty_cache()
     device.synchronise()
     device.start_history()
-    history: Sequence[Mapping[str, Any]] = ()
     try:
         meter = PhaseMeter(device)
         clones = clone_to(device.torch_device, target, args, kwargs, moved=True)

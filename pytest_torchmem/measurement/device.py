@@ -1,6 +1,6 @@
 """The one place that calls ``torch.cuda``: what a measurement asks of a real GPU.
 
-Everything else talks to the protocol ``Device``, so that it can be tried without a GPU. Nothing
+Tests put another in the place of ``Device``, so that all else can be tried without a GPU. Nothing
 here runs unless a measurement was asked for: ``torch.cuda.is_available`` counts devices, and most
 of the rest makes a CUDA context.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,62 +26,8 @@ _MEMORY_SPREAD = 0.06
 """What a driver keeps for itself of a GPU's memory, and the data sheet counts."""
 
 
-class Device(Protocol):
-    """A GPU whose caching allocator counts."""
-
-    @property
-    def torch_device(self) -> torch.device:
-        """Where tensors have to be made."""
-
-    @property
-    def out_of_memory(self) -> type[BaseException]:
-        """What is raised where a request cannot be met."""
-
-    def why_not(self) -> str:
-        """Return why nothing can be measured, "" where it can; makes no CUDA context."""
-
-    def gpu(self) -> Gpu:
-        """Return what the driver says of the GPU; its name is that of the catalogue if it has one.
-
-        Makes a CUDA context.
-        """
-
-    def cudnn(self) -> str:
-        """Return cuDNN's version, such as "9.19.0"; "" for a torch without it."""
-
-    def current(self) -> AbstractContextManager[Any]:
-        """Return a context in which this device is the thread's current one."""
-
-    def memory(self) -> tuple[int, int]:
-        """Return the free and the total bytes of the GPU, other processes' memory included."""
-
-    def statistics(self) -> Mapping[str, int]:
-        """Return what ``torch.cuda.memory_stats`` gives: this process' bytes alone."""
-
-    def reset_peaks(self) -> None:
-        """Begin the statistics' peaks anew from what is there now."""
-
-    def synchronise(self) -> None:
-        """Wait for what was launched."""
-
-    def empty_cache(self) -> None:
-        """Give back what is reserved and not used, libraries' workspaces included."""
-
-    def generator_state(self) -> torch.Tensor:
-        """Return the state of the device's random generator."""
-
-    def set_generator_state(self, state: torch.Tensor) -> None:
-        """Put the device's random generator into a state."""
-
-    def start_history(self) -> None:
-        """Write down every request and release from now on."""
-
-    def stop_history(self) -> Sequence[Mapping[str, Any]]:
-        """Stop, and return what was written down, in order; empty where it cannot be."""
-
-
-class Cuda:
-    """The current CUDA device of this process."""
+class Device:
+    """The current CUDA device of this process, whose caching allocator counts."""
 
     out_of_memory: type[BaseException] = torch.OutOfMemoryError
 
@@ -101,7 +47,10 @@ class Cuda:
         return ""
 
     def gpu(self) -> Gpu:
-        """Return what the driver says of the current device."""
+        """Return what the driver says of the GPU; its name is that of the catalogue if it has one.
+
+        Makes a CUDA context.
+        """
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
         return known_gpu(
             Gpu(
@@ -115,7 +64,7 @@ class Cuda:
         )
 
     def cudnn(self) -> str:
-        """Return cuDNN's version."""
+        """Return cuDNN's version, such as "9.19.0"; "" for a torch without it."""
         return version_of_cudnn(torch.backends.cudnn.version())
 
     def current(self) -> AbstractContextManager[Any]:
@@ -123,12 +72,12 @@ class Cuda:
         return torch.cuda.device(torch.cuda.current_device())
 
     def memory(self) -> tuple[int, int]:
-        """Return the free and the total bytes of the GPU."""
+        """Return the free and the total bytes of the GPU, other processes' memory included."""
         free, total = torch.cuda.mem_get_info()
         return free, total
 
     def statistics(self) -> Mapping[str, int]:
-        """Return what ``torch.cuda.memory_stats`` gives."""
+        """Return what ``torch.cuda.memory_stats`` gives: this process' bytes alone."""
         return torch.cuda.memory_stats()
 
     def reset_peaks(self) -> None:
@@ -140,7 +89,7 @@ class Cuda:
         torch.cuda.synchronize()
 
     def empty_cache(self) -> None:
-        """Give back what is reserved and not used.
+        """Give back what is reserved and not used, libraries' workspaces included.
 
         cuBLAS's workspaces are tensors that the handles keep (aten/src/ATen/cuda/
         CublasHandlePool.cpp, ``clearCublasWorkspaces``); a step that begins without them takes
@@ -163,7 +112,7 @@ class Cuda:
         record_memory_history("all", context=None, max_entries=_HISTORY, clear_history=True)
 
     def stop_history(self) -> Sequence[Mapping[str, Any]]:
-        """Stop, and return the entries of this device's trace."""
+        """Stop, and return the entries of this device's trace in order, if there are any."""
         traces = memory_snapshot()["device_traces"]
         record_memory_history(None)
         index = torch.cuda.current_device()
@@ -172,7 +121,7 @@ class Cuda:
 
 def cuda_device() -> Device:
     """Return the GPU to measure on; tests put another in its place."""
-    return Cuda()
+    return Device()
 
 
 def name_of(product: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch.autograd.profiler import profile
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.step.global_state import environment
 from pytest_torchmem.step.phases import engine_runs, outermost_module_calls
 from pytest_torchmem.torch_private.operators import (
     OpOverloadPacket,
@@ -34,7 +35,7 @@ ENGINE = "torchmem::engine"
 ENGINE_NODE = "autograd::engine::evaluate_function"
 MODULE = "torchmem::module"
 OPTIMIZER_STEP = "Optimizer.step#"
-_RANGES = (STEP, ENGINE, ENGINE_NODE, MODULE, OPTIMIZER_STEP)
+MARKS = (STEP, ENGINE, ENGINE_NODE, MODULE, OPTIMIZER_STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class MemoryEvent:
     """The recorded functions it happened in, outermost first."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Range:
     """The time in which a recorded function ran."""
 
@@ -60,76 +61,46 @@ class Range:
     step; None where never."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recording:
     """The memory events of the recording thread in order, and the ranges that tell the phases."""
 
-    events: tuple[MemoryEvent, ...]
-    ranges: tuple[Range, ...]
-
-
-class Recorder:
-    """Records the allocations of the thread that enters it; ``recording`` is there afterwards."""
-
-    def __init__(self) -> None:
-        self.recording = Recording((), ())
-        self._stack = ExitStack()
-        self._profile: Any = None
-
-    def __enter__(self) -> Recorder:
-        with ExitStack() as stack:
-            stack.enter_context(_quiet_kineto())
-            # A run that a C++ extension starts is known by the nodes that the engine evaluates.
-            stack.enter_context(engine_runs(lambda: mark(ENGINE)))
-            stack.enter_context(outermost_module_calls(lambda: mark(MODULE)))
-            self._profile = profile(profile_memory=True)
-            try:
-                stack.enter_context(self._profile)
-            except RuntimeError as error:
-                raise UsageError(
-                    "cannot record allocations while another profiler runs "
-                    f"({error}): stop it first"
-                ) from error
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._stack.__exit__(*exception)
-        if exception[0] is None:
-            self.recording = _read(self._profile.kineto_results.experimental_event_tree())
-
-    @staticmethod
-    def step() -> Any:
-        """Return a context that marks the step within the recording."""
-        return mark(STEP)
+    events: list[MemoryEvent] = field(default_factory=list)
+    ranges: list[Range] = field(default_factory=list)
 
 
 @contextmanager
-def _quiet_kineto() -> Iterator[None]:
-    """Kineto reads its log level once, at a process' first recording, and else logs every one."""
-    name = "KINETO_LOG_LEVEL"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "99"
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
+def recording() -> Iterator[Recording]:
+    """Record the allocations of the thread that enters this; they are there afterwards."""
+    recorded, profiler = Recording(), profile(profile_memory=True)
+    with ExitStack() as stack:
+        # Kineto reads its log level once, at a process' first recording, and else logs every one.
+        level = os.environ.get("KINETO_LOG_LEVEL", "99")
+        stack.enter_context(environment("KINETO_LOG_LEVEL", level))
+        # A run that a C++ extension starts is known by the nodes that the engine evaluates.
+        stack.enter_context(engine_runs(lambda: mark(ENGINE)))
+        stack.enter_context(outermost_module_calls(lambda: mark(MODULE)))
+        try:
+            stack.enter_context(profiler)
+        except RuntimeError as error:
+            raise UsageError(
+                f"cannot record allocations while another profiler runs ({error}): stop it first"
+            ) from error
+        yield recorded
+    results: Any = profiler.kineto_results
+    _read(results.experimental_event_tree(), recorded)
 
 
-def _read(roots: list[Any]) -> Recording:
+def _read(roots: list[Any], recorded: Recording) -> None:
     """Flatten the profiler's event tree; the order of events is that of their time stamps."""
-    events: list[MemoryEvent] = []
-    ranges: list[Range] = []
+    events, ranges = recorded.events, recorded.ranges
 
-    def works(positions: tuple[int, ...], time: int) -> None:
-        for position in positions:
-            found = ranges[position]
+    def works(within: tuple[Range, ...], time: int) -> None:
+        for found in within:
             if found.works is None or found.works > time:
-                ranges[position] = replace(found, works=time)
+                found.works = time
 
-    pending: list[tuple[Any, tuple[str, ...], tuple[int, ...]]] = [
+    pending: list[tuple[Any, tuple[str, ...], tuple[Range, ...]]] = [
         (root, (), ()) for root in reversed(roots)
     ]
     while pending:
@@ -145,17 +116,16 @@ def _read(roots: list[Any]) -> Recording:
         name = node.name
         if name.startswith(OPTIMIZER_STEP):
             works(open_ranges, node.start_time_ns)  # in a hook of the backward, say
-        if name.startswith(_RANGES):
+        if name.startswith(MARKS):
             found = Range(node.start_time_ns, node.end_time_ns, name)
             ranges.append(found)
-            open_ranges = (*open_ranges, len(ranges) - 1)
+            open_ranges = (*open_ranges, found)
         elif open_ranges and computes(name):
             works(open_ranges, node.start_time_ns)
         inner = (*path, name)
         pending.extend((child, inner, open_ranges) for child in reversed(node.children))
     events.sort(key=lambda event: event.time)
     ranges.sort(key=lambda found: (found.start, -found.stop))
-    return Recording(tuple(events), tuple(ranges))
 
 
 @cache

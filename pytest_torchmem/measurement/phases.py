@@ -15,7 +15,8 @@ from pytest_torchmem.step.phases import (
     outermost_module_calls,
 )
 
-_COUNTERS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
+REQUESTED, ALLOCATED, RESERVED = "requested_bytes", "allocated_bytes", "reserved_bytes"
+_COUNTERS = (REQUESTED, ALLOCATED, RESERVED)
 _REQUESTS, _RELEASES = "allocation.all.allocated", "allocation.all.freed"
 
 

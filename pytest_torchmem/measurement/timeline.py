@@ -9,6 +9,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement.events import (
     ENGINE,
     ENGINE_NODE,
+    MARKS,
     MODULE,
     OPTIMIZER_STEP,
     STEP,
@@ -135,8 +136,7 @@ def operators_in(path: tuple[str, ...]) -> tuple[str, ...]:
 
     Factories are left out as well unless there is nothing else.
     """
-    marks = (STEP, ENGINE, ENGINE_NODE, MODULE, OPTIMIZER_STEP)
-    found = tuple(name for name in path if not name.startswith(marks))
+    found = tuple(name for name in path if not name.startswith(MARKS))
     made = tuple(name for name in found if name not in _FACTORIES)
     return made or found[-1:]
 

@@ -8,7 +8,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -28,23 +28,27 @@ def process_kept() -> Iterator[None]:
     What of torch is imported meanwhile keeps nothing of the program.
     """
     with ExitStack() as stack:
-        stack.enter_context(_generators_kept())
+        stack.enter_context(generators_kept(seed=0))
         stack.enter_context(_settings_kept())
-        stack.enter_context(_no_collection())
+        stack.enter_context(garbage_kept())
         stack.enter_context(imports_apart())
         stack.enter_context(weights_read_here())
         stack.enter_context(eager())
         yield
 
 
-@contextmanager
-def weights_read_here() -> Iterator[None]:
+def weights_read_here() -> AbstractContextManager[None]:
     """Have ``from_pretrained`` of transformers read weights on the program's thread, which is the
     only one that is seen, rather than in a pool (core_model_loading.py of transformers 5).
     """
-    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    return environment("HF_DEACTIVATE_ASYNC_LOAD", "1")
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Have an environment variable be ``value``."""
     before = os.environ.get(name)
-    os.environ[name] = "1"
+    os.environ[name] = value
     try:
         yield
     finally:
@@ -73,14 +77,17 @@ def thread_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Give a trace the same random numbers every time, and leave the generators as they were."""
+def generators_kept(seed: int | None = None) -> Iterator[None]:
+    """Leave the host's random generators as they were; with a ``seed`` all of them begin with it,
+    and give a trace the same random numbers every time.
+    """
     state, python_state = torch.get_rng_state(), random.getstate()
     # numpy imports it when it is first used, which takes longer than a small trace.
     numpy_state = sys.modules[_NUMPY].get_state() if _NUMPY in sys.modules else None
-    torch.default_generator.manual_seed(0)
-    random.seed(0)
-    seed_what_is_imported(_NUMPY)
+    if seed is not None:
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        seed_what_is_imported(_NUMPY)
     try:
         yield
     finally:
@@ -111,7 +118,7 @@ def _settings_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def garbage_kept() -> Iterator[None]:
     """Keep the garbage collector from freeing storages in cycles at a moment of its own choice."""
     was_enabled = gc.isenabled()
     gc.disable()

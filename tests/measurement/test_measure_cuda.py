@@ -13,7 +13,7 @@ import pytest_torchmem as torchmem
 from pytest_torchmem.errors import DeviceMemoryError, UsageError
 from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.measurement.cuda import MeasuredProfile
-from pytest_torchmem.measurement.device import Cuda, known_gpu, name_of
+from pytest_torchmem.measurement.device import Device, known_gpu, name_of
 from pytest_torchmem.profile.timeline import Kind, Phase
 from pytest_torchmem.targets.gpus import Gpu, find_gpu
 from tests.measurement.stand_in import StandIn
@@ -187,7 +187,7 @@ def test_without_a_gpu_there_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UsageError, match="no GPU in this box, so nothing can be measured"):
         torchmem.measure(nn.Linear(2, 2), torch.ones(1, 2), device="cuda")
     if not torch.cuda.is_available():
-        assert Cuda().why_not()
+        assert Device().why_not()
 
 
 @pytest.mark.parametrize(
