@@ -14,7 +14,7 @@ from pytest_torchmem.measurement.clone import clone_to
 from pytest_torchmem.measurement.events import STEP, recording
 from pytest_torchmem.measurement.labels import labels_after
 from pytest_torchmem.measurement.timeline import build_timeline
-from pytest_torchmem.profile.profile import MemoryProfile, summarise
+from pytest_torchmem.profile.profile import MemoryProfile, figures_of
 from pytest_torchmem.step.global_state import (
     garbage_kept,
     generators_kept,
@@ -66,13 +66,14 @@ def measure(
             outliving = step.run(clones.target, clones.args, clones.kwargs)
         after = labels_after(clones.target, outliving)
     timeline = build_timeline(recorded, clones.labels, after)
-    return summarise(
-        timeline,
+    return MemoryProfile(
         device="cpu",
         gpu=None,
         host="here",
         torch_version=torch.__version__,
         warnings=_blind_spots(),
+        timeline=timeline,
+        **figures_of(timeline),
     )
 
 

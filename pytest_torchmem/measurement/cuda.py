@@ -11,7 +11,7 @@ import gc
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ from pytest_torchmem.measurement.phases import (
     PhaseMeter,
     following_phases,
 )
-from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile, summarise
+from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile
 from pytest_torchmem.profile.timeline import Phase, Timeline
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.gpus import Gpu
@@ -165,25 +165,23 @@ def _profile(
             f"{format_size(meter.base[REQUESTED])} were in use on the GPU before and are not "
             "counted; segments that the step shares with them are missing from reserved_peak"
         )
-    by_name = {name: requested.get(phase) for name, phase in PEAK_FIELDS.items()}
-    summary = summarise(
-        timeline,
+    return MeasuredProfile(
         device="cuda",
         gpu=gpu.name,
         host="here",
+        baseline=max(meter.ends(REQUESTED, Phase.BASELINE), default=0),
+        forward_peak=requested.get(Phase.FORWARD),
+        backward_peak=requested.get(Phase.BACKWARD),
+        optimizer_peak=requested.get(Phase.OPTIMIZER),
+        peak=max(requested.values()),
+        retained=max(meter.ends(REQUESTED, Phase.FORWARD), default=None),
+        end=meter.end(REQUESTED),
+        reserved_peak=max(meter.peaks(RESERVED).values()),
         torch_version=torch.__version__,
         warnings=tuple(warnings),
-    )
-    given = {entry.name: getattr(summary, entry.name) for entry in fields(MemoryProfile)}
-    given |= by_name | {
-        "baseline": max(meter.ends(REQUESTED, Phase.BASELINE), default=0),
-        "peak": max(requested.values()),
-        "retained": max(meter.ends(REQUESTED, Phase.FORWARD), default=None),
-        "end": meter.end(REQUESTED),
-        "reserved_peak": max(meter.peaks(RESERVED).values()),
-    }
-    return MeasuredProfile(
-        **given, allocated=_by_name(meter, ALLOCATED), reserved=_by_name(meter, RESERVED)
+        timeline=timeline,
+        allocated=_by_name(meter, ALLOCATED),
+        reserved=_by_name(meter, RESERVED),
     )
 
 

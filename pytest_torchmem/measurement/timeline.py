@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -54,7 +55,7 @@ def build_timeline(
             "the step runs torch.profiler itself, which ends the recording of its allocations: "
             "remove the profiler from the measured step, or use trace()"
         )
-    changes = _phase_changes(recording.ranges, step)
+    changes = deque(_phase_changes(recording.ranges, step))
     live: dict[int, MemoryEvent] = {}
     during: list[MemoryEvent] = []
     for event in recording.events:
@@ -66,75 +67,72 @@ def build_timeline(
             live[event.pointer] = event
         else:
             live.pop(event.pointer, None)
-    builder = _Builder()
-    for event in live.values():
-        builder.request(event, Phase.BASELINE, before.get(event.pointer))
-    phases = [(0, Phase.BASELINE)]
-    position = 0
-    for event in during:
-        while position < len(changes) and changes[position][0] <= event.time:
-            phases.append((len(builder.events), changes[position][1]))
-            position += 1
+    builder = Builder()
+    builder.begin(Phase.BASELINE)
+    for event in [*live.values(), *during]:
+        while changes and changes[0][0] <= event.time:
+            builder.begin(changes.popleft()[1])
         if event.nbytes > 0:
-            builder.request(event, phases[-1][1])
+            path = operators_in(event.path)
+            phase = builder.phases[-1][1]
+            label = before.get(event.pointer) if phase is Phase.BASELINE else None
+            origin = Origin(phase, operator=path[-1] if path else "")
+            builder.request(event.pointer, event.nbytes, origin, label, " > ".join(path))
         elif event.nbytes < 0:
-            builder.release(event)
-    phases.extend((len(builder.events), phase) for _, phase in changes[position:])
-    builder.label(after)
-    return Timeline(tuple(builder.allocations), tuple(builder.events), tuple(phases))
+            builder.release(event.pointer)
+    for _, phase in changes:
+        builder.begin(phase)
+    return builder.timeline(after)
 
 
-class _Builder:
+class Builder:
     """Matches releases with requests by address."""
 
     def __init__(self) -> None:
-        self.allocations: list[Allocation] = []
-        self.events: list[int] = []
+        self.phases: list[tuple[int, Phase]] = []
+        self._allocations: list[Allocation] = []
+        self._events: list[int] = []
         self._live: dict[int, int] = {}
 
-    def request(self, event: MemoryEvent, phase: Phase, label: Label | None = None) -> None:
-        index = len(self.allocations)
-        origin = Origin(phase, operator=operator_of(event.path))
-        if label is None:
-            chain = " > ".join(operators_in(event.path))
-            allocation = Allocation(event.nbytes, Kind.OTHER, origin, label=chain)
-        else:
-            allocation = _labelled(event.nbytes, origin, label)
-        self.allocations.append(allocation)
-        self.events.append(index + 1)
-        self._live[event.pointer] = index
+    def begin(self, phase: Phase) -> None:
+        """Begin a phase."""
+        self.phases.append((len(self._events), phase))
 
-    def release(self, event: MemoryEvent) -> None:
-        index = self._live.pop(event.pointer, None)
+    def request(
+        self, address: int, nbytes: int, origin: Origin, label: Label | None, made_in: str = ""
+    ) -> None:
+        """Add an allocation, which has a label or else is only known by what it was ``made_in``."""
+        allocation = Allocation(nbytes, Kind.OTHER, origin, label=made_in)
+        self._live[address] = len(self._allocations)
+        self._allocations.append(allocation if label is None else _labelled(allocation, label))
+        self._events.append(len(self._allocations))
+
+    def release(self, address: int) -> None:
+        """Free what is at an address, if that is known."""
+        index = self._live.pop(address, None)
         if index is not None:
-            self.events.append(-(index + 1))
+            self._events.append(-(index + 1))
 
-    def label(self, labels: Mapping[int, Label]) -> None:
-        for pointer, label in labels.items():
-            index = self._live.get(pointer)
-            if index is not None and self.allocations[index].kind is Kind.OTHER:
-                known = self.allocations[index]
-                self.allocations[index] = _labelled(known.nbytes, known.origin, label)
-
-
-def _labelled(nbytes: int, origin: Origin, label: Label) -> Allocation:
-    return Allocation(nbytes, label.kind, origin, label.shape, label.dtype, label.name)
+    def timeline(self, after: Mapping[int, Label]) -> Timeline:
+        """Return the timeline; ``after`` names what is alive at the end and has no name yet."""
+        for address, label in after.items():
+            index = self._live.get(address)
+            if index is not None and self._allocations[index].kind is Kind.OTHER:
+                self._allocations[index] = _labelled(self._allocations[index], label)
+        return Timeline(tuple(self._allocations), tuple(self._events), tuple(self.phases))
 
 
-def operator_of(path: tuple[str, ...]) -> str:
-    """Return the innermost operator that is more than a factory, ``"aten::clone"``, or ``""``.
-
-    An allocation that no operator made has the name of the autograd node or ``record_function``
-    that it was made in.
-    """
-    operators = operators_in(path)
-    return operators[-1] if operators else ""
+def _labelled(allocation: Allocation, label: Label) -> Allocation:
+    return Allocation(
+        allocation.nbytes, label.kind, allocation.origin, label.shape, label.dtype, label.name
+    )
 
 
 def operators_in(path: tuple[str, ...]) -> tuple[str, ...]:
     """Return the autograd node and operators of a path, outermost first, marks left out.
 
-    Factories are left out as well unless there is nothing else.
+    Factories are left out as well unless there is nothing else. An allocation that no operator made
+    has the name of the autograd node or ``record_function`` that it was made in.
     """
     found = tuple(name for name in path if not name.startswith(MARKS))
     made = tuple(name for name in found if name not in _FACTORIES)

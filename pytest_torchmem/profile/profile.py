@@ -63,6 +63,10 @@ class MemoryProfile:
     )
     """Replays the caching allocator; ``None`` for cpu."""
 
+    def __post_init__(self) -> None:
+        if self.replay is not None:
+            object.__delattr__(self, "reserved_peak")
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -153,46 +157,16 @@ class MemoryProfile:
         return "\n\n".join(parts)
 
 
-def summarise(
-    timeline: Timeline,
-    *,
-    device: str,
-    gpu: str | None,
-    host: str | None,
-    torch_version: str,
-    workload: str = "",
-    warnings: tuple[str, ...] = (),
-    unknown_workspaces: tuple[str, ...] = (),
-    calibrated_workspaces: tuple[str, ...] = (),
-    questions: tuple[WorkspaceKey, ...] = (),
-    replay: Callable[[], Mapping[str, Peaks]] | None = None,
-) -> MemoryProfile:
-    """Return the profile of a timeline, with ``replay`` for what the caching allocator counted."""
+def figures_of(timeline: Timeline) -> dict[str, Any]:
+    """Return the figures of a profile that follow from its timeline, by their fields."""
     peaks = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
     live = [0, *timeline.live_bytes()]
     ends: dict[Phase, list[int]] = {}
     for _, stop, phase in timeline.spans():
         ends.setdefault(phase, []).append(live[stop])
-    profile = MemoryProfile(
-        device=device,
-        gpu=gpu,
-        host=host,
-        baseline=ends.get(Phase.BASELINE, [0])[0],
-        forward_peak=peaks.get(Phase.FORWARD),
-        backward_peak=peaks.get(Phase.BACKWARD),
-        optimizer_peak=peaks.get(Phase.OPTIMIZER),
-        peak=max(peaks.values(), default=0),
-        retained=max(ends.get(Phase.FORWARD, ()), default=None),
-        end=live[-1],
-        torch_version=torch_version,
-        workload=workload,
-        warnings=warnings,
-        unknown_workspaces=unknown_workspaces,
-        calibrated_workspaces=calibrated_workspaces,
-        questions=questions,
-        timeline=timeline,
-        replay=replay,
-    )
-    if replay is not None:
-        object.__delattr__(profile, "reserved_peak")
-    return profile
+    return {name: peaks.get(phase) for name, phase in PEAK_FIELDS.items()} | {
+        "baseline": ends.get(Phase.BASELINE, [0])[0],
+        "peak": max(peaks.values(), default=0),
+        "retained": max(ends.get(Phase.FORWARD, ()), default=None),
+        "end": live[-1],
+    }

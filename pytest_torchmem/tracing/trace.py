@@ -27,7 +27,7 @@ from pytest_torchmem.interception.gradient_accumulation import References
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.python_api.functions import python_functions
-from pytest_torchmem.profile.profile import MemoryProfile, summarise
+from pytest_torchmem.profile.profile import MemoryProfile, figures_of
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.global_state import process_kept, thread_kept
 from pytest_torchmem.step.phases import optimizer_steps
@@ -183,8 +183,8 @@ def _profile(
     device = ledger.devices[machine.device]
     if memory is not None:
         memory.close()
-    profile = summarise(
-        device.timeline(),
+    timeline = device.timeline()
+    profile = MemoryProfile(
         device=machine.device.type,
         gpu=machine.gpu.name if machine.gpu else None,
         host=machine.host.name,
@@ -198,7 +198,9 @@ def _profile(
         unknown_workspaces=tuple(sorted(device.unknown_workspaces)),
         calibrated_workspaces=tuple(sorted(device.calibrated_workspaces)),
         questions=tuple(sorted(device.questions)),
+        timeline=timeline,
         replay=memory.peaks if memory is not None else None,
+        **figures_of(timeline),
     )
     del outcome
     return profile
@@ -275,23 +277,18 @@ def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[N
         yield
 
 
-def _machine(
-    device: str, gpu: str | None, host: str, calibration: Calibration | None = None
-) -> Target:
+def _machine(device: str, gpu: str | None, host: str, calibration: Calibration | None) -> Target:
     if device not in DEVICES:
         raise UsageError(f"device={device!r}: expected one of {', '.join(map(repr, DEVICES))}")
     if host not in _HOSTS:
         raise UsageError(f"host={host!r}: expected one of {', '.join(map(repr, _HOSTS))}")
-    named: Gpu | None = None
-    if gpu is not None:
-        named = find_gpu(gpu)
+    modelled = find_gpu(DEFAULT_GPU if gpu is None else gpu)
     if device == "cpu":
         return Target(_HOSTS[host]())
     if calibration is not None and not isinstance(calibration, Calibration):
         raise UsageError(
             f"calibration={calibration!r}: expected a Calibration, as read_calibration() returns"
         )
-    on = named or find_gpu(DEFAULT_GPU)
-    if calibration is not None and not calibration.covers(on.name):
+    if calibration is not None and not calibration.covers(modelled.name):
         calibration = None  # plans are then those of every other trace
-    return Target(_HOSTS[host](), on, calibration=calibration)
+    return Target(_HOSTS[host](), modelled, calibration=calibration)
