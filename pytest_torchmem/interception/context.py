@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import StorageRecord
-from pytest_torchmem.interception.streams import Streams
-from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
-from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.operators import OpOverload
 from pytest_torchmem.torch_private.storages import storage_address
 from pytest_torchmem.torch_private.tensors import unwrapped
 
@@ -32,6 +27,12 @@ class TraceContext:
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
         self._thread = threading.get_ident()
+        self.working = interceptor.working
+        self.placing_on = interceptor.placing_on
+        self.meet = interceptor.meet
+        self.keep = interceptor.keep
+        self.streams = interceptor.parts.streams
+        self.values = interceptor.parts.values
 
     def off(self) -> bool:
         """Return whether the caller is the profiler itself or another thread."""
@@ -70,26 +71,10 @@ class TraceContext:
         record = self.record(tensor)
         return record is not None and record.ledger.origin(record.index).phase is Phase.BASELINE
 
-    def working(self) -> AbstractContextManager[None]:
-        """Let the profiler itself use tensors: nothing is intercepted, devices are torch's own."""
-        return self._interceptor.working()
-
-    def placing_on(self, device: torch.device) -> AbstractContextManager[None]:
-        """Make outputs on ``device`` rather than where their inputs are."""
-        return self._interceptor.placing_on(device)
-
-    def meet(self, tensor: Tensor, device: torch.device = _CPU) -> None:
-        """Book a real tensor that C++ made just now on ``device`` without an operator."""
-        self._interceptor.meet(tensor, device)
-
     def meet_storage(self, storage: torch.UntypedStorage, device: torch.device = _CPU) -> None:
         """Book a real storage that C++ made just now."""
         with self.working():
             self.meet(torch.empty(0, dtype=torch.uint8).set_(storage), device)
-
-    def keep(self, buffer: Buffer, overload: OpOverload) -> None:
-        """Book a library's workspace that stays and that ``overload`` makes on its first use."""
-        self._interceptor.keep(buffer, overload)
 
     def pin(self, tensor: Tensor) -> None:
         """Take note that a tensor of the host is in pinned memory."""
@@ -121,13 +106,3 @@ class TraceContext:
         gpu = self._interceptor.parts.target.gpu
         assert gpu is not None
         return gpu
-
-    @property
-    def streams(self) -> Streams:
-        """The streams of the traced device."""
-        return self._interceptor.parts.streams
-
-    @property
-    def values(self) -> KnownValues:
-        """The values that the trace knows."""
-        return self._interceptor.parts.values

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.attribution import Attribution
-from pytest_torchmem.interception.layouts.compressed import storage_holder, without_entries
-from pytest_torchmem.interception.ledger import Ledger, StorageRecord
+from pytest_torchmem.interception.layouts.sparse import storage_holder, without_entries
+from pytest_torchmem.interception.ledger import AllocationEntry, Ledger, StorageRecord
 from pytest_torchmem.interception.materialize import make_hollow
 from pytest_torchmem.interception.phases import Phases
 from pytest_torchmem.interception.plan import Output
@@ -20,7 +20,7 @@ from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.storages import hollow_storage, storage_address, tensor_on
+from pytest_torchmem.torch_private.storages import hollow_storage, storage_address
 from pytest_torchmem.torch_private.tensors import is_view_of_another, view_base
 
 _CPU = torch.device("cpu")
@@ -57,18 +57,9 @@ class Conversion:
         nbytes = storage.nbytes() if storage.resizable() else 0
         other = (Kind.PARAMETER if tensor.requires_grad else Kind.INPUT, "", "")
         kind, label, module = self.names.get(storage_address(tensor), other)
-        record = self._ledger.book(
-            storage,
-            nbytes,
-            device,
-            kind,
-            Origin(Phase.BASELINE, module),
-            tuple(tensor.shape),
-            tensor.dtype,
-            label,
-            earlier=True,
-            hollow=False,
-        )
+        origin, shape = Origin(Phase.BASELINE, module), tuple(tensor.shape)
+        entry = AllocationEntry(nbytes, kind, origin, shape, tensor.dtype, label)
+        record = self._ledger.book(storage, entry, device, earlier=True, hollow=False)
         if storage.data_ptr() != 0 and known.worth_knowing(tensor.dtype, tensor.numel()):
             self._contents.remember(record, tensor)
         # What a program takes of a weight first may be a view of it, such as its transpose.
@@ -82,16 +73,9 @@ class Conversion:
         """Book a real tensor that C++ made just now on ``device`` without an operator."""
         origin = self._attribution.origin(self._phases.find(), "", frame)
         storage = tensor.untyped_storage()
-        record = self._ledger.book(
-            storage,
-            storage.nbytes(),
-            self._ledger.on(device),
-            Kind.OTHER,
-            origin,
-            tuple(tensor.shape),
-            tensor.dtype,
-            hollow=False,
-        )
+        nbytes, shape = storage.nbytes(), tuple(tensor.shape)
+        entry = AllocationEntry(nbytes, Kind.OTHER, origin, shape, tensor.dtype)
+        record = self._ledger.book(storage, entry, self._ledger.on(device), hollow=False)
         if known.worth_knowing(tensor.dtype, tensor.numel()):
             self._contents.remember(record, tensor)
         return record
@@ -109,9 +93,8 @@ class Conversion:
         if storage_address(tensor) in self._ledger.records or tensor.device.type == "meta":
             return tensor
         origin = self._attribution.origin(self._phases.find(), "aten::lift_fresh", frame)
-        shape = tuple(tensor.shape)
         nbytes = tensor.untyped_storage().nbytes()
-        output = Output(0, tensor.dtype, shape, tensor.stride(), 0)
+        output = Output(0, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0)
         hollow = make_hollow(self._ledger, output, nbytes, self._ledger.on(device), origin)
         if known.worth_knowing(tensor.dtype, tensor.numel()):
             self._contents.remember(self._ledger.records[storage_address(hollow)], tensor)
@@ -133,28 +116,16 @@ class Conversion:
         otherwise one of its own elements, as a copy to another device has.
         """
         if whole:
-            nbytes = tensor.untyped_storage().nbytes()
-            output = Output(
-                0, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-            )
+            nbytes, output = tensor.untyped_storage().nbytes(), Output.of(tensor)
         else:
             geometry = torch.empty_like(tensor, device="meta")
-            nbytes = geometry.numel() * geometry.element_size()
-            output = Output(0, tensor.dtype, tuple(tensor.shape), geometry.stride(), 0)
+            nbytes, output = geometry.numel() * geometry.element_size(), Output.of(geometry)
         memory = known.memory_for(output.dtype, nbytes)
         storage = hollow_storage(nbytes, memory)
-        record = self._ledger.book(
-            storage,
-            nbytes,
-            self._ledger.on(device),
-            kind,
-            Origin(Phase.BASELINE, module),
-            output.shape,
-            output.dtype,
-            label,
-            memory=memory,
-        )
-        hollow = tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
+        origin = Origin(Phase.BASELINE, module)
+        entry = AllocationEntry(nbytes, kind, origin, output.shape, output.dtype, label)
+        record = self._ledger.book(storage, entry, self._ledger.on(device), memory=memory)
+        hollow = output.on(storage)
         if (
             tensor.device.type == "cpu"
             and kind is not Kind.PARAMETER

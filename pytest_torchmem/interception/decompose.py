@@ -81,7 +81,7 @@ class Decompositions:
                 device.asked = None
         if has_sparse((result,), {}):
             return result, None
-        plan = plan_of_result(result, call.tensors, storage_address)
+        plan = plan_of_result(result, call.tensors)
         outputs = self._made(plan, result, device)
         plan.steps = steps_of(device, position, asked[earlier:], outputs)
         for index, output in outputs.items():

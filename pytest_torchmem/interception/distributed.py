@@ -93,14 +93,9 @@ def module_wrappers_refused(trace: TraceContext) -> Iterator[None]:
 
     parallel = nn.parallel.DistributedDataParallel
     refused = [(parallel, name, _DATA_PARALLEL) for name in ("__init__", "forward")]
-    for find, method in _SHARDING:
-        owner = find()
-        if owner is not None:
-            refused.append((owner, method, _SHARDED))
-    replacements: list[Any] = [(torch.UntypedStorage, {"resize_": resize})]
-    for owner, name, message in refused:
-        replacements.append((owner, {name: _refusing(trace, owner, name, message)}))
-    with replaced_all(replacements):
+    refused += [(owner, method, _SHARDED) for find, method in _SHARDING if (owner := find())]
+    methods = [(owner, {name: _refusing(trace, owner, name, why)}) for owner, name, why in refused]
+    with replaced_all([(torch.UntypedStorage, {"resize_": resize}), *methods]):
         yield
 
 

@@ -26,9 +26,9 @@ class AllocationEntry(NamedTuple):
     nbytes: int
     kind: Kind
     origin: Origin
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
-    label: str
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+    label: str = ""
     confidence: Confidence = Confidence.EXACT
 
 
@@ -109,14 +109,8 @@ class DeviceLedger:
 
     def live_allocations(self) -> tuple[Allocation, ...]:
         """Return what is alive, largest first."""
-        alive = dict.fromkeys(self.earlier)
-        for event in self.events:
-            if event > 0:
-                alive[event] = None
-            else:
-                alive.pop(-event, None)
-        entries = [self.entries[index - 1] for index in alive]
-        return tuple(map(_allocation, sorted(entries, key=lambda entry: -entry.nbytes)))
+        timeline = self.timeline()
+        return tuple(timeline.live_at(len(timeline.events)))
 
     def timeline(self) -> Timeline:
         """Return what happened so far; storages met late stand before everything else."""
@@ -189,27 +183,14 @@ class Ledger:
     def book(
         self,
         storage: torch.UntypedStorage,
-        nbytes: int,
+        entry: AllocationEntry,
         ledger: DeviceLedger,
-        kind: Kind,
-        origin: Origin,
-        shape: tuple[int, ...] = (),
-        dtype: torch.dtype | None = None,
-        label: str = "",
         earlier: bool = False,
         hollow: bool = True,
         memory: Tensor | None = None,
-        confidence: Confidence = Confidence.EXACT,
     ) -> StorageRecord:
         """Write down that ``storage`` was made; it is struck off when its last reference dies."""
-        index = ledger.add(
-            AllocationEntry(nbytes, kind, origin, shape, dtype, label, confidence), earlier
-        )
-        return self.attach(storage, index, ledger, hollow, memory)
-
-    def reserve(self, nbytes: int, ledger: DeviceLedger, kind: Kind, origin: Origin) -> int:
-        """Write down bytes whose storage is not known yet; return their index in ``ledger``."""
-        return ledger.add(AllocationEntry(nbytes, kind, origin, (), None, ""))
+        return self.attach(storage, ledger.add(entry, earlier), ledger, hollow, memory)
 
     def attach(
         self,

@@ -58,20 +58,14 @@ def make_outputs(
         storage, nbytes = storages[output.slot], plan.slots[output.slot]
         if nbytes < 0:
             base = tensors[-1 - nbytes]
-            return tensor_on(
-                base.untyped_storage(),
-                output.dtype,
-                output.shape,
-                output.stride,
-                output.offset + int(base.storage_offset()),
-            )
+            return output.on(base.untyped_storage(), int(base.storage_offset()))
         if storage is None:
             sure = plan.confidences.get(output.slot, Confidence.EXACT)
             on = ledger.on(_HOST) if output.slot in plan.on_host else device
             tensor = make_hollow(ledger, output, nbytes, on, origin, sure)
             storages[output.slot] = tensor.untyped_storage()
             return tensor
-        return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
+        return output.on(storage)
 
     return replace_leaves(outputs, (Output, Same), tensor_of)
 
@@ -88,9 +82,8 @@ def _follow(
                 device.remove(temporaries.pop(-step))
             elif isinstance(step, Temporary):
                 number, nbytes, shape, dtype, label, confidence = step
-                entry = AllocationEntry(
-                    nbytes, Kind.WORKSPACE, origin, shape, dtype, label, confidence
-                )
+                kind = Kind.WORKSPACE
+                entry = AllocationEntry(nbytes, kind, origin, shape, dtype, label, confidence)
                 temporaries[number] = device.add(entry)
             elif isinstance(step, Output):
                 nbytes = plan.slots[step.slot]
@@ -115,18 +108,9 @@ def make_hollow(
     """Return a new hollow tensor on a storage of ``nbytes`` bytes."""
     memory = memory_for(output.dtype, nbytes, origin.operator)
     storage = hollow_storage(nbytes, memory)
-    kind = _KIND_OF_PHASE[origin.phase]
-    ledger.book(
-        storage,
-        nbytes,
-        device,
-        kind,
-        origin,
-        output.shape,
-        output.dtype,
-        memory=memory,
-        confidence=confidence,
-    )
+    kind, shape, dtype = _KIND_OF_PHASE[origin.phase], output.shape, output.dtype
+    entry = AllocationEntry(nbytes, kind, origin, shape, dtype, "", confidence)
+    ledger.book(storage, entry, device, memory=memory)
     return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
 
 

@@ -86,11 +86,7 @@ class Placement:
                 device = record.ledger
                 self._ledger.move(first, device)
             elif tensor.dim() > 0 or record.ledger.device.type != "cpu":
-                raise RuntimeError(
-                    "Expected all tensors to be on the same device, but found at least two "
-                    f"devices, {device.device} and {record.ledger.device}! "
-                    f"(when running {call.operator.name})"
-                )
+                raise _on_two_devices(call, device.device, record.ledger.device)
         return device
 
     def note_guess(self, call: Call, result: Any) -> None:
@@ -150,7 +146,11 @@ def _check_across(call: Call) -> None:
             )
     for tensor, record in zip(call.tensors[end:], records[end:], strict=True):
         if record.ledger.device != device and tensor.dim() > 0:
-            raise RuntimeError(
-                "Expected all tensors to be on the same device, but found at least two devices, "
-                f"{device} and {record.ledger.device}! (when running {name})"
-            )
+            raise _on_two_devices(call, device, record.ledger.device)
+
+
+def _on_two_devices(call: Call, first: torch.device, second: torch.device) -> RuntimeError:
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, {first} "
+        f"and {second}! (when running {call.operator.name})"
+    )

@@ -27,11 +27,8 @@ from pytest_torchmem.torch_private.meta import (
     run_like_another,
     run_structured,
 )
-from pytest_torchmem.torch_private.operators import (
-    OpOverload,
-    is_structured,
-    lacks_geometry,
-)
+from pytest_torchmem.torch_private.operators import OpOverload, is_structured, lacks_geometry
+from pytest_torchmem.torch_private.storages import storage_address, tensor_on
 
 
 @dataclass(slots=True)
@@ -46,6 +43,16 @@ class Output:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+
+    @classmethod
+    def of(cls, tensor: Tensor, slot: int = 0) -> Output:
+        """Return the geometry that a tensor has."""
+        shape, offset = tuple(tensor.shape), int(tensor.storage_offset())
+        return cls(slot, tensor.dtype, shape, tensor.stride(), offset)
+
+    def on(self, storage: torch.UntypedStorage, start: int = 0) -> Tensor:
+        """Return a tensor of this geometry on ``storage``, whose argument begins at ``start``."""
+        return tensor_on(storage, self.dtype, self.shape, self.stride, start + self.offset)
 
 
 @dataclass(slots=True)
@@ -136,20 +143,18 @@ def remembered_plans(
 
 
 def plan_of_result(
-    result: Any,
-    tensors: list[Tensor],
-    address: Callable[[Tensor], int],
-    shapes: list[torch.Size] | None = None,
+    result: Any, tensors: list[Tensor], shapes: list[torch.Size] | None = None
 ) -> Plan:
     """Return the plan that an operator's ``result`` stands for.
 
-    ``tensors`` are its tensor arguments in order, and ``shapes`` the shapes they had before it ran;
-    outputs on a storage of theirs are recognised by ``address``.
+    ``tensors`` are its tensor arguments in order, and ``shapes`` the shapes they had before it ran.
     """
     positions = {id(tensor): position for position, tensor in reversed([*enumerate(tensors)])}
     slot_of: dict[int, int] = {}
     slots: list[int] = []
-    inputs = {address(tensor): position for position, tensor in reversed([*enumerate(tensors)])}
+    inputs = {
+        storage_address(tensor): position for position, tensor in reversed([*enumerate(tensors)])
+    }
 
     made_before: dict[int, Output] = {}
 
@@ -160,20 +165,20 @@ def plan_of_result(
         if same is not None:
             if shapes is None or shapes[same] == tensor.shape:
                 return Same(same)
-            return Same(same, _geometry_of(tensor, 0))
-        key = address(tensor)
+            return Same(same, Output.of(tensor))
+        key = storage_address(tensor)
         slot = slot_of.get(key)
         if slot is None:
             slot = slot_of[key] = len(slots)
             position = inputs.get(key)
             slots.append(tensor.untyped_storage().nbytes() if position is None else -1 - position)
-        made = _geometry_of(tensor, slot)
+        made = Output.of(tensor, slot)
         if slots[slot] < 0:
             made.offset -= int(tensors[-1 - slots[slot]].storage_offset())
         made_before[id(tensor)] = made
         return made
 
-    outputs = replace_tensors(result, output)
+    outputs = replace_tensors(result, output)  # which fills the slots
     return Plan(tuple(slots), outputs)
 
 
@@ -242,7 +247,7 @@ def plan_on_meta(
             # The program gave an operator what it does not accept. Where in a ``meta`` kernel that
             # came out says nothing to who wrote the program.
             raise error.with_traceback(None) from None
-    return plan_of_result(result, ordered, _meta_address, shapes)
+    return plan_of_result(result, ordered, shapes)
 
 
 def _lay_out(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -258,16 +263,6 @@ def _lay_out(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
         made: Any = sum(argument_tensors((args, others)))
         if isinstance(made, Tensor) and made.shape == out.shape:
             out.as_strided_(made.shape, made.stride())
-
-
-def _meta_address(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _geometry_of(tensor: Tensor, slot: int) -> Output:
-    return Output(
-        slot, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-    )
 
 
 def unsupported(operator: OpOverload, reason: str) -> UnsupportedOperatorError:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
+from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger, Ledger
 from pytest_torchmem.operators.geometry import type_of_number
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.profile.timeline import Kind, Origin
@@ -70,9 +70,7 @@ class WrappedNumbers:
     ) -> tuple[int, ...]:
         """Write down the numbers at ``positions`` as just made; return their indices."""
         return tuple(
-            self._ledger.reserve(
-                type_of_number(args[position]).itemsize, device, Kind.OTHER, origin
-            )
+            device.add(AllocationEntry(type_of_number(args[position]).itemsize, Kind.OTHER, origin))
             for position in positions
         )
 

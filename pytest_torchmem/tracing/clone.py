@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from pytest_torchmem.interception.fingerprint import owner_of
 from pytest_torchmem.interception.interceptor import Interceptor
+from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.clone import Cloner, compressed_parts
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.storages import storage_address, tensor_on
+from pytest_torchmem.torch_private.storages import storage_address
 from pytest_torchmem.torch_private.tensors import CHILDREN
 
 _NOT_COPIED = (TypeError, copy.Error, NotImplementedError, RuntimeError)
@@ -96,13 +97,7 @@ class HollowCloner(Cloner):
         shared = self._storages.get(address) if self._whole else None
         with self._interceptor.working():
             if shared is not None:
-                return tensor_on(
-                    shared.untyped_storage(),
-                    tensor.dtype,
-                    tuple(tensor.shape),
-                    tensor.stride(),
-                    int(tensor.storage_offset()),
-                )
+                return Output.of(tensor).on(shared.untyped_storage())
             clone = self._interceptor.parts.conversion.enter_tensor(
                 tensor.detach(), self._on, kind, label, owner, self._whole
             )

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytest_torchmem.interception.layouts.compressed import (
+from pytest_torchmem.interception.layouts.nested import NestedTensors, has_nested
+from pytest_torchmem.interception.layouts.sparse import (
     has_compressed,
     run_compressed,
     storage_holder,
 )
-from pytest_torchmem.interception.layouts.nested import NestedTensors, has_nested
 from pytest_torchmem.interception.ledger import DeviceLedger
 from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.values.known import LIMIT_NESTED

@@ -9,8 +9,8 @@ import torch.serialization
 from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.torch_private.patches import Replacements
-from pytest_torchmem.torch_private.storages import tensor_on
 
 
 class Pickling:
@@ -42,8 +42,7 @@ class Pickling:
                 content = torch.zeros(nbytes, dtype=torch.uint8)
             storage = content.untyped_storage()
             self._places[storage._cdata] = storage, str(record.ledger.device)
-            shape, offset = tuple(tensor.shape), int(tensor.storage_offset())
-            real = tensor_on(storage, tensor.dtype, shape, tensor.stride(), offset)
+            real = Output.of(tensor).on(storage)
             return self._reduce(real.requires_grad_(tensor.requires_grad), protocol)
 
     def location_tag(self, storage: Any) -> Any:

@@ -21,8 +21,7 @@ import torch
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import StorageRecord
-from pytest_torchmem.interception.values.assumption import Assumption
-from pytest_torchmem.interception.values.contents import Contents
+from pytest_torchmem.interception.values.contents import Assumption, Contents
 from pytest_torchmem.operators.registry import UnknownOutputs
 from pytest_torchmem.torch_private.storages import storage_address
 

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
-from pytest_torchmem.interception.values.assumption import Assumption
+
+
+class Assumption(Enum):
+    """A value that stands for all elements of a storage, and whether it is a guess."""
+
+    TRUE = (True, False)
+    FALSE = (False, False)
+    GUESSED_TRUE = (True, True)
+    GUESSED_FALSE = (False, True)
+    FIRST = (0, "position")
+    """Of the positions that were found, one that exists wherever there is any."""
+
+    @property
+    def answer(self) -> Any:
+        """The value."""
+        return self.value[0]
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the value may well be another one in a real run."""
+        return bool(self.value[1])
 
 
 class Contents:
@@ -36,12 +59,9 @@ class Contents:
 
     def value(self, record: StorageRecord, tensor: Tensor) -> Tensor:
         """Return the real values of ``tensor``, a view of the known content of its storage."""
-        return torch.empty(0, dtype=tensor.dtype).set_(
-            self._known[record.address].untyped_storage(),
-            tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
-        )
+        storage = self._known[record.address].untyped_storage()
+        geometry = tensor.storage_offset(), tensor.shape, tensor.stride()
+        return torch.empty(0, dtype=tensor.dtype).set_(storage, *geometry)
 
     def remember(self, record: StorageRecord, tensor: Tensor) -> None:
         """Keep the content of the whole storage of the real ``tensor`` as that of ``record``."""

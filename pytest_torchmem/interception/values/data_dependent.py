@@ -11,7 +11,6 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Plan, plan_of_result
 from pytest_torchmem.interception.values.assumptions import is_same
 from pytest_torchmem.interception.values.known import KnownValues
-from pytest_torchmem.torch_private.storages import storage_address
 
 _MASKS = (torch.bool, torch.uint8)
 
@@ -23,13 +22,7 @@ def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan
     """
     __tracebackhide__ = True
     contents = values.contents
-    name = call.operator.name
-    if name == "aten::bincount":
-        return _bincount(call, values)
-    decided_by = call.operator.record.decided_by
-    for position in range(len(call.tensors)) if decided_by is None else decided_by:
-        if contents.known(call.records[position]) is None and call.tensors[position].numel():
-            raise values.unknown(f"{name} has an output shape that depends on unknown values")
+    _check_known(call, values)
     inputs = [
         contents.value(record, tensor)
         if contents.known(record) is not None
@@ -40,35 +33,29 @@ def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan
     storages = call.operator.on(device).storages
     if storages is not None:
         real = storages(call.args, call.kwargs, outputs=real)
-    return plan_of_result(real, inputs, storage_address), real
+    return plan_of_result(real, inputs), real
 
 
-def _bincount(call: Call, values: KnownValues) -> tuple[Plan, Any]:
-    """Return the plan of ``bincount``: there are as many bins as were asked for, or there are more.
+def _check_known(call: Call, values: KnownValues) -> None:
+    """Raise ``UnknownValueError`` where a tensor that decides the shape has no known values.
 
-    native/SummaryOps.cpp, ``_bincount_cpu_template``.
+    ``bincount`` has as many bins as were asked for, or more (native/SummaryOps.cpp,
+    ``_bincount_cpu_template``): it is taken to have those that were asked for.
     """
     __tracebackhide__ = True
-    contents = values.contents
-    name = call.operator.name
-    least = call.kwargs.get("minlength", call.args[2] if len(call.args) > 2 else 0)
-    record, numbers = call.records[0], call.tensors[0]
-    if contents.known(record) is None and numbers.numel():
+    name, decided_by = call.operator.name, call.operator.record.decided_by
+    for position in range(len(call.tensors)) if decided_by is None else decided_by:
+        known = values.contents.known(call.records[position])
+        if known is not None or not call.tensors[position].numel():
+            continue
+        least = 0
+        if name == "aten::bincount":
+            if position:
+                continue  # weights
+            least = call.kwargs.get("minlength", call.args[2] if len(call.args) > 2 else 0)
         if not least:
             raise values.unknown(f"{name} has an output shape that depends on unknown values")
         values.guess(f"bincount of unknown values; they are assumed to be below minlength={least}")
-    known = (
-        torch.zeros_like(numbers)
-        if contents.known(record) is None
-        else contents.value(record, numbers)
-    )
-    others = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in call.tensors[1:]]
-    inputs = [known, *others]
-    for position, other in enumerate(call.records[1:], 1):
-        if contents.known(other) is not None:
-            inputs[position] = contents.value(other, call.tensors[position])
-    real = values.run(call, inputs)
-    return plan_of_result(real, inputs, storage_address), real
 
 
 def equal_without_values(call: Call) -> bool | None:

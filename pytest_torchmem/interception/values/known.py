@@ -7,8 +7,8 @@ give what they would; everything large, random or computed from parameters stays
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,14 +19,10 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Output, Plan
-from pytest_torchmem.interception.values.assumption import Assumption
-from pytest_torchmem.interception.values.assumptions import (
-    assume,
-    assumed_output,
-)
-from pytest_torchmem.interception.values.contents import Contents
+from pytest_torchmem.interception.values.assumptions import assume, assumed_output
+from pytest_torchmem.interception.values.contents import Assumption, Contents
 from pytest_torchmem.interception.values.unknown_integers import UnknownInteger
-from pytest_torchmem.step.trees import argument_tensors, replace_tensors
+from pytest_torchmem.step.trees import argument_leaves, argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.storages import storage_address
 
 #: Elements up to which values are kept. Integers and booleans decide control flow and shapes; of
@@ -85,11 +81,10 @@ def memory_for(dtype: torch.dtype, nbytes: int, operator: str = "") -> Tensor | 
     """
     if nbytes == 0:
         return None
-    if dtype.is_floating_point or dtype.is_complex:
-        if operator != "aten::empty.memory_format" or nbytes > LIMIT_FLOATING * dtype.itemsize:
-            return None
-        return torch.zeros(nbytes, dtype=torch.uint8)
-    if nbytes > LIMIT_INTEGER * dtype.itemsize:
+    floating = dtype.is_floating_point or dtype.is_complex
+    if floating and operator != "aten::empty.memory_format":
+        return None
+    if nbytes > (LIMIT_FLOATING if floating else LIMIT_INTEGER) * dtype.itemsize:
         return None
     return torch.zeros(nbytes, dtype=torch.uint8)
 
@@ -147,7 +142,7 @@ class KnownValues:
     def count(self, tensor: Tensor) -> UnknownInteger:
         """Return what stands for an integer that is not known, where a program may just tell it."""
         self._warn(f"read an unknown value of a {tensor.dtype} tensor; it is treated as 1")
-        return UnknownInteger(1.0, self)
+        return UnknownInteger(1.0, self.unknown)
 
     def stand_in(self, tensor: Tensor, record: StorageRecord, what: str) -> Tensor:
         """Return a real tensor for one whose values a program takes out of torch.
@@ -252,16 +247,17 @@ class KnownValues:
 
     def _compute(self, call: Call, plan: Plan, result: Any) -> bool:
         operator = call.operator
-        made = [output for output in _outputs_of(plan.outputs) if type(output) is Output]
+        made = argument_leaves(plan.outputs, Output)
         if not made and not operator.mutated and not operator.mutated_names:
             return False
         largest = max((tensor.numel() for tensor in call.tensors), default=0)
         if not all(
-            worth_knowing(output.dtype, _elements(output), largest, self.limit) for output in made
+            worth_knowing(output.dtype, math.prod(output.shape), largest, self.limit)
+            for output in made
         ):
             return False
         floating = operator.random and made and made[0].dtype.is_floating_point
-        if floating and (len(made[0].shape) > 1 or _elements(made[0]) > LIMIT_RANDOM):
+        if floating and (len(made[0].shape) > 1 or math.prod(made[0].shape) > LIMIT_RANDOM):
             return False
         if not self.contents.are_known(call.records) and any(
             output.dtype.is_floating_point or output.dtype.is_complex for output in made
@@ -313,21 +309,6 @@ class KnownValues:
         self.run(call, [contents.value(source, other) for other, source in pairs])
 
 
-def _elements(output: Output) -> int:
-    elements = 1
-    for size in output.shape:
-        elements *= size
-    return elements
-
-
-def _outputs_of(outputs: Any) -> Iterator[Any]:
-    if type(outputs) in (tuple, list):
-        for item in outputs:
-            yield from _outputs_of(item)
-    else:
-        yield outputs
-
-
 def laid_out_as(tensor: Tensor, value: Tensor) -> Tensor:
     """Return ``value`` in a storage of its own that ``tensor`` can be a view of."""
     nbytes = tensor.untyped_storage().nbytes()
@@ -338,10 +319,4 @@ def laid_out_as(tensor: Tensor, value: Tensor) -> Tensor:
     ):
         return value
     storage = torch.empty(nbytes, dtype=torch.uint8).untyped_storage()
-    content = torch.empty(0, dtype=tensor.dtype).set_(
-        storage,
-        tensor.storage_offset(),
-        tensor.shape,
-        tensor.stride(),
-    )
-    return content.copy_(value)
+    return Output.of(tensor).on(storage).copy_(value)

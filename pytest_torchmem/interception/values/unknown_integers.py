@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from pytest_torchmem.errors import UnknownValueError
-
-
-class _Values(Protocol):
-    def unknown(self, what: str) -> UnknownValueError: ...
 
 
 class UnknownInteger(float):
@@ -19,18 +15,16 @@ class UnknownInteger(float):
     no size. Asked for an integer after all it raises ``UnknownValueError``.
     """
 
-    _values: _Values
+    _unknown: Callable[[str], UnknownValueError]
 
-    def __new__(cls, value: float, values: _Values) -> UnknownInteger:
+    def __new__(cls, value: float, unknown: Callable[[str], UnknownValueError]) -> UnknownInteger:
         made = super().__new__(cls, value)
-        made._values = values
+        made._unknown = unknown
         return made
 
     def _refuse(self, *_: Any) -> Any:
         __tracebackhide__ = True
-        raise self._values.unknown(
-            "an unknown integer is used as a size, an index or a whole number"
-        )
+        raise self._unknown("an unknown integer is used as a size, an index or a whole number")
 
     __index__ = __int__ = __trunc__ = __floor__ = __ceil__ = _refuse
 
@@ -54,7 +48,7 @@ def _arithmetic(name: str) -> Callable[[UnknownInteger, Any], Any]:
 
     def method(self: UnknownInteger, other: Any) -> Any:
         found = compute(self, other)
-        return found if found is NotImplemented else UnknownInteger(found, self._values)
+        return found if found is NotImplemented else UnknownInteger(found, self._unknown)
 
     method.__name__ = name
     return method
