@@ -149,13 +149,11 @@ def plan_of_result(
 
     ``tensors`` are its tensor arguments in order, and ``shapes`` the shapes they had before it ran.
     """
-    positions = {id(tensor): position for position, tensor in reversed([*enumerate(tensors)])}
+    backwards = [*enumerate(tensors)][::-1]  # of several in one place the first counts
+    positions = {id(tensor): position for position, tensor in backwards}
+    inputs = {storage_address(tensor): position for position, tensor in backwards}
     slot_of: dict[int, int] = {}
     slots: list[int] = []
-    inputs = {
-        storage_address(tensor): position for position, tensor in reversed([*enumerate(tensors)])
-    }
-
     made_before: dict[int, Output] = {}
 
     def output(tensor: Tensor) -> Output | Same:

@@ -28,7 +28,7 @@ def process_kept() -> Iterator[None]:
     What of torch is imported meanwhile keeps nothing of the program.
     """
     with ExitStack() as stack:
-        stack.enter_context(generators_kept(seed=0))
+        stack.enter_context(generators_kept(seeded=True))
         stack.enter_context(_settings_kept())
         stack.enter_context(garbage_kept())
         stack.enter_context(imports_apart())
@@ -77,16 +77,14 @@ def thread_kept() -> Iterator[None]:
 
 
 @contextmanager
-def generators_kept(seed: int | None = None) -> Iterator[None]:
-    """Leave the host's random generators as they were; with a ``seed`` all of them begin with it,
-    and give a trace the same random numbers every time.
-    """
+def generators_kept(seeded: bool = False) -> Iterator[None]:
+    """Leave the host's random generators as they were; ``seeded``: they begin as in every trace."""
     state, python_state = torch.get_rng_state(), random.getstate()
     # numpy imports it when it is first used, which takes longer than a small trace.
     numpy_state = sys.modules[_NUMPY].get_state() if _NUMPY in sys.modules else None
-    if seed is not None:
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
+    if seeded:
+        torch.default_generator.manual_seed(0)
+        random.seed(0)
         seed_what_is_imported(_NUMPY)
     try:
         yield

@@ -251,13 +251,11 @@ class KnownValues:
         if not made and not operator.mutated and not operator.mutated_names:
             return False
         largest = max((tensor.numel() for tensor in call.tensors), default=0)
-        if not all(
-            worth_knowing(output.dtype, math.prod(output.shape), largest, self.limit)
-            for output in made
-        ):
+        sizes = [(output.dtype, math.prod(output.shape)) for output in made]
+        if not all(worth_knowing(dtype, size, largest, self.limit) for dtype, size in sizes):
             return False
         floating = operator.random and made and made[0].dtype.is_floating_point
-        if floating and (len(made[0].shape) > 1 or math.prod(made[0].shape) > LIMIT_RANDOM):
+        if floating and (len(made[0].shape) > 1 or sizes[0][1] > LIMIT_RANDOM):
             return False
         if not self.contents.are_known(call.records) and any(
             output.dtype.is_floating_point or output.dtype.is_complex for output in made
