@@ -32,7 +32,7 @@ from pytest_torchmem.snapshots.format import Entry
 from pytest_torchmem.snapshots.location import is_calibration
 from pytest_torchmem.snapshots.store import Stored, read, write
 from pytest_torchmem.snapshots.tolerance import parse_rules
-from pytest_torchmem.units import format_change, format_size
+from pytest_torchmem.units import format_size, format_step
 
 KIND = "pytest-torchmem comparison"
 SCHEMA = 1
@@ -150,9 +150,8 @@ def _row(difference: Difference) -> tuple[str, ...]:
         size = format_size((difference.figures or {}).get("peak"))
         sides = (size, "-") if difference.group is Group.GONE else ("-", size)
         return (name, difference.device, "peak", *sides, "", difference.note)
-    sizes = (format_size(change.before), format_size(change.now))
-    step = format_change(change.before, change.now)
-    return (name, difference.device, label(change.figure), *sizes, step, difference.note)
+    sizes = format_step(change.before, change.now)
+    return (name, difference.device, label(change.figure), *sizes, difference.note)
 
 
 def _plain(found: Iterable[Difference], base: Source, head: Source) -> dict[str, Any]:

@@ -77,6 +77,11 @@ def format_change(before: int | None, after: int | None) -> str:
     return f"{sign}{format_size(step)}{percent}"
 
 
+def format_step(before: int | None, after: int | None) -> tuple[str, str, str]:
+    """Return the cells of a table for both sizes, and for the step between them."""
+    return format_size(before), format_size(after), format_change(before, after)
+
+
 def format_percent(step: int, of: int) -> str:
     """Return ``step`` as a part of ``of``: ``"+3.4 %"``."""
     return f"{step / of:+.1%}".replace("%", " %")

@@ -34,6 +34,7 @@ class Outcome(str, Enum):
     MEASURED_GREW = "measured grew"
     """The trace is as it was, and the measurement is larger than the snapshot's."""
     NOT_CHECKED = "not checked"
+    """The target used no memory of the device, or it raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +43,6 @@ class Finding:
 
     outcome: Outcome
     fails: bool = True
-
-
-def not_checked(*, fails: bool = True) -> Finding:
-    """Return that nothing was checked: the target used no memory of the device, or it raised."""
-    return Finding(outcome=Outcome.NOT_CHECKED, fails=fails)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

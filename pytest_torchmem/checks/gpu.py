@@ -173,10 +173,8 @@ def _measured(target: Target, gpu: Gpu, estimate: MemoryProfile, required: bool)
     __tracebackhide__ = True
     try:
         profile = target.measure()
-    except DeviceMemoryError as error:
-        return _not_measured(gpu, str(error))
-    except UsageError as error:
-        if required:
+    except (DeviceMemoryError, UsageError) as error:
+        if required and isinstance(error, UsageError):
             raise
         return _not_measured(gpu, str(error))
     torch = profile.torch_version.partition("+")[0]

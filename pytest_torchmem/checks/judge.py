@@ -15,7 +15,6 @@ from pytest_torchmem.checks.findings import (
     Missing,
     Outcome,
     OverBudget,
-    not_checked,
 )
 from pytest_torchmem.checks.gpu import Measurement, RealRun
 from pytest_torchmem.checks.limits import Overrun, headroom, limits_of, overruns
@@ -90,7 +89,8 @@ class Judge:
         fits = gpu and self.request.gpu_named
         trace = TraceResult.of(profile, headroom(gpu, profile.figures()) if fits else None)
         if not profile.peak:
-            return CheckResult(self.key, (not_checked(),), trace, calibration=calibration)
+            findings = [Finding(outcome=Outcome.NOT_CHECKED)]
+            return CheckResult(self.key, tuple(findings), trace, calibration=calibration)
         snapshot = self._snapshot(trace)
         measurement = self._measurement(snapshot)
         limits = limits_of(self.request.budget, gpu)
@@ -134,7 +134,7 @@ class Judge:
                 "Leave host= out, or set a limit with the marker memory_budget"
             )
         if self.context.settings.split_by_torch:
-            key = replace(key, torch_series=series(trace.torch))
+            key = replace(key, torch_series=".".join(trace.torch.split(".")[:2]))
         return Entry(
             key,
             trace.torch,
@@ -250,8 +250,3 @@ def _over_budget(
 
 def _failing(findings: list[Finding]) -> bool:
     return any(finding.fails for finding in findings)
-
-
-def series(version: str) -> str:
-    """Return the minor series of a version: "2.13" of "2.13.1"."""
-    return ".".join(version.split(".")[:2])

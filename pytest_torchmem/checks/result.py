@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.calibrations import CalibrationResult
-from pytest_torchmem.checks.findings import Finding, Outcome, not_checked
+from pytest_torchmem.checks.findings import Finding, Outcome
 from pytest_torchmem.checks.gpu import Measurement
 from pytest_torchmem.snapshots.compare import Change, Comparison
 from pytest_torchmem.snapshots.explain import Growth
@@ -26,6 +26,7 @@ class TraceResult:
 
     figures: Mapping[str, int] = field(default_factory=dict)
     torch: str = ""
+    """The version without its build, so that it is the same for cpu and cuda wheels."""
     workload: str = ""
     warnings: tuple[str, ...] = ()
     unknown_workspaces: tuple[str, ...] = ()
@@ -42,7 +43,7 @@ class TraceResult:
         """Return what a check takes of ``profile``."""
         return cls(
             figures=profile.figures(),
-            torch=public_version(profile.torch_version),
+            torch=profile.torch_version.partition("+")[0],
             workload=profile.workload,
             warnings=profile.warnings,
             unknown_workspaces=profile.unknown_workspaces,
@@ -111,16 +112,11 @@ class CheckResult:
         """How the traced figures stand to the snapshot's."""
         return self.comparison.changes if self.comparison is not None else ()
 
-    def idle(self) -> CheckResult:
-        """Return this result for a device that the test may leave alone."""
-        return replace(self, findings=(not_checked(fails=False),))
+    def unchecked(self) -> CheckResult:
+        """Return this result for what was not checked, and need not be."""
+        return replace(self, findings=(Finding(outcome=Outcome.NOT_CHECKED, fails=False),))
 
     def light(self) -> CheckResult:
         """Return this result without what only messages need: whole profiles hang on that."""
         findings = (Finding(outcome=one.outcome, fails=one.fails) for one in self.findings)
         return replace(self, findings=tuple(findings))
-
-
-def public_version(version: str) -> str:
-    """Return a torch version without its build: the same for cpu and cuda wheels."""
-    return version.partition("+")[0]

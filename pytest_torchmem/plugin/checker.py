@@ -13,7 +13,6 @@ import pytest
 
 from pytest_torchmem.checks.check import DeviceCheck
 from pytest_torchmem.checks.defaults import MARKER
-from pytest_torchmem.checks.findings import not_checked
 from pytest_torchmem.checks.judge import Context
 from pytest_torchmem.checks.request import (
     Budget,
@@ -109,7 +108,7 @@ class Checker:
 
     def not_checked(self, why: str, key: Key | None = None) -> None:
         """Record that nothing was checked, and why."""
-        result = CheckResult(key or Key(test_id(self.item)), (not_checked(fails=False),))
+        result = CheckResult(key or Key(test_id(self.item))).unchecked()
         self._keep(Check(self.item.nodeid, self._location(), result, why))
 
     def default_device(self) -> str:
@@ -153,7 +152,7 @@ class Checker:
     def _reported(self, result: CheckResult, idle_may_pass: bool) -> Check:
         """Return a check with the text of what was found."""
         if idle_may_pass and result.figures.get("peak") == 0:
-            return Check(self.item.nodeid, self._location(), result.idle(), message(result))
+            return Check(self.item.nodeid, self._location(), result.unchecked(), message(result))
         text, what_to_do = message(result), advice(result, self._command())
         return Check(self.item.nodeid, self._location(), result, text, what_to_do)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +13,7 @@ from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.obsolete import Gone
 from pytest_torchmem.snapshots.changes import SnapshotPlan, moves, plan_file, plan_orphan
 from pytest_torchmem.snapshots.format import Entry, Key
-from pytest_torchmem.snapshots.location import orphans_in
+from pytest_torchmem.snapshots.location import orphans_in, relative
 from pytest_torchmem.snapshots.plans import Place, change_file
 from pytest_torchmem.snapshots.store import StoredSnapshot, read
 
@@ -93,9 +92,7 @@ class Update:
         files = set(self.gone.orphans)
         for file in self.accepted:
             directory = (self.root / file).parent.parent
-            files.update(
-                Path(os.path.relpath(path, self.root)).as_posix() for path in orphans_in(directory)
-            )
+            files.update(relative(path, self.root) for path in orphans_in(directory))
         return {file: stored for file in files if (stored := self._read(file)) is not None}
 
     def _read(self, file: str) -> StoredSnapshot | None:

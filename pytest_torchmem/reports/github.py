@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_torchmem.snapshots.location import relative
+
 if TYPE_CHECKING:
     from pytest_torchmem.reports.summary import Check
 
@@ -22,7 +24,7 @@ def annotation(check: Check, root: Path) -> str:
     path, line = check.location
     checkout = os.environ.get("GITHUB_WORKSPACE")
     if checkout:
-        path = Path(os.path.relpath(root / path, checkout)).as_posix()
+        path = relative(root / path, Path(checkout))
     title = f"memory: {check.result.key.test}"
     properties = f"file={_property(path)},line={line},title={_property(title)}"
     advice = f"\n\n{check.advice}" if check.advice else ""
@@ -41,7 +43,7 @@ def apply_command(root: Path, proposal: Path) -> str:
     if environment.get("GITLAB_CI"):
         job = f"{environment.get('CI_API_V4_URL')}/projects/{environment.get('CI_PROJECT_ID')}/jobs"
         url = f"{job}/{environment.get('CI_JOB_ID')}/artifacts"
-        inside = shlex.quote(Path(os.path.relpath(proposal, root)).as_posix())
+        inside = shlex.quote(relative(proposal, root))
         return (
             'curl --fail --location --header "PRIVATE-TOKEN: $GITLAB_TOKEN" '
             f"--output artifacts.zip {url} && unzip -o artifacts.zip "
@@ -52,9 +54,7 @@ def apply_command(root: Path, proposal: Path) -> str:
 
 def _below_checkout(root: Path) -> str:
     checkout = os.environ.get("GITHUB_WORKSPACE") or os.environ.get("CI_PROJECT_DIR")
-    if not checkout:
-        return "."
-    return Path(os.path.relpath(root, checkout)).as_posix()
+    return relative(root, Path(checkout)) if checkout else "."
 
 
 def _data(text: str) -> str:

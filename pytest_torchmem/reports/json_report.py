@@ -50,12 +50,8 @@ def _check(check: Check) -> dict[str, Any]:
     result, trace = check.result, check.result.trace
     return {
         "nodeid": check.nodeid,
-        "test": result.key.test,
-        "name": result.key.name,
-        "device": result.key.device,
-        "gpu": result.key.gpu,
+        **asdict(result.key),
         "torch": trace.torch,
-        "torch_series": result.key.torch_series,
         "outcome": result.outcome.value,
         "failed": result.failed,
         "test_passed": check.passed,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from pytest_torchmem.figures import label
 from pytest_torchmem.reports.difference import Difference, Group, grouped
-from pytest_torchmem.units import format_change, format_size
+from pytest_torchmem.units import format_size, format_step
 
 MARKER = "<!-- pytest-torchmem -->"
 """By this line a workflow finds its own earlier comment."""
@@ -74,12 +74,8 @@ def _changed(difference: Difference) -> str:
     if change is None:
         cells = ["", "", "", ""]
     else:
-        cells = [
-            label(change.figure),
-            format_size(change.before),
-            format_size(change.now),
-            format_change(change.before, change.now) or "did not run",
-        ]
+        sizes = format_step(change.before, change.now)
+        cells = [label(change.figure), *sizes[:2], sizes[2] or "did not run"]
     return _cells(_name(difference), difference.device, *cells, difference.note)
 
 
@@ -104,8 +100,5 @@ def _code(text: str) -> str:
 
 
 def _cells(*cells: str) -> str:
-    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    escaped = (cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
+    return f"| {' | '.join(escaped)} |"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchmem.figures import label
 from pytest_torchmem.snapshots.compare import Comparison, Verdict
-from pytest_torchmem.units import format_change, format_size
+from pytest_torchmem.units import format_size, format_step
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.timeline import Allocation
@@ -28,9 +28,7 @@ def comparison_table(comparison: Comparison) -> str:
     rows = [
         (
             label(change.figure),
-            format_size(change.before),
-            format_size(change.now),
-            format_change(change.before, change.now),
+            *format_step(change.before, change.now),
             f"±{format_size(change.allowed)}" if change.rule else "",
             _MARKS.get(change.verdict, ""),
         )

@@ -19,7 +19,7 @@ from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.figures import MEASURED, RESERVED, phase_of, title
 from pytest_torchmem.reports.tables import allocation_table, comparison_table, table
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict
-from pytest_torchmem.units import format_change, format_percent, format_size
+from pytest_torchmem.units import format_change, format_percent, format_size, format_step
 
 if TYPE_CHECKING:
     from pytest_torchmem.checks.limits import Overrun
@@ -103,15 +103,7 @@ def _changed(found: Changed, result: CheckResult) -> Parts:
 
 
 def _above_cap(found: AboveCap, result: CheckResult) -> Parts:
-    rows = [
-        (
-            title(change.figure),
-            format_size(change.before),
-            format_size(change.now),
-            format_change(change.before, change.now),
-        )
-        for change in found.changes
-    ]
+    rows = [(title(c.figure), *format_step(c.before, c.now)) for c in found.changes]
     headline = f"grew by more than --torchmem-update-max={found.cap} accepts"
     return [headline, table(rows, ("", "snapshot", "now", "change"))]
 

@@ -111,25 +111,18 @@ class Entry:
     def to_plain(self) -> dict[str, Any]:
         """Return the entry as it stands in the file, of builtin types."""
         identity = {name: getattr(self.key, name) for name in _IDENTITY}
-        plain: dict[str, Any] = {
-            **{name: value for name, value in identity.items() if value},
-            "torch": self.torch,
-        }
-        if self.workload:
-            plain["workload"] = self.workload
-        if self.tolerance is not None:
-            plain["tolerance"] = self.tolerance
-        if self.reason is not None:
-            plain["reason"] = self.reason
+        plain: dict[str, Any] = {name: value for name, value in identity.items() if value}
+        plain["torch"] = self.torch
+        plain |= {"workload": self.workload} if self.workload else {}
+        notes = {"tolerance": self.tolerance, "reason": self.reason}
+        plain |= {name: value for name, value in notes.items() if value is not None}
         plain.update({key: self.extra[key] for key in sorted(self.extra)})
         plain.update(sized(_in_order(self.figures)))
         for peak in PEAKS:
             if peak in self.explained:
                 found = self.explained[peak]
-                plain[f"at_{peak}"] = {
-                    "modules": sized(dict(sorted(found.modules.items()))),
-                    "operators": sized(dict(sorted(found.operators.items()))),
-                }
+                tables = {name: sorted(getattr(found, name).items()) for name in _TABLES}
+                plain[f"at_{peak}"] = {name: sized(dict(rows)) for name, rows in tables.items()}
         if self.measured:
             plain["measured"] = {
                 gpu: {"torch": found.torch, **sized(_in_order(found.figures))}

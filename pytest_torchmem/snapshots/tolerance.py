@@ -34,8 +34,6 @@ class Tolerance:
 
 def parse_tolerance(value: object) -> Tolerance:
     """Return the tolerance written as ``value``; raises ``UsageError`` for what cannot be read."""
-    if isinstance(value, Tolerance):
-        return value
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return Tolerance(Decimal(0), value, f"{value} B")
     if not isinstance(value, str) or not value.strip():

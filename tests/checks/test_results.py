@@ -12,7 +12,6 @@ from pytest_torchmem.checks.findings import (
     Missing,
     Outcome,
     OverBudget,
-    not_checked,
 )
 from pytest_torchmem.checks.limits import overruns
 from pytest_torchmem.checks.request import Limit
@@ -43,7 +42,7 @@ def grown(now: dict[str, int], before: dict[str, int]) -> Changed:
         ((UPDATED,), Outcome.UPDATED, False, True),
         ((UPDATED, OVER), Outcome.OVER_BUDGET, True, False),
         ((OVER, MISSING), Outcome.OVER_BUDGET, True, False),
-        ((not_checked(fails=False),), Outcome.NOT_CHECKED, False, False),
+        (CheckResult(KEY).unchecked().findings, Outcome.NOT_CHECKED, False, False),
     ],
 )
 def test_the_first_failure_decides(
