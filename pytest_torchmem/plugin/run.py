@@ -49,7 +49,8 @@ class Run:
         self.config = config
         self.settings = settings
         self.summary = Summary(settings, config.rootpath)
-        self._attempts: dict[tuple[str, str], Attempt] = {}
+        self._attempts: dict[str, dict[str, Attempt]] = {}
+        """By test and worker."""
         self._modules: dict[str, dict[str, Any]] = {}
         self._orphans: set[str] | None = None
         self._calibrations: dict[str, list[str]] = {}
@@ -58,10 +59,11 @@ class Run:
 
     def reported(self, report: pytest.TestReport) -> None:
         """Take in one phase of one test."""
-        key = (getattr(report, "worker_id", ""), report.nodeid)
-        attempt = self._attempts.get(key)
-        if attempt is None or report.when == "setup":
-            attempt = self._attempts[key] = Attempt()
+        attempts = self._attempts.setdefault(report.nodeid, {})
+        worker = getattr(report, "worker_id", "")
+        if worker not in attempts or report.when == "setup":
+            attempts[worker] = Attempt()
+        attempt = attempts[worker]
         carried = getattr(report, "torchmem", None)
         if carried is not None:
             attempt.checks += pickle.loads(carried["checks"])
@@ -123,8 +125,8 @@ class Run:
 
     def _checks(self) -> Iterable[Check]:
         """Return every check; where several workers ran one test, it passed if it passed in all."""
-        for attempts in self._by_test().values():
-            passed = self._outcome(attempts) == "passed"
+        for nodeid, by_worker in self._attempts.items():
+            passed, attempts = self._outcome(nodeid) == "passed", by_worker.values()
             by_check = any(attempt.failed_by_check for attempt in attempts)
             seen = set()
             for check in (check for attempt in attempts for check in attempt.checks):
@@ -133,8 +135,8 @@ class Run:
                     seen.add(what)
                     yield replace(check, passed=passed, failed_by_check=by_check)
 
-    @staticmethod
-    def _outcome(attempts: Iterable[Attempt]) -> str:
+    def _outcome(self, nodeid: str) -> str:
+        attempts = self._attempts.get(nodeid, {}).values()
         outcomes = {attempt.outcome if attempt.finished else "unfinished" for attempt in attempts}
         for outcome in ("failed", "unfinished", "passed unexpectedly", "skipped"):
             if outcome in outcomes:
@@ -145,7 +147,6 @@ class Run:
         """Return what belongs to tests that are gone; nothing where a worker died."""
         if self._worker_died or self.settings.disabled:
             return Gone()
-        by_test = self._by_test()
         seen: dict[str, set[Key]] = {}
         for check in checks:
             snapshot = check.result.snapshot
@@ -156,7 +157,7 @@ class Run:
             self.settings,
             self._modules.values(),
             sorted(self._orphans or ()),
-            lambda nodeid: self._outcome(by_test.get(nodeid, ())),
+            self._outcome,
             seen,
         )
 
@@ -176,21 +177,14 @@ class Run:
             for check in checks
             if check.passed and check.result.calibration is not None
         ]
-        by_test = self._by_test()
         complete = {
             file: tests
             for file, tests in self._calibrations.items()
-            if all(self._outcome(by_test.get(test, ())) == "passed" for test in tests)
+            if all(self._outcome(test) == "passed" for test in tests)
         }
         if self._worker_died or self.settings.disabled or self.settings.narrowed:
             complete = {}
         return update_calibrations(self.config.rootpath, self.settings, found, complete)
-
-    def _by_test(self) -> dict[str, list[Attempt]]:
-        by_test: dict[str, list[Attempt]] = {}
-        for (_, nodeid), attempt in self._attempts.items():
-            by_test.setdefault(nodeid, []).append(attempt)
-        return by_test
 
     def _propose(self, checks: Iterable[Check]) -> tuple[list[str], list[str]]:
         """Write what an update would have made of the checks that failed.
@@ -229,8 +223,7 @@ class Run:
         fails = (
             (settings.strict and bool(summary.obsolete))
             or bool(summary.problems)
-            or (settings.dry_run and any(plan.changes_file for plan in summary.plans))
-            or (settings.dry_run and any(plan.changes_file for plan in summary.calibrations))
+            or (settings.dry_run and any(plan.changes_file for plan in summary.every_plan))
         )
         if fails and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

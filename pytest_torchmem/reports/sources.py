@@ -16,8 +16,6 @@ from pytest_torchmem.snapshots.format import Entry, Key, load
 from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_snapshot
 from pytest_torchmem.snapshots.store import read
 
-WORKING_TREE = "the working tree"
-
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -36,7 +34,7 @@ def load_source(text: str | None, directory: Path) -> Source:
     """
     if text is None:
         root = Path(_git(directory, "rev-parse", "--show-toplevel").strip())
-        return Source(WORKING_TREE, _tree(root))
+        return Source("the working tree", _tree(root))
     path = directory / text
     if path.is_dir():
         return Source(text, _tree(path))

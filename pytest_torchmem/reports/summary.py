@@ -62,6 +62,11 @@ class Summary:
     calibrations: tuple[CalibrationPlan, ...] = ()
     """Calibration files as an update made them, or in a dry run would make them."""
 
+    @property
+    def every_plan(self) -> tuple[FilePlan[Any, Any], ...]:
+        """What was done with snapshot and with calibration files."""
+        return (*self.plans, *self.calibrations)
+
     def file_of(self, plan: FilePlan[Any, Any]) -> str:
         """Return the file of a plan, relative to the root with ``/``."""
         return relative(plan.stored.path, self.root)

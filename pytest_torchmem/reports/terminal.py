@@ -33,7 +33,10 @@ def lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     verbose = verbosity > 0
     if verbosity >= 0 and summary.checks:
         yield from _table(summary.checks, every=verbose)
-    plain = [*_annotations(summary), *_written(summary, details=verbose)]
+    failed = [check for check in summary.checks if check.result.failed]
+    on_github = summary.settings.on_github
+    plain = [annotation(check, summary.root) for check in failed if on_github]
+    plain += _written(summary, details=verbose)
     plain += [*_improved(summary.checks), *_warnings(summary.checks, every=verbose)]
     plain += _calibrated(summary.checks) if verbose else []
     yield from ((line, {}) for line in plain)
@@ -42,8 +45,7 @@ def lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     for problem in summary.problems:
         yield f"error: {problem}", {"red": True}
     yield from ((line, {}) for line in _what_to_do(summary))
-    failed = any(check.result.failed for check in summary.checks)
-    yield counts(summary), {"bold": True, "red": failed, "green": not failed}
+    yield counts(summary), {"bold": True, "red": bool(failed), "green": not failed}
 
 
 def counts(summary: Summary) -> str:
@@ -146,13 +148,6 @@ def _result(check: Check) -> str:
     return check.result.outcome.value
 
 
-def _annotations(summary: Summary) -> Iterable[str]:
-    if summary.settings.on_github:
-        for check in summary.checks:
-            if check.result.failed:
-                yield annotation(check, summary.root)
-
-
 def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
     """Yield what profiles warn of: ``every`` warning with its tests, or one line for all."""
     found: dict[tuple[str, ...], list[str]] = {}
@@ -194,8 +189,7 @@ def _first_of(nodeids: Iterable[str]) -> str:
 def _written(summary: Summary, *, details: bool) -> Iterable[str]:
     """Yield the files that were written, or that a dry run would have written."""
     details = details or summary.settings.dry_run
-    plans: list[FilePlan[Any, Any]] = [*summary.plans, *summary.calibrations]
-    for plan in plans:
+    for plan in summary.every_plan:
         if plan.changes_file:
             yield from _plan(plan, summary, details=details)
 

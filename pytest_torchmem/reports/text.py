@@ -16,9 +16,9 @@ from pytest_torchmem.checks.findings import (
     OverBudget,
 )
 from pytest_torchmem.checks.gpu import RealRun
-from pytest_torchmem.figures import MEASURED, RESERVED, phase_of, title
+from pytest_torchmem.figures import MEASURED, phase_of, title
 from pytest_torchmem.reports.tables import allocation_table, comparison_table, table
-from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict
+from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, main_change
 from pytest_torchmem.units import format_change, format_percent, format_size, format_step
 
 if TYPE_CHECKING:
@@ -219,12 +219,9 @@ def _only_on_one_side(run: RealRun) -> Iterable[str]:
 
 
 def _step(changes: Sequence[Change], verb: str) -> str:
-    """Return the headline for the largest of ``changes``.
-
-    The reserved peak follows the others by whole segments, so it stands for them only alone.
-    """
-    requested = [change for change in changes if change.figure != RESERVED]
-    most = max(requested or changes, key=lambda c: abs((c.now or 0) - (c.before or 0)))
+    """Return the headline for the change that stands for all ``changes``."""
+    most = main_change(changes)
+    assert most is not None
     by = format_change(most.before, most.now).lstrip("+-")
     return f"{title(most.figure)} {verb} by {by}, beyond its tolerance of {most.rule}"
 
