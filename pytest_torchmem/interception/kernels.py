@@ -163,7 +163,7 @@ class Kernels:
         if decomposition is not None:
             machine = self._target.machine(device)
             return lambda *args, **kwargs: decomposition(
-                args, kwargs, machine=machine, call=GivenCall(args, kwargs)
+                args, kwargs, machine=machine, call=GivenCall(args, kwargs, spec.overload)
             )
         if spec.composite and not spec.one_kernel_on(self._target.device.type):
             return partial(run_composite_explicit, spec.overload)

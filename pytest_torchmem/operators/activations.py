@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.elementwise import like_operands
-from pytest_torchmem.operators.formats import CONTIGUOUS, copied
-from pytest_torchmem.operators.geometry import contiguous_copy, like
+from pytest_torchmem.operators.elementwise import like_first, like_operands
+from pytest_torchmem.operators.formats import CONTIGUOUS, copied, made_like
+from pytest_torchmem.operators.geometry import contiguous_copy
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
 
@@ -16,6 +16,10 @@ operator("aten::hardswish_backward", "aten::mish_backward").meta()(like_operands
 log_sigmoid = operator("aten::log_sigmoid_forward")
 log_sigmoid.workspace("cpu")(copied(self=CONTIGUOUS))
 operator("aten::log_sigmoid_backward").workspace("cpu")(copied(self=CONTIGUOUS))
+
+operator("aten::glu_backward").meta()(made_like(self=CONTIGUOUS))  # glu_backward_cpu
+operator("aten::glu_backward_jvp").meta()(made_like(grad_x=CONTIGUOUS))
+operator("aten::glu_jvp").meta()(like_first)
 
 
 @log_sigmoid.meta("cuda")
@@ -36,21 +40,3 @@ def gelu_backward(
     if not onednn or input.numel() <= 1 or input.dtype not in (torch.float32, torch.bfloat16):
         return 0
     return contiguous_copy(grad_output)
-
-
-@operator("aten::glu_backward").meta()
-def glu_backward(input: Tensor) -> Tensor:
-    """Contiguous; glu_backward_cpu."""
-    return like(input)
-
-
-@operator("aten::glu_backward_jvp").meta()
-def glu_backward_jvp(tensors: list[Tensor]) -> Tensor:
-    """Contiguous, like the first argument."""
-    return like(tensors[0])
-
-
-@operator("aten::glu_jvp").meta()
-def glu_jvp(tensors: list[Tensor]) -> Tensor:
-    """Like the first argument."""
-    return torch.empty_like(tensors[0])

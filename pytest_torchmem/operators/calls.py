@@ -33,17 +33,17 @@ class Trace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GivenCall:
-    """The arguments as they were given, for a decomposition that hands all of them on."""
+    """An operator and its arguments as they were given, for what hands all of them on."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    overload: OpOverload
 
 
 @dataclass(frozen=True, slots=True)
 class CompositeCall(GivenCall):
     """The call of a composite operator, which its path on a device stands in for."""
 
-    overload: OpOverload
     trace: Trace
 
     def __call__(self) -> Any:

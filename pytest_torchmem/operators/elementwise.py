@@ -74,6 +74,11 @@ def like_operands(tensors: list[Tensor]) -> Tensor:
     return result
 
 
+def like_first(tensors: list[Tensor]) -> Tensor:
+    """As the first tensor lies."""
+    return torch.empty_like(tensors[0])
+
+
 def converted(operand: object, common: torch.dtype) -> int:
     """Bytes of an operand's copy in the common type, and of the number it may be wrapped from."""
     if isinstance(operand, Tensor):

@@ -82,6 +82,21 @@ def _set_parameters(function: Any, *names: str) -> None:
     )
 
 
+def made_like(**formats: Wanted) -> Callable[..., Any]:
+    """Return a meta function: outputs of the shapes and types of these arguments, in formats."""
+
+    def made(**operands: Any) -> Any:
+        outputs = tuple(
+            laid_out(operands[name], _meant(wanted, operands[name], operands))
+            for name, wanted in formats.items()
+        )
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    _set_parameters(made, *formats)
+    made.__doc__ = f"Like {', '.join(formats)}, in formats of the kernel's own."
+    return made
+
+
 def shaped_by(overload: Any, memory_format: torch.memory_format) -> Callable[..., Tensor]:
     """Return a meta function: the shape that ``overload`` has there, in a format of the kernel's.
 

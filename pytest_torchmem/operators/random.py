@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.elementwise import like_operands
+from pytest_torchmem.operators.elementwise import like_first, like_operands
+from pytest_torchmem.operators.formats import CONTIGUOUS, made_like
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.cuda_buffers import reduced
@@ -29,6 +30,9 @@ operator("aten::multinomial", unknown_outputs=UnknownOutputs.POSITIONS)
 native_dropout = operator("aten::native_dropout", order={"cuda": (1, 0)})
 
 operator("aten::native_dropout_backward").meta()(like_operands)
+# native/Distributions.cpp
+operator("aten::_standard_gamma_grad").meta()(made_like(self=CONTIGUOUS))
+operator("aten::_dirichlet_grad", "aten::_sample_dirichlet", "aten::binomial").meta()(like_first)
 
 
 @operator("aten::dropout").path("cuda")
@@ -49,18 +53,6 @@ def mask_as_numbers(input: Tensor) -> int:
 def scaled_mask(grad_output: Tensor, mask: Tensor) -> int:
     """The mask as numbers, then scaled; native/Dropout.cpp, native_dropout_backward."""
     return mask.numel() * grad_output.element_size() + _SCALAR + grad_output.element_size()
-
-
-@operator("aten::_standard_gamma_grad").meta()
-def contiguous(input: Tensor) -> Tensor:
-    """Contiguous, like the first argument; native/Distributions.cpp."""
-    return torch.empty_like(input, memory_format=torch.contiguous_format)
-
-
-@operator("aten::_dirichlet_grad", "aten::_sample_dirichlet", "aten::binomial").meta()
-def like_parameters(tensors: list[Tensor]) -> Tensor:
-    """Like the first argument; native/Distributions.cpp."""
-    return torch.empty_like(tensors[0])
 
 
 @operator("aten::normal.Tensor_float").workspace()

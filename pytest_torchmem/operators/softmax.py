@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.formats import CONTIGUOUS, copied
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like, on_meta
+from pytest_torchmem.operators.formats import CONTIGUOUS, copied, made_like
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, on_meta
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.torch_private.kernels import run_nested_kernel
 
@@ -55,13 +55,8 @@ def product_and_copies(grad_output: Tensor, output: Tensor) -> tuple[int, ...]:
 
 masked_softmax = operator("aten::_masked_softmax")
 masked_softmax_backward = operator("aten::_masked_softmax_backward")
-
-
-@masked_softmax.meta()
-@masked_softmax_backward.meta()
-def contiguous(tensors: list[Tensor]) -> Tensor:
-    """Contiguous, like the first argument; native/SoftMax.cpp."""
-    return like(tensors[0])
+masked_softmax.meta()(made_like(self=CONTIGUOUS))
+masked_softmax_backward.meta()(made_like(grad_output=CONTIGUOUS))
 
 
 def _fits_in_registers(values: Tensor, dim: int | None) -> bool:

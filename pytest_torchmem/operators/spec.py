@@ -28,6 +28,11 @@ from pytest_torchmem.torch_private.operators import (
 )
 
 
+def _aspect(name: str, shared: bool = False) -> cached_property[Bound | None]:
+    """An aspect of an overload; one that is ``shared`` is also that of overloads without one."""
+    return cached_property(lambda on: on._bound(name, shared))
+
+
 class OnDevice:
     """The aspects of one overload that are others on each device, bound to its arguments.
 
@@ -46,40 +51,20 @@ class OnDevice:
         binding = self._bound("meta", shared=True)
         return None if binding is None else lambda *args, **kwargs: binding(args, kwargs)
 
-    @cached_property
-    def workspace(self) -> Bound | None:
-        """The function for what the kernel takes beyond its outputs."""
-        return self._bound("workspace", shared=True)
-
-    @cached_property
-    def decomposition(self) -> Bound | None:
-        """The kernel as a sequence of operators."""
-        return self._bound("decomposition")
-
-    @cached_property
-    def path(self) -> Bound | None:
-        """The operators that a composite operator is made of here."""
-        return self._bound("path")
-
-    @cached_property
-    def nested(self) -> Bound | None:
-        """The kernel for nested tensors."""
-        return self._bound("nested")
-
-    @cached_property
-    def sparse(self) -> Bound | None:
-        """The kernel for sparse COO tensors."""
-        return self._bound("sparse", shared=True)
-
-    @cached_property
-    def compressed(self) -> Bound | None:
-        """The kernel for compressed sparse tensors."""
-        return self._bound("compressed")
-
-    @cached_property
-    def storages(self) -> Bound | None:
-        """What places outputs on the storages that the kernel leaves them on."""
-        return self._bound("storages")
+    workspace = _aspect("workspace", shared=True)
+    """The function for what the kernel takes beyond its outputs."""
+    decomposition = _aspect("decomposition")
+    """The kernel as a sequence of operators."""
+    path = _aspect("path")
+    """The operators that a composite operator is made of here."""
+    nested = _aspect("nested")
+    """The kernel for nested tensors."""
+    sparse = _aspect("sparse", shared=True)
+    """The kernel for sparse COO tensors."""
+    compressed = _aspect("compressed")
+    """The kernel for compressed sparse tensors."""
+    storages = _aspect("storages")
+    """What places outputs on the storages that the kernel leaves them on."""
 
     @cached_property
     def order(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.step.trees import replace_tensors
 from pytest_torchmem.torch_private.operators import OpOverload
@@ -17,9 +18,9 @@ def meta_result(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return operator(*replace_tensors(args, on_meta), **replace_tensors(kwargs, on_meta))
 
 
-def outputs(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def outputs(call: GivenCall) -> Any:
     """Make the outputs of a structured operator."""
-    return replace_tensors(meta_result(operator, *args, **kwargs), empty_as)
+    return replace_tensors(meta_result(call.overload, *call.args, **call.kwargs), empty_as)
 
 
 def empty_as(geometry: Tensor) -> Tensor:

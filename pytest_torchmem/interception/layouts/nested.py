@@ -71,7 +71,8 @@ class NestedTensors:
         device = self.device_of(args, kwargs).device.type
         kernel = operator.on(device).nested
         if kernel is not None:
-            return kernel(args, kwargs, nested=self, call=GivenCall(args, kwargs))
+            call = GivenCall(args, kwargs, operator.overload)
+            return kernel(args, kwargs, nested=self, call=call)
         try:
             return run_nested_kernel(operator.overload, *args, **kwargs)
         except RuntimeError as error:

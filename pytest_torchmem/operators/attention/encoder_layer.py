@@ -12,20 +12,14 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.arguments import EncoderLayer
-from pytest_torchmem.operators.calls import GivenCall
+from pytest_torchmem.operators.attention.multi_head import by_kernel
 from pytest_torchmem.operators.nested.context import NestedTensors
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.torch_private.kernels import run_cpu_kernel
 from pytest_torchmem.torch_private.tensors import nested_sizes
 
 _aten: Any = torch.ops.aten
 _layer = operator("aten::_transformer_encoder_layer_fwd")
-
-
-@_layer.decomposition("cpu")
-def transformer_encoder_layer(call: GivenCall) -> Any:
-    """native/transformers/transformer.cpp, transformer_encoder_layer_forward."""
-    return run_cpu_kernel(_aten._transformer_encoder_layer_fwd.default, *call.args, **call.kwargs)
+_layer.decomposition("cpu")(by_kernel)
 
 
 @_layer.path("cuda")

@@ -35,9 +35,11 @@ _projection = operator("aten::_transform_bias_rescale_qkv")
 
 
 @_attention.decomposition("cpu")
-def native_multi_head_attention(call: GivenCall) -> Any:
-    """native/transformers/attention.cpp, native_multi_head_attention_cpu."""
-    return run_cpu_kernel(_aten._native_multi_head_attention.default, *call.args, **call.kwargs)
+def by_kernel(call: GivenCall) -> Any:
+    """C++ that calls operators; native/transformers/attention.cpp, native_multi_head_attention_cpu;
+    native/transformers/transformer.cpp, transformer_encoder_layer_forward.
+    """
+    return run_cpu_kernel(call.overload, *call.args, **call.kwargs)
 
 
 @_attention.path("cuda")

@@ -130,36 +130,17 @@ def embedding_bag_backward(
     sparse: bool,
     per_sample_weights: Tensor | None,
     padding_idx: int = -1,
-) -> Tensor:
+) -> Any:
     """_embedding_bag_backward_symint."""
     offset2bag = _offset2bag_again(indices, offsets, offset2bag)
+    settings = (num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx)
     if sparse:
-        gradient: Tensor = _aten._embedding_bag_sparse_backward.default(
-            grad,
-            indices,
-            offsets,
-            offset2bag,
-            bag_size,
-            num_weights,
-            scale_grad_by_freq,
-            mode,
-            per_sample_weights,
-            padding_idx,
+        return _aten._embedding_bag_sparse_backward.default(
+            grad, indices, offsets, offset2bag, bag_size, *settings
         )
-        return gradient
-    result: Tensor = _aten._embedding_bag_dense_backward.default(
-        grad,
-        indices,
-        offset2bag,
-        bag_size,
-        maximum_indices,
-        num_weights,
-        scale_grad_by_freq,
-        mode,
-        per_sample_weights,
-        padding_idx,
+    return _aten._embedding_bag_dense_backward.default(
+        grad, indices, offset2bag, bag_size, maximum_indices, *settings
     )
-    return result
 
 
 @_dense_backward.decomposition("cpu")

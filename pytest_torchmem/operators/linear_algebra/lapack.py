@@ -6,17 +6,14 @@ It is given matrices with their columns first, work arrays, and room for its ans
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import dense_bytes
 from pytest_torchmem.operators.libraries import lapack
 from pytest_torchmem.operators.registry import Kind, operator
 from pytest_torchmem.operators.structured import outputs
-
-_aten: Any = torch.ops.aten
 
 
 def empty_column_major(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -74,9 +71,9 @@ def geqrf(input: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @operator("aten::linalg_qr").decomposition("cpu")
-def linalg_qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+def linalg_qr(call: GivenCall, A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     """TORCH_IMPL_FUNC(linalg_qr_out): in Q or R where either has the shape of the input."""
-    Q, R = outputs(_aten.linalg_qr.default, A, mode)
+    Q, R = outputs(call)
     rows, columns = A.shape[-2:]
     with_q = mode != "r"
     tau = A.new_empty((*A.shape[:-2], min(rows, columns)))
@@ -121,11 +118,11 @@ def ormqr(input: Tensor, input2: Tensor, input3: Tensor, left: bool = True) -> T
 
 
 @operator("aten::_linalg_eigh").decomposition("cpu")
-def linalg_eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
+def linalg_eigh(call: GivenCall, A: Tensor, compute_v: bool = True) -> tuple[Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_eigh_out), apply_lapack_eigh: in the eigenvectors' place, or on a
     copy.
     """
-    values, vectors = outputs(_aten._linalg_eigh.default, A, UPLO, compute_v)
+    values, vectors = outputs(call)
     if A.numel() == 0:
         return values, vectors
     copied = vectors.copy_(A) if compute_v else column_major_clone(A)
@@ -164,13 +161,11 @@ def linalg_eig(input: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @operator("aten::_linalg_svd").decomposition("cpu")
-def linalg_svd(
-    A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def linalg_svd(call: GivenCall, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_svd_out): a copy that is destroyed; LAPACK's work is in vectors that
     torch's allocator does not see.
     """
-    U, S, Vh = outputs(_aten._linalg_svd.default, A, full_matrices, compute_uv, driver=driver)
+    U, S, Vh = outputs(call)
     if A.numel():
         infos = torch.zeros(A.shape[:-2], dtype=torch.int32)
         copied = column_major_clone(A)

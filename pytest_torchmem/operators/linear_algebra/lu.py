@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.linear_algebra.lapack import (
     any_error,
     column_major_clone,
@@ -38,7 +39,7 @@ def _permutation(pivots: Tensor, rows: int) -> None:
     torch.arange(rows).expand(*batch, rows).contiguous()
 
 
-def _unpack(LU: Tensor, pivots: Tensor, L: Tensor, U: Tensor) -> None:
+def _unpack(LU: Tensor, L: Tensor, U: Tensor) -> None:
     rows, columns = LU.shape[-2:]
     if rows > columns:
         torch.triu(LU.narrow(-2, 0, columns), out=U)
@@ -50,21 +51,21 @@ def _unpack(LU: Tensor, pivots: Tensor, L: Tensor, U: Tensor) -> None:
 
 @operator("aten::lu_unpack").decomposition("cpu")
 def lu_unpack(
-    LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
+    call: GivenCall, LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool, unpack_pivots: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(lu_unpack_out)."""
-    P, L, U = outputs(_aten.lu_unpack.default, LU_data, LU_pivots, unpack_data, unpack_pivots)
+    P, L, U = outputs(call)
     if unpack_data:
-        _unpack(LU_data, LU_pivots, L, U)
+        _unpack(LU_data, L, U)
     if unpack_pivots:
         _permutation(LU_pivots, LU_data.shape[-2])
     return P, L, U
 
 
 @operator("aten::linalg_lu").decomposition("cpu")
-def linalg_lu(A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+def linalg_lu(call: GivenCall, A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(linalg_lu_out): factors into the larger of L and U, unpacked in place."""
-    P, L, U = outputs(_aten.linalg_lu.default, A, pivot=pivot)
+    P, L, U = outputs(call)
     LU = L if A.shape[-2] > A.shape[-1] else U
     factored = _lu_factor_out(LU, A)
     if pivot:
@@ -85,9 +86,9 @@ def infos_of_lu(A: Tensor) -> Tensor:
 
 
 @operator("aten::_linalg_det").decomposition("cpu")
-def linalg_det(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def linalg_det(call: GivenCall, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_det_out)."""
-    result, LU, pivots = outputs(_aten._linalg_det.default, A)
+    result, LU, pivots = outputs(call)
     infos = infos_of_lu(A)
     product = torch.prod(LU.diagonal(0, -2, -1), -1)
     torch.mul(_determinant_of_permutation(pivots), product, out=result)
@@ -96,9 +97,9 @@ def linalg_det(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @operator("aten::_linalg_slogdet").decomposition("cpu")
-def linalg_slogdet(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def linalg_slogdet(call: GivenCall, A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_slogdet_out)."""
-    sign, logarithm, LU, pivots = outputs(_aten._linalg_slogdet.default, A)
+    sign, logarithm, LU, pivots = outputs(call)
     infos = infos_of_lu(A)
     diagonal = LU.diagonal(0, -2, -1)
     permutation = _determinant_of_permutation(pivots)
@@ -124,24 +125,20 @@ def _lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, result: Tensor, left: bool)
 
 @operator("aten::linalg_lu_solve").decomposition("cpu")
 def linalg_lu_solve(
-    LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False
+    call: GivenCall, LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True
 ) -> Tensor:
     """TORCH_IMPL_FUNC(linalg_lu_solve_out)."""
-    result: Tensor = outputs(
-        _aten.linalg_lu_solve.default, LU, pivots, B, left=left, adjoint=adjoint
-    )
+    result: Tensor = outputs(call)
     _lu_solve(LU, pivots, B, result, left)
     return result
 
 
 @operator("aten::_linalg_solve_ex").decomposition("cpu")
 def linalg_solve_ex(
-    A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
+    call: GivenCall, A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_solve_ex_out)."""
-    result, LU, pivots, infos = outputs(
-        _aten._linalg_solve_ex.default, A, B, left=left, check_errors=check_errors
-    )
+    result, LU, pivots, infos = outputs(call)
     LU.copy_(A.mT if A.is_contiguous() and not A.is_complex() else A)
     if check_errors:
         any_error(infos)
@@ -152,9 +149,11 @@ def linalg_solve_ex(
 
 
 @operator("aten::linalg_inv_ex").decomposition("cpu")
-def linalg_inv_ex(A: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+def linalg_inv_ex(
+    call: GivenCall, A: Tensor, *, check_errors: bool = False
+) -> tuple[Tensor, Tensor]:
     """TORCH_IMPL_FUNC(linalg_inv_ex_out): the identity solved for."""
-    result, infos = outputs(_aten.linalg_inv_ex.default, A, check_errors=check_errors)
+    result, infos = outputs(call)
     _, LU, pivots, _ = meta_result(_aten._linalg_solve_ex.default, A, result)
     LU, pivots = empty_as(LU), empty_as(pivots)
     _lu_solve(LU, pivots, result, result, True)

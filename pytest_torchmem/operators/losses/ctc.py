@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
+from pytest_torchmem.operators.formats import CONTIGUOUS, made_like
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace, unknown
@@ -20,6 +21,7 @@ _LONG = 8
 
 _native = operator("aten::_ctc_loss")
 _native_backward = operator("aten::_ctc_loss_backward")
+_native_backward.meta()(made_like(log_probs=CONTIGUOUS))
 _cudnn = operator("aten::_cudnn_ctc_loss", across_devices=True)  # targets and lengths: the host's
 
 
@@ -122,12 +124,6 @@ def losses_and_alphas(log_probs: Tensor, target_lengths: Sequence[int]) -> tuple
 def losses_and_longest_alphas(log_probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Lengths are not known here, so ``log_alpha`` is as large as it can be."""
     return _outputs(log_probs, int(targets.shape[-1]))
-
-
-@_native_backward.meta()
-def gradient(log_probs: Tensor) -> Tensor:
-    """Like ``log_probs``, contiguous."""
-    return like(log_probs)
 
 
 @_cudnn.meta("cuda")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.formats import CONTIGUOUS, made_like
 from pytest_torchmem.operators.geometry import dense_bytes, like
 from pytest_torchmem.operators.reduction.cpu_buffers import mean_workspace, partial_results
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
@@ -17,6 +18,10 @@ _NONE, _MEAN, _SUM = range(3)
 
 _distance = operator("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss")
 _cross_entropy = operator("aten::binary_cross_entropy")
+# native/LossMultiMargin.cpp, LossMultiLabelMargin.cpp
+operator("aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backward").meta()(
+    made_like(self=CONTIGUOUS)
+)
 
 
 @operator("aten::mse_loss", "aten::smooth_l1_loss").meta()
@@ -52,12 +57,6 @@ def losses_and_buffers(machine: Gpu, input: Tensor, reduction: int = _MEAN) -> t
 def distance_backward(input: Tensor, *, grad_input: Tensor | None = None) -> Tensor:
     """``zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)``."""
     return like(input) if grad_input is None else grad_input
-
-
-@operator("aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backward").meta()
-def margin_backward(input: Tensor) -> Tensor:
-    """Contiguous; native/LossMultiMargin.cpp, LossMultiLabelMargin.cpp."""
-    return like(input)
 
 
 @_cross_entropy.meta()

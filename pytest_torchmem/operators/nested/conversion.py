@@ -40,8 +40,7 @@ def one_buffer(nested: NestedTensors, call: GivenCall) -> Tensor:
     dtypes = {part.dtype for part in parts}
     dense = len(dtypes) == 1 and all(part.is_contiguous() for part in parts)
     if not dense or any(option is not None for option in (*options, *call.kwargs.values())):
-        overload = _aten._nested_tensor_from_tensor_list.default
-        made: Tensor = run_nested_kernel(overload, *call.args, **call.kwargs)
+        made: Tensor = run_nested_kernel(call.overload, *call.args, **call.kwargs)
         return made
     buffer = parts[0].new_empty((sum(part.numel() for part in parts),))
     return nested.wrap(buffer, nested.table([list(part.shape) for part in parts]))

@@ -289,12 +289,6 @@ def batch_norm_statistics(input: Tensor) -> tuple[Tensor, Tensor]:
     return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
 
 
-@operator("aten::batch_norm_elemt").meta()
-def batch_norm_apply(input: Tensor) -> Tensor:
-    """native/cuda/Normalization.cu."""
-    return torch.empty_like(input)
-
-
 @operator("aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts").meta()
 def batch_norm_gather(mean: Tensor) -> tuple[Tensor, Tensor]:
     """native/cuda/Normalization.cu."""
@@ -315,7 +309,7 @@ def batch_norm_backward_reduce(
     )
 
 
-@operator("aten::batch_norm_backward_elemt").meta()
-def batch_norm_backward_apply(input: Tensor) -> Tensor:
+@operator("aten::batch_norm_elemt", "aten::batch_norm_backward_elemt").meta()
+def batch_norm_apply(input: Tensor) -> Tensor:
     """native/cuda/Normalization.cu."""
     return torch.empty_like(input)

@@ -6,11 +6,10 @@ native/Normalization.cpp.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import accumulation_type
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.structured import outputs
@@ -36,15 +35,12 @@ def _rows(number: int, g: Tensor) -> int:
     return number * g.numel() * accumulation_type(g.dtype).itemsize
 
 
-_aten: Any = torch.ops.aten
-
-
 @operator("aten::renorm").decomposition("cpu")
-def renorm(self: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+def renorm(call: GivenCall, self: Tensor, p: float, dim: int) -> Tensor:
     """TORCH_IMPL_FUNC(renorm_out): the norms of 16-bit types in float, their factors in the type
     itself.
     """
-    result: Tensor = outputs(_aten.renorm.default, self, p, dim, maxnorm)
+    result: Tensor = outputs(call)
     others = [axis for axis in range(self.dim()) if axis != dim % self.dim()]
     half = self.dtype in (torch.float16, torch.bfloat16)
     norms = torch.linalg.vector_norm(

@@ -77,36 +77,28 @@ def simple_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
     return cell
 
 
-@operator("aten::lstm_cell").path("cuda")
-def fused_lstm_cell(
-    call: CompositeCall,
-    input: Tensor,
-    hx: list[Tensor],
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> Any:
-    """``_thnn_fused_lstm_cell``, of batches."""
-    if input.dim() != 2 or input.numel() == 0:
-        return call()
-    return lstm_cell(input, tuple(hx), Weights(w_ih, w_hh, b_ih, b_hh))
+def _fused(cell: Cell) -> Callable[..., Any]:
+    def fused(
+        call: CompositeCall,
+        input: Tensor,
+        hx: Tensor | list[Tensor],
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
+    ) -> Any:
+        """``_thnn_fused_lstm_cell``, ``_thnn_fused_gru_cell``, of batches."""
+        if input.dim() != 2 or input.numel() == 0:
+            return call()
+        hidden = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        states = cell(input, hidden, Weights(w_ih, w_hh, b_ih, b_hh))
+        return states[0] if isinstance(hx, Tensor) else states
+
+    return fused
 
 
-@operator("aten::gru_cell").path("cuda")
-def fused_gru_cell(
-    call: CompositeCall,
-    input: Tensor,
-    hx: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> Any:
-    """``_thnn_fused_gru_cell``, of batches."""
-    if input.dim() != 2 or input.numel() == 0:
-        return call()
-    return gru_cell(input, (hx,), Weights(w_ih, w_hh, b_ih, b_hh))[0]
+operator("aten::lstm_cell").path("cuda")(_fused(lstm_cell))
+operator("aten::gru_cell").path("cuda")(_fused(gru_cell))
 
 
 @_gru.meta("cuda")

@@ -84,61 +84,34 @@ def _run(
     )
 
 
-def _layer(
-    mode: int,
-    machine: Gpu,
-    call: CompositeCall,
-    input: Tensor,
-    batch_sizes: Tensor | None,
-    hx: Tensor | list[Tensor],
-    settings: LayerSettings,
-    batch_first: bool = False,
-) -> Any:
-    """``_cudnn_rnn`` where cuDNN takes it, else step by step; native/RNN.cpp, ``lstm``, ``gru``.
-
-    ``batch_sizes`` are those of a packed sequence.
-    """
-    if input.numel() == 0:
-        return call()
-    states = [hx] if isinstance(hx, Tensor) else hx
-    sizes = None if batch_sizes is None else batch_sizes.tolist()
-    if not uses_cudnn(machine, input):
-        return run_layers(_NATIVE_CELLS[mode], input, states, settings, batch_first, sizes)
-    cell = states[1] if mode == LSTM else None
-    outputs = _run(call, input, sizes or (), states[0], cell, mode, settings, batch_first)
-    return outputs[: 1 + len(states)]
-
-
-def _padded(mode: int) -> Callable[..., Any]:
+def _layer(mode: int) -> Callable[..., Any]:
     def layer(
         machine: Gpu,
         call: CompositeCall,
-        input: Tensor,
         hx: Tensor | list[Tensor],
         settings: LayerSettings,
-        batch_first: bool,
+        input: Tensor | None = None,
+        batch_first: bool = False,
+        data: Tensor | None = None,
+        batch_sizes: Tensor | None = None,
     ) -> Any:
-        return _layer(mode, machine, call, input, None, hx, settings, batch_first)
+        """``_cudnn_rnn`` where cuDNN takes it, else step by step; native/RNN.cpp, ``lstm``, …
 
-    layer.__doc__ = "A layer of padded sequences; native/RNN.cpp."
-    return layer
+        Padded sequences are ``input``; packed ones are ``data``, with ``batch_sizes``.
+        """
+        rows = input if data is None else data
+        if rows is None or rows.numel() == 0:
+            return call()
+        states = [hx] if isinstance(hx, Tensor) else hx
+        sizes = None if batch_sizes is None else batch_sizes.tolist()
+        if not uses_cudnn(machine, rows):
+            return run_layers(_NATIVE_CELLS[mode], rows, states, settings, batch_first, sizes)
+        cell = states[1] if mode == LSTM else None
+        outputs = _run(call, rows, sizes or (), states[0], cell, mode, settings, batch_first)
+        return outputs[: 1 + len(states)]
 
-
-def _packed(mode: int) -> Callable[..., Any]:
-    def layer(
-        machine: Gpu,
-        call: CompositeCall,
-        data: Tensor,
-        batch_sizes: Tensor,
-        hx: Tensor | list[Tensor],
-        settings: LayerSettings,
-    ) -> Any:
-        return _layer(mode, machine, call, data, batch_sizes, hx, settings)
-
-    layer.__doc__ = "A layer of packed sequences; native/RNN.cpp."
     return layer
 
 
 for _name, _mode in (("lstm", LSTM), ("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
-    operator(f"aten::{_name}.input").path("cuda")(_padded(_mode))
-    operator(f"aten::{_name}.data").path("cuda")(_packed(_mode))
+    operator(f"aten::{_name}.input", f"aten::{_name}.data").path("cuda")(_layer(_mode))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.formats import CONTIGUOUS, copied
+from pytest_torchmem.operators.formats import CONTIGUOUS, copied, made_like
 from pytest_torchmem.operators.geometry import like
 from pytest_torchmem.operators.registry import Kind, operator
 
@@ -58,6 +58,7 @@ sampler = operator("aten::cudnn_grid_sampler", source="native/cudnn/GridSampler.
 sampler_backward = operator(
     "aten::cudnn_grid_sampler_backward", source="native/cudnn/GridSampler.cpp"
 )
+sampler_backward.meta("cuda")(made_like(self=CONTIGUOUS, grid=CONTIGUOUS))
 sampler.workspace("cuda")(copied(self=CONTIGUOUS, grid=CONTIGUOUS))
 sampler_backward.workspace("cuda")(copied(self=CONTIGUOUS, grid=CONTIGUOUS, grad_output=CONTIGUOUS))
 
@@ -66,12 +67,6 @@ sampler_backward.workspace("cuda")(copied(self=CONTIGUOUS, grid=CONTIGUOUS, grad
 def sampled(input: Tensor, grid: Tensor) -> Tensor:
     """``cudnn_grid_sampler_forward``."""
     return input.new_empty((input.size(0), input.size(1), grid.size(1), grid.size(2)))
-
-
-@sampler_backward.meta("cuda")
-def sampler_gradients(input: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
-    """``cudnn_grid_sampler_backward``."""
-    return like(input), like(grid)
 
 
 affine_grid = operator(

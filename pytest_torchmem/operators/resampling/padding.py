@@ -11,8 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.formats import CONTIGUOUS, SUGGESTED, copied, dense_copy, shaped_by
-from pytest_torchmem.operators.geometry import contiguous_copy, laid_out, like, suggested_format
+from pytest_torchmem.operators.formats import (
+    CONTIGUOUS,
+    SUGGESTED,
+    copied,
+    dense_copy,
+    made_like,
+    shaped_by,
+)
+from pytest_torchmem.operators.geometry import contiguous_copy, suggested_format
 from pytest_torchmem.operators.registry import operator
 
 _aten: Any = torch.ops.aten
@@ -37,6 +44,9 @@ lines.workspace("cpu")(copied(self=CONTIGUOUS))
 images.workspace("cpu")(copied(self=SUGGESTED))
 lines_backward.workspace("cpu")(copied(grad_output=CONTIGUOUS))
 backward.workspace("cpu")(copied(grad_output=SUGGESTED, outputs="grad_output"))
+# ``zeros_like(input, input.suggest_memory_format())``; native/ReflectionPad.cpp, …
+backward.meta("cpu")(made_like(self=SUGGESTED))
+backward.meta("cuda")(made_like(self=CONTIGUOUS))
 for _dimensions in (1, 2, 3):
     _reflection = f"aten::reflection_pad{_dimensions}d"
     operator(_reflection).workspace("cuda")(copied(self=CONTIGUOUS))
@@ -49,15 +59,3 @@ def volume_copies(outputs: Tensor, input: Tensor) -> int:
     if input.dim() == 5:
         return dense_copy(input, suggested_format(input))
     return contiguous_copy(input) + contiguous_copy(outputs)
-
-
-@backward.meta("cpu")
-def gradient(input: Tensor) -> Tensor:
-    """``zeros_like(input, input.suggest_memory_format())``; native/ReflectionPad.cpp, …"""
-    return laid_out(input, suggested_format(input))
-
-
-@backward.meta("cuda")
-def contiguous_gradient(input: Tensor) -> Tensor:
-    """Contiguous, whatever the input is."""
-    return like(input)

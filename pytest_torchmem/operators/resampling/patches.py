@@ -8,50 +8,26 @@ permutes (``math_pixel_shuffle``, ``math_channel_shuffle``), and the output is c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.formats import CONTIGUOUS, SUGGESTED, copied, shaped_by
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.structured import meta_result
 
-_aten: Any = torch.ops.aten
 
-
-def _resized(operator: Any, input: Tensor, *arguments: Any) -> Tensor:
-    """A tensor like the input, then as large as the output: the larger storage stays."""
-    result = torch.empty_like(input, memory_format=torch.contiguous_format)
-    dense = input.contiguous()
-    result.resize_(meta_result(operator, input, *arguments).shape)
+@operator("aten::im2col", "aten::col2im").decomposition()
+def resized(call: GivenCall, self: Tensor) -> Tensor:
+    """A tensor like the input, then as large as the output: the larger storage stays;
+    im2col_out_cpu_template, col2im_out_cpu_template.
+    """
+    result = torch.empty_like(self, memory_format=torch.contiguous_format)
+    dense = self.contiguous()
+    result.resize_(meta_result(call.overload, *call.args, **call.kwargs).shape)
     del dense
     return result
-
-
-@operator("aten::im2col").decomposition()
-def im2col(
-    self: Tensor,
-    kernel_size: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-) -> Tensor:
-    """im2col_cpu, im2col_out_cpu_template."""
-    return _resized(_aten.im2col.default, self, kernel_size, dilation, padding, stride)
-
-
-@operator("aten::col2im").decomposition()
-def col2im(
-    self: Tensor,
-    output_size: Sequence[int],
-    kernel_size: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-) -> Tensor:
-    """col2im_cpu, col2im_out_cpu_template."""
-    return _resized(_aten.col2im.default, self, output_size, kernel_size, dilation, padding, stride)
 
 
 @operator("aten::unfold_backward").workspace()

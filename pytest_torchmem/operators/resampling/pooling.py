@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.formats import CONTIGUOUS, SUGGESTED, copied, shaped_by
-from pytest_torchmem.operators.geometry import contiguous_copy, like, suggested_format
+from pytest_torchmem.operators.formats import CONTIGUOUS, SUGGESTED, copied, made_like, shaped_by
+from pytest_torchmem.operators.geometry import contiguous_copy, suggested_format
 from pytest_torchmem.operators.registry import operator
 
 operator(
@@ -91,10 +91,7 @@ unpool2d.workspace("cuda")(copied(self=CONTIGUOUS, indices=CONTIGUOUS))
 operator("aten::max_unpool3d").workspace("cpu", "cuda")(copied(self=CONTIGUOUS, indices=CONTIGUOUS))
 
 
-@operator("aten::fractional_max_pool3d_backward").meta()
-def fractional_max_pool3d_backward(input: Tensor) -> Tensor:
-    """Contiguous; native/FractionalMaxPool3d.cpp."""
-    return like(input)
+operator("aten::fractional_max_pool3d_backward").meta()(made_like(self=CONTIGUOUS))
 
 
 @operator("aten::max_pool1d").path("cuda")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.formats import CONTIGUOUS, copied
+from pytest_torchmem.operators.formats import CONTIGUOUS, copied, made_like
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 
 logcumsumexp = operator("aten::_logcumsumexp")
+logcumsumexp.meta()(made_like(self=CONTIGUOUS))  # native/ReduceOps.cpp
 extremes = operator("aten::_cummax_helper", "aten::_cummin_helper")
 
 
@@ -35,12 +35,6 @@ def cumulative(outputs: Tensor, input: Tensor, dim: int) -> Workspace | tuple[in
     if input.numel() and input.numel() == (input.shape[dim] if input.dim() else 1):
         return bounded(*copies, cub.scan(input.numel()))
     return copies
-
-
-@logcumsumexp.meta()
-def contiguous(input: Tensor) -> Tensor:
-    """Contiguous, like the input; native/ReduceOps.cpp."""
-    return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
 @extremes.meta()
