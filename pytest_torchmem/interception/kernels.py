@@ -266,7 +266,7 @@ class Kernels:
         asked = self._interceptor.placed_on or kwargs.get("device")
         if spec.name.startswith(LIKE_ANOTHER) and asked and asked.type != "meta":
             return self._from_geometry(spec, args, kwargs, self._target.normalise(asked))
-        if not spec.sparse_metadata and has_sparse(args, kwargs):
+        if not spec.shared.sparse_metadata and has_sparse(args, kwargs):
             self._parts.phases.find()
             with self._interceptor.intercepting():
                 return run_sparse(spec, args, kwargs)

@@ -162,10 +162,7 @@ def copied_branches(
     outputs: Tensor, condition: Tensor, input: Tensor, other: Tensor
 ) -> tuple[int, ...]:
     """Copies of what has another type than the result; exact, native/TensorCompare.cpp."""
-    copies = (
-        dense_bytes(found, outputs.dtype) if found.dtype != outputs.dtype else 0
-        for found in (input, other)
-    )
+    copies = (converted(found, outputs.dtype) for found in (input, other))
     return (*copies, 0 if condition.dtype is torch.bool else condition.numel())
 
 

@@ -1,8 +1,13 @@
-"""Factories: what makes tensors of numbers alone, or of the type and shape of another."""
+"""Factories: what makes tensors of numbers alone, or of the type and shape of another; and copies:
+within a device, to another one, and into storages that are there.
+"""
 
 from __future__ import annotations
 
-from pytest_torchmem.operators.registry import Kind, aten, operator
+from torch import Tensor
+
+from pytest_torchmem.operators.geometry import transpose_scratch
+from pytest_torchmem.operators.registry import Kind, UnknownOutputs, aten, operator
 
 # Where they are small their values are known; of random floating ones, single numbers.
 operator(
@@ -29,3 +34,41 @@ operator(
     ),
     kind=Kind.LEAF,
 )
+
+
+# One allocation and one copy: as well from meta as by their body, and quicker.
+operator("aten::_unsafe_view", "aten::stack", kind=Kind.LEAF)
+operator("aten::lift_fresh", kind=Kind.LIFT)
+operator("aten::resize_", kind=Kind.RESIZE)
+operator("aten::set_.source_Tensor", across_devices=True)
+operator("aten::cat", unknown_outputs=UnknownOutputs.CARRIED)
+
+clone = operator("aten::clone", kind=Kind.LEAF, unknown_outputs=UnknownOutputs.CARRIED)
+# Registered for every backend, and reading and writing data all the same.
+copy_ = operator(
+    "aten::copy_", kind=Kind.LEAF, overwrites=True, across_devices=True, copies_across=True
+)
+operator(
+    "aten::_to_copy",
+    kind=Kind.LEAF,
+    across_devices=True,
+    copies_across=True,
+    unknown_outputs=UnknownOutputs.CARRIED,
+)
+operator("aten::_foreach_copy_", across_devices=True, copies_across=True)
+
+
+@clone.workspace("cpu")
+def cloned(outputs: Tensor, input: Tensor) -> int:
+    """The block that a transposed matrix is copied through; native/Copy.cpp."""
+    return transpose_scratch(input) if outputs.is_contiguous() else 0
+
+
+@copy_.workspace("cpu")
+def copied_into(input: Tensor, src: Tensor) -> int:
+    """The block that a transposed matrix is copied through; native/Copy.cpp,
+    copy_transpose_valid.
+    """
+    if input.dtype != src.dtype or input.shape != src.shape or not input.is_contiguous():
+        return 0
+    return transpose_scratch(src)

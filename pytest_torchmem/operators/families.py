@@ -7,7 +7,7 @@ from importlib import import_module
 
 _MODULES = {
     "": (
-        "activations answers copies elementwise factories foreach fourier histograms random "
+        "activations answers elementwise factories foreach fourier histograms random "
         "softmax without_workspace"
     ),
     "attention": "choice dot_product efficient encoder_layer flash flash_for_cpu multi_head",

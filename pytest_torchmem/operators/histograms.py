@@ -85,19 +85,14 @@ def histogram_of_edges(
     return result, edges
 
 
-def _edges(self: Tensor, counts: Sequence[int], range: Sequence[float] | None) -> list[Tensor]:
-    """``histogramdd_bin_edges``."""
-    if range is None and self.numel():
-        torch.aminmax(self.reshape(-1, self.shape[-1]), dim=0)
-    return [torch.linspace(0.0, 1.0, count + 1, dtype=self.dtype) for count in counts]
-
-
 @operator("aten::_histogramdd_bin_edges").decomposition("cpu")
 def histogramdd_edges(
     self: Tensor, bins: Sequence[int], *, range: Sequence[float] | None = None
 ) -> list[Tensor]:
-    """Evenly spaced edges along every dimension."""
-    return _edges(self, bins, range)
+    """Evenly spaced edges along every dimension; ``histogramdd_bin_edges``."""
+    if range is None and self.numel():
+        torch.aminmax(self.reshape(-1, self.shape[-1]), dim=0)
+    return [torch.linspace(0.0, 1.0, count + 1, dtype=self.dtype) for count in bins]
 
 
 @operator("aten::_histogramdd_from_bin_cts").decomposition("cpu")
@@ -110,7 +105,8 @@ def histogramdd_of_counts(
     density: bool = False,
 ) -> Tensor:
     """Edges are found once more, and copied."""
-    return histogramdd_of_edges(machine, self, _edges(self, bins, range), density=density)
+    edges = histogramdd_edges(self, bins, range=range)
+    return histogramdd_of_edges(machine, self, edges, density=density)
 
 
 @operator("aten::_histogramdd_from_bin_tensors").decomposition("cpu")

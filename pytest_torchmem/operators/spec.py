@@ -111,6 +111,8 @@ class OperatorSpec:
     name: str
     kind: Kind
     record: OperatorRecord
+    shared: OperatorRecord
+    """What is known of all of the operator's overloads."""
     cpu: OnDevice
     cuda: OnDevice
     composite: bool
@@ -128,18 +130,8 @@ class OperatorSpec:
     """Positions of the arguments it writes to."""
     mutated_names: tuple[str, ...]
     """Keyword-only arguments it writes to (``out=``)."""
-    overwrites: bool
-    """Whether what it writes to needs no value before (``zero_``, ``fill_``, ``copy_``)."""
     takes_device: bool
     """Whether it has a ``device`` argument."""
-    makes_values: bool
-    """Whether it is a factory whose values are worth knowing."""
-    fills: bool
-    """Whether it makes values that do not depend on those of its tensors."""
-    sparse_metadata: bool
-    """Whether it only takes a sparse COO tensor apart."""
-    compressed_by_operators: bool
-    """Whether its kernel for compressed tensors calls operators, and reads no values itself."""
     keeps_geometry: bool
     """Whether it is pointwise and makes one tensor, in the dtype of its floating arguments."""
 
@@ -171,6 +163,7 @@ class OperatorSpec:
             name=name,
             kind=record.kind or _kind_of(overload, name),
             record=record,
+            shared=shared,
             cpu=OnDevice(overload, "cpu"),
             cuda=OnDevice(overload, "cuda"),
             composite=is_composite_explicit(overload)
@@ -195,12 +188,7 @@ class OperatorSpec:
             argument_names=tuple(str(argument.name) for argument in arguments),
             mutated=tuple(position for position, argument in written if not argument.kwarg_only),
             mutated_names=tuple(argument.name for _, argument in written if argument.kwarg_only),
-            overwrites=shared.overwrites,
             takes_device=any(argument.name == "device" for argument in arguments),
-            makes_values=shared.makes_values,
-            fills=shared.fills,
-            sparse_metadata=shared.sparse_metadata,
-            compressed_by_operators=shared.compressed_by_operators,
             keeps_geometry=torch.Tag.pointwise in tags
             and not (written or shared.other_dtype)
             and [str(output.type) for output in schema(overload).returns] == ["Tensor"],

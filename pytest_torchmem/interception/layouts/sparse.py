@@ -90,6 +90,6 @@ def run_compressed(
                 f"Could not run '{operator.name}' with arguments from the 'SparseCsrCUDA' backend"
             )
         return kernel(args, kwargs, machine=machine)
-    if not operator.compressed_by_operators and has_compressed_kernel(operator.overload):
+    if not operator.shared.compressed_by_operators and has_compressed_kernel(operator.overload):
         raise unsupported_layout(operator.overload, "its arguments are compressed sparse tensors")
     return run_compressed_kernel(operator.overload, *args, **kwargs)

@@ -107,18 +107,18 @@ class KnownValues:
         if operator.opaque:
             self._written(call)
         elif call.records:
-            computable = not operator.random or operator.makes_values
+            computable = not operator.random or operator.shared.makes_values
             known = computable and self.contents.are_known(call.records)
             if known and self._compute(call, plan, result):
                 return
-            if operator.fills and self._compute(call, plan, result):
+            if operator.shared.fills and self._compute(call, plan, result):
                 return
             rule = operator.record.unknown_outputs
             output = None if rule is None else assumed_output(rule, result)
             if rule is not None and output is not None:
                 record = self._ledger.records[storage_address(output)]
                 self.contents.assume(record, assume(rule, call, self.contents))
-        elif operator.makes_values and self._compute(call, plan, result):
+        elif operator.shared.makes_values and self._compute(call, plan, result):
             return
         if operator.mutated or operator.mutated_names:
             self._written(call)
@@ -291,7 +291,7 @@ class KnownValues:
                 self.contents.assume(record, None)
                 nbytes = tensor.untyped_storage().nbytes()
                 if (
-                    operator.overwrites
+                    operator.shared.overwrites
                     and tensor.numel() * tensor.element_size() == nbytes
                     and worth_knowing(tensor.dtype, tensor.numel(), limit=self.limit)
                 ):

@@ -23,7 +23,9 @@ _CUDNN_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def onednn_format(input: Tensor, weight: Tensor) -> torch.memory_format:
     """``mkldnn_conv_use_channels_last``: never for float64."""
-    return _but_for_float64(input, weight)
+    if torch.float64 in (input.dtype, weight.dtype):
+        return torch.contiguous_format
+    return _of_either(input, weight)
 
 
 def native_cpu_format(input: Tensor, weight: Tensor) -> torch.memory_format:
@@ -33,13 +35,7 @@ def native_cpu_format(input: Tensor, weight: Tensor) -> torch.memory_format:
 
 def cuda_format(input: Tensor, weight: Tensor) -> torch.memory_format:
     """``cudnn_conv_suggest_memory_format``: never for float64, nor for ATen's own kernels."""
-    return _but_for_float64(input, weight) if uses_cudnn(input) else torch.contiguous_format
-
-
-def _but_for_float64(input: Tensor, weight: Tensor) -> torch.memory_format:
-    if torch.float64 in (input.dtype, weight.dtype):
-        return torch.contiguous_format
-    return _of_either(input, weight)
+    return onednn_format(input, weight) if uses_cudnn(input) else torch.contiguous_format
 
 
 def _of_either(input: Tensor, weight: Tensor) -> torch.memory_format:

@@ -23,6 +23,7 @@ from pytest_torchmem.operators.geometry import (
 )
 from pytest_torchmem.operators.normalization.cudnn_batch_norm import cudnn_takes
 from pytest_torchmem.operators.reduction.cpu_buffers import sum_workspace
+from pytest_torchmem.operators.reduction.cuda_configuration import last_power
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace, unknown
 from pytest_torchmem.targets.host import Host
@@ -265,20 +266,16 @@ def _staging(input: Tensor, copies: int) -> tuple[int, ...]:
     """Blocks' partial results and semaphores; ``flexible_launch_configs``."""
     channels = input.shape[1]
     rows = input.numel() // channels if channels else 0
-    width = min(_last_power(channels), 32)
-    height = min(_last_power(ceil_div(rows, 16)), 512 // width)
+    width = min(last_power(channels), 32)
+    height = min(last_power(ceil_div(rows, 16)), 512 // width)
     if width * height != 512:
-        width = min(_last_power(channels), 512 // height)
+        width = min(last_power(channels), 512 // height)
     across = ceil_div(channels, width)
     down = min(ceil_div(rows, height * 16), 128)
     if down < 8:
         return ()
     size = accumulation_type(input.dtype).itemsize
     return (copies * channels * down * size, across * _INT)
-
-
-def _last_power(number: int) -> int:
-    return 1 << (number.bit_length() - 1) if number > 0 else 1
 
 
 @operator("aten::batch_norm_stats", "aten::batch_norm_update_stats").meta()

@@ -94,17 +94,20 @@ def backward_on_cpu(
 
 
 @layer_norm_backward.workspace("cuda")
-def layer_norm_backward_on_cuda(
+@rms_norm_backward.workspace("cuda")
+def backward_on_cuda(
     machine: Gpu,
     grad_out: Tensor,
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None,
-    bias: Tensor | None,
     output_mask: Sequence[bool],
+    bias: Tensor | None = None,
 ) -> tuple[int, ...]:
-    """Dense copies and partial gradients; ``LayerNormBackwardKernelImplInternal``."""
-    beta = output_mask[2] and bias is not None
+    """Dense copies and partial gradients, of RMS norm's without beta;
+    ``LayerNormBackwardKernelImplInternal``, ``_fused_rms_norm_backward_cuda``.
+    """
+    beta = bias is not None and output_mask[2]
     return (
         *map(contiguous_copy, (grad_out, input, weight)),
         *_partial_gradients(machine, input, normalized_shape, weight, output_mask[1] + beta),
@@ -124,22 +127,6 @@ def of_nested(
     mean = buffer.new_empty((count,), dtype=dtype)
     rstd = buffer.new_empty((count,), dtype=dtype)
     return nested.wrap(output, nested_sizes(input)), mean, rstd
-
-
-@rms_norm_backward.workspace("cuda")
-def rms_norm_backward_on_cuda(
-    machine: Gpu,
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    output_mask: Sequence[bool],
-) -> tuple[int, ...]:
-    """As layer norm's, without beta; ``_fused_rms_norm_backward_cuda``."""
-    return (
-        *map(contiguous_copy, (grad_out, input, weight)),
-        *_partial_gradients(machine, input, normalized_shape, weight, output_mask[1]),
-    )
 
 
 def _partial_gradients(

@@ -112,15 +112,9 @@ def gradients(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tenso
     """``_thnn_fused_gru_cell_backward_cuda``."""
     gates = workspace.size(1) // _GRU_WORKSPACE * 3
     shape = (workspace.size(0), gates)
-    bias = workspace.new_empty((gates,)) if has_bias else None
-    other = workspace.new_empty((gates,)) if has_bias else None
-    return (
-        workspace.new_empty(shape),
-        workspace.new_empty(shape),
-        like(grad_hy),
-        bias,
-        other,
-    )
+    products = (workspace.new_empty(shape) for _ in range(2))
+    biases = (workspace.new_empty((gates,)) if has_bias else None for _ in range(2))
+    return (*products, like(grad_hy), *biases)
 
 
 @_gru_backward.workspace("cuda")

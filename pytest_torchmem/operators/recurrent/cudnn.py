@@ -173,14 +173,9 @@ def gradients(
     ``_cudnn_rnn_backward_input`` and ``_cudnn_rnn_backward_weight``. Without
     biases the weights' gradients are copied out of the buffer.
     """
-    if settings.transposes:
-        grad_input = like(input.transpose(0, 1)).transpose_(0, 1)
-    else:
-        grad_input = like(input)
-    grad_hx = like(hx)
-    grad_cx = None
-    if cx is not None and settings.mode == LSTM:
-        grad_cx = like(cx)
+    turned = settings.transposes
+    grad_input = like(input.transpose(0, 1)).transpose_(0, 1) if turned else like(input)
+    grad_cx = like(cx) if cx is not None and settings.mode == LSTM else None
     grads: list[Tensor] = []
     if output_mask[3]:
         elements = weight_elements(weight, weight_stride0, settings.mode, settings.hidden_size)
@@ -191,7 +186,7 @@ def gradients(
                 offset += one.numel()
         else:
             grads = [torch.empty_like(one) for one in weight]
-    return grad_input, grad_hx, grad_cx, grads
+    return grad_input, like(hx), grad_cx, grads
 
 
 @_rnn.workspace("cuda")

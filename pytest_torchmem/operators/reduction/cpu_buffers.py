@@ -11,10 +11,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import (
-    accumulation_type,
-    dense_bytes,
-)
+from pytest_torchmem.operators.elementwise import converted
+from pytest_torchmem.operators.geometry import accumulation_type
 from pytest_torchmem.targets.host import Host
 
 GRAIN = 32768
@@ -31,11 +29,6 @@ def partial_results(machine: Host, elements: int, results: int, element_size: in
     if results != 1 or elements < GRAIN or machine.threads < 2:
         return 0
     return machine.threads * element_size
-
-
-def upcast(input: Tensor, dtype: torch.dtype) -> int:
-    """The copy of the input in ``dtype``, which TensorIterator makes where they differ."""
-    return 0 if input.dtype == dtype else dense_bytes(input, dtype)
 
 
 def takes_every_dim(input: Tensor, dims: Sequence[int] | None) -> bool:
@@ -71,7 +64,9 @@ def sum_workspace(
     if reduced and dims is not None and needs_float_buffer(input, dims):
         buffer = results * torch.float32.itemsize
         return buffer + sum_workspace(machine, input, torch.float32, results)
-    return upcast(input, result) + partial_results(machine, input.numel(), results, result.itemsize)
+    return converted(input, result) + partial_results(
+        machine, input.numel(), results, result.itemsize
+    )
 
 
 def mean_workspace(machine: Host, input: Tensor, dtype: torch.dtype, results: int) -> int:

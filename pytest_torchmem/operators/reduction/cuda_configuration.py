@@ -185,8 +185,8 @@ def _global_buffers(gpu: Gpu, reduction: Reduction) -> tuple[int, ...]:
 
 def _block(width: int, height: int, most: int) -> tuple[int, int]:
     """``ReduceConfig::set_block_dimension``."""
-    wide = _last_power(width) if width < most else most
-    high = _last_power(height) if height < most else most
+    wide = last_power(width) if width < most else most
+    high = last_power(height) if height < most else most
     block_width = min(wide, _WARP)
     block_height = min(high, most // block_width)
     return min(wide, most // block_height), block_height
@@ -201,5 +201,6 @@ def _output_vector(reduced: Sequence[Dim], kept: Sequence[Dim]) -> int:
     return vector
 
 
-def _last_power(number: int) -> int:
+def last_power(number: int) -> int:
+    """``last_pow2``: the largest power of two that is not larger."""
     return 1 << (number.bit_length() - 1) if number > 0 else 1

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied
 from pytest_torchmem.operators.geometry import Outputs, accumulation_type, dense_bytes
 from pytest_torchmem.operators.reduction.cpu_buffers import (
@@ -15,7 +16,6 @@ from pytest_torchmem.operators.reduction.cpu_buffers import (
     partial_results,
     sum_workspace,
     takes_every_dim,
-    upcast,
 )
 from pytest_torchmem.operators.reduction.cuda_buffers import (
     HALVES,
@@ -98,7 +98,7 @@ def vector_norm_on_cpu(
     dtype: torch.dtype | None,
 ) -> int:
     """The kernel converts as it reads unless a type is asked for."""
-    copied = upcast(input, outputs.dtype) if dtype is not None else 0
+    copied = converted(input, outputs.dtype) if dtype is not None else 0
     if outputs.numel() == 1 and takes_every_dim(input, dim) and not copied:
         return 0
     return copied + partial_results(machine, input.numel(), outputs.numel(), outputs.element_size())

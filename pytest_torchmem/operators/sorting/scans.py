@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied, made_like
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.geometry import contiguous_copy
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
@@ -19,9 +20,9 @@ sums = operator("aten::cumsum", "aten::cumsum_", "aten::cumprod", "aten::cumprod
 
 
 @sums.workspace("cpu")
-def converted(outputs: Tensor, input: Tensor) -> int:
+def in_type_of_result(outputs: Tensor, input: Tensor) -> int:
     """The input in the type of the result; native/ReduceOps.cpp, impl_func_cum_ops."""
-    return dense_bytes(input, outputs.dtype) if input.dtype != outputs.dtype else 0
+    return converted(input, outputs.dtype)
 
 
 @sums.workspace("cuda")
@@ -30,8 +31,7 @@ def cumulative(outputs: Tensor, input: Tensor, dim: int) -> Workspace | tuple[in
     """Copies of another type or not dense; of one dimension CUB's tiles. ScanKernels.cpp,
     ``scan_dim``.
     """
-    other = dense_bytes(input, outputs.dtype) if input.dtype != outputs.dtype else 0
-    copies = (other or contiguous_copy(input),)
+    copies = (converted(input, outputs.dtype) or contiguous_copy(input),)
     if input.numel() and input.numel() == (input.shape[dim] if input.dim() else 1):
         return bounded(*copies, cub.scan(input.numel()))
     return copies
