@@ -27,8 +27,8 @@ def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Mapping[str, Callab
     Yields, by name, what runs those of them that arrive undecomposed.
     """
     kernels = {spec: _kernel(spec, gpu, trace) for spec in _with_paths()}
-    bare = {spec.name.removeprefix("aten::"): kernel for spec, kernel in kernels.items()}
-    with composite_kernels(bare), cuda_autocast(trace):
+    by_name = {spec.name: kernel for spec, kernel in kernels.items()}
+    with composite_kernels(by_name), cuda_autocast(trace):
         yield {
             spec.name: kernel for spec, kernel in kernels.items() if not spec.one_kernel_on("cuda")
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,14 +28,10 @@ def autocast_kernels(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None
 
     They run where ``autocast_key_included(True)`` is.
     """
-    with ExitStack() as stack:
-        libraries = {"_": stack.enter_context(Registrations("_"))}
-        libraries["_"].fallback(KEY, passes_by)
+    with Registrations(KEY) as registrations:
+        registrations.fallback(passes_by)
         for name, kernel in kernels.items():
-            namespace, _, bare = name.partition("::")
-            if namespace not in libraries:
-                libraries[namespace] = stack.enter_context(Registrations(namespace))
-            libraries[namespace].impl(bare, KEY, kernel)
+            registrations.add(name, kernel)
         yield
 
 

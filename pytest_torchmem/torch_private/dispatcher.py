@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from types import TracebackType
 from typing import Any
 
 from pytest_torchmem.errors import UnsupportedTorchError
@@ -25,33 +24,36 @@ passes_by: Any = private("torch.library.fallthrough_kernel")
 
 
 class Registrations:
-    """Kernels in one namespace, ``_`` for fallbacks; those of Python are kept alive by torch.
+    """Kernels of operators for one dispatch key; those of Python are kept alive by torch.
 
     What ``torch.library.Library`` stands on, without what it writes down in Python about every
     kernel, which takes as long as to register it.
     """
 
-    def __init__(self, namespace: str) -> None:
-        self._library = _new_library("IMPL", namespace, "", __file__, 0)
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._libraries: dict[str, Any] = {}
 
-    def impl(self, name: str, key: str, kernel: Callable[..., Any]) -> None:
-        """Register a kernel for an operator of the namespace (``"add.Tensor"``)."""
-        self._library.impl(name, key, kernel, False)
+    def add(self, name: str, kernel: Callable[..., Any]) -> None:
+        """Register a kernel for an operator (``"aten::add.Tensor"``)."""
+        namespace, _, bare = name.partition("::")
+        self._of(namespace).impl(bare, self._key, kernel, False)
 
-    def fallback(self, key: str, kernel: Callable[..., Any]) -> None:
-        """Register what runs for a key where an operator has no kernel."""
-        self._library.fallback(key, kernel, False)
+    def fallback(self, kernel: Callable[..., Any]) -> None:
+        """Register what runs where an operator has no kernel."""
+        self._of("_").fallback(self._key, kernel, False)
+
+    def _of(self, namespace: str) -> Any:
+        if namespace not in self._libraries:
+            self._libraries[namespace] = _new_library("IMPL", namespace, "", __file__, 0)
+        return self._libraries[namespace]
 
     def __enter__(self) -> Registrations:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._library.reset()
+    def __exit__(self, *exception: object) -> None:
+        for library in self._libraries.values():
+            library.reset()
 
 
 @contextmanager
@@ -70,13 +72,13 @@ def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload]
         )
     if TORCH_VERSION < (2, 13):
         _keep_for_lookup()
-    with Registrations("_") as everything, Registrations("aten") as passing:
-        everything.fallback("Fake", fallback)
+    with Registrations("Fake") as registrations:
+        registrations.fallback(fallback)
         for name in _usual_views():
-            passing.impl(name, "Fake", passes_by)
+            registrations.add(name, passes_by)
         set_included(FAKE, True)
         try:
-            yield lambda view: passing.impl(view.name(), "Fake", passes_by)
+            yield lambda view: registrations.add(view.name(), passes_by)
         finally:
             set_included(FAKE, False)
             set_excluded(FAKE, False)
@@ -94,15 +96,10 @@ def _keep_for_lookup() -> None:
     Fallbacks are not written to it. Kernels of operators are, and stay there when they are taken
     back: so every operator has one for a moment, once in a process, which takes 25 ms.
     """
-    namespaces: dict[str, list[str]] = {}
-    for name in set(all_operators()) - _KEPT:
-        namespace, _, bare = name.partition("::")
-        namespaces.setdefault(namespace, []).append(bare)
-        _KEPT.add(name)
-    for namespace, names in namespaces.items():
-        with Registrations(namespace) as registrations:
-            for name in names:
-                registrations.impl(name, "Fake", run_torch_dispatch)
+    with Registrations("Fake") as registrations:
+        for name in set(all_operators()) - _KEPT:
+            registrations.add(name, run_torch_dispatch)
+            _KEPT.add(name)
 
 
 #: View operators that never arrive at the fallback. ``detach`` must not: ``_make_subclass`` wants a
@@ -134,16 +131,17 @@ _USUAL_VIEWS = (
 @cache
 def _usual_views() -> tuple[str, ...]:
     """Return those that this torch has."""
-    return tuple(name for name in _USUAL_VIEWS if find_operator(name) is not None)
+    found = (find_operator(name) for name in _USUAL_VIEWS)
+    return tuple(operator.name() for operator in found if operator is not None)
 
 
 @contextmanager
 def composite_kernels(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Let composite operators of ATen (``"dropout"``) run Python kernels on CPU tensors.
+    """Let composite operators (``"aten::dropout"``) run Python kernels on CPU tensors.
 
     Every thread of the process sees them while they stand.
     """
-    with Registrations("aten") as registrations:
+    with Registrations(COMPOSITE_KEY) as registrations:
         for name, kernel in kernels.items():
-            registrations.impl(name, COMPOSITE_KEY, kernel)
+            registrations.add(name, kernel)
         yield

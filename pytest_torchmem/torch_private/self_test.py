@@ -105,8 +105,8 @@ def _try_kernels() -> None:
             return torch.relu(*args)
 
     tensor = torch.ones(1)
-    with composite_kernels({"dropout": dropout}), Registrations("aten") as library:
-        library.impl("relu", AUTOCAST_KEY, relu)
+    with composite_kernels({"aten::dropout": dropout}), Registrations(AUTOCAST_KEY) as library:
+        library.add("aten::relu", relu)
         torch.dropout(tensor, 0.5, True)
         autocast_key_included(True)
         try:

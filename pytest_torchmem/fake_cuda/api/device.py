@@ -19,7 +19,6 @@ from pytest_torchmem.torch_private.patches import Replacements
 _HAS_CUDA = torch.backends.cuda.is_built()
 _CUDA_SUCCESS = 0
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool)
-_SYNC_DEBUG_MODES = ("default", "warn", "error")
 
 #: What the driver measures, of a GPU that does nothing.
 _DRIVER_FIGURES = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
@@ -113,17 +112,16 @@ def runtime_functions(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
 
 def _sync_debug_mode() -> dict[str, Callable[..., Any]]:
     """``torch.cuda.set_sync_debug_mode``, without effect: nothing synchronizes."""
+    modes = {"default": 0, "warn": 1, "error": 2}
     mode = 0
 
     def set_mode(debug_mode: int | str) -> None:
         nonlocal mode
-        if debug_mode not in (*_SYNC_DEBUG_MODES, 0, 1, 2):
+        if debug_mode not in (*modes, *modes.values()):
             raise RuntimeError(
                 "invalid value of debug_mode, expected one of `default`, `warn`, `error`"
             )
-        mode = (
-            _SYNC_DEBUG_MODES.index(debug_mode) if isinstance(debug_mode, str) else int(debug_mode)
-        )
+        mode = modes[debug_mode] if isinstance(debug_mode, str) else int(debug_mode)
 
     return {"set_sync_debug_mode": set_mode, "get_sync_debug_mode": lambda: mode}
 

@@ -27,8 +27,8 @@ class Storages:
         """Return what takes the place of torch's own."""
         storage: dict[str, Any] = {
             "device": property(self.device),
-            "is_cuda": property(self.is_cuda),
-            "get_device": self.get_device,
+            "is_cuda": property(lambda storage: self.device(storage).type == "cuda"),
+            "get_device": lambda storage: 0 if self.device(storage).type == "cuda" else -1,
             "clone": self.clone,
             **{name: self._copying(name) for name in ("cuda", "cpu", "to")},
         }
@@ -43,14 +43,6 @@ class Storages:
         return cast(
             torch.device, _Base.device.__get__(storage) if record is None else record.ledger.device
         )
-
-    def is_cuda(self, storage: torch.UntypedStorage) -> bool:
-        """Return whether a storage is on the GPU."""
-        return self.device(storage).type == "cuda"
-
-    def get_device(self, storage: torch.UntypedStorage) -> int:
-        """Return the index of a storage's GPU, -1 for the CPU."""
-        return 0 if self.is_cuda(storage) else -1
 
     def clone(self, storage: torch.UntypedStorage) -> Any:
         """Copy a storage on its device."""
