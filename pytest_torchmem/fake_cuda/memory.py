@@ -8,6 +8,7 @@ the requests since then can have taken.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -45,6 +46,10 @@ class _PhasePeaks:
         if allocator.reserved > self.reserved:
             self.reserved = allocator.reserved
             self.unallocated = allocator.reserved - allocated
+
+    def found(self) -> Peaks:
+        """Return the peaks as they are now."""
+        return Peaks(self.requested, self.allocated, self.reserved, self.unallocated)
 
 
 class DeviceMemory:
@@ -103,20 +108,12 @@ class DeviceMemory:
     def peaks(self) -> Mapping[str, Peaks]:
         """Return the peaks by name (``"forward_peak"``, …, ``"peak"``)."""
         self.follow()
-        every = list(self._peaks.values())
-        found = {
-            name: self._peaks[phase] for name, phase in PEAK_FIELDS.items() if phase in self._peaks
-        }
-        result = {
-            name: Peaks(of.requested, of.allocated, of.reserved, of.unallocated)
-            for name, of in found.items()
-        }
-        highest = max(every, key=lambda of: of.reserved)
-        result["peak"] = Peaks(
-            max(of.requested for of in every),
-            max(of.allocated for of in every),
-            highest.reserved,
-            highest.unallocated,
+        found = {phase: peaks.found() for phase, peaks in self._peaks.items()}
+        result = {name: found[phase] for name, phase in PEAK_FIELDS.items() if phase in found}
+        result["peak"] = replace(
+            max(found.values(), key=lambda of: of.reserved),
+            requested=max(of.requested for of in found.values()),
+            allocated=max(of.allocated for of in found.values()),
         )
         return MappingProxyType(result)
 
@@ -169,9 +166,7 @@ class DeviceMemory:
             self._blocks[index] = block
 
     def _enter(self, phase: Phase) -> _PhasePeaks:
-        peaks = self._peaks.get(phase)
-        if peaks is None:
-            peaks = self._peaks[phase] = _PhasePeaks()
+        peaks = self._peaks.setdefault(phase, _PhasePeaks())
         peaks.note(self.allocator)
         return peaks
 

@@ -21,7 +21,7 @@ from pytest_torchmem.operators.registry import (
 )
 from pytest_torchmem.torch_private.operators import (
     OpOverload,
-    is_composite_explicit,
+    composite_key,
     is_composite_implicit,
     is_opaque,
     schema,
@@ -166,7 +166,7 @@ class OperatorSpec:
             shared=shared,
             cpu=OnDevice(overload, "cpu"),
             cuda=OnDevice(overload, "cuda"),
-            composite=is_composite_explicit(overload)
+            composite=composite_key(overload) is not None
             and record.kind is not Kind.LEAF
             and not opaque,
             opaque=opaque,

@@ -60,14 +60,9 @@ def is_composite_implicit(operator: OpOverload) -> bool:
     return has_kernel(name, COMPOSITE_IMPLICIT) and not has_kernel(name, "CPU")
 
 
-def is_composite_explicit(operator: OpOverload) -> bool:
-    """Return whether the CPU runs ``operator`` as a sequence of other operators."""
-    return composite_key(operator) is not None
-
-
 @cache
 def composite_key(operator: OpOverload) -> Any:
-    """Return the key that such an operator's body is registered for, or None."""
+    """Return the key for the body of an operator that the CPU runs as others, or None."""
     name = operator.name()
     if has_kernel(name, "CPU"):
         return None

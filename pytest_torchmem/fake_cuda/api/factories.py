@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -36,6 +36,11 @@ _BESIDE_DEFAULT_DEVICE = (
 def factories(trace: TraceContext) -> Replacements:
     """Let factories make tensors on fake cuda, and ``torch.device`` as a context say where."""
     replaced = {original: _factory(original) for original in device_constructors()}
+    of_torch = {
+        original.__name__: factory
+        for original, factory in replaced.items()
+        if getattr(torch, original.__name__, None) is original
+    }
     beside = {name: _factory(getattr(torch, name)) for name in _BESIDE_DEFAULT_DEVICE}
 
     def torch_function(
@@ -50,18 +55,9 @@ def factories(trace: TraceContext) -> Replacements:
         return (function if trace.off() else factory)(*args, **kwargs)
 
     return [
-        (torch, {**_of_torch(replaced.items()), **beside}),
+        (torch, {**of_torch, **beside}),
         (DeviceContext, {"__torch_function__": torch_function}),
     ]
-
-
-def _of_torch(factories: Iterable[tuple[_Factory, _Factory]]) -> dict[str, _Factory]:
-    """Return replacements for the functions that ``torch`` itself has."""
-    return {
-        original.__name__: factory
-        for original, factory in factories
-        if getattr(torch, original.__name__, None) is original
-    }
 
 
 @cache

@@ -56,14 +56,12 @@ def _private_functions(trace: TraceContext) -> Replacements:
     flattens = replaceable.flatten_weights.original
     group = replaceable.group_tensors.original
 
-    def flattens_weight() -> bool:
-        return flattens() if trace.off() else True  # CUDA builds come with cuDNN
-
     def group_tensors(lists: Any, with_indices: bool = False) -> Any:
         return group(lists, with_indices) if trace.off() else _group(lists, with_indices)
 
     return [
-        replaceable.flatten_weights.by(flattens_weight),
+        # CUDA builds come with cuDNN.
+        replaceable.flatten_weights.by(lambda: flattens() if trace.off() else True),
         replaceable.group_tensors.by(group_tensors),
         replaceable.parse_to.by(parse_to),
     ]

@@ -34,13 +34,11 @@ def profilers(trace: TraceContext) -> Replacements:
             options |= {"use_cuda": False, "use_device": None, "use_cpu": True}
         original(self, enabled, **options)
 
-    def enter_nvtx(self: Any) -> Any:
-        return enter(self) if trace.off() else self
-
-    def leave_nvtx(self: Any, *exception: Any) -> Any:
-        return leave(self, *exception) if trace.off() else None
-
+    nvtx = {
+        "__enter__": lambda self: enter(self) if trace.off() else self,
+        "__exit__": lambda self, *exception: leave(self, *exception) if trace.off() else None,
+    }
     return [
         (profiler.profile, {"__init__": init}),
-        (profiler.emit_nvtx, {"__enter__": enter_nvtx, "__exit__": leave_nvtx}),
+        (profiler.emit_nvtx, nvtx),
     ]
