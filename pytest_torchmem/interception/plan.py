@@ -22,12 +22,8 @@ from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.meta import (
-    makes_one_like_another,
-    run_like_another,
-    run_structured,
-)
-from pytest_torchmem.torch_private.operators import OpOverload, is_structured, lacks_geometry
+from pytest_torchmem.torch_private.meta import run_on_meta
+from pytest_torchmem.torch_private.operators import OpOverload, lacks_geometry
 from pytest_torchmem.torch_private.storages import storage_address, tensor_on
 
 
@@ -231,10 +227,8 @@ def plan_on_meta(
         try:
             out = meta_kwargs.get("out")
             made_for_it = isinstance(out, Tensor) and out.numel() == 0
-            if function is operator and is_structured(operator):
-                result = run_structured(operator, *meta_args, **meta_kwargs)
-            elif function is operator and makes_one_like_another(operator):
-                result = run_like_another(operator, *meta_args, **meta_kwargs)
+            if function is operator:
+                result = run_on_meta(operator, *meta_args, **meta_kwargs)
             else:
                 result = function(*meta_args, **meta_kwargs)
             if made_for_it and out.numel() > 1:

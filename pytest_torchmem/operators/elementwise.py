@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import dense_bytes, type_of_number
 from pytest_torchmem.operators.registry import Kind, UnknownOutputs, aten, operator
-from pytest_torchmem.torch_private.meta import run_structured
+from pytest_torchmem.torch_private.meta import run_on_meta
 from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 Operand = Tensor | bool | int | float | complex
@@ -70,7 +70,7 @@ operator("aten::logical_not", "aten::bitwise_not", unknown_outputs=UnknownOutput
 
 def like_operands(tensors: list[Tensor]) -> Tensor:
     """A TensorIterator of all: where their layouts disagree, the first decides."""
-    result: Tensor = run_structured(torch.ops.aten.add.Tensor, *tensors)
+    result: Tensor = run_on_meta(torch.ops.aten.add.Tensor, *tensors)
     return result
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pytest_torchmem.torch_private.kernels import kernel_for
 from pytest_torchmem.torch_private.keys import COMPOSITE_EXPLICIT, COMPOSITE_NON_FUNCTIONAL
 from pytest_torchmem.torch_private.names import private
-from pytest_torchmem.torch_private.operators import OpOverload, has_kernel, schema
+from pytest_torchmem.torch_private.operators import OpOverload, has_kernel, is_structured, schema
 
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,7 +39,7 @@ class _OnlyGeometry(TorchDispatchMode):
             return made if len(made) > 1 else made[0]
         if function.name() in _FILLING:
             return args[0]
-        if makes_one_like_another(function):
+        if _makes_one_like_another(function):
             with self:
                 return kernel_for(function)(COMPOSITE_EXPLICIT, *args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
@@ -49,12 +49,6 @@ class _OnlyGeometry(TorchDispatchMode):
 def _outputs_of(operator: OpOverload) -> tuple[str, ...]:
     """Return the names of an ``out=`` overload's outputs."""
     return tuple(argument.name for argument in schema(operator).arguments if argument.is_out)
-
-
-def run_structured(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Run a structured operator on ``meta`` tensors with the geometry that kernels have."""
-    with cast(Any, _OnlyGeometry)():
-        return kernel_for(operator)(COMPOSITE_NON_FUNCTIONAL, *args, **kwargs)
 
 
 LIKE_ANOTHER = (
@@ -74,12 +68,21 @@ _FILLING = frozenset({"aten::fill_.Scalar", "aten::normal_", "aten::uniform_", "
 
 
 @cache
-def makes_one_like_another(operator: OpOverload) -> bool:
+def _makes_one_like_another(operator: OpOverload) -> bool:
     """Return whether ``operator`` makes a tensor like another one, and is composite in C++."""
     return operator.name() in LIKE_ANOTHER and has_kernel(operator.name(), COMPOSITE_EXPLICIT)
 
 
-def run_like_another(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator that ``makes_one_like_another`` on ``meta`` tensors."""
+def run_on_meta(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator on ``meta`` tensors, with the geometry that kernels have where C++ says it.
+
+    It does for a structured operator, and for one that makes a tensor like another one.
+    """
+    if is_structured(operator):
+        key = COMPOSITE_NON_FUNCTIONAL
+    elif _makes_one_like_another(operator):
+        key = COMPOSITE_EXPLICIT
+    else:
+        return operator(*args, **kwargs)
     with cast(Any, _OnlyGeometry)():
-        return kernel_for(operator)(COMPOSITE_EXPLICIT, *args, **kwargs)
+        return kernel_for(operator)(key, *args, **kwargs)
