@@ -27,6 +27,31 @@ class Peaks:
     unallocated: int = 0
 
 
+class RunningPeaks:
+    """The peaks of a sequence of requests so far."""
+
+    __slots__ = ("allocated", "requested", "reserved", "unallocated")
+
+    def __init__(self) -> None:
+        self.requested = self.allocated = self.reserved = self.unallocated = -1
+
+    def note(self, allocator: CachingAllocator) -> None:
+        """Raise the peaks to what is in use now."""
+        statistics = allocator.statistics.all
+        allocated = statistics.allocated_bytes.current
+        if statistics.requested_bytes.current > self.requested:
+            self.requested = statistics.requested_bytes.current
+        if allocated > self.allocated:
+            self.allocated = allocated
+        if allocator.reserved > self.reserved:
+            self.reserved = allocator.reserved
+            self.unallocated = allocator.reserved - allocated
+
+    def found(self) -> Peaks:
+        """Return the peaks as they are now."""
+        return Peaks(self.requested, self.allocated, self.reserved, self.unallocated)
+
+
 def replay(
     events: Iterable[int | tuple[int, int]],
     allocator: str = "",
@@ -45,14 +70,13 @@ def replay(
     """
     replayed = CachingAllocator(parse_options(allocator), capacity, total)
     blocks: list[Block | None] = [None]
-    reserved = unallocated = 0
+    peaks = RunningPeaks()
+    peaks.note(replayed)
     for event in events:
         number, stream = event if isinstance(event, tuple) else (event, 0)
         if number > 0:
             blocks.append(replayed.allocate(number, stream))
-            if replayed.reserved > reserved:
-                reserved = replayed.reserved
-                unallocated = reserved - replayed.statistics.all.allocated_bytes.current
+            peaks.note(replayed)
         elif number == 0:
             replayed.empty_cache()
         else:
@@ -61,5 +85,4 @@ def replay(
                 raise UsageError(f"event {number}: request {-number} is not there to be freed")
             blocks[-number] = None
             replayed.free(block)
-    found = replayed.statistics.all
-    return Peaks(found.requested_bytes.peak, found.allocated_bytes.peak, reserved, unallocated)
+    return peaks.found()

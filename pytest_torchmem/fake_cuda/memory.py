@@ -12,44 +12,15 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from pytest_torchmem.allocator import (
-    AllocatorOptions,
-    CachingAllocator,
-    OutOfMemory,
-    Peaks,
-)
+from pytest_torchmem.allocator import AllocatorOptions, CachingAllocator, OutOfMemory, Peaks
 from pytest_torchmem.allocator.blocks import Block
 from pytest_torchmem.allocator.caching import SMALL, SMALL_SEGMENT
+from pytest_torchmem.allocator.recorded import RunningPeaks
 from pytest_torchmem.fake_cuda.out_of_memory import out_of_memory_error
 from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger
 from pytest_torchmem.profile.profile import PEAK_FIELDS
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.targets.gpus import Gpu
-
-
-class _PhasePeaks:
-    """The peaks of one phase so far."""
-
-    __slots__ = ("allocated", "requested", "reserved", "unallocated")
-
-    def __init__(self) -> None:
-        self.requested = self.allocated = self.reserved = self.unallocated = -1
-
-    def note(self, allocator: CachingAllocator) -> None:
-        """Raise the peaks to what is in use now."""
-        statistics = allocator.statistics.all
-        allocated = statistics.allocated_bytes.current
-        if statistics.requested_bytes.current > self.requested:
-            self.requested = statistics.requested_bytes.current
-        if allocated > self.allocated:
-            self.allocated = allocated
-        if allocator.reserved > self.reserved:
-            self.reserved = allocator.reserved
-            self.unallocated = allocator.reserved - allocated
-
-    def found(self) -> Peaks:
-        """Return the peaks as they are now."""
-        return Peaks(self.requested, self.allocated, self.reserved, self.unallocated)
 
 
 class DeviceMemory:
@@ -68,7 +39,7 @@ class DeviceMemory:
         self._asked: set[int] = set()
         """Requests that the allocator served before the ledger booked them."""
         self._earlier = self._position = self._phase = 0
-        self._peaks: dict[Phase, _PhasePeaks] = {}
+        self._peaks: dict[Phase, RunningPeaks] = {}
         self._room = 0
         self._end: tuple[int, int] | None = None
         self._settle()
@@ -143,7 +114,7 @@ class DeviceMemory:
         """Return what ``torch.cuda.memory_stats`` does."""
         return self.follow().statistics.as_dict(self.allocator.options.max_split_size)
 
-    def _replay(self, stop: int, peaks: _PhasePeaks) -> None:
+    def _replay(self, stop: int, peaks: RunningPeaks) -> None:
         blocks, free = self._blocks, self.allocator.free
         for event in self._ledger.events[self._position : stop]:
             if event > 0:
@@ -165,8 +136,8 @@ class DeviceMemory:
         if block is not None:
             self._blocks[index] = block
 
-    def _enter(self, phase: Phase) -> _PhasePeaks:
-        peaks = self._peaks.setdefault(phase, _PhasePeaks())
+    def _enter(self, phase: Phase) -> RunningPeaks:
+        peaks = self._peaks.setdefault(phase, RunningPeaks())
         peaks.note(self.allocator)
         return peaks
 

@@ -67,7 +67,6 @@ _GPUS = {
         Gpu("b200", "NVIDIA B200", (10, 0), _gib(178.35), 148, 2048, 712 * _MIB),
     )
 }
-_ALIASES = {"a100": "a100-80gb"}
 
 
 def _key(name: str) -> str:
@@ -75,7 +74,7 @@ def _key(name: str) -> str:
 
 
 _BY_KEY = {_key(name): gpu for name, gpu in _GPUS.items()}
-_BY_KEY.update({_key(alias): _GPUS[name] for alias, name in _ALIASES.items()})
+_BY_KEY["a100"] = _GPUS["a100-80gb"]
 
 
 def register_gpu(gpu: Gpu) -> Callable[[], None]:

@@ -5,6 +5,7 @@ A torch that behaves differently gives one clear sentence instead of a wrong num
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,14 +36,15 @@ from pytest_torchmem.torch_private.operators import (
 )
 from pytest_torchmem.torch_private.storages import hollow_storage, storage_address, tensor_on
 
-_CHECKED: list[bool] = []
-
 
 def check_torch() -> None:
     """Try every private part once per process; raise ``UnsupportedTorchError`` where one fails."""
     check_names()
-    if _CHECKED:
-        return
+    _try_once()
+
+
+@cache
+def _try_once() -> None:
     try:
         _try_interception()
         _try_kernels()
@@ -50,7 +52,6 @@ def check_torch() -> None:
         raise
     except Exception as error:
         raise unsupported(f"{type(error).__name__}: {error}") from error
-    _CHECKED.append(True)
 
 
 def _try_interception() -> None:
