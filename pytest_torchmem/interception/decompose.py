@@ -1,8 +1,13 @@
-"""Operators that are made of others: their bodies, run once, and the plans that repeat them."""
+"""Operators that are made of others: their bodies, run once, and the plans that repeat them.
+
+A body runs once for its geometry. Its plan repeats its requests in their order, with what was given
+back between them, so that the caching allocator is asked the same by every call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,11 +17,10 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.layouts.sparse import has_sparse
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.parts import Intercepts
-from pytest_torchmem.interception.plan import Output, Plan, Same, plan_of_result
-from pytest_torchmem.interception.requests import steps_of
+from pytest_torchmem.interception.plan import Output, Plan, Same, Step, Temporary, plan_of_result
 from pytest_torchmem.interception.wrapped_numbers import WrappedNumbers
-from pytest_torchmem.operators.workspace import Workspace, joined
-from pytest_torchmem.profile.timeline import Confidence
+from pytest_torchmem.operators.workspace import Buffer, Workspace, joined
+from pytest_torchmem.profile.timeline import Confidence, Kind
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
 from pytest_torchmem.torch_private.storages import storage_address
 
@@ -104,3 +108,46 @@ class Decompositions:
                 if record is not None and record.ledger is device:
                     found.setdefault(record.index, output)
         return found
+
+
+def steps_of(
+    device: DeviceLedger,
+    position: int,
+    asked: Sequence[tuple[int, Buffer]],
+    outputs: Mapping[int, Output],
+) -> tuple[Step, ...]:
+    """Return what was made and given back on ``device`` since ``position`` events.
+
+    ``asked`` are the workspaces that stay that were asked for meanwhile (``DeviceLedger.asked``),
+    and ``outputs`` the first outputs on each new storage, by the storage's index in the ledger.
+    What is neither theirs nor given back is taken to be given back at the end. From now on what the
+    body made for itself counts as its workspace.
+    """
+    entries, kept = device.entries, frozenset(device.kept.values())
+    buffers = deque(asked)
+    steps: list[Step] = []
+    made = 0
+    numbers: dict[int, int] = {}
+    """The temporaries so far, from 1 on, by their indices."""
+    for place, event in enumerate(device.events[position:], start=position):
+        while buffers and buffers[0][0] <= place:
+            steps.append(buffers.popleft()[1])
+        index = abs(event)
+        if event < 0:
+            if index in numbers:
+                steps.append(-numbers.pop(index))
+        elif index in outputs:
+            steps.append(outputs[index])
+        elif index not in kept:
+            entry = entries[index - 1]
+            entries[index - 1] = entry._replace(kind=Kind.WORKSPACE)
+            made += 1
+            numbers[index] = made
+            nbytes, _, _, shape, dtype, label, confidence = entry
+            steps.append(Temporary(made, nbytes, shape, dtype, label, confidence))
+    steps += [buffer for _, buffer in buffers]
+    steps += [-number for number in numbers.values()]
+    in_order = [step.slot for step in steps if type(step) is Output]
+    if len(in_order) == len(steps) and in_order == sorted(in_order):
+        return ()  # as the plan makes them anyway
+    return tuple(steps)

@@ -10,8 +10,7 @@ engine has for the GPU; the engine carries the interception there.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -67,25 +66,17 @@ def calibrate(
     if reason:
         raise UsageError(f"cannot calibrate: {reason}. Run this on a machine with the GPU")
     gpu = device.gpu()
-    questions = questions_on(gpu, target, args, kwargs, step)
-    figures = record_figures(device, gpu, questions, target, args, kwargs, step)
+    options = {**step.options(), **kwargs}
+    unknown = () if gpu.name in gpu_names() else (gpu,)
+    with registered_gpus(*unknown):
+        traced = trace(target, *args, device="cuda", gpu=gpu.name, memory="unlimited", **options)
+    figures = record_figures(device, gpu, traced.questions, target, args, kwargs, step)
     return Calibration({setup_of(device, gpu): figures})
 
 
 def setup_of(device: Device, gpu: Gpu) -> Setup:
     """Return what figures measured on ``device``, which is ``gpu``, are filed under."""
     return Setup(gpu.name, TORCH_SERIES, device.cudnn())
-
-
-def questions_on(
-    gpu: Gpu, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step
-) -> tuple[WorkspaceKey, ...]:
-    """Return the workspaces of a step on ``gpu`` that no formula gives exactly."""
-    options = {**step.options(), **kwargs}
-    unknown = () if gpu.name in gpu_names() else (gpu,)
-    with registered_gpus(*unknown):
-        profile = trace(target, *args, device="cuda", gpu=gpu.name, memory="unlimited", **options)
-    return profile.questions
 
 
 def record_figures(
@@ -160,8 +151,8 @@ class _Recorder:
             body = self._body(operator)
             if body is None:
                 return _run(operator, args, kwargs)
-            with _intercepting():
-                return body(overload, *args, **kwargs)
+            set_excluded(FAKE, False)  # operators issued inside of this one come here again
+            return body(overload, *args, **kwargs)
         finally:
             set_excluded(FAKE, False)
 
@@ -211,13 +202,3 @@ def _reserve_of(operator: OperatorSpec, result: Any) -> int | None:
         return None
     reserve: Tensor = result[position]
     return reserve.numel() * reserve.element_size()
-
-
-@contextmanager
-def _intercepting() -> Iterator[None]:
-    """Let operators issued inside of this one come to the recorder again."""
-    set_excluded(FAKE, False)
-    try:
-        yield
-    finally:
-        set_excluded(FAKE, True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -90,9 +90,7 @@ def run_warm(
     """
     failure = ""
     results: list[T] = []
-    with ExitStack() as stack:
-        stack.enter_context(device.current())
-        stack.enter_context(_generator_kept(device))
+    with device.current(), _generator_kept(device):
         try:
             if isinstance(target, torch.nn.Module):
                 _run_once(device, target, args, kwargs, step)
@@ -112,7 +110,7 @@ def run_warm(
 def _run_once(
     device: Device, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step
 ) -> None:
-    """Run a step on clones on the device, which are gone afterwards."""
+    """Run a step on clones on the device, which are gone afterwards, and where it fails too."""
     clones = clone_to(device.torch_device, target, args, kwargs, moved=True)
     step.run(clones.target, clones.args, clones.kwargs)
 

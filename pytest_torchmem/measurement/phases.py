@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,14 +38,14 @@ class PhaseMeter:
     """Reads and resets the allocator's peaks wherever the phase changes."""
 
     def __init__(self, device: Device) -> None:
+        self._device = device
         device.synchronise()
         device.reset_peaks()
-        found = device.statistics()
-        self.base = {name: _read(found, f"{name}.all.current") for name in _COUNTERS}
+        found = self._statistics()
+        self.base = {name: found[f"{name}.all.current"] for name in _COUNTERS}
         self.phase = Phase.BASELINE
         self.spans: list[Span] = []
-        self._device = device
-        self._first = _read(found, _REQUESTS), _read(found, _RELEASES)
+        self._first = found[_REQUESTS], found[_RELEASES]
         self._counted = (0, 0)
 
     def change(self, phase: Phase) -> None:
@@ -56,22 +57,20 @@ class PhaseMeter:
     def finish(self) -> None:
         """End the present phase."""
         self._device.synchronise()
-        found = self._device.statistics()
-        counted = (
-            _read(found, _REQUESTS) - self._first[0],
-            _read(found, _RELEASES) - self._first[1],
+        found = self._statistics()
+        counted = found[_REQUESTS] - self._first[0], found[_RELEASES] - self._first[1]
+        requests = counted[0] - self._counted[0]
+        peaks, ends = (
+            {name: found[f"{name}.all.{what}"] - self.base[name] for name in _COUNTERS}
+            for what in ("peak", "current")
         )
-        self.spans.append(
-            Span(
-                self.phase,
-                sum(self._counted),
-                counted[0] - self._counted[0],
-                {name: _read(found, f"{name}.all.peak") - self.base[name] for name in _COUNTERS},
-                {name: _read(found, f"{name}.all.current") - self.base[name] for name in _COUNTERS},
-            )
-        )
+        self.spans.append(Span(self.phase, sum(self._counted), requests, peaks, ends))
         self._counted = counted
         self._device.reset_peaks()
+
+    def _statistics(self) -> Counter[str]:
+        """Return the allocator's; a process that allocated nothing yet has none at all."""
+        return Counter(self._device.statistics())
 
     def peaks(self, counter: str) -> dict[Phase, int]:
         """Return the peak of every phase that ran, as a trace's timeline has it."""
@@ -97,11 +96,6 @@ class PhaseMeter:
         for span in self.spans:
             if span.phase is not Phase.BACKWARD or span.requests:
                 yield span
-
-
-def _read(found: Mapping[str, int], name: str) -> int:
-    # A process that allocated nothing yet has no statistics at all.
-    return found.get(name, 0)
 
 
 @contextmanager

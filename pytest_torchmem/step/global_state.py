@@ -27,13 +27,14 @@ def process_kept() -> Iterator[None]:
 
     What of torch is imported meanwhile keeps nothing of the program.
     """
-    with ExitStack() as stack:
-        stack.enter_context(generators_kept(seeded=True))
-        stack.enter_context(_settings_kept())
-        stack.enter_context(garbage_kept())
-        stack.enter_context(imports_apart())
-        stack.enter_context(weights_read_here())
-        stack.enter_context(eager())
+    with (
+        generators_kept(seeded=True),
+        _settings_kept(),
+        garbage_kept(),
+        imports_apart(),
+        weights_read_here(),
+        eager(),
+    ):
         yield
 
 

@@ -12,16 +12,12 @@ from pytest_torchmem.interception.layouts.nested import NestedTensors, has_neste
 from pytest_torchmem.interception.layouts.sparse import (
     has_compressed,
     run_compressed,
-    storage_holder,
 )
-from pytest_torchmem.interception.ledger import DeviceLedger
 from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.values.known import LIMIT_NESTED
 from pytest_torchmem.operators.registry import Kind
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import Workspace
-from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.torch_private.storages import storage_address
 
 
 class Layouts:
@@ -30,7 +26,6 @@ class Layouts:
     def __init__(self, interceptor: Intercepts, parts: Parts) -> None:
         self._interceptor = interceptor
         self._target = parts.target
-        self._ledger = parts.ledger
         self._values = parts.values
         self._placement = parts.placement
         self._nested = NestedTensors(parts.target, parts.ledger, parts.values.contents)
@@ -65,17 +60,9 @@ class Layouts:
         """Run an operator that takes or makes compressed sparse tensors."""
         __tracebackhide__ = True
         with self._interceptor.intercepting():
-            device = self._device_beside(args, kwargs)
+            device = self._nested.device_of(args, kwargs)
             machine = self._target.machine(device.device.type)
             result = run_compressed(machine, operator, args, kwargs)
         if device.device.type == "cuda" and operator.record.asks_cusparse:
             device.note(Workspace(unknown=(operator.name,)))
         return result
-
-    def _device_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
-        """Return where the first tensor among the arguments is, which may be compressed."""
-        for tensor in argument_tensors((args, kwargs)):
-            record = self._ledger.records.get(storage_address(storage_holder(tensor)))
-            if record is not None:
-                return record.ledger
-        return self._ledger.on(self._target.device)

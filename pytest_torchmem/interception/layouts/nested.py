@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.interception.layouts.sparse import storage_holder
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.operators.calls import GivenCall
@@ -85,9 +86,9 @@ class NestedTensors:
             ) from error
 
     def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
-        """Return where the first tensor among the arguments of an operator is."""
+        """Return where the first tensor among an operator's arguments is, also a compressed one."""
         for tensor in argument_tensors((args, kwargs)):
-            record = self._ledger.records.get(storage_address(tensor))
+            record = self._ledger.records.get(storage_address(storage_holder(tensor)))
             if record is not None:
                 return record.ledger
         return self._ledger.on(self._target.device)

@@ -1,12 +1,15 @@
-"""``copy.deepcopy`` of tensors without memory."""
+"""Tensors without memory that are copied (``copy.deepcopy``), pickled or saved."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.serialization
 from torch import Tensor, nn
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.torch_private.patches import Replacements
 
 
@@ -48,3 +51,41 @@ class Copies:
             copy = type(parameter)(parameter.data.clone(), parameter.requires_grad)
             memo[id(parameter)] = copy
         return memo[id(parameter)]
+
+
+class Pickling:
+    """Pickles known values, and zeros, of pages that nobody has touched, for those not known."""
+
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+        self._reduce: Any = Tensor.__reduce_ex__
+        self._location_tag: Any = torch.serialization.location_tag
+        self._places: dict[int, tuple[torch.UntypedStorage, str]] = {}
+        """Storages that were pickled, and the devices they belong to in the trace, by address."""
+
+    def replacements(self) -> Replacements:
+        """Return what takes the place of torch's own."""
+        return [
+            (Tensor, {"__reduce_ex__": self.reduce}),
+            (torch.serialization, {"location_tag": self.location_tag}),
+        ]
+
+    def reduce(self, tensor: Tensor, protocol: Any) -> Any:
+        """Pickle a real tensor of the same geometry."""
+        record = self._trace.without_memory(tensor)
+        if record is None:
+            return self._reduce(tensor, protocol)
+        nbytes = tensor.untyped_storage().nbytes()
+        with self._trace.working():
+            content = self._trace.values.contents.known(record)
+            if content is None:
+                content = torch.zeros(nbytes, dtype=torch.uint8)
+            storage = content.untyped_storage()
+            self._places[storage._cdata] = storage, str(record.ledger.device)
+            real = Output.of(tensor).on(storage)
+            return self._reduce(real.requires_grad_(tensor.requires_grad), protocol)
+
+    def location_tag(self, storage: Any) -> Any:
+        """Return where a pickled storage was, which ``torch.load`` will put it to."""
+        place = self._places.get(storage._cdata) if hasattr(storage, "_cdata") else None
+        return self._location_tag(storage) if place is None else place[1]

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.addresses import Addresses
-from pytest_torchmem.interception.python_api.copies import Copies
+from pytest_torchmem.interception.python_api.copies import Copies, Pickling
 from pytest_torchmem.interception.python_api.modules import modules_given_back
-from pytest_torchmem.interception.python_api.pickling import Pickling
 from pytest_torchmem.interception.python_api.storages import RealStorages
 from pytest_torchmem.interception.python_api.values import Values
 from pytest_torchmem.torch_private.kernels import below_interception
