@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import accumulation_type, ceil_div, is_dense
 from pytest_torchmem.operators.reduction.cuda_buffers import reduced
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.targets.gpus import Gpu
 
 _CHUNK = 65_536
@@ -62,10 +62,7 @@ def _fast(tensors: Sequence[Tensor]) -> bool:
 
 
 @operator(
-    "aten::_fused_adagrad_",
-    "aten::_fused_adam_.tensor_lr",
-    "aten::_fused_adamw_.tensor_lr",
-    "aten::_fused_sgd_",
+    *aten("_fused_adagrad_ _fused_adam_.tensor_lr _fused_adamw_.tensor_lr _fused_sgd_")
 ).meta()
 def fused_optimizer() -> None:
     """Parameters and states are updated where they are; native/cuda/fused_adam_impl.cu, …"""

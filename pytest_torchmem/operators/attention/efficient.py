@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import ceil_div, contiguous_copy, dense_bytes, round_up
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.settings import must_be_deterministic
@@ -149,8 +149,7 @@ def efficient_backward(
 
 # The seed and the offset of random numbers are on the host, outside of the capture of a graph.
 @operator(
-    "aten::_efficient_attention_forward",
-    "aten::_scaled_dot_product_efficient_attention",
+    *aten("_efficient_attention_forward _scaled_dot_product_efficient_attention"),
     host_outputs={"cuda": (2, 3)},
 ).workspace("cuda")
 def efficient_forward(outputs: tuple[Tensor, ...], value: Tensor) -> int:

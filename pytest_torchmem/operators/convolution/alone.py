@@ -13,13 +13,11 @@ from pytest_torchmem.operators.arguments import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import cuda_format
 from pytest_torchmem.operators.convolution.convolution import convolution_on_cuda, convolution_shape
 from pytest_torchmem.operators.geometry import contiguous_copy, like
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import Workspace, unknown
 
 
-@operator(
-    "aten::cudnn_convolution", "aten::cudnn_convolution_relu", "aten::cudnn_convolution_add_relu"
-).meta("cuda")
+@operator(*aten("cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu")).meta("cuda")
 def convolution(
     input: Tensor,
     weight: Tensor,

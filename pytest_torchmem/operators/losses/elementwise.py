@@ -9,7 +9,7 @@ from pytest_torchmem.operators.formats import CONTIGUOUS, made_like
 from pytest_torchmem.operators.geometry import dense_bytes, like
 from pytest_torchmem.operators.reduction.cpu_buffers import mean_workspace, partial_results
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
@@ -51,9 +51,7 @@ def losses_and_buffers(machine: Gpu, input: Tensor, reduction: int = _MEAN) -> t
     return (dense_bytes(input), *sum_buffers(machine, (input.numel(),), None, input.dtype))
 
 
-@operator(
-    "aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward"
-).meta()
+@operator(*aten("mse_loss_backward smooth_l1_loss_backward huber_loss_backward")).meta()
 def distance_backward(input: Tensor, *, grad_input: Tensor | None = None) -> Tensor:
     """``zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)``."""
     return like(input) if grad_input is None else grad_input

@@ -16,18 +16,14 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.indexing.masks import selects_serially
 from pytest_torchmem.operators.nested.context import NestedTensors, sizes_on_gpu
-from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.registry import Kind, aten, operator
 from pytest_torchmem.torch_private.kernels import run_nested_kernel
 from pytest_torchmem.torch_private.tensors import nested_sizes
 
 _aten: Any = torch.ops.aten
 _from_tensors = operator("aten::_nested_tensor_from_tensor_list", kind=Kind.NESTED)
 _from_padded = operator("aten::_nested_from_padded", kind=Kind.NESTED)
-operator(
-    "aten::_nested_tensor_from_mask",
-    "aten::_nested_tensor_from_mask_left_aligned",
-    kind=Kind.NESTED,
-)
+operator(*aten("_nested_tensor_from_mask _nested_tensor_from_mask_left_aligned"), kind=Kind.NESTED)
 operator("aten::_nested_tensor_size", kind=Kind.NATIVE)
 
 

@@ -12,7 +12,7 @@ from pytest_torchmem.operators.formats import dense_copy
 from pytest_torchmem.operators.geometry import contiguous_copy, like
 from pytest_torchmem.operators.reduction.cpu_buffers import partial_results
 from pytest_torchmem.operators.reduction.cuda_buffers import Dims, dense_strides, reduced
-from pytest_torchmem.operators.registry import UnknownOutputs, operator
+from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
@@ -31,16 +31,8 @@ operator(
     "aten::_is_any_true",
     unknown_outputs=UnknownOutputs.ANY_OR_ALL,
 )
-operator(
-    "aten::argmax",
-    "aten::argmin",
-    "aten::max.dim",
-    "aten::min.dim",
-    unknown_outputs=UnknownOutputs.POSITIONS,
-)
-operator(
-    "aten::amax", "aten::amin", "aten::max", "aten::min", unknown_outputs=UnknownOutputs.CARRIED
-)
+operator(*aten("argmax argmin max.dim min.dim"), unknown_outputs=UnknownOutputs.POSITIONS)
+operator(*aten("amax amin max min"), unknown_outputs=UnknownOutputs.CARRIED)
 
 
 @operator("aten::amax", "aten::amin").workspace("cuda")

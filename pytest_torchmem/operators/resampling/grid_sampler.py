@@ -10,7 +10,7 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied, made_like
 from pytest_torchmem.operators.geometry import like
-from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.registry import Kind, aten, operator
 
 _BILINEAR = _ZEROS = 0
 _MOST_CHANNELS = 1024
@@ -21,9 +21,7 @@ operator("aten::grid_sampler_2d_backward").workspace("cpu")(  # native/GridSampl
 )
 # Registered for every backend, and reading and writing data all the same.
 operator(
-    "aten::_grid_sampler_2d_cpu_fallback",
-    "aten::_grid_sampler_2d_cpu_fallback_backward",
-    kind=Kind.LEAF,
+    *aten("_grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward"), kind=Kind.LEAF
 )
 
 

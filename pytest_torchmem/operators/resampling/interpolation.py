@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.formats import CONTIGUOUS, SUGGESTED, copied
 from pytest_torchmem.operators.geometry import contiguous_copy, is_channels_last, suggested_format
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import aten, operator
 
 _INDEX = 8
 """Bytes of an index in a table."""
@@ -23,15 +23,9 @@ _LEAST_CHANNELS = 4
 nearest1d = operator("aten::upsample_nearest1d", "aten::_upsample_nearest_exact1d")
 nearest2d = operator("aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d")
 nearest3d = operator("aten::upsample_nearest3d", "aten::_upsample_nearest_exact3d")
-nearest1d_backward = operator(
-    "aten::upsample_nearest1d_backward", "aten::_upsample_nearest_exact1d_backward"
-)
-nearest2d_backward = operator(
-    "aten::upsample_nearest2d_backward", "aten::_upsample_nearest_exact2d_backward"
-)
-nearest3d_backward = operator(
-    "aten::upsample_nearest3d_backward", "aten::_upsample_nearest_exact3d_backward"
-)
+nearest1d_backward = operator(*aten("upsample_nearest1d _upsample_nearest_exact1d", "_backward"))
+nearest2d_backward = operator(*aten("upsample_nearest2d _upsample_nearest_exact2d", "_backward"))
+nearest3d_backward = operator(*aten("upsample_nearest3d _upsample_nearest_exact3d", "_backward"))
 linear1d_backward = operator("aten::upsample_linear1d_backward")
 bilinear2d = operator("aten::upsample_bilinear2d")
 bilinear2d_backward = operator("aten::upsample_bilinear2d_backward")
@@ -40,9 +34,7 @@ bicubic2d_backward = operator("aten::upsample_bicubic2d_backward")
 trilinear3d_backward = operator("aten::upsample_trilinear3d_backward")
 bilinear2d_aa = operator("aten::_upsample_bilinear2d_aa")
 bicubic2d_aa = operator("aten::_upsample_bicubic2d_aa")
-aa_backward = operator(
-    "aten::_upsample_bilinear2d_aa_backward", "aten::_upsample_bicubic2d_aa_backward"
-)
+aa_backward = operator(*aten("_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward"))
 
 for _both in (nearest1d_backward, linear1d_backward, bicubic2d_backward):
     _both.workspace("cpu", "cuda")(copied(grad_output=CONTIGUOUS))
@@ -92,9 +84,8 @@ def _upsample(points: int) -> Callable[..., int]:
 
 for _nearest in (nearest1d, nearest2d, nearest3d):
     _nearest.workspace("cpu")(_upsample(1))
-operator(
-    "aten::upsample_linear1d", "aten::upsample_bilinear2d", "aten::upsample_trilinear3d"
-).workspace("cpu")(_upsample(2))
+_linear = operator(*aten("upsample_linear1d upsample_bilinear2d upsample_trilinear3d"))
+_linear.workspace("cpu")(_upsample(2))
 
 
 @bicubic2d.workspace("cpu")

@@ -20,7 +20,7 @@ from pytest_torchmem.operators.formats import (
     shaped_by,
 )
 from pytest_torchmem.operators.geometry import contiguous_copy, suggested_format
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import aten, operator
 
 _aten: Any = torch.ops.aten
 
@@ -28,14 +28,10 @@ lines = operator("aten::reflection_pad1d", "aten::replication_pad1d")
 images = operator("aten::reflection_pad2d", "aten::replication_pad2d")
 volumes = operator("aten::reflection_pad3d", "aten::replication_pad3d")
 lines_backward = operator("aten::reflection_pad1d_backward", "aten::replication_pad1d_backward")
-backward = operator(
-    "aten::reflection_pad2d_backward",
-    "aten::reflection_pad3d_backward",
-    "aten::replication_pad2d_backward",
-    "aten::replication_pad3d_backward",
-)
+_PADS = "reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d"
+backward = operator(*aten(_PADS, "_backward"))
 
-for _name in ("reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replication_pad3d"):
+for _name in _PADS.split():
     _overload = getattr(_aten, _name).default
     operator(f"aten::{_name}").meta("cpu")(shaped_by(_overload, SUGGESTED))
     operator(f"aten::{_name}").meta("cuda")(shaped_by(_overload, CONTIGUOUS))

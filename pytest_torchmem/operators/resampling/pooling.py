@@ -15,13 +15,10 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.formats import CONTIGUOUS, SUGGESTED, copied, made_like, shaped_by
 from pytest_torchmem.operators.geometry import contiguous_copy, suggested_format
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import aten, operator
 
 operator(
-    "aten::avg_pool2d",
-    "aten::_adaptive_avg_pool2d",
-    "aten::max_pool2d_with_indices",
-    "aten::max_pool3d_with_indices",
+    *aten("avg_pool2d _adaptive_avg_pool2d max_pool2d_with_indices max_pool3d_with_indices")
 ).workspace("cpu", "cuda")(copied(self=SUGGESTED))
 operator(
     "aten::avg_pool3d", "aten::fractional_max_pool2d", "aten::fractional_max_pool3d"

@@ -13,7 +13,7 @@ from torch import Tensor
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, output_bytes
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.cuda_buffers import dense_strides, reduced
-from pytest_torchmem.operators.registry import UnknownOutputs, operator
+from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 
@@ -24,9 +24,7 @@ sorted_elements = operator("aten::_unique", "aten::_unique2")
 consecutive = operator("aten::unique_consecutive")
 slices = operator("aten::unique_dim")
 operator(
-    "aten::isin.Scalar_Tensor",
-    "aten::isin.Tensor_Scalar",
-    "aten::isin.Tensor_Tensor",
+    *aten("isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor"),
     unknown_outputs=UnknownOutputs.IS_IN,
 )
 
