@@ -93,7 +93,9 @@ def made_like(**formats: Wanted) -> Callable[..., Any]:
         return outputs if len(outputs) > 1 else outputs[0]
 
     _set_parameters(made, *formats)
-    made.__doc__ = f"Like {', '.join(formats)}, in formats of the kernel's own."
+    dense = set(formats.values()) == {CONTIGUOUS}
+    how = "contiguous" if dense else "in the format that the strides suggest"
+    made.__doc__ = f"Like {' and '.join(formats)}, {how}."
     return made
 
 
