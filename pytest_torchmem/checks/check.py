@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks import gpu as measuring
@@ -22,25 +22,24 @@ if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
 
 
+@dataclass(frozen=True, slots=True)
 class DeviceCheck:
-    """A check on one device. ``key`` says which, whatever becomes of it."""
+    """One check on one device, both of which ``key`` names."""
 
-    def __init__(self, device: str, request: Request, target: Target, context: Context) -> None:
-        self._request = request
-        self._target = target
-        self._context = context
-        self._gpu = request.gpu if device == "cuda" else ""
-        self.key = Key(request.test.id, request.name, device, self._gpu)
+    key: Key
+    request: Request
+    target: Target
+    context: Context
 
     def run(self) -> tuple[CheckResult, MemoryProfile | None]:
         """Return the result, and the profile of the trace unless it ran out of memory."""
         __tracebackhide__ = True
-        request, target = self._request, self._target
-        stored = stored_for(request, self._context)
+        request = self.request
+        stored = stored_for(request, self.context)
         calibration = self._calibrate()
-        must_fit_on = self._gpu if self._gpu and request.gpu_named else None
+        must_fit_on = self.key.gpu if self.key.gpu and request.gpu_named else None
         try:
-            profile = target.trace(self.key.device, must_fit_on)
+            profile = self.target.trace(self.key.device, must_fit_on)
         except BaseException as error:
             out_of_memory = _out_of_memory(error)
             if out_of_memory is None:
@@ -49,7 +48,7 @@ class DeviceCheck:
         request.test.on_profile(request.name, profile)
         judge = Judge(
             request,
-            self._context,
+            self.context,
             key=self.key,
             profile=profile,
             contents=peak_contents(profile),
@@ -62,27 +61,27 @@ class DeviceCheck:
     def _run_for_real(self, profile: MemoryProfile) -> RealRun | None:
         """Run the step on this machine's GPU, where there is one and nobody forbids it."""
         __tracebackhide__ = True
-        measure = self._request.measure
-        if not self._gpu or measure == "never":
+        measure = self.request.measure
+        if not self.key.gpu or measure == "never":
             return None
-        return measuring.run_for_real(self._target, measure == "require", profile, self._gpu)
+        return measuring.run_for_real(self.target, measure == "require", profile, self.key.gpu)
 
     def _calibrate(self) -> CalibrationResult | None:
         """In an update, measure workspaces on this machine's GPU."""
         __tracebackhide__ = True
-        wanted = self._gpu and self._request.test.accepts & {"new", "changed"}
-        if not wanted or self._request.measure == "never" or self._target.calibrate is None:
+        wanted = self.key.gpu and self.request.test.accepts & {"new", "changed"}
+        if not wanted or self.request.measure == "never" or self.target.calibrate is None:
             return None
-        return self._context.calibrations.measure(self._request.test.module, self._target)
+        return self.context.calibrations.measure(self.request.test.module, self.target)
 
     def _calibration(
         self, found: CalibrationResult | None, profile: MemoryProfile
     ) -> CalibrationResult | None:
         """Return what an update learns of this check: what it asks for, and what was measured."""
-        if not self._gpu or not self._context.settings.update:
+        if not self.key.gpu or not self.context.settings.update:
             return None
-        test, found = self._request.test, found or CalibrationResult()
-        asked = {self._gpu: profile.questions, **found.asked}
+        test, found = self.request.test, found or CalibrationResult()
+        asked = {self.key.gpu: profile.questions, **found.asked}
         return replace(found, asked=asked, file=test.relative(calibration_path(test.module)))
 
 

@@ -142,11 +142,12 @@ class Checker:
         self, device: str, request: Request, target: Target
     ) -> tuple[CheckResult, MemoryProfile | None]:
         __tracebackhide__ = True
-        check = DeviceCheck(device, request, target, self.context)
+        gpu = request.gpu if device == "cuda" else ""
+        key = Key(request.test.id, request.name, device, gpu)
         try:
-            return check.run()
+            return DeviceCheck(key, request, target, self.context).run()
         except BaseException as error:
-            self.not_checked(f"not checked: {type(error).__name__} was raised", check.key)
+            self.not_checked(f"not checked: {type(error).__name__} was raised", key)
             raise
 
     def _reported(self, result: CheckResult, idle_may_pass: bool) -> Check:

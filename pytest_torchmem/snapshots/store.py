@@ -24,6 +24,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 _CONFLICT = re.compile(r"^(<{7}|\|{7}|={7}|>{7})(?: .*)?\r?$", re.MULTILINE)
+"""Conflict markers; no line of a snapshot looks like one."""
 
 
 @dataclass(frozen=True)  # as Contents
@@ -104,17 +105,12 @@ def _read_text(path: Path) -> str | None:
 
 def _load_sides(path: Path, text: str, load: Callable[[str], T]) -> tuple[T, ...]:
     """Return what ``text`` holds, or what both sides of a merge conflict hold."""
-    conflict = _has_conflict(text)
+    conflict = _CONFLICT.search(text) is not None
     try:
         return tuple(map(load, _sides(text) if conflict else (text,)))
     except SnapshotError as error:
         problem = f"has an unresolved merge conflict, and one side {error}"
         raise SnapshotError(_advice(path, problem if conflict else str(error))) from None
-
-
-def _has_conflict(text: str) -> bool:
-    """Tell whether ``text`` has conflict markers; no line of a snapshot looks like one."""
-    return bool(_CONFLICT.search(text))
 
 
 def _sides(text: str) -> tuple[str, str]:
