@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from pytest_torchmem.measurement.device import Device
 from pytest_torchmem.profile.timeline import Phase
@@ -103,31 +104,26 @@ def following_phases(meter: PhaseMeter) -> Iterator[None]:
     """Have ``meter`` follow the phases of what this thread runs."""
     phases = StepPhases()
 
-    def begin(phase: Phase) -> None:
-        phases.begin(phase)
-        meter.change(phases.phase)
-
-    def end() -> None:
-        phases.end()
+    def note(change: Callable[..., None], *given: Phase) -> None:
+        change(*given)
         meter.change(phases.phase)
 
     @contextmanager
     def backward() -> Iterator[None]:
-        begin(Phase.BACKWARD)
+        note(phases.begin, Phase.BACKWARD)
         try:
             yield
         finally:
-            end()
+            note(phases.end)
 
     @contextmanager
     def module_call() -> Iterator[None]:
-        phases.module_called()
-        meter.change(phases.phase)
+        note(phases.module_called)
         yield
 
     with (
         engine_runs(backward),
         outermost_module_calls(module_call),
-        optimizer_steps(lambda: begin(Phase.OPTIMIZER), end),
+        optimizer_steps(partial(note, phases.begin, Phase.OPTIMIZER), partial(note, phases.end)),
     ):
         yield

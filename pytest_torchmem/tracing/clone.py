@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pytest_torchmem.interception.fingerprint import owner_of
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.plan import Output
+from pytest_torchmem.operators.sparse.parts import compressed_like
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.clone import Cloner, compressed_parts
 from pytest_torchmem.step.trees import tensors_in
@@ -111,10 +112,7 @@ class HollowCloner(Cloner):
             self._labels |= dict.fromkeys(map(id, parts), self._labels[id(tensor)])
         clones = [self.clone_tensor(part) for part in parts]
         with self._interceptor.working():
-            clone: Tensor = torch.ops.aten._sparse_compressed_tensor_unsafe.default(
-                *clones, list(tensor.shape), dtype=tensor.dtype, layout=tensor.layout
-            )
-        return clone
+            return compressed_like(tensor, *clones)
 
     def clone_special(self, tensor: Tensor) -> Tensor:
         """Return the tensor itself, which is met like any that a program brings with it."""
