@@ -29,3 +29,11 @@ class DeviceMemoryError(TorchmemError, RuntimeError):
 
 class UnsupportedTorchError(TorchmemError, RuntimeError):
     """Private parts of this torch are missing or work differently."""
+
+
+class NoCudaError(UsageError, RuntimeError, AssertionError):
+    """A program asks for cuda in a trace on the CPU.
+
+    It is what torch raises where it has no GPU: a ``RuntimeError``, and an ``AssertionError`` in a
+    build without CUDA (``_lazy_init`` of torch/cuda/__init__.py).
+    """

@@ -45,10 +45,12 @@ def test_operator_without_geometry_is_named() -> None:
         library.define("mystery(Tensor x) -> Tensor")
         library.impl("mystery", lambda x: x.clone(), "CPU")
         with pytest.raises(UnsupportedOperatorError, match="torchmem_test::mystery") as raised:
-            trace(lambda: torch.ops.torchmem_test.mystery(torch.randn(3)))
+            trace(lambda: torch.ops.torchmem_test.mystery(torch.randn(3)), values="none")
         assert "torch.library.register_fake" in str(raised.value)
         torch.library.register_fake("torchmem_test::mystery", torch.empty_like)
-        assert trace(lambda: torch.ops.torchmem_test.mystery(torch.randn(3))).peak == 24
+        assert (
+            trace(lambda: torch.ops.torchmem_test.mystery(torch.randn(3)), values="none").peak == 24
+        )
     finally:
         library._destroy()
 
@@ -58,7 +60,7 @@ def test_operator_without_geometry_is_named() -> None:
     [
         ("storage_address", lambda tensor: 0, "a storage without memory is not kept"),
         ("sequence_number", lambda: 0, "`_get_sequence_nr` returned an unexpected value"),
-        ("autocast_key_included", lambda included: None, r"kernels ran for \['AutogradCPU'\]"),
+        ("autocast_key_included", lambda included: None, r"kernels ran for \['AutocastIPU'\]"),
         ("run_cpu_kernel", lambda *_: 0, "does not run by its dispatch key"),
         ("find_operator", lambda name: None, "has no kernel of its own"),
         ("current_node", lambda: 1 / 0, "ZeroDivisionError: division by zero"),

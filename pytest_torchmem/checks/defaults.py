@@ -6,7 +6,7 @@ from inspect import Parameter, Signature
 
 MARKER = "memory_budget"
 LIMITS = ("peak", "forward", "backward", "optimizer", "retained")
-_OTHERS = (*LIMITS[1:], "device", "gpu", "tolerance", "measure")
+_OTHERS = (*LIMITS[1:], "device", "gpu", "gpus", "tolerance", "measure", "values")
 ARGUMENTS = Signature(
     [
         Parameter("peak", Parameter.POSITIONAL_OR_KEYWORD, default=None),
@@ -19,4 +19,5 @@ DEFAULT_GPU = "a100-80gb"
 DEFAULT_MEASURE_TOLERANCE = "5%"
 UPDATE_MODES = ("new", "changed", "obsolete")
 MEASURE_MODES = ("auto", "never", "require")
+VALUES_MODES = ("auto", "real", "none")
 GITHUB_MODES = ("auto", "always", "never")

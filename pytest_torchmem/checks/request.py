@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.checks.defaults import ARGUMENTS, LIMITS, MARKER, SIGNATURE
-from pytest_torchmem.checks.settings import Settings, parse_devices, parse_measure
+from pytest_torchmem.checks.settings import (
+    Settings,
+    parse_devices,
+    parse_gpus,
+    parse_measure,
+    parse_values,
+)
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import SELECTORS
 from pytest_torchmem.snapshots.location import relative
@@ -42,8 +48,10 @@ class Budget:
     limits: tuple[Limit, ...] = ()
     devices: tuple[str, ...] | None = None
     gpu: str | None = None
+    gpus: int | None = None
     tolerance: Level = ()
     measure: str | None = None
+    values: str | None = None
 
     @property
     def judges(self) -> bool:
@@ -117,6 +125,7 @@ def make_request(
     gpu: str | None = None,
     tolerance: object = None,
     measure: str | None = None,
+    gpus: object = None,
 ) -> Request:
     """Return what a check asks for; raises ``UsageError`` for arguments that cannot be read."""
     if name is not None and (not isinstance(name, str) or not name):
@@ -130,6 +139,9 @@ def make_request(
     own = (budget.tolerance, parse_rules(tolerance, "check(tolerance=)"))
     if measure is not None:
         measure = parse_measure(measure, "check(measure=)")
+    several = (budget.gpus if gpus is None else parse_gpus(gpus, "check(gpus=)")) not in (None, 1)
+    # A machine may have fewer; only who asks for it knows that this one has as many.
+    default = "never" if several else settings.measure
     return Request(
         test=test,
         name=name or "",
@@ -141,7 +153,7 @@ def make_request(
         tolerances=(*own, *settings.tolerances(test.relative(test.module))),
         # A budget replaces the snapshot, unless a tolerance, which only a snapshot has, is named.
         uses_snapshot=not budget.judges or any(own),
-        measure=measure or budget.measure or settings.measure,
+        measure=measure or budget.measure or default,
     )
 
 
@@ -178,8 +190,10 @@ def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> B
         limits=limits,
         devices=parse_devices(given["device"], source("device")) if "device" in given else None,
         gpu=find_gpu(given["gpu"]).name if "gpu" in given else None,
+        gpus=parse_gpus(given["gpus"], source("gpus")) if "gpus" in given else None,
         tolerance=parse_rules(given.get("tolerance"), f"the marker {source('tolerance')}"),
         measure=parse_measure(given["measure"], source("measure")) if "measure" in given else None,
+        values=parse_values(given["values"], source("values")) if "values" in given else None,
     )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_torchmem.checks.defaults import MEASURE_MODES, UPDATE_MODES
+from pytest_torchmem.checks.defaults import MEASURE_MODES, UPDATE_MODES, VALUES_MODES
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.snapshots.tolerance import BUILT_IN, DEVICES, Level, Tolerance, for_path
+from pytest_torchmem.targets.gpus import MOST_GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Settings:
     """Somebody named the GPU: traces must fit in its memory."""
     allocator: str
     """Options of the caching allocator, as for ``PYTORCH_ALLOC_CONF``."""
+    values: str
+    """Which values of tensors traces compute: one of ``VALUES_MODES``."""
     narrowed: bool
     """Devices or GPU were named on the command line: the others' entries are not obsolete."""
     measure: str
@@ -41,6 +44,8 @@ class Settings:
     json_path: Path | None
     markdown_path: Path | None
     proposal_path: Path | None
+    fake_cuda: str = ""
+    """The GPU that the whole suite sees although it is not there, "" for none."""
 
     @property
     def writes(self) -> bool:
@@ -82,6 +87,18 @@ def parse_devices(value: object, source: str) -> tuple[str, ...]:
 def parse_measure(value: object, source: str) -> str:
     """Return when to measure on a real GPU, one of ``MEASURE_MODES``."""
     return parse_choice(value, MEASURE_MODES, source)
+
+
+def parse_values(value: object, source: str) -> str:
+    """Return which values of tensors traces compute, one of ``VALUES_MODES``."""
+    return parse_choice(value, VALUES_MODES, source)
+
+
+def parse_gpus(value: object, source: str) -> int:
+    """Return how many GPUs a program sees."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_GPUS:
+        raise UsageError(f"{source}: {value!r}: write how many GPUs, from 1 to {MOST_GPUS}")
+    return value
 
 
 def parse_choice(value: object, choices: Sequence[str], source: str) -> str:

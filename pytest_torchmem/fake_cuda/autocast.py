@@ -1,17 +1,17 @@
 """Autocast on fake cuda.
 
 ``AutocastCUDA`` is never among the keys of tensors that C++ takes to be on the CPU. A key that no
-build uses, ``AutocastIPU``, is included in the thread's dispatch state instead while autocast is on
+build uses, ``AutocastHPU``, is included in the thread's dispatch state instead while autocast is on
 for cuda, with kernels that cast as those of aten/src/ATen/autocast_mode.cpp do. They are registered
-when a trace first switches autocast on.
+when a trace of the process first switches autocast on, and find the running one's casts.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -26,6 +26,7 @@ from pytest_torchmem.torch_private.autocast import (
     outside_autocast,
     own_autocast_kernels,
 )
+from pytest_torchmem.torch_private.dispatcher import overload_of
 from pytest_torchmem.torch_private.operators import find_operator, schema
 from pytest_torchmem.torch_private.patches import replaced
 from pytest_torchmem.torch_private.tensors import is_view_of_another
@@ -116,9 +117,18 @@ def _to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def cuda_autocast(trace: TraceContext) -> Iterator[None]:
     """Let ``torch.autocast("cuda")`` cast fake cuda tensors on the trace's thread."""
     casts = Casts(trace)
-    kernels = ExitStack()
     set_enabled, clear = torch.set_autocast_enabled, torch.clear_autocast_cache
+    own: dict[str, Callable[..., Any]] = {}
     registered: list[bool] = []
+
+    def run(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        __tracebackhide__ = True
+        with outside_autocast():
+            casting = _casting_kernels().get(name)
+            if casting is not None:
+                return casting(casts, *args, **kwargs)
+            # A kernel of the user's that is registered no more leaves the operator itself.
+            return own.get(name, overload_of(name))(*args, **kwargs)
 
     def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:
         set_enabled(*args, **kwargs)
@@ -126,7 +136,8 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
             return
         enabled = torch.is_autocast_enabled("cuda")
         if enabled and not registered:
-            kernels.enter_context(autocast_kernels(_kernels(casts)))
+            own.update(own_autocast_kernels())
+            register((*_casting_kernels(), *own))
             registered.append(True)
         autocast_key_included(enabled)
 
@@ -136,7 +147,7 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
             casts.clear()
 
     with (
-        kernels,
+        autocast_kernels(run) as register,
         replaced(
             torch,
             set_autocast_enabled=set_autocast_enabled,
@@ -152,32 +163,23 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
             casts.clear()
 
 
-def _kernels(casts: Casts) -> dict[str, Callable[..., Any]]:
-    """Return the casting kernels by operator."""
-    kernels = own_autocast_kernels()
+@cache
+def _casting_kernels() -> dict[str, _Kernel]:
+    """Return the casting kernels of torch's operators by name."""
+    kernels: dict[str, _Kernel] = {}
     for names, policy in _POLICIES:
         for name in names:
             operator = find_operator(name)
             if operator is not None:
-                kernels[f"aten::{name}"] = policy(casts, operator)
-    return {name: _below_autocast(kernel) for name, kernel in kernels.items()}
-
-
-def _below_autocast(casting: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel below which nothing is cast."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with outside_autocast():
-            return casting(*args, **kwargs)
-
-    return kernel
+                kernels[f"aten::{name}"] = policy(operator)
+    return kernels
 
 
 def _casting(dtype_of: Callable[[Casts, tuple[Any, ...]], torch.dtype]) -> _Policy:
     """Return the policy that casts all arguments to one dtype."""
 
-    def policy(casts: Casts, operator: Any) -> Callable[..., Any]:
-        def kernel(*args: Any, **kwargs: Any) -> Any:
+    def policy(operator: Any) -> _Kernel:
+        def kernel(casts: Casts, *args: Any, **kwargs: Any) -> Any:
             dtype = dtype_of(casts, (*args, *kwargs.values()))
             named = {name: casts.to(dtype, value) for name, value in kwargs.items()}
             return operator(*[casts.to(dtype, value) for value in args], **named)
@@ -187,10 +189,10 @@ def _casting(dtype_of: Callable[[Casts, tuple[Any, ...]], torch.dtype]) -> _Poli
     return policy
 
 
-def _float32_by_dtype_argument(casts: Casts, operator: Any) -> Callable[..., Any]:
+def _float32_by_dtype_argument(operator: Any) -> _Kernel:
     position = [argument.name for argument in schema(operator).arguments].index("dtype")
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(casts: Casts, *args: Any, **kwargs: Any) -> Any:
         given = args[position] if len(args) > position else kwargs.get("dtype")
         if given is None and casts.eligible(args[0]):
             args = args[:position]
@@ -200,20 +202,20 @@ def _float32_by_dtype_argument(casts: Casts, operator: Any) -> Callable[..., Any
     return kernel
 
 
-def _float32_by_overload(casts: Casts, operator: Any) -> Callable[..., Any]:
+def _float32_by_overload(operator: Any) -> _Kernel:
     name = str(operator.name()).removeprefix("aten::")
     target: Any = find_operator(lists.FLOAT32_BY_OVERLOAD[name])
     defaults = [argument.default_value for argument in schema(operator).arguments]
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(casts: Casts, *args: Any, **kwargs: Any) -> Any:
         dtype = torch.float32 if casts.eligible(args[0]) else args[0].dtype
         return target(*args, *defaults[len(args) :], dtype=dtype, **kwargs)
 
     return kernel
 
 
-def _banned(casts: Casts, operator: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+def _banned(operator: Any) -> _Kernel:
+    def kernel(casts: Casts, *args: Any, **kwargs: Any) -> Any:
         if any(casts.eligible(value) for value in args):
             raise RuntimeError(_BANNED)
         return operator(*args, **kwargs)
@@ -221,11 +223,13 @@ def _banned(casts: Casts, operator: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _recurrent(casts: Casts, operator: Any) -> Callable[..., Any]:
-    return partial(autocast_rnn, casts, casts.trace)
+def _recurrent(operator: Any) -> _Kernel:
+    return lambda casts, *args, **kwargs: autocast_rnn(casts, casts.trace, *args, **kwargs)
 
 
-_Policy: TypeAlias = Callable[[Casts, Any], Callable[..., Any]]
+_Kernel: TypeAlias = Callable[..., Any]
+"""Casts and calls an operator; it gets the ``Casts`` of the trace first."""
+_Policy: TypeAlias = Callable[[Any], _Kernel]
 _POLICIES: tuple[tuple[Iterable[str], _Policy], ...] = (
     (lists.LOWER_PRECISION, _casting(lambda casts, args: casts.lower)),
     (lists.FLOAT32, _casting(lambda casts, args: torch.float32)),

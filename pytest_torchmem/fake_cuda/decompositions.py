@@ -26,11 +26,20 @@ def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Mapping[str, Callab
 
     Yields, by name, what runs those of them that arrive undecomposed.
     """
-    kernels = {spec: _kernel(spec, gpu, trace) for spec in _with_paths()}
-    by_name = {spec.name: kernel for spec, kernel in kernels.items()}
-    with composite_kernels(by_name), cuda_autocast(trace):
+    paths = {spec.name: _path(spec, gpu, trace) for spec in _with_paths()}
+
+    def run(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        __tracebackhide__ = True
+        path = paths.get(name)  # none of an operator that an earlier trace was taught one of
+        tensors = argument_tensors((args, kwargs))
+        # For nested tensors composite operators have other bodies.
+        if path is None or not tensors or any(tensor.is_nested for tensor in tensors):
+            return NotImplemented
+        return path(*args, **kwargs)
+
+    with composite_kernels(paths, run), cuda_autocast(trace):
         yield {
-            spec.name: kernel for spec, kernel in kernels.items() if not spec.one_kernel_on("cuda")
+            spec.name: paths[spec.name] for spec in _with_paths() if not spec.one_kernel_on("cuda")
         }
 
 
@@ -48,7 +57,7 @@ def _recorded_paths() -> tuple[OpOverload, ...]:
     return tuple(overload for overload in found if overload is not None)
 
 
-def _kernel(spec: OperatorSpec, gpu: Gpu, trace: TraceContext) -> Callable[..., Any]:
+def _path(spec: OperatorSpec, gpu: Gpu, trace: TraceContext) -> Callable[..., Any]:
     path = spec.cuda.path
     assert path is not None
 

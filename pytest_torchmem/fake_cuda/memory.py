@@ -71,6 +71,12 @@ class DeviceMemory:
             self._phase = following
             peaks = self._enter(phases[following][1])
 
+    def cut(self) -> None:
+        """Catch up with the ledger, let it forget what has been freed, and go on from there."""
+        self.follow()
+        self._ledger.cut()
+        self._earlier, self._position, self._phase = 0, len(self._ledger.events), 0
+
     def close(self) -> None:
         """Stop following: what the ledger books from now on is no part of the trace."""
         self._end = len(self._ledger.earlier), len(self._ledger.events)
@@ -163,11 +169,16 @@ class DeviceMemory:
             block = self.allocator.allocate(nbytes, stream)
         except OutOfMemory as failure:
             raise out_of_memory_error(
-                self.gpu, self.free, self.allocator.allowed, failure, entry, self._ledger
+                (self.gpu, self._ledger.device.index),
+                self.free,
+                self.allocator.allowed,
+                failure,
+                entry,
+                self._ledger,
             ) from None
         finally:
             self._settle()
         assert block is not None
-        index = len(self._ledger.entries) + 1
+        index = self._ledger.booked + 1
         self._blocks[index] = block
         self._asked.add(index)

@@ -45,21 +45,22 @@ class OutOfMemoryError(torch.OutOfMemoryError):
 
 
 def out_of_memory_error(
-    gpu: Gpu,
+    on: tuple[Gpu, int],
     free: int,
     allowed: int | None,
     failure: OutOfMemory,
     entry: AllocationEntry,
     ledger: DeviceLedger,
 ) -> OutOfMemoryError:
-    """Return the error of a request that failed.
+    """Return the error of a request that failed ``on`` a GPU, which has an index.
 
     ``free`` is what the device has left, ``allowed`` what the process may have where it limited
     itself, ``entry`` what the request was for.
     """
+    gpu, index = on
     message = (
-        f"CUDA out of memory. Tried to allocate {format_size(failure.segment)}. GPU 0 has a total "
-        f"capacity of {format_size(gpu.memory)} of which {format_size(free)} is free. "
+        f"CUDA out of memory. Tried to allocate {format_size(failure.segment)}. GPU {index} has a "
+        f"total capacity of {format_size(gpu.memory)} of which {format_size(free)} is free. "
         f"Including non-PyTorch memory, this process has "
         f"{format_size(failure.reserved + gpu.context)} memory in use. "
         + (f"{format_size(allowed)} allowed; " if allowed is not None else "")

@@ -25,8 +25,8 @@ from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.torch_private.autograd import current_graph_task, current_node, sequence_number
 
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
-#: Installed beside torch where it is: a kernel's launch is the user's, in whose line it stands.
-_TRITON_ROOT = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "triton") + os.sep
+#: A kernel's launch is the user's, in whose line it stands.
+_TRITON = os.path.join(os.sep, "triton", "runtime", "")
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _OWN_ROOT = _PACKAGE + os.sep
 #: Frames of these files end the search for a user's line: beyond them is who asked for the trace.
@@ -46,35 +46,63 @@ class _Place(NamedTuple):
 _NOWHERE = _Place("", "")
 
 
-class Attribution:
-    """Follows modules and autograd nodes of one thread; gives the origin of what happens now."""
+class _Modules(threading.local):
+    """The calls of modules that a thread is in: path, the engine's task, and module."""
 
     def __init__(self) -> None:
-        self._modules: list[tuple[str, int, nn.Module]] = []
+        self.calls: list[tuple[str, int, nn.Module]] = []
+
+
+class _Places:
+    """Where a thread's autograd nodes were made, by their sequence numbers, which it counts."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.places: list[_Place] = []
+
+    def of(self, number: int) -> tuple[_Place, bool]:
+        """Return the place of a node, and whether the thread made a node of that number."""
+        # An operator's node is made just before the operator is dispatched, so its number is one
+        # less than what ``sequence_number()`` gave when the operator was seen
+        # (torch/csrc/autograd/function.h, Node's constructor; generated VariableType).
+        position = min(bisect_right(self.numbers, number), len(self.numbers) - 1)
+        if position < 0:
+            return _NOWHERE, False
+        return self.places[position], self.numbers[position] == number + 1
+
+
+class Attribution:
+    """Follows the modules and autograd nodes of threads; gives the origin of what happens now."""
+
+    def __init__(self) -> None:
+        self._modules = _Modules()
         self._paths: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
         self._origins: dict[tuple[Phase, str, str, str], Origin] = {}
         self._codes: dict[CodeType, int] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}
-        self._sequence_numbers: list[int] = []
-        self._places: list[_Place] = []
-        self._thread = threading.get_ident()
+        self._places = _Places()
+        self._all_places = [self._places]
+        self._node_places = self._places
+        """The thread that made the node that ran last; its others run beside it."""
+        self.per_thread = {"_places": self._places_of_new_thread}
         self.outermost_calls = 0
         self.on_outermost_call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None] | None
         """Called for modules that no other module calls, except where a backward computes anew."""
         self.on_outermost_call = None
-        self.compiled_calls = 0
-        """Calls of modules that ``torch.compile`` wraps; in a trace they run eagerly."""
+        self.compiled: dict[str, None] = {}
+        """Lines that called what ``torch.compile`` wraps; in a trace it runs eagerly."""
 
     def origin(self, phase: Phase, operator: str, frame: FrameType | None) -> Origin:
         """Return the origin of an operator issued now from ``frame``."""
+        modules = self._modules.calls
         if current_graph_task() == -1:
-            place = self._forward_place(frame)
-            number = sequence_number()
-            if not self._sequence_numbers or self._sequence_numbers[-1] < number:
-                self._sequence_numbers.append(number)
-                self._places.append(place)
-        elif self._modules and self._modules[-1][1] == current_graph_task():
-            place = self._forward_place(frame)  # a checkpoint that computes its forward again
+            place = self._forward_place(modules, frame)
+            number, made = sequence_number(), self._places
+            if not made.numbers or made.numbers[-1] < number:
+                made.numbers.append(number)
+                made.places.append(place)
+        elif modules and modules[-1][1] == current_graph_task():
+            place = self._forward_place(modules, frame)  # a checkpoint computes its forward again
         else:
             place = self._backward_place()
         key = (phase, place.module, operator, place.line)
@@ -83,9 +111,28 @@ class Attribution:
             origin = self._origins[key] = Origin(*key)
         return origin
 
+    def cut(self) -> None:
+        """Forget where nodes were made: those that are left belong to nobody who asks any more."""
+        self._all_places = [one for one in self._all_places if one.numbers or one is self._places]
+        for places in self._all_places:
+            places.numbers.clear()
+            places.places.clear()
+        self._paths.clear()
+
     def user_line(self) -> str:
         """Return the innermost line outside of torch and of this package, or ""."""
         return self._line(sys._getframe(1))
+
+    def line_of(self, error: BaseException) -> str:
+        """Return the innermost line outside of torch and of this package that raised, or ""."""
+        innermost = error.__traceback__
+        while innermost is not None and innermost.tb_next is not None:
+            innermost = innermost.tb_next
+        return "" if innermost is None else self._line(innermost.tb_frame)
+
+    def note_compiled(self) -> None:
+        """Take note that what ``torch.compile`` wraps is called now."""
+        self.compiled.setdefault(self.user_line())
 
     @staticmethod
     def asked_from(filename: str) -> bool:
@@ -96,21 +143,22 @@ class Attribution:
         return frame.f_code.co_filename == filename
 
     @contextmanager
-    def following_modules(self) -> Iterator[None]:
-        """Follow every module's call on this thread."""
+    def following_modules(self, on_thread: Callable[[], bool]) -> Iterator[None]:
+        """Follow every module's call where ``on_thread()`` is true."""
         original = nn.Module.__call__
-        attribution, stack, thread = self, self._modules, self._thread
+        attribution, modules = self, self._modules
 
         # torch's Python tracer reads this frame's module as its local ``self``, and ends the
         # process where there is none (torch/csrc/autograd/profiler_python.cpp, recordPyCall).
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            if threading.get_ident() != thread:
+            if not on_thread():
                 return original(self, *args, **kwargs)
+            stack = modules.calls
             if stack and stack[-1][2] is self:  # a subclass's ``__call__`` that calls ours
                 return original(self, *args, **kwargs)
             task = attribution._begin_call(self, args, kwargs)
-            stack.append((attribution._path(self), task, self))
+            stack.append((attribution._path(stack, self), task, self))
             try:
                 return original(self, *args, **kwargs)
             finally:
@@ -121,24 +169,32 @@ class Attribution:
             yield
         finally:
             nn.Module.__call__ = original  # type: ignore[method-assign]
-            stack.clear()
+            modules.calls.clear()
             self._paths.clear()
+
+    def calls_of_new_thread(self) -> Callable[[], None]:
+        """Return what a thread that the present one starts begins with: it is in these modules."""
+        calls = [*self._modules.calls]
+
+        def begin() -> None:
+            if not self._modules.calls:
+                self._modules.calls.extend(calls)
+
+        return begin
 
     def _begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Report a call that begins; return the engine's task that it is part of, -1 for none."""
-        if type(module).__name__ == "OptimizedModule":
-            self.compiled_calls += 1
         task = current_graph_task()
-        if self.on_outermost_call is not None and not self._modules and task == -1:
+        if self.on_outermost_call is not None and not self._modules.calls and task == -1:
             self.on_outermost_call(module, args, kwargs)
         return task
 
-    def _path(self, module: nn.Module) -> str:
-        if not self._modules:
+    def _path(self, calls: list[tuple[str, int, nn.Module]], module: nn.Module) -> str:
+        if not calls:
             self.outermost_calls += 1
             root, name = module, type(module).__name__
         else:
-            root = self._modules[0][2]
+            root = calls[0][2]
             name = type(root).__name__
         known = self._paths.get(id(root))
         if known is None or known[0]() is not root:
@@ -146,21 +202,32 @@ class Attribution:
             known = self._paths[id(root)] = (weakref.ref(root), names)
         path = known[1].get(id(module))
         if path is None:  # a module made or attached in the course of the call
-            return f"{self._modules[-1][0]}.{type(module).__name__}"
+            return f"{calls[-1][0]}.{type(module).__name__}"
         return f"{name}.{path}" if path else name
 
-    def _forward_place(self, frame: FrameType | None) -> _Place:
-        return _Place(self._modules[-1][0] if self._modules else "", self._line(frame))
+    def _forward_place(
+        self, calls: list[tuple[str, int, nn.Module]], frame: FrameType | None
+    ) -> _Place:
+        return _Place(calls[-1][0] if calls else "", self._line(frame))
+
+    def _places_of_new_thread(self) -> _Places:
+        made = _Places()
+        self._all_places.append(made)
+        return made
 
     def _backward_place(self) -> _Place:
         node = current_node()
-        if node is None or not self._places:
+        if node is None:
             return _NOWHERE
-        # An operator's node is made just before the operator is dispatched, so its number is one
-        # less than what ``sequence_number()`` gave when the operator was seen
-        # (torch/csrc/autograd/function.h, Node's constructor; generated VariableType).
-        position = bisect_right(self._sequence_numbers, node._sequence_nr())
-        return self._places[min(position, len(self._places) - 1)]
+        number = node._sequence_nr()
+        place, made = self._node_places.of(number)
+        if not made and len(self._all_places) > 1:
+            for places in self._all_places:  # a node does not say which thread made it
+                found, made = places.of(number)
+                if made:
+                    self._node_places, place = places, found
+                    break
+        return place
 
     def _line(self, frame: FrameType | None) -> str:
         codes = self._codes
@@ -184,7 +251,7 @@ class Attribution:
 def _classify(filename: str) -> int:
     if filename in _ENDS:
         return _END
-    if filename.startswith((_TORCH_ROOT, _TRITON_ROOT, _OWN_ROOT)):
+    if filename.startswith((_TORCH_ROOT, _OWN_ROOT)) or _TRITON in filename:
         return _SKIP
     if filename.startswith("<") or os.path.basename(filename) in ("contextlib.py", "functools.py"):
         return _SKIP

@@ -2,45 +2,71 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from threading import get_ident
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import StorageRecord
+from pytest_torchmem.interception.values.memory import memory_for
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.keys import FAKE, is_excluded
+from pytest_torchmem.torch_private.storages import hollow_storage, storage_address
 from pytest_torchmem.torch_private.tensors import unwrapped
 
 _CPU = torch.device("cpu")
 
 
 class TraceContext:
-    """What replaced functions ask of the trace that is running, and do in it.
-
-    It belongs to the thread on which it was made.
-    """
+    """What replaced functions ask of the trace that is running, and do in it."""
 
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
-        self._thread = threading.get_ident()
+        self._threads = threads = interceptor.threads
+        self.on_thread = threads.on_thread
+        """Whether the caller is on a thread of the trace."""
+        self.turn = threads.turn
         self.working = interceptor.working
         self.placing_on = interceptor.placing_on
         self.meet = interceptor.meet
         self.keep = interceptor.keep
+        self.mapped = interceptor.parts.conversion.mapped
         self.streams = interceptor.parts.streams
         self.values = interceptor.parts.values
+        self.noted_tensors: list[Any] = [interceptor.parts.conversion.borrowed]
+        """Dictionaries of what is noted of tensors, which they are the weak keys of."""
+        self.noted_contents: list[Any] = []
+        """Those of them whose notes go with a tensor's content."""
 
     def off(self) -> bool:
-        """Return whether the caller is the profiler itself or another thread."""
-        return self._interceptor.inside or not self.on_thread()
+        """Return whether the caller is the profiler itself, or on a thread that is in no trace."""
+        thread, threads = get_ident(), self._threads
+        if thread not in threads.locks and not self.on_thread():
+            return True
+        return self._interceptor.inside == thread
 
-    def on_thread(self) -> bool:
-        """Return whether the caller is on the trace's thread."""
-        return threading.get_ident() == self._thread
+    def joined_by_new(self) -> Callable[[], AbstractContextManager[None]]:
+        """Return the context in which a thread that is started now runs in the trace."""
+        threads, attribution = self._interceptor.threads, self._interceptor.parts.attribution
+        lock, begin = threads.lock_for_new(), attribution.calls_of_new_thread()
+
+        @contextmanager
+        def joined() -> Iterator[None]:
+            with threads.joined(lock):
+                begin()
+                yield
+
+        return joined
+
+    def in_fake_tensor_mode(self) -> bool:
+        """Return whether the program is in a ``FakeTensorMode``, where torch's own devices are."""
+        return is_excluded(FAKE) and self._interceptor.inside != get_ident()
 
     def record(self, tensor: Tensor) -> StorageRecord | None:
         """Return the ledger's record of a tensor's storage, or None where it has none."""
@@ -66,15 +92,39 @@ class TraceContext:
         record = self.record(tensor)
         return record is not None and record.ledger.device.type == "cuda"
 
+    def brought(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is not the trace's own, but what the program came with."""
+        record = self.record(tensor)
+        return record is None or record.lent
+
     def made_before_step(self, tensor: Tensor) -> bool:
         """Return whether a tensor's storage was there before the step."""
         record = self.record(tensor)
         return record is not None and record.ledger.origin(record.index).phase is Phase.BASELINE
 
     def meet_storage(self, storage: torch.UntypedStorage, device: torch.device = _CPU) -> None:
-        """Book a real storage that C++ made just now."""
+        """Book a real storage that C++ made just now, or let a booked one be on ``device``."""
+        ledger = self._interceptor.parts.ledger
+        record = self.record_of(storage)
+        if record is None:
+            with self.working():
+                self.meet(torch.empty(0, dtype=torch.uint8).set_(storage), device)
+        elif record.ledger.device != device:
+            ledger.move(record, ledger.on(device))
+
+    def borrow_storage(self, storage: torch.UntypedStorage) -> None:
+        """Book a real storage as one that the program brought with it."""
         with self.working():
-            self.meet(torch.empty(0, dtype=torch.uint8).set_(storage), device)
+            made = torch.empty(0, dtype=torch.uint8).set_(storage)
+            self._interceptor.parts.conversion.borrow(made)
+
+    def unknown_bytes(self, nbytes: int) -> Tensor:
+        """Return bytes of the host that are not known and take no memory."""
+        with self.working():
+            memory = memory_for(torch.uint8, nbytes)
+            made = torch.empty(0, dtype=torch.uint8).set_(hollow_storage(nbytes, memory))
+            self.meet(made, memory=memory, hollow=True)
+        return made
 
     def pin(self, tensor: Tensor) -> None:
         """Take note that a tensor of the host is in pinned memory."""
@@ -86,19 +136,45 @@ class TraceContext:
         """Return a device as the trace writes it; raise for a GPU that is not there."""
         return self._interceptor.parts.target.normalise(named)
 
+    @contextmanager
+    def after_imports(self, function: Callable[[str], None]) -> Iterator[None]:
+        """Call a function with the name of each module that the program has imported."""
+        functions = self._interceptor.after_import
+        functions.append(function)
+        try:
+            yield
+        finally:
+            functions.remove(function)
+
     def user_line(self) -> str:
         """Return the line of the traced program that is running, as errors begin."""
         return self._interceptor.parts.attribution.user_line() or "the traced program"
 
     @property
+    def gpus(self) -> int:
+        """How many GPUs there are."""
+        return self._interceptor.parts.target.gpus
+
+    @property
+    def current(self) -> int:
+        """The index of the GPU that is current."""
+        return self._interceptor.parts.target.selected.index
+
+    def select(self, index: int) -> int:
+        """Make a GPU current; return the index of the one before."""
+        selected = self._interceptor.parts.target.selected
+        before, selected.index = selected.index, index
+        return before
+
+    @property
     def inside(self) -> bool:
         """Whether the profiler itself is at work."""
-        return self._interceptor.inside
+        return self._interceptor.inside == get_ident()
 
     @property
     def is_placing(self) -> bool:
         """Whether ``placing_on`` is in force."""
-        return self._interceptor.placed_on is not None
+        return self._interceptor.placed_on is not None and self._threads.last == get_ident()
 
     @property
     def gpu(self) -> Gpu:

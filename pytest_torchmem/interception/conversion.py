@@ -3,27 +3,60 @@
 from __future__ import annotations
 
 import gc
-import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import FrameType
+from typing import Any, NamedTuple, TypeAlias
+from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
 
+from pytest_torchmem.errors import NoCudaError
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.layouts.sparse import storage_holder, without_entries
 from pytest_torchmem.interception.ledger import AllocationEntry, Ledger, StorageRecord
+from pytest_torchmem.interception.mapped_files import MappedFiles
 from pytest_torchmem.interception.materialize import make_hollow
 from pytest_torchmem.interception.phases import Phases
 from pytest_torchmem.interception.plan import Output
-from pytest_torchmem.interception.values import known
-from pytest_torchmem.interception.values.contents import Contents
+from pytest_torchmem.interception.values.computed import flat
+from pytest_torchmem.interception.values.contents import Assumption
+from pytest_torchmem.interception.values.known import KnownValues
+from pytest_torchmem.interception.values.memory import memory_for
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.storages import hollow_storage, storage_address
+from pytest_torchmem.torch_private.storages import has_memory, hollow_storage, storage_address
 from pytest_torchmem.torch_private.tensors import is_view_of_another, view_base
 
 _CPU = torch.device("cpu")
+
+
+NAME_DEVICE = (
+    'name the device that this is for, as in memory_budget(..., device="cuda") or '
+    'torchmem.check(..., device="cuda")'
+)
+"""What to do about a program for cuda that is traced on the CPU."""
+
+
+class Lent(NamedTuple):
+    """A hollow storage of a ledger that outlives the trace, and what is known of its values."""
+
+    record: StorageRecord
+    content: Tensor | None
+    assumed: Assumption | None
+
+    @property
+    def entry(self) -> AllocationEntry:
+        """What is written down of it there."""
+        return self.record.ledger.entries[self.record.index - 1]
+
+
+Lender: TypeAlias = Callable[[int], Lent | None]
+"""Finds a hollow storage that the trace did not make, by its address."""
 
 
 class Conversion:
@@ -36,22 +69,36 @@ class Conversion:
         self,
         target: Target,
         ledger: Ledger,
-        contents: Contents,
+        values: KnownValues,
         attribution: Attribution,
         phases: Phases,
     ) -> None:
         self._target = target
-        self._contents = contents
+        self._values = values
+        self._contents = values.contents
         self._ledger = ledger
         self._attribution = attribution
         self._phases = phases
-        self._borrowed: list[tuple[weakref.ref[Tensor], Tensor | None]] = []
+        self.borrowed: Any = WeakIdKeyDictionary()
+        """Real leaves and the gradients that they came with. Weakly: what another thread of the
+        program made dies in the course of the trace."""
+        self.mapped = MappedFiles()
+        self._met: list[StorageRecord] = []
+        """Real tensors that were met since ``part``."""
+        self._expected: dict[int, tuple[int, ref[torch.UntypedStorage]]] = {}
+        """Index and storage of what was booked as present and not met so far, by its address."""
+        self.lender: Lender = lambda address: None
         self.names: dict[int, tuple[Kind, str, str]] = {}
         """Kind, label and module of real tensors that are known, by their storages' addresses."""
 
     def borrow(self, tensor: Tensor) -> StorageRecord:
-        """Book a real tensor that the program brought with it; nothing is ever written to it."""
+        """Book a tensor that the program brought with it; nothing is ever written to it."""
         storage = tensor.untyped_storage()
+        lent = self.lender(storage_address(tensor))
+        if lent is not None:
+            record = self._adopt(lent, tensor)
+            self._borrow_gradient(tensor)
+            return record
         device = self._ledger.on(self._target.normalise(tensor.device))
         # Memory that is not the allocator's (numpy arrays, shared memory) cannot be resized.
         nbytes = storage.nbytes() if storage.resizable() else 0
@@ -59,45 +106,144 @@ class Conversion:
         kind, label, module = self.names.get(storage_address(tensor), other)
         origin, shape = Origin(Phase.BASELINE, module), tuple(tensor.shape)
         entry = AllocationEntry(nbytes, kind, origin, shape, tensor.dtype, label)
-        record = self._ledger.book(storage, entry, device, earlier=True, hollow=False)
-        if storage.data_ptr() != 0 and known.worth_knowing(tensor.dtype, tensor.numel()):
-            self._contents.remember(record, tensor)
+        hollow = not self.mapped.is_known(storage)
+        record = self._ledger.book(storage, entry, device, earlier=True, hollow=hollow)
+        if has_memory(storage) and self._values.worth_knowing(tensor.dtype, tensor.numel()):
+            self._remember(record, tensor)
+        self._met.append(record)
+        self._borrow_gradient(tensor)
+        return record
+
+    def expect(self, lent: Lent, storage: torch.UntypedStorage) -> None:
+        """Book a hollow storage of another ledger as present, whether or not the program uses it.
+
+        It has a record when the program comes with a tensor on it, whose gradient is then known.
+        """
+        address = storage._cdata
+        device = self._ledger.on(self._target.normalise(lent.record.ledger.device))
+        kind = lent.entry.kind if lent.entry.label else Kind.INPUT
+        index = device.add(_as_before(lent.entry, kind), earlier=True)
+
+        def gone(_: object) -> None:
+            if self._expected.pop(address, None) is not None:
+                device.remove(index)
+
+        self._expected[address] = index, ref(storage, gone)
+
+    def _adopt(self, lent: Lent, tensor: Tensor) -> StorageRecord:
+        """Book a tensor whose storage belongs to another ledger as present from the beginning.
+
+        Its values are copied: what the trace writes is not seen there. Raises ``NoCudaError`` for
+        one of the GPU in a trace on the CPU.
+        """
+        storage, entry = tensor.untyped_storage(), lent.entry
+        where = self._target.normalise(lent.record.ledger.device)
+        if where.type == "cuda" and self._target.gpu is None:
+            line = self._attribution.user_line() or "the traced program"
+            raise NoCudaError(
+                f"{line}: a tensor is on cuda, and the trace is on cpu: {NAME_DEVICE}"
+            )
+        device = self._ledger.on(where)
+        kind = Kind.PARAMETER if tensor.requires_grad else Kind.INPUT
+        named = (entry.kind if entry.label else kind, entry.label, entry.origin.module)
+        kind, label, module = self.names.get(storage_address(tensor), named)
+        index, _ = self._expected.pop(storage_address(tensor), (0, None))
+        if index:
+            device.name(index, kind, label, module)
+        else:
+            index = device.add(_as_before(entry, kind, label, module), earlier=True)
+        record = self._ledger.attach(storage, index, device, hollow=True)
+        record.lent = True
+        if lent.content is not None:
+            self._contents.remember(record, lent.content)
+            return record
+        self._values.misses_lent = True
+        if lent.assumed is not None:
+            self._contents.assume(record, lent.assumed)
+        return record
+
+    def _borrow_gradient(self, tensor: Tensor) -> None:
+        """Take note of the gradient that a leaf came with."""
         # What a program takes of a weight first may be a view of it, such as its transpose.
         owner = view_base(tensor) if is_view_of_another(tensor) else tensor
         if owner is not None and owner.requires_grad and owner.is_leaf:
-            # Weakly: what another thread of the program made dies in the course of the trace.
-            self._borrowed.append((weakref.ref(owner), owner.grad))
-        return record
+            self.borrowed.setdefault(owner, owner.grad)
 
-    def meet(self, tensor: Tensor, device: torch.device, frame: FrameType) -> StorageRecord:
-        """Book a real tensor that C++ made just now on ``device`` without an operator."""
+    def write_back(self, tensor: Tensor) -> None:
+        """Let a real tensor have what an operator wrote to it; what is not known makes it hollow.
+
+        Its memory would be read, and is not what the program has written.
+        """
+        record = self._ledger.records.get(storage_address(tensor))
+        if record is None or record.hollow:
+            return
+        known = self._contents.known(record)
+        if known is None:
+            record.hollow = True
+        else:
+            flat(tensor).copy_(known)
+
+    def part(self) -> None:
+        """Forget real tensors that were met: they are met anew when they come again."""
+        for record in self._met:
+            if not record.hollow and self._ledger.records.get(record.address) is record:
+                self._ledger.forget(record)
+        self._met.clear()
+        self.borrowed.clear()
+
+    def meet(
+        self,
+        tensor: Tensor,
+        device: torch.device,
+        frame: FrameType,
+        memory: Tensor | None = None,
+        hollow: bool = False,
+    ) -> StorageRecord:
+        """Book a tensor that was made just now on ``device`` without an operator.
+
+        It is real, made by C++, or ``hollow``, with ``memory`` to show to whoever reads it.
+        """
         origin = self._attribution.origin(self._phases.find(), "", frame)
         storage = tensor.untyped_storage()
         nbytes, shape = storage.nbytes(), tuple(tensor.shape)
         entry = AllocationEntry(nbytes, Kind.OTHER, origin, shape, tensor.dtype)
-        record = self._ledger.book(storage, entry, self._ledger.on(device), hollow=False)
-        if known.worth_knowing(tensor.dtype, tensor.numel()):
-            self._contents.remember(record, tensor)
+        on, hollow = self._ledger.on(device), hollow or not self.mapped.is_known(storage)
+        record = self._ledger.book(storage, entry, on, hollow=hollow, memory=memory)
+        if not hollow and self._values.worth_knowing(tensor.dtype, tensor.numel()):
+            self._remember(record, tensor)
         return record
+
+    def _remember(self, record: StorageRecord, tensor: Tensor) -> None:
+        """Keep the values of a real tensor; of a large one in a mapped file nothing is read."""
+        storage = tensor.untyped_storage()
+        if self.mapped.holds(storage):
+            elements = storage.nbytes() // tensor.element_size()
+            if record.hollow or not self._values.worth_knowing(tensor.dtype, elements):
+                return
+        self._contents.remember(record, tensor)
 
     def return_borrowed(self) -> None:
         """Give real leaves that the program brought with it the gradients they came with."""
-        for reference, gradient in self._borrowed:
-            tensor = reference()
-            if tensor is not None:
-                tensor.grad = gradient
-        self._borrowed.clear()
+        for tensor, gradient in list(self.borrowed.items()):
+            tensor.grad = gradient
+        self.borrowed.clear()
 
     def lift(self, tensor: Tensor, device: torch.device, frame: FrameType) -> Tensor:
         """Return a hollow tensor, on ``device``, for what C++ made of Python numbers."""
         if storage_address(tensor) in self._ledger.records or tensor.device.type == "meta":
             return tensor
+        if self.mapped.holds(tensor.untyped_storage()):  # C++ shares what it was given
+            self.borrow(tensor)
+            return tensor
         origin = self._attribution.origin(self._phases.find(), "aten::lift_fresh", frame)
         nbytes = tensor.untyped_storage().nbytes()
         output = Output(0, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0)
-        hollow = make_hollow(self._ledger, output, nbytes, self._ledger.on(device), origin)
-        if known.worth_knowing(tensor.dtype, tensor.numel()):
-            self._contents.remember(self._ledger.records[storage_address(hollow)], tensor)
+        kept = nbytes > 0 and self._values.worth_knowing(tensor.dtype, tensor.numel())
+        memory = flat(tensor).clone() if kept else None
+        on = self._ledger.on(device)
+        hollow = make_hollow(self._ledger, output, nbytes, on, origin, memory=memory)
+        if kept:
+            self._contents.show(self._ledger.records[storage_address(hollow)])
         return hollow
 
     def enter_tensor(
@@ -120,20 +266,42 @@ class Conversion:
         else:
             geometry = torch.empty_like(tensor, device="meta")
             nbytes, output = geometry.numel() * geometry.element_size(), Output.of(geometry)
-        memory = known.memory_for(output.dtype, nbytes)
+        known = None
+        if nbytes > 0 and (kind is not Kind.PARAMETER or self._values.mode.computes):
+            known = self._values_of(tensor)
+        kept = known is not None and self._values.worth_knowing(tensor.dtype, tensor.numel())
+        memory = memory_for(output.dtype, nbytes)
+        if known is not None and kept and whole:
+            memory = flat(known).clone()
+        elif known is not None and kept:
+            memory = torch.zeros(nbytes, dtype=torch.uint8)
+            output.on(memory.untyped_storage()).copy_(known)
         storage = hollow_storage(nbytes, memory)
         origin = Origin(Phase.BASELINE, module)
         entry = AllocationEntry(nbytes, kind, origin, output.shape, output.dtype, label)
         record = self._ledger.book(storage, entry, self._ledger.on(device), memory=memory)
-        hollow = output.on(storage)
-        if (
-            tensor.device.type == "cpu"
-            and kind is not Kind.PARAMETER
-            and tensor.untyped_storage().data_ptr() != 0
-            and known.worth_knowing(tensor.dtype, tensor.numel())
-        ):
-            self._contents.remember(record, tensor if whole else known.laid_out_as(hollow, tensor))
-        return hollow
+        if kept:
+            self._contents.show(record)
+        return output.on(storage)
+
+    def _values_of(self, tensor: Tensor) -> Tensor | None:
+        """Return a tensor with the values of one that the program came with, if they are known."""
+        lent = self.lender(storage_address(tensor))
+        if lent is not None:
+            content = lent.content
+            self._values.misses_lent |= content is None
+            return None if content is None else Output.of(tensor).on(content.untyped_storage())
+        on_host = tensor.device.type == "cpu" and has_memory(tensor.untyped_storage())
+        return tensor if on_host else None
+
+
+def _as_before(
+    entry: AllocationEntry, kind: Kind, label: str = "", module: str = ""
+) -> AllocationEntry:
+    """Return what another ledger has of an allocation as what was there before."""
+    module = module or entry.origin.module
+    origin = replace(entry.origin, phase=Phase.BASELINE, module=module)
+    return entry._replace(kind=kind, label=label or entry.label, origin=origin)
 
 
 def give_survivors_data(ledger: Ledger) -> None:
@@ -149,10 +317,10 @@ def give_survivors_data(ledger: Ledger) -> None:
         return
     with torch.inference_mode():
         for value in gc.get_objects():
-            if not issubclass(type(value), Tensor):
+            if not issubclass(type(value), Tensor) or is_lazy(value):
                 continue
             try:
-                if storage_address(storage_holder(value)) not in survivors:
+                if survivors.get(storage_address(storage_holder(value)), True):
                     _without_hollow_gradient(value, survivors)
                     continue
             except (RuntimeError, NotImplementedError):
@@ -163,7 +331,7 @@ def give_survivors_data(ledger: Ledger) -> None:
 
 def _readable(tensor: Tensor) -> Tensor:
     """Return what stands for ``tensor`` after its trace."""
-    if tensor.layout in COMPRESSED:
+    if tensor.layout in (torch.sparse_coo, *COMPRESSED):
         return without_entries(tensor)
     number = float("nan") if tensor.dtype.is_floating_point or tensor.is_complex() else 0
     data = torch.full((), number, dtype=tensor.dtype)
@@ -172,7 +340,9 @@ def _readable(tensor: Tensor) -> Tensor:
     return data.expand(tensor.shape)
 
 
-def _without_hollow_gradient(leaf: Tensor, survivors: set[int]) -> None:
+def _without_hollow_gradient(leaf: Tensor, survivors: Mapping[int, bool]) -> None:
+    if leaf.is_leaf and storage_address(leaf) in survivors:
+        return  # it is the trace's own
     gradient = leaf.grad if leaf.is_leaf else None
     if gradient is not None and storage_address(gradient) in survivors:
         leaf.grad = None

@@ -32,7 +32,7 @@ def fingerprint_of_step(ledger: Ledger, device: torch.device) -> str:
     """
     lines: list[str] = []
     parameters = 0
-    for entry in ledger.devices[device].entries:
+    for entry in ledger.devices[device].entries.values():
         if entry.kind is Kind.INPUT:
             lines.append(f"{entry.label} {entry.dtype}{list(entry.shape)}\n")
         else:
@@ -75,7 +75,7 @@ class Program:
         brought = (device.entries[index - 1] for device in devices for index in device.earlier)
         lines += sorted(_line(entry) for entry in brought if not entry.label)
         if not lines:
-            made = (entry for device in devices for entry in device.entries)
+            made = (entry for device in devices for entry in device.entries.values())
             lines = sorted(_line(entry) for entry in made if _is_random(entry))
         return _digest(lines) if lines else ""
 

@@ -48,6 +48,7 @@ class GradientSums:
         self.seen: References | None = None
         self._node_number = -1
         self._node_began = 0
+        self.per_thread = {"_node_number": lambda: -1, "_node_began": lambda: 0}
 
     def operator_in_backward(self, booked: int) -> None:
         """Note which node is running, and how many storages had been booked when it began."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -21,8 +22,11 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.gradient_accumulation import References
 from pytest_torchmem.interception.kernels import Kernels
 from pytest_torchmem.interception.layouts.layouts import Layouts
+from pytest_torchmem.interception.layouts.sparse import parts_of
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.parts import Parts
+from pytest_torchmem.interception.threads import TraceThreads
+from pytest_torchmem.interception.values.policy import Values
 from pytest_torchmem.operators.registry import Kind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace import Buffer
@@ -30,14 +34,27 @@ from pytest_torchmem.step.global_state import seed_what_is_imported
 from pytest_torchmem.step.imports import imports_within
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.dispatcher import interception
+from pytest_torchmem.torch_private.dispatcher import interception, run_outside
 from pytest_torchmem.torch_private.kernels import run_composite_implicit
-from pytest_torchmem.torch_private.keys import FAKE, set_excluded
-from pytest_torchmem.torch_private.modes import NoFunctionModes, function_modes
+from pytest_torchmem.torch_private.keys import FAKE, is_excluded, set_excluded
+from pytest_torchmem.torch_private.modes import (
+    NoFunctionModes,
+    function_modes,
+    jit_tracing,
+    not_jit_tracing,
+)
+from pytest_torchmem.torch_private.nowhere import nowhere
 from pytest_torchmem.torch_private.operators import OpOverload, is_view
 from pytest_torchmem.torch_private.storages import storage_address
 
 _CPU = torch.device("cpu")
+_LOADS_LIBRARY = frozenset({"bitsandbytes"})
+"""Packages that load a library for the GPU as they are imported: they see the true machine."""
+_COMES_WITH_CUDA = {
+    "triton": ". torch for CUDA brings triton; a trace needs it installed, but no GPU: on Linux, "
+    "pip install triton"
+}
+"""What to do about a package that is missing, by its name."""
 
 
 class Interceptor:
@@ -49,19 +66,34 @@ class Interceptor:
         ledger: Ledger,
         attribution: Attribution,
         alone: References | None,
+        values: Values = Values.GUESSED,
+        *,
+        real_host: bool = False,
     ) -> None:
-        self.parts = Parts(target, ledger, attribution)
+        self.parts = Parts(target, ledger, attribution, values)
+        self.real_host = real_host
+        """Whether the host's tensors are real: only what is on the GPU, or comes from there, is
+        hollow."""
         self.paths: Mapping[str, Callable[..., Any]] = {}
         """What runs composite operators as the GPU does, by name."""
+        self.threads = TraceThreads()
         self.placed_on: torch.device | None = None
         """Where outputs go, instead of where the inputs are, while a copy between devices runs."""
-        self.inside = False
-        """Whether the profiler itself is at work, and tensors answer as torch made them."""
-        self._importing = False
+        self.inside = 0
+        """The thread on which the profiler itself is at work, and tensors answer as torch made
+        them; 0 for none."""
+        self.after_import: list[Callable[[str], None]] = [seed_what_is_imported]
+        """What is called with the name of each module that the program imports."""
+        self._importing: set[int] = set()
+        """Threads that are importing a module."""
         self._specs: dict[OpOverload, OperatorSpec] = {}
         self._layouts = Layouts(self, self.parts)
         self.kernels = Kernels(self, self.parts, self._layouts, alone)
         self._let_pass: Callable[[OpOverload], None]
+        parts = self.parts
+        self.threads.swap(parts.attribution, parts.numbers, parts.placement, parts.phases)
+        self.threads.swap(*parts.streams, self.kernels.sums)
+        self.threads.when_leaving += [parts.numbers.settle, parts.phases.leave]
 
     # -- entry -------------------------------------------------------------------------------------
 
@@ -72,10 +104,23 @@ class Interceptor:
             # Below the dispatcher torch has none: a default device is not for what is made here.
             with NoFunctionModes():
                 return self(overload, *args, **kwargs)
+        if jit_tracing() is not None:
+            # It has written the operator down; what is asked of tensors here is not its business.
+            with not_jit_tracing():
+                return self(overload, *args, **kwargs)
+        thread, threads = get_ident(), self.threads
+        lock = threads.locks.get(thread) or threads.adopt(thread)
+        if lock is None:
+            return run_outside(overload, args, kwargs)
+        lock.acquire()
+        if thread != threads.last and not threads.switch(thread):
+            lock.release()
+            return run_outside(overload, args, kwargs)
         set_excluded(FAKE, True)
-        was_inside, self.inside = self.inside, True
+        was_inside, self.inside = self.inside, thread
         try:
-            if self._importing and self._is_of_the_host(args, kwargs):
+            on_host = self.real_host or (self._importing and thread in self._importing)
+            if on_host and self._is_of_the_host(args, kwargs):
                 return overload(*args, **kwargs)
             spec = self._specs.get(overload)
             if spec is None:
@@ -83,12 +128,15 @@ class Interceptor:
                     return self._pass(overload, args, kwargs)
                 spec = self._specs[overload] = self._spec(overload)
             self.parts.numbers.settle()
+            if self.real_host:
+                return self._run_beside_host(spec, args, kwargs, outermost=not was_inside)
             if spec.kind is Kind.LEAF:
                 return self.kernels.run(spec, args, kwargs)
             return self._run_specially(spec, args, kwargs)
         finally:
             self.inside = was_inside
             set_excluded(FAKE, False)
+            lock.release()
 
     def _pass(self, view: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a view operator as it will run from now on, when it does not come here again.
@@ -131,84 +179,162 @@ class Interceptor:
         if kind is Kind.SCALAR:
             return self.kernels.item(args[0])
         if kind is Kind.LIFT:
+            if nowhere().touched():  # where no tensor has memory: C++ made this one of such data
+                nowhere().forget()
+                raise parts.values.unknown("a tensor is made of tensors of unknown values")
             return parts.conversion.lift(args[0], self.placed_on or _CPU, sys._getframe(2))
         return self.kernels.resize(spec, args, kwargs)
+
+    def _run_beside_host(
+        self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any], *, outermost: bool
+    ) -> Any:
+        """Run an operator that has to do with the GPU, among tensors of the host that are real.
+
+        These are met anew by each operator: between two, the program may write to their memory.
+        """
+        __tracebackhide__ = True
+        conversion = self.parts.conversion
+        try:
+            if spec.kind is Kind.LEAF:
+                result = self.kernels.run(spec, args, kwargs)
+            else:
+                result = self._run_specially(spec, args, kwargs)
+            if spec.mutated or spec.mutated_names:
+                for tensor in argument_tensors(spec.written(args, kwargs)):
+                    conversion.write_back(tensor)
+            return result
+        finally:
+            if outermost:
+                conversion.part()
 
     # -- what comes here, and what does not --------------------------------------------------------
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run every operator of this thread that would reach a kernel."""
+        """Run every operator of the trace's threads that would reach a kernel."""
+        threads = self.threads
         with (
             interception(self) as self._let_pass,
-            imports_within(self._importing_a_module, seed_what_is_imported),
+            imports_within(self._importing_a_module, self._imported, threads.on_thread),
         ):
-            yield
+            threads.begin()
+            try:
+                yield
+            finally:
+                threads.end()
 
     @contextmanager
     def intercepting(self) -> Iterator[None]:
         """Let operators issued inside of this one come here again."""
-        was_inside, self.inside = self.inside, False
+        was_inside, self.inside = self.inside, 0
         set_excluded(FAKE, False)
         try:
             yield
         finally:
             self.inside = was_inside
             set_excluded(FAKE, True)
+            if self.threads.last != was_inside:  # it started others, and waited for them
+                self.threads.switch(was_inside)
 
     @contextmanager
     def working(self) -> Iterator[None]:
         """Let the profiler itself use tensors: nothing is intercepted, devices are torch's own."""
-        was_inside, self.inside = self.inside, True
+        lock = self.threads.begin_turn()
+        was_inside, self.inside = self.inside, get_ident()
+        was_excluded = is_excluded(FAKE)
         set_excluded(FAKE, True)
         try:
             with NoFunctionModes():
                 yield
         finally:
+            set_excluded(FAKE, was_excluded)
             self.inside = was_inside
-            set_excluded(FAKE, was_inside)
+            lock.release()
 
     @contextmanager
     def placing_on(self, device: torch.device | None) -> Iterator[None]:
         """Make outputs on ``device`` rather than where their inputs are."""
+        lock = self.threads.begin_turn()
         before, self.placed_on = self.placed_on, device
         try:
             yield
         finally:
             self.placed_on = before
+            lock.release()
 
     @contextmanager
-    def _importing_a_module(self) -> Iterator[None]:
+    def _importing_a_module(self, name: str) -> Iterator[None]:
         """Let a module make real tensors on the host: it keeps them when the trace is over."""
-        was_importing, self._importing = self._importing, True
+        thread = get_ident()
+        was_importing = thread in self._importing
+        self._importing.add(thread)
+        loads_library = name.partition(".")[0] in _LOADS_LIBRARY
         try:
-            yield
+            with self.working() if loads_library else nullcontext():
+                yield
+        except ModuleNotFoundError as error:
+            if error.name in _COMES_WITH_CUDA and self.parts.target.gpu is not None:
+                error.msg += _COMES_WITH_CUDA[error.name]
+            raise
         finally:
-            self._importing = was_importing
+            if not was_importing:
+                self._importing.discard(thread)
+
+    def _imported(self, module: str) -> None:
+        for function in self.after_import:
+            function(module)
 
     def _is_of_the_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an operator works on real tensors alone, and makes more of them on the host."""
         if self.placed_on is not None and self.placed_on != _CPU:
             return False
-        get = self.parts.ledger.records.get
-        try:
-            records = [get(storage_address(one)) for one in argument_tensors((args, kwargs))]
-        except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, …
+        tensors = argument_tensors((args, kwargs))
+        if not self.real_host:
+            try:
+                return not any(self._is_hollow(tensor) for tensor in tensors)
+            except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, …
+                return False
+        placement = self.parts.placement
+        if not tensors:
+            asked = self.placed_on is None and kwargs.get("device") is not None
+            return not asked or placement.last_on_host
+        if any(self._has_hollow_part(tensor) for tensor in tensors):
             return False
-        return not any(record is not None and record.hollow for record in records)
+        placement.run_on_host()
+        return True
+
+    def _is_hollow(self, tensor: Tensor) -> bool:
+        record = self.parts.ledger.records.get(storage_address(tensor))
+        return record is not None and (record.hollow or record.ledger.device != _CPU)
+
+    def _has_hollow_part(self, tensor: Tensor) -> bool:
+        """Whether a tensor, or what it is made of, is on the GPU or comes from there."""
+        try:
+            return any(self._is_hollow(part) for part in parts_of(tensor))
+        except (RuntimeError, NotImplementedError):
+            return False
 
     # -- what happens without an operator ----------------------------------------------------------
 
     def enter_optimizer(self) -> None:
         """Begin an optimizer's step."""
-        self.parts.numbers.settle()
-        self.parts.phases.enter_optimizer()
+        with self.threads.turn():
+            self.parts.numbers.settle()
+            self.parts.phases.enter_optimizer()
 
-    def meet(self, tensor: Tensor, device: torch.device = _CPU) -> None:
-        """Book a real tensor that C++ made just now on ``device`` without an operator."""
+    def leave_optimizer(self) -> None:
+        """End an optimizer's step."""
+        with self.threads.turn():
+            self.parts.phases.leave_optimizer()
+
+    def meet(self, tensor: Tensor, device: torch.device = _CPU, **hollow: Any) -> None:
+        """Book a tensor that was made just now on ``device`` without an operator."""
+        if self.real_host and device == _CPU and not hollow:
+            return
         with self.working():
-            self.parts.conversion.meet(tensor, device, sys._getframe(1))
+            self.parts.conversion.meet(tensor, device, sys._getframe(1), **hollow)
 
     def keep(self, buffer: Buffer, overload: OpOverload) -> None:
         """Book a library's workspace that stays and that ``overload`` makes on its first use."""
-        self.kernels.keep(buffer, spec_of(overload), sys._getframe(1))
+        with self.threads.turn():
+            self.kernels.keep(buffer, spec_of(overload), sys._getframe(1))

@@ -19,7 +19,7 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.decompose import Decompositions
 from pytest_torchmem.interception.gradient_accumulation import GradientSums, References
 from pytest_torchmem.interception.layouts.layouts import Layouts
-from pytest_torchmem.interception.layouts.sparse import has_sparse, run_sparse
+from pytest_torchmem.interception.layouts.sparse import has_sparse
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.interception.materialize import grow, make_hollow, make_outputs
 from pytest_torchmem.interception.parts import Intercepts, Parts
@@ -32,6 +32,7 @@ from pytest_torchmem.interception.values.data_dependent import (
     plan_from_values,
     without_masks,
 )
+from pytest_torchmem.interception.values.memory import NO_MEMORIES
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
@@ -74,6 +75,9 @@ class Kernels:
         if kwargs and kwargs.get("layout") in COMPRESSED:
             self._parts.phases.find()
             return self._layouts.run_compressed(spec, args, kwargs)
+        if kwargs and kwargs.get("layout") is torch.sparse_coo and not _is_dense(args):
+            self._parts.phases.find()
+            return self._layouts.run_sparse(spec, args, kwargs)
         tensors: list[Tensor] = []
         try:
             key: Any = geometry_of(args, tensors)
@@ -109,7 +113,8 @@ class Kernels:
         if spec.masks:
             plain = without_masks(call, self._parts.values)
             if plain is None:
-                self._parts.values.know(call, Plan((), Same(0)), call.args)
+                nothing_made, values = Plan((), Same(0)), self._parts.values
+                values.note(call, nothing_made, call.args, values.compute(call, nothing_made))
                 return call.args[0]
             planned = (plain, call.kwargs)
             key = (key, geometry_of(plain, []))
@@ -119,12 +124,18 @@ class Kernels:
             return self._follow(call, plan, device, frame, is_new=False)
         body = self._body(spec, device.device.type) if call.tensors else None
         if body is None:
-            plan = self._plans.make(key, call, planned, device.device)
+            try:
+                plan = self._plans.make(key, call, planned, device.device)
+            except (RuntimeError, NotImplementedError):
+                if not self._parts.values.can_show_geometry(spec):
+                    raise
+                return self._run_dynamic(call, device, frame)
             return self._follow(call, plan, device, frame, is_new=True)
+        ahead = self._parts.values.ahead_of_body(call)
         result, plan = self._decompositions.run(body, call, device)
         if plan is not None:
             self._plans.remember(key, plan)
-            self._parts.values.know(call, plan, result)
+            self._parts.values.note_body(call, result, ahead)
         return result
 
     def _follow(
@@ -136,8 +147,9 @@ class Kernels:
         numbers: tuple[int, ...] = ()
         if len(tensors) < len(spec.tensors) and device.device == _CPU:
             numbers = spec.numbers(args)
-        origin = self._origin(spec, frame)
-        result = make_outputs(self._ledger, plan, tensors, device, origin)
+        origin, values = self._origin(spec, frame), parts.values
+        memories = values.compute(call, plan)
+        result = make_outputs(self._ledger, plan, tensors, device, origin, memories or NO_MEMORIES)
         if is_new:
             given = with_types(args, numbers)
             where = device.device.type
@@ -154,7 +166,7 @@ class Kernels:
             parts.placement.note_guess(call, result)
         if len(self._ledger.devices) > 1 and spec.record.copies_across:
             self._stage(call, result, device)
-        parts.values.know(call, plan, result)
+        values.note(call, plan, result, memories)
         return result
 
     def _body(self, spec: OperatorSpec, device: str) -> Callable[..., Any] | None:
@@ -171,14 +183,15 @@ class Kernels:
 
     def _sums_in_place(self, call: Call, device: DeviceLedger, frame: Any) -> bool:
         """Whether this is a sum of two gradients that the engine would make in the first."""
-        self.sums.operator_in_backward(len(device.entries))
+        self.sums.operator_in_backward(device.booked)
         tensors, records = call.tensors, call.records
         by_engine = call.operator.name == "aten::add.Tensor" and frame.f_code is ENGINE_CODE
         if not by_engine or len(tensors) != 2:
             return False
         if self.sums.in_place(tensors[0], tensors[1], records[0], sys.getrefcount(tensors[0])):
+            self._parts.values.add_in_place(call)
             return True
-        streams = self._parts.streams
+        streams = self._parts.streams[device.device.index or 0]
         if streams.several and self.sums.is_sum(records[0]):
             streams.enter_sum(tensors[0].shape)
         return False
@@ -268,8 +281,7 @@ class Kernels:
             return self._from_geometry(spec, args, kwargs, self._target.normalise(asked))
         if not spec.shared.sparse_metadata and has_sparse(args, kwargs):
             self._parts.phases.find()
-            with self._interceptor.intercepting():
-                return run_sparse(spec, args, kwargs)
+            return self._layouts.run_sparse(spec, args, kwargs)
         return spec.overload(*args, **kwargs)
 
     def _from_geometry(
@@ -330,3 +342,8 @@ class Kernels:
     def _origin(self, spec: OperatorSpec, frame: Any) -> Origin:
         running = self._decompositions.running
         return self._parts.attribution.origin(self._ledger.phase, running or spec.name, frame)
+
+
+def _is_dense(args: tuple[Any, ...]) -> bool:
+    """Return whether a strided tensor is what a sparse one is to be made of."""
+    return bool(args) and isinstance(args[0], Tensor) and args[0].layout is torch.strided

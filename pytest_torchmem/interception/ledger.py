@@ -38,7 +38,10 @@ class DeviceLedger:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.current = 0
-        self.entries: list[AllocationEntry] = []
+        self.entries: dict[int, AllocationEntry] = {}
+        """By their index less one; without those that a cut took away."""
+        self.booked = 0
+        """How many there were so far; the index of the last one."""
         self.events: list[int] = []
         self.phases: list[tuple[int, Phase]] = []
         self.earlier: list[int] = []
@@ -80,8 +83,8 @@ class DeviceLedger:
         """Book an allocation and return its index; ``earlier`` than everything else, or now."""
         if self.before_adding is not None:
             self.before_adding(entry, 0 if earlier else self.stream)
-        self.entries.append(entry)
-        index = len(self.entries)
+        self.entries[self.booked] = entry
+        self.booked = index = self.booked + 1
         if earlier:
             self.earlier.append(index)
         else:
@@ -109,14 +112,35 @@ class DeviceLedger:
 
     def live_allocations(self) -> tuple[Allocation, ...]:
         """Return what is alive, largest first."""
-        timeline = self.timeline()
-        return tuple(timeline.live_at(len(timeline.events)))
+        live = [_allocation(self.entries[index - 1]) for index in self._live()]
+        return tuple(sorted(live, key=lambda allocation: -allocation.nbytes))
+
+    def cut(self) -> None:
+        """Forget what has been freed; what is live was made first, in the same order."""
+        live = self._live()
+        self.entries = {index - 1: self.entries[index - 1] for index in live}
+        self.streams = {index: self.streams[index] for index in live if index in self.streams}
+        self.pinned.intersection_update(live)
+        self.earlier.clear()
+        self.events[:] = live
+        del self.phases[:-1]
+        self.phases[:] = [(0, phase) for _, phase in self.phases]
+
+    def _live(self) -> list[int]:
+        """Return what was made and not freed, in the order in which it was made."""
+        live = dict.fromkeys(self.earlier)
+        for event in self.events:
+            if event > 0:
+                live[event] = None
+            else:
+                live.pop(-event, None)
+        return list(live)
 
     def timeline(self) -> Timeline:
         """Return what happened so far; storages met late stand before everything else."""
         shift = len(self.earlier)
         events = [*self.earlier, *self.events]
-        allocations = tuple(map(_allocation, self.entries))
+        allocations = tuple(map(_allocation, self.entries.values()))
         phases = tuple(
             (start + shift if position else 0, phase)
             for position, (start, phase) in enumerate(self.phases)
@@ -137,13 +161,15 @@ def _dtype_name(dtype: torch.dtype | None) -> str:
 class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     """A storage the ledger knows, and where it lives."""
 
-    __slots__ = ("address", "hollow", "index", "ledger", "memory")
+    __slots__ = ("address", "hollow", "index", "ledger", "lent", "memory")
 
     address: int
     index: int
     hollow: bool
     """Whether the storage has no memory; a real one was met, not made, by the trace."""
     ledger: DeviceLedger
+    lent: bool
+    """Whether it is hollow and belongs to another ledger, which outlives this one."""
     memory: Tensor | None
     """Bytes that the hollow storage shows to whoever reads it; they live as long as it does."""
 
@@ -204,7 +230,7 @@ class Ledger:
         record = StorageRecord(storage, self._strike)
         address = storage._cdata
         record.address, record.index, record.ledger = address, index, ledger
-        record.hollow, record.memory = hollow, memory
+        record.hollow, record.memory, record.lent = hollow, memory, False
         if address in self.records:
             self.when_forgotten(address)
         self.records[address] = record
@@ -245,20 +271,32 @@ class Ledger:
             entry = AllocationEntry(nbytes, Kind.WORKSPACE, origin, (), None, name, confidence)
             ledger.kept[key] = ledger.add(entry)
 
-    def close(self) -> set[int]:
-        """Stop writing down; return the addresses of storages without memory that are still alive.
+    def close(self) -> dict[int, bool]:
+        """Stop writing down; return the hollow storages that are still alive, by their addresses,
+        and whether they have memory of their own.
 
         Some program's variable, or a traceback's frame, may hold them.
         """
-        survivors = set()
-        for record in self.records.values():
+        survivors = {}
+        for record in tuple(self.records.values()):
             storage = record()
+            if not record.hollow:
+                continue
             if storage is not None and record.memory is not None:
                 storage._memory = record.memory  # C++ may read it as long as the storage lives
-            elif record.hollow:
-                survivors.add(record.address)
+            if not record.lent:
+                survivors[record.address] = record.memory is not None
         self.records.clear()
         return survivors
+
+    def cut(self) -> None:
+        """Forget what has been freed: a ledger that is kept for hours must not grow."""
+        for ledger in self.devices.values():
+            ledger.cut()
+
+    def forget(self, record: StorageRecord) -> None:
+        """Strike off a storage that is still there, to be met anew."""
+        self._strike(record)
 
     def _strike(self, record: StorageRecord) -> None:
         if self.records.pop(record.address, None) is record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger, Ledger
 from pytest_torchmem.interception.plan import Output, Plan, Same, Temporary
-from pytest_torchmem.interception.values.known import memory_for
+from pytest_torchmem.interception.values.memory import NO_MEMORIES, memory_for
 from pytest_torchmem.profile.timeline import Confidence, Kind, Origin, Phase
 from pytest_torchmem.step.trees import replace_leaves
 from pytest_torchmem.torch_private.autograd import in_engine_thread
@@ -26,22 +27,29 @@ _KIND_OF_PHASE = {
 
 
 def make_outputs(
-    ledger: Ledger, plan: Plan, tensors: list[Tensor], device: DeviceLedger, origin: Origin
+    ledger: Ledger,
+    plan: Plan,
+    tensors: list[Tensor],
+    device: DeviceLedger,
+    origin: Origin,
+    memories: Mapping[int, Tensor] = NO_MEMORIES,
 ) -> Any:
     """Return what a plan says an operator returns, its new storages booked on ``device``.
 
     Those that a kernel makes on the host are booked there.
-    ``tensors`` are the operator's tensor arguments in order.
+    ``tensors`` are the operator's tensor arguments in order, ``memories`` the real memory of new
+    storages whose values are known, by slot.
     """
     outputs = plan.outputs
     if type(outputs) is Output and len(plan.slots) == 1 and plan.slots[0] >= 0 and not plan.steps:
-        return make_hollow(ledger, outputs, plan.slots[0], device, origin)
+        memory = memories.get(0) if memories else None
+        return make_hollow(ledger, outputs, plan.slots[0], device, origin, memory=memory)
     if type(outputs) is Same and outputs.grown is None and not plan.steps:
         return tensors[outputs.position]
     storages: list[torch.UntypedStorage | None] = [None] * len(plan.slots)
     made: dict[int, Tensor] = {}
     if plan.steps:
-        for output, tensor in _follow(ledger, plan, device, origin):
+        for output, tensor in _follow(ledger, plan, device, origin, memories):
             made[id(output)], storages[output.slot] = tensor, tensor.untyped_storage()
 
     def tensor_of(output: Output | Same) -> Tensor:
@@ -62,7 +70,8 @@ def make_outputs(
         if storage is None:
             sure = plan.confidences.get(output.slot, Confidence.EXACT)
             on = ledger.on(_HOST) if output.slot in plan.on_host else device
-            tensor = make_hollow(ledger, output, nbytes, on, origin, sure)
+            memory = memories.get(output.slot)
+            tensor = make_hollow(ledger, output, nbytes, on, origin, sure, memory)
             storages[output.slot] = tensor.untyped_storage()
             return tensor
         return output.on(storage)
@@ -71,7 +80,11 @@ def make_outputs(
 
 
 def _follow(
-    ledger: Ledger, plan: Plan, device: DeviceLedger, origin: Origin
+    ledger: Ledger,
+    plan: Plan,
+    device: DeviceLedger,
+    origin: Origin,
+    memories: Mapping[int, Tensor],
 ) -> list[tuple[Output, Tensor]]:
     """Write down a body's requests in their order; return its outputs with their tensors."""
     made: list[tuple[Output, Tensor]] = []
@@ -88,7 +101,8 @@ def _follow(
             elif isinstance(step, Output):
                 nbytes = plan.slots[step.slot]
                 sure = plan.confidences.get(step.slot, Confidence.EXACT)
-                made.append((step, make_hollow(ledger, step, nbytes, device, origin, sure)))
+                memory = memories.get(step.slot)
+                made.append((step, make_hollow(ledger, step, nbytes, device, origin, sure, memory)))
             else:
                 ledger.keep(step, in_engine_thread(), device, origin)
     finally:  # the device may have no memory for one of them
@@ -104,9 +118,14 @@ def make_hollow(
     device: DeviceLedger,
     origin: Origin,
     confidence: Confidence = Confidence.EXACT,
+    memory: Tensor | None = None,
 ) -> Tensor:
-    """Return a new hollow tensor on a storage of ``nbytes`` bytes."""
-    memory = memory_for(output.dtype, nbytes, origin.operator)
+    """Return a new hollow tensor on a storage of ``nbytes`` bytes, which may show real ``memory``.
+
+    Small integer and boolean ones always have some.
+    """
+    if memory is None:
+        memory = memory_for(output.dtype, nbytes, origin.operator)
     storage = hollow_storage(nbytes, memory)
     kind, shape, dtype = _KIND_OF_PHASE[origin.phase], output.shape, output.dtype
     entry = AllocationEntry(nbytes, kind, origin, shape, dtype, "", confidence)

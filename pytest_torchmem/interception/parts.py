@@ -14,6 +14,7 @@ from pytest_torchmem.interception.phases import Phases
 from pytest_torchmem.interception.placement import Placement
 from pytest_torchmem.interception.streams import Streams
 from pytest_torchmem.interception.values.known import KnownValues
+from pytest_torchmem.interception.values.policy import Values
 from pytest_torchmem.interception.wrapped_numbers import WrappedNumbers
 from pytest_torchmem.targets.target import Target
 
@@ -21,15 +22,17 @@ from pytest_torchmem.targets.target import Target
 class Parts:
     """What a trace stands for, what it writes down, and what it knows of values and places."""
 
-    def __init__(self, target: Target, ledger: Ledger, attribution: Attribution) -> None:
+    def __init__(
+        self, target: Target, ledger: Ledger, attribution: Attribution, values: Values
+    ) -> None:
         self.target = target
         self.ledger = ledger
         self.attribution = attribution
-        self.values = KnownValues(ledger, attribution)
-        self.streams = Streams(ledger.on(target.device))
+        self.values = KnownValues(ledger, attribution, values)
+        self.streams = tuple(Streams(ledger.on(device)) for device in target.devices)
+        """Those of each GPU, by its index; on the CPU there is one."""
         self.phases = Phases(ledger, attribution, self.streams)
-        contents = self.values.contents
-        self.conversion = Conversion(target, ledger, contents, attribution, self.phases)
+        self.conversion = Conversion(target, ledger, self.values, attribution, self.phases)
         self.numbers = WrappedNumbers(ledger)
         self.placement = Placement(target, ledger)
 

@@ -13,7 +13,9 @@ from pytest_torchmem.torch_private.autograd import current_graph_task
 class Phases:
     """Finds the phase that an operator belongs to, from the task that the autograd engine is at."""
 
-    def __init__(self, ledger: Ledger, attribution: Attribution, streams: Streams) -> None:
+    def __init__(
+        self, ledger: Ledger, attribution: Attribution, streams: tuple[Streams, ...]
+    ) -> None:
         self._ledger = ledger
         self._streams = streams
         self._attribution = attribution
@@ -24,13 +26,18 @@ class Phases:
         -1 for none."""
         self._task = -1
         """The last of them."""
+        self._own: list[Phase] = []
+        """The phases that are running."""
+        self.per_thread = {"_tasks": lambda: [-1], "_task": lambda: -1, "_own": list}
+        """A thread goes through phases of its own, and is otherwise in those of the step."""
         self._calls = 0
         """Calls of outermost modules when last looked."""
 
     def find(self) -> Phase:
         """Enter the phase that an operator issued now belongs to, and return it."""
-        if self._streams.several:
-            self._streams.find()
+        for streams in self._streams:
+            if streams.several:
+                streams.find()
         calls = self._attribution.outermost_calls
         if calls != self._calls or current_graph_task() != self._task:
             self._follow_engine()
@@ -53,22 +60,29 @@ class Phases:
         self._calls = self._attribution.outermost_calls
         self._enter()
 
+    def leave(self) -> None:
+        """End what a thread began that is at its own end."""
+        while self._own:
+            self._end()
+        self._enter()
+
     def _follow_engine(self) -> None:
         """Begin and end backwards, which the engine does without a word."""
         task = current_graph_task()
-        while self._task != task and (task == -1 or self._step.phase is Phase.BACKWARD):
+        while self._task != task and (task == -1 or self._own[-1:] == [Phase.BACKWARD]):
             self._end()
         if self._task != task:
             self._begin(Phase.BACKWARD, task)
 
     def _begin(self, phase: Phase, task: int) -> None:
         self._step.begin(phase)
+        self._own.append(phase)
         self._tasks.append(task)
         self._task = task
 
     def _end(self) -> None:
         if len(self._tasks) > 1:
-            self._step.end()
+            self._step.end(self._own.pop())
             self._tasks.pop()
             self._task = self._tasks[-1]
 

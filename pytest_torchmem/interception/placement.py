@@ -30,6 +30,7 @@ class Placement:
         self._last: DeviceLedger | None = None
         self.nested: DeviceLedger | None = None
         """Where values of a nested tensor are while its kernel runs; its sizes are the host's."""
+        self.per_thread = {"_last": lambda: None, "nested": lambda: None}
         self._guessed: dict[int, int] = {}
         """Storages that C++ asked for without saying beside which tensor: a device guessed."""
 
@@ -63,6 +64,15 @@ class Placement:
         self._last = device
         return device
 
+    @property
+    def last_on_host(self) -> bool:
+        """Whether the last operator, if there was any, ran on the host."""
+        return self._last is None or self._last.device == _CPU
+
+    def run_on_host(self) -> None:
+        """Take note of an operator that ran on real tensors of the host."""
+        self._last = self._ledger.on(_CPU)
+
     def _where_tensors_are(self) -> DeviceLedger:
         """Return the machine's device if it holds anything, else the host."""
         device = self._ledger.on(self._target.device)
@@ -95,6 +105,13 @@ class Placement:
             for tensor in argument_tensors(result):
                 record = self._ledger.records[storage_address(tensor)]
                 self._guessed[record.address] = record.index
+
+    def cut(self) -> None:
+        """Forget guesses about what is gone."""
+        known = self._ledger.records
+        self._guessed = {
+            address: index for address, index in self._guessed.items() if address in known
+        }
 
     def _is_guess(self, record: StorageRecord) -> bool:
         return self._guessed.get(record.address) == record.index

@@ -3,7 +3,7 @@
 native/cuda/Copy.cu: bytes travel between contiguous tensors of one type (``cudaMemcpyAsync``).
 Where the two ends of a copy are not that (``copy_requires_temporaries``), ``copy_kernel_cuda``
 makes contiguous ones beside them: the type is converted on the host, or for a ``non_blocking`` copy
-on the GPU.
+on the GPU. Between GPUs, which can reach each other's memory, a kernel copies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def staged_pairs(
     for destination, source, record in zip(
         destinations, tensors[half:], records[half:], strict=False
     ):
-        if record.ledger is not device and needs_staging(destination, source):
+        both_on_gpus = "cpu" not in (record.ledger.device.type, device.device.type)
+        if record.ledger is not device and not both_on_gpus and needs_staging(destination, source):
             yield destination, source, record.ledger
 
 

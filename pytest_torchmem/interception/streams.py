@@ -10,6 +10,7 @@ here runs.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -46,6 +47,23 @@ class Streams:
         """The graph task and the node that were running when last looked."""
         self._producer = 0
         """The stream of the last node that was not a leaf's."""
+        self.per_thread: Mapping[str, Callable[[], Any]] = {
+            "_numbers": list,
+            "_chosen": list,
+            "_program": int,
+            "_running": lambda: None,
+            "_producer": int,
+            "_written": int,
+        }
+
+    @property
+    def _written(self) -> int:
+        """What the ledger has as the current stream."""
+        return self._ledger.stream
+
+    @_written.setter
+    def _written(self, stream: int) -> None:
+        self._ledger.stream = stream
 
     def new(self, priority: int = 0) -> int:
         """Return the number of the next stream of a priority; ``getStreamFromPool``."""
@@ -67,6 +85,11 @@ class Streams:
         if self.several:
             self.find()
             self._enter(stream)
+
+    def cut(self) -> None:
+        """Forget on which streams nodes were made: what is left of them belongs to nobody."""
+        self._numbers.clear()
+        self._chosen.clear()
 
     def find(self) -> None:
         """Let the stream be current that is so for whatever runs now."""

@@ -62,6 +62,7 @@ class WrappedNumbers:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._pending: list[_Pending] = []
+        self.per_thread = {"_pending": list}
         self._hidden: weakref.WeakKeyDictionary[_Hidden, int] = weakref.WeakKeyDictionary()
         """The sequence number of the ``CopySlices`` that each belongs to."""
 

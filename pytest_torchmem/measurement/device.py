@@ -19,6 +19,7 @@ from pytest_torchmem.torch_private.recording import (
     memory_snapshot,
     record_memory_history,
 )
+from pytest_torchmem.tracing.lock import a_fake_gpu_is_seen
 
 _HISTORY = 4_000_000
 """Requests and releases kept; what one step makes is three to four orders below."""
@@ -38,6 +39,8 @@ class Device:
 
     def why_not(self) -> str:
         """Return why nothing can be measured, "" where it can; makes no CUDA context."""
+        if a_fake_gpu_is_seen():
+            return "the GPU that the program sees here is a fake one"
         if not torch.backends.cuda.is_built():
             return "this build of torch has no CUDA"
         if torch.version.hip is not None:

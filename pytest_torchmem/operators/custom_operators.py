@@ -63,6 +63,9 @@ class OperatorModel:
     storages: Callable[..., Any] | None = None
     """``storages(outputs, *args, **kwargs)``: returns the outputs on storages as large as the
     kernel leaves them, for an operator whose output shape depends on data."""
+    values: Callable[..., Any] | None = None
+    """``values(*args, **kwargs)``: computes the outputs on the CPU where it has no kernel for
+    the operator; ``None`` for an output that nobody reads."""
     order: tuple[int, ...] = ()
     """Positions of the outputs, in the order in which the kernel allocates them."""
     host_outputs: tuple[int, ...] = ()
@@ -83,6 +86,8 @@ class OperatorModel:
     """Whether its one output is a state that a library keeps and whose size the library decides."""
     not_in_key: tuple[str, ...] = ()
     """Names of the arguments that a calibration key leaves out."""
+    also_writes: tuple[str, ...] = ()
+    """Names of the arguments that it writes to although its schema does not say so."""
     keeps_values: tuple[str, ...] = ()
     """Names of the arguments that it writes to without changing known values."""
 

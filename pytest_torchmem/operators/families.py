@@ -10,7 +10,7 @@ _MODULES = {
         "activations answers elementwise factories foreach fourier histograms random "
         "softmax without_workspace"
     ),
-    "attention": "choice dot_product efficient encoder_layer flash flash_for_cpu multi_head",
+    "attention": "choice dot_product efficient encoder_layer flash flash_for_cpu multi_head values",
     "convolution": "alone convolution",
     "embedding": "bag rows",
     "indexing": "advanced masks rearrange rows scatter",
@@ -19,7 +19,7 @@ _MODULES = {
     "matmul": "low_precision products",
     "nested": "conversion",
     "normalization": "batch_norm cudnn_batch_norm group_norm layer_norm weight_norm",
-    "recurrent": "cells cudnn layers onednn packed_sequence",
+    "recurrent": "cells cudnn layers onednn packed_sequence values",
     "reduction": "extremes sums",
     "resampling": "grid_sampler interpolation padding patches pooling",
     "sorting": "distinct order scans",

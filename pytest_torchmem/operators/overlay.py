@@ -18,6 +18,7 @@ LEADS: Mapping[str, tuple[str, ...]] = {
     "sparse": (),
     "compressed": ("machine",),
     "storages": ("outputs",),
+    "values": (),
 }
 
 
@@ -29,8 +30,8 @@ class Taught:
 
     @property
     def describes_kernel(self) -> bool:
-        """Whether it speaks of a kernel, which is then not decomposed: not of a path alone."""
-        return set(self.aspects) != {"path"}
+        """Whether it speaks of a kernel, which is then not decomposed: not of path, values."""
+        return bool(set(self.aspects) - {"path", "values"})
 
     def of_the_overload(self) -> dict[str, Any]:
         """Return the aspects that are the same on every device."""

@@ -91,6 +91,9 @@ class OperatorRecord:
     """The kernel for compressed sparse tensors, where it reads their values."""
     storages: dict[str, Function] = field(default_factory=dict)
     """Outputs on storages that are larger than they are."""
+    values: dict[str, Function] = field(default_factory=dict)
+    """What computes its outputs on the CPU, where that has no kernel of it; they are taken by
+    position, and ``None`` where nobody reads them."""
     order: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Positions of the outputs in the order in which the kernel makes them, if that is another one:
     it decides which blocks the caching allocator gives them."""
@@ -116,6 +119,8 @@ class OperatorRecord:
     """Whether its one output is a state that a library keeps, of a size that it alone decides."""
     not_in_key: tuple[str, ...] = ()
     """Arguments that a calibration key leaves out: they decide nothing, or follow from others."""
+    also_writes: tuple[str, ...] = ()
+    """Arguments that it writes to although its schema does not say so."""
     keeps_values: tuple[str, ...] = ()
     """Arguments that it writes to and whose known values stay."""
     unknown_outputs: UnknownOutputs | None = None
@@ -132,6 +137,8 @@ class OperatorRecord:
     """Whether the node of its gradient saves a Python number that it is given, in place."""
     sparse_metadata: bool = False
     """Whether it only takes a sparse COO tensor apart, and reads no data; for every overload."""
+    sparse_by_operators: bool = False
+    """Whether its kernel for COO tensors reads no data itself; for every overload."""
     compressed_by_operators: bool = False
     """Whether its kernel for compressed tensors reads no values itself; for every overload."""
     asks_cusparse: bool = False
@@ -176,6 +183,10 @@ class Operators:
     def compressed(self) -> Callable[[_F], _F]:
         """Register the kernel for compressed sparse tensors."""
         return self._register("compressed", (EVERY,))
+
+    def values(self) -> Callable[[_F], _F]:
+        """Register what computes the outputs on the CPU, which has no kernel of the operator."""
+        return self._register("values", (EVERY,))
 
     def storages(self, *devices: str) -> Callable[[_F], _F]:
         """Register what places outputs on the storages that the kernel leaves them on."""

@@ -19,11 +19,13 @@ from pytest_torchmem.operators.registry import (
     OperatorRecord,
     find_record,
 )
+from pytest_torchmem.operators.third_party import describe_namespace
 from pytest_torchmem.torch_private.operators import (
     OpOverload,
     composite_key,
     is_composite_implicit,
     is_opaque,
+    is_triton_operator,
     schema,
 )
 
@@ -63,6 +65,8 @@ class OnDevice:
     """The kernel for sparse COO tensors."""
     compressed = _aspect("compressed")
     """The kernel for compressed sparse tensors."""
+    values = _aspect("values")
+    """What computes the outputs on the CPU, which has no kernel of the operator."""
     storages = _aspect("storages")
     """What places outputs on the storages that the kernel leaves them on."""
 
@@ -139,6 +143,7 @@ class OperatorSpec:
     def read(cls, overload: OpOverload) -> OperatorSpec:
         """Return what is to be known of ``overload``, from its schema."""
         load()
+        describe_namespace(overload.namespace)
         name = str(overload.name())
         record = find_record(name) or OperatorRecord(name)
         for device in DEVICES:
@@ -168,7 +173,7 @@ class OperatorSpec:
             cuda=OnDevice(overload, "cuda"),
             composite=composite_key(overload) is not None
             and record.kind is not Kind.LEAF
-            and not opaque,
+            and (not opaque or is_triton_operator(overload)),
             opaque=opaque,
             dynamic=record.data_dependent
             or (
@@ -193,6 +198,14 @@ class OperatorSpec:
             and not (written or shared.other_dtype)
             and [str(output.type) for output in schema(overload).returns] == ["Tensor"],
         )
+
+    @property
+    def values(self) -> Callable[..., Any] | None:
+        """The function that computes the outputs on the CPU, which has no kernel of the operator.
+
+        It is the same on every device, but may have been taught for one.
+        """
+        return self.cpu.values or self.cuda.values
 
     def on(self, device: str) -> OnDevice:
         """Return what is known of the kernel for ``"cpu"`` or ``"cuda"``."""

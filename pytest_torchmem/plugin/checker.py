@@ -24,7 +24,7 @@ from pytest_torchmem.checks.request import (
     read_budget,
 )
 from pytest_torchmem.checks.result import CheckResult
-from pytest_torchmem.errors import UsageError
+from pytest_torchmem.errors import NoCudaError, UsageError
 from pytest_torchmem.plugin.collection import Collection, test_id
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
 from pytest_torchmem.reports.junit import properties
@@ -34,6 +34,7 @@ from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import relative
 
 if TYPE_CHECKING:
+    from pytest_torchmem.plugin.standing import StandingGpus
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.snapshots.compare import Comparison
     from pytest_torchmem.snapshots.format import Entry
@@ -44,8 +45,15 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 class Checker:
     """The checks of one attempt at one test."""
 
-    def __init__(self, item: pytest.Item, context: Context, collection: Collection) -> None:
+    def __init__(
+        self,
+        item: pytest.Item,
+        context: Context,
+        collection: Collection,
+        standing: StandingGpus,
+    ) -> None:
         self.item = item
+        self.standing = standing
         self.context = context
         self.checked = False
         """Something was recorded, if only why nothing was checked."""
@@ -64,15 +72,20 @@ class Checker:
             self._budget = read_budget((mark.args, mark.kwargs) for mark in marks)
         return self._budget
 
-    def check(self, target: Target, **arguments: Any) -> dict[str, MemoryProfile]:
+    def check(
+        self, target: Target, *, on_cuda: str = "", **arguments: Any
+    ) -> dict[str, MemoryProfile]:
         """Trace ``target`` on every device, judge it, and raise once for all failures.
 
+        ``on_cuda`` names what of the test is on cuda already, and so cannot be traced on the CPU.
         ``arguments`` are those of ``make_request``.
         """
         __tracebackhide__ = True
         request = make_request(
             self._checked_test(), self.context.settings, self.budget, **arguments
         )
+        if on_cuda and not request.devices_named:
+            request = self._on_cuda_alone(request, on_cuda)
         self._refuse_repeated_name(request.name)
         if request.uses_snapshot:
             self._refuse_ambiguous_id()
@@ -106,10 +119,10 @@ class Checker:
         sent = [replace(check, result=check.result.light()) for check in checks]
         return {"checks": pickle.dumps(sent), "failed_by_check": by_check}
 
-    def not_checked(self, why: str, key: Key | None = None) -> None:
-        """Record that nothing was checked, and why."""
+    def not_checked(self, why: str, key: Key | None = None, notice: str = "") -> None:
+        """Record that nothing was checked, and why; ``notice`` is told at the end of the run."""
         result = CheckResult(key or Key(test_id(self.item))).unchecked()
-        self._keep(Check(self.item.nodeid, self._location(), result, why))
+        self._keep(Check(self.item.nodeid, self._location(), result, why, notice=notice))
 
     def default_device(self) -> str:
         """Return the device of a trace that names none."""
@@ -124,11 +137,13 @@ class Checker:
 
     def trace_options(self, device: str, gpu: str | None) -> dict[str, Any]:
         """Return what a trace on ``device`` is given where the test says nothing else."""
-        given: dict[str, Any] = {"device": device, "gpu": gpu}
+        values = self.budget.values or self.context.settings.values
+        given: dict[str, Any] = {"device": device, "gpu": gpu, "values": values}
         if device == "cuda":
             allocator = self.context.settings.allocator
             calibration = self.context.calibrations.of(self.item.path)
             given |= {"allocator": allocator} if allocator else {}
+            given |= {"gpus": self.budget.gpus} if self.budget.gpus is not None else {}
             given |= {"calibration": calibration} if calibration is not None else {}
         return given
 
@@ -146,9 +161,24 @@ class Checker:
         key = Key(request.test.id, request.name, device, gpu)
         try:
             return DeviceCheck(key, request, target, self.context).run()
+        except NoCudaError as error:
+            self.not_checked(f"not checked: {error}", key)
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
         except BaseException as error:
             self.not_checked(f"not checked: {type(error).__name__} was raised", key)
             raise
+
+    def _on_cuda_alone(self, request: Request, on_cuda: str) -> Request:
+        """Leave out the CPU, on which what a fixture made is not."""
+        if "cuda" not in request.devices:
+            why = f"not checked: already on cuda, which is not among the devices: {on_cuda}"
+            self.not_checked(why, notice="not checked, because their fixtures are on cuda")
+            pytest.skip(why)
+        if "cpu" in request.devices:
+            key = Key(request.test.id, request.name, "cpu", "")
+            why = f"not checked on cpu: already on cuda: {on_cuda}"
+            self.not_checked(why, key, "checked on cuda alone, where their fixtures are")
+        return replace(request, devices=("cuda",))
 
     def _reported(self, result: CheckResult, idle_may_pass: bool) -> Check:
         """Return a check with the text of what was found."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     Figures = dict[WorkspaceKey, WorkspaceSize]
 
 _DISABLED = "not checked: --torchmem-disable"
-_OF_TRACES = ("host", "allocator", "memory", "calibration")
+_OF_TRACES = ("host", "allocator", "memory", "calibration", "gpus", "values")
 """Options of ``check`` that are meant for its traces alone."""
 
 
@@ -45,6 +46,7 @@ class Torchmem:
         gpu: str | None = None,
         tolerance: Any = None,
         measure: str | None = None,
+        gpus: int | None = None,
         **kwargs: Any,
     ) -> dict[str, MemoryProfile]:
         """Trace ``target`` on every configured device and fail the test if it needs too much.
@@ -52,7 +54,8 @@ class Torchmem:
         The judge is the test's ``memory_budget`` marker if it sets a limit, and else the snapshot,
         in which ``name`` tells several checks of one test apart. ``device``, ``gpu``,
         ``tolerance`` and ``measure`` are for this check alone; a ``gpu`` without a device means
-        cuda only, and the trace must fit in its memory. All else goes to ``trace``. Returns the
+        cuda only, and the trace must fit in its memory. ``gpus`` is how many of them the program
+        sees; what is judged is ``cuda:0``. All else goes to ``trace``. Returns the
         profiles by device.
 
         On a machine with a GPU, and with cuda among the devices, the step is run there for real as
@@ -65,9 +68,18 @@ class Torchmem:
             self._checker.not_checked(_DISABLED)
             pytest.skip(_DISABLED)
 
-        asked = _target(self._checker, target, lambda: target, args, kwargs)
-        return self._checker.check(
-            asked, name=name, device=device, gpu=gpu, tolerance=tolerance, measure=measure
+        checker = self._checker
+        options = kwargs if gpus is None else {**kwargs, "gpus": gpus}
+        asked = _target(checker, target, lambda: target, args, options)
+        return checker.check(
+            asked,
+            on_cuda=self._on_cuda(target),
+            name=name,
+            device=device,
+            gpu=gpu,
+            tolerance=tolerance,
+            measure=measure,
+            gpus=gpus,
         )
 
     def trace(
@@ -85,10 +97,16 @@ class Torchmem:
         """
         __tracebackhide__ = True
         self._refuse_inside_body("trace")
-        where = device or ("cuda" if gpu else self._checker.default_device())
+        on_cuda = gpu or self._on_cuda(target)
+        where = device or ("cuda" if on_cuda else self._checker.default_device())
         on_gpu = self._checker.named_gpu(gpu) if where == "cuda" else gpu
         options = self._checker.trace_options(where, on_gpu)
         return _trace(target, *args, **{**options, **kwargs})
+
+    def _on_cuda(self, target: Any) -> str:
+        """Return what a function would find on cuda; a module is cloned to each device."""
+        checker = self._checker
+        return "" if _is_module(target) else checker.standing.on_cuda(checker.item)
 
     def _refuse_inside_body(self, method: str) -> None:
         if self._checker.in_body:
@@ -163,7 +181,8 @@ def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
         target = _target(checker, lambda: body(*args, **kwargs), on_copies, (), {})
         checker.in_body = True
         try:
-            checker.check(target)
+            with checker.standing.presented(checker.item):
+                checker.check(target, on_cuda=checker.standing.on_cuda(checker.item))
         finally:
             checker.in_body = False
 
@@ -202,6 +221,11 @@ def _target(
         return record_figures(device, gpu, questions, real(), args, others, step)
 
     return Target(run, run_for_real, None if "calibration" in kwargs else calibrate)
+
+
+def _is_module(target: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(target, torch.nn.Module)
 
 
 def _trace(target: Any, *args: Any, **options: Any) -> MemoryProfile:

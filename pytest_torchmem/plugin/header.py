@@ -31,6 +31,8 @@ def header(settings: Settings | None) -> str:
     named = (f"cuda ({gpu})" if device == "cuda" else device for device in devices)
     version = torch_version()
     torch = f"torch {version}" if version else "torch is not installed"
+    if settings is not None and settings.fake_cuda:
+        mode = f"{mode}, every test sees a fake {settings.fake_cuda}"
     parts = (f"torchmem {__version__}", ", ".join(named), torch, f"tolerance {tolerance}", mode)
     return " | ".join(parts)
 

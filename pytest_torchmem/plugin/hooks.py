@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.plugin.extensions import Registrations
     from pytest_torchmem.plugin.fixture import Torchmem
     from pytest_torchmem.plugin.run import Run
+    from pytest_torchmem.plugin.standing import StandingGpus
 
 _NAME = "torchmem-run"
 _CHECKER: pytest.StashKey[Checker] = pytest.StashKey()
@@ -38,6 +39,24 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     from pytest_torchmem.plugin import hookspec
 
     pluginmanager.add_hookspecs(hookspec)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
+    """Let the first ``conftest.py`` files see the GPU of ``--torchmem-fake-cuda``."""
+    from pytest_torchmem.plugin.suite import asked_for, gpu_of
+
+    name = asked_for(early_config)
+    if not name:
+        return (yield)
+    from pytest_torchmem.errors import UsageError
+
+    try:
+        gpu = gpu_of(early_config, name)
+    except UsageError:  # settings say so, when all GPUs are known
+        return (yield)
+    with gpu.on():
+        return (yield)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -79,8 +98,11 @@ class _RunHooks:
         self._reports: list[pytest.TestReport] = []
         self._found: list[dict[str, list[Any]]] = []
         self._worker_died = False
+        self._standing: StandingGpus | None = None
         if something_is_set(config):
             self.settings()  # what cannot be understood ends the run before it begins
+            if self.settings().fake_cuda:
+                self._stand_for_suite()
 
     def settings(self) -> Settings:
         """What options and ini file say, read when first asked for."""
@@ -90,6 +112,29 @@ class _RunHooks:
             self.registrations().gpus()
             self._settings = read_settings(self.config)
         return self._settings
+
+    def standing(self) -> StandingGpus:
+        """The fake GPUs that fixtures see."""
+        if self._standing is None:
+            from pytest_torchmem.plugin.standing import StandingGpus, StandingHooks
+
+            self._standing = StandingGpus(self.settings())
+            self.config.pluginmanager.register(StandingHooks(self._standing))
+        return self._standing
+
+    def _stand_for_suite(self) -> None:
+        """Let every test see the GPU of ``--torchmem-fake-cuda``."""
+        from pytest_torchmem.errors import UsageError
+        from pytest_torchmem.plugin.standing import StandingGpus, StandingHooks
+        from pytest_torchmem.plugin.suite import SuiteHooks, gpu_of
+
+        try:
+            gpu = gpu_of(self.config, self.settings().fake_cuda)
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from None
+        self._standing = StandingGpus(self.settings(), gpu)
+        self.config.pluginmanager.register(SuiteHooks(gpu))
+        self.config.pluginmanager.register(StandingHooks(self._standing))
 
     def registrations(self) -> Registrations:
         """What plugins add to the profiler for this run."""
@@ -122,7 +167,7 @@ class _RunHooks:
 
             if self._context is None:
                 self._context = Context(self.settings(), {}, Calibrations(self.settings()))
-            item.stash[_CHECKER] = Checker(item, self._context, self.collection())
+            item.stash[_CHECKER] = Checker(item, self._context, self.collection(), self.standing())
         return item.stash[_CHECKER]
 
     def pytest_report_header(self) -> str:
@@ -154,6 +199,11 @@ class _RunHooks:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Notice what is left to run; a worker tells the controller."""
         self._selected = list(session.items)
+        if not self.config.option.collectonly:
+            from pytest_torchmem.plugin.collection import checks_memory
+
+            if any(map(checks_memory, session.items)):
+                self.standing()
         if self.is_worker:
             self.config.workeroutput["torchmem"] = self._find()  # type: ignore[attr-defined]
 
@@ -193,6 +243,10 @@ class _RunHooks:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Send the records of this phase along with its report."""
         report = yield
+        if report.when == "setup" and report.skipped:
+            from pytest_torchmem.plugin.skipped import note_skip
+
+            note_skip(item, call.excinfo, self.checker)
         if _CHECKER in item.stash:
             packed = item.stash[_CHECKER].take_checks(call.excinfo)
             if packed is not None:

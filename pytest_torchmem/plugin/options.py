@@ -40,7 +40,18 @@ _OPTIONS = (
         "GPU to model; traces must fit in its memory (default: a100-80gb, memory unlimited)",
         "NAME",
     ),
+    _Option(
+        "fake-cuda",
+        "run the whole suite, without any marker, as if this GPU were there, such as h100",
+        "GPU",
+    ),
     _Option("allocator", "options of the CUDA allocator, as in PYTORCH_ALLOC_CONF", "OPTIONS"),
+    _Option(
+        "values",
+        "values of tensors to compute beside a trace: auto (default: where the program decides by "
+        "them), real (all), none",
+        "WHICH",
+    ),
     _Option(
         "tolerance",
         "growth that still passes: 1% (default), 64KiB, 2%+64KiB",

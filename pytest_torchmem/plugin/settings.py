@@ -14,8 +14,15 @@ from pytest_torchmem.checks.defaults import (
     GITHUB_MODES,
     MEASURE_MODES,
     UPDATE_MODES,
+    VALUES_MODES,
 )
-from pytest_torchmem.checks.settings import Settings, parse_choice, parse_devices, parse_measure
+from pytest_torchmem.checks.settings import (
+    Settings,
+    parse_choice,
+    parse_devices,
+    parse_measure,
+    parse_values,
+)
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.snapshots.tolerance import parse_rule_lines, parse_rules, parse_tolerance
 from pytest_torchmem.targets.gpus import find_gpu
@@ -52,13 +59,17 @@ def _read(config: pytest.Config) -> Settings:
     proposal = path("proposal")
     if proposal is None and in_ci:
         proposal = config.rootpath / "torchmem-proposal"
+    fake_cuda = find_gpu(value("fake_cuda")).name if value("fake_cuda") else ""
+    # Everything in the suite sees a GPU, and so names it: on the CPU it would not run.
+    devices = "cuda" if fake_cuda else DEFAULT_DEVICES
     return Settings(
-        devices=parse_devices(value("devices", DEFAULT_DEVICES), "torchmem_devices"),
+        devices=parse_devices(value("devices", devices), "torchmem_devices"),
         gpu=find_gpu(value("gpu", DEFAULT_GPU)).name,
         gpu_named=bool(value("gpu")),
         allocator=_allocator(value("allocator")),
-        narrowed=any(option(f"torchmem_{name}") for name in ("devices", "gpu")),
-        measure=parse_measure(value("measure", MEASURE_MODES[0]), "torchmem_measure"),
+        values=parse_values(value("values", VALUES_MODES[0]), "torchmem_values"),
+        narrowed=any(option(f"torchmem_{name}") for name in ("devices", "gpu", "fake_cuda")),
+        measure=_measure(value("measure"), fake_cuda),
         measure_tolerance=parse_tolerance(value("measure_tolerance", DEFAULT_MEASURE_TOLERANCE)),
         option_tolerance=parse_rules(option("torchmem_tolerance"), "--torchmem-tolerance"),
         ini_tolerance=parse_rule_lines(ini("torchmem_tolerance") or "", "ini torchmem_tolerance"),
@@ -73,7 +84,18 @@ def _read(config: pytest.Config) -> Settings:
         json_path=path("json"),
         markdown_path=path("markdown"),
         proposal_path=proposal,
+        fake_cuda=fake_cuda,
     )
+
+
+def _measure(when: str, fake_cuda: str) -> str:
+    if fake_cuda and when == "require":
+        raise UsageError(
+            "torchmem_measure: require a real GPU, or run on a fake one (torchmem_fake_cuda), not "
+            "both"
+        )
+    when = parse_measure(when or MEASURE_MODES[0], "torchmem_measure")
+    return "never" if fake_cuda else when
 
 
 def _update_modes(asked: list[str] | None, dry_run: bool, in_ci: bool) -> frozenset[str]:

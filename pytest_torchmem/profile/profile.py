@@ -53,6 +53,9 @@ class MemoryProfile:
     warnings: tuple[str, ...] = ()
     unknown_workspaces: tuple[str, ...] = ()
     """Operators of the step whose workspace is unknown, sorted."""
+    values: str = ""
+    """Which values of tensors were computed in a trace: ``"real"`` (all), ``"in part"`` (as far as
+    the budget went) or ``"none"`` (those of small integer and boolean tensors)."""
     calibrated_workspaces: tuple[str, ...] = ()
     """Operators of the step whose workspace was measured on the GPU, sorted."""
     questions: tuple[WorkspaceKey, ...] = field(default=(), repr=False)
@@ -62,6 +65,9 @@ class MemoryProfile:
         default=None, repr=False, compare=False
     )
     """Replays the caching allocator; ``None`` for cpu."""
+
+    others: tuple[MemoryProfile, ...] = field(default=(), repr=False)
+    """The profiles of the other GPUs, where the program sees several."""
 
     def __post_init__(self) -> None:
         if self.replay is not None:
@@ -83,6 +89,12 @@ class MemoryProfile:
         def __setstate__(self, state: dict[str, Any]) -> None:
             for name, value in state.items():
                 object.__setattr__(self, name, value)
+
+    @property
+    def devices(self) -> dict[str, MemoryProfile]:
+        """Return the profiles of all devices by name: ``"cpu"``, or ``"cuda:0"`` and the others."""
+        first = "cuda:0" if self.device == "cuda" else self.device
+        return {first: self, **{other.device: other for other in self.others}}
 
     def allocator_peaks(self) -> Mapping[str, Peaks]:
         """Return the caching allocator's peaks, by name; empty for cpu.

@@ -26,6 +26,8 @@ class Check:
     message: str = ""
     advice: str = ""
     """What to do about it, often the same for several devices."""
+    notice: str = ""
+    """What the end of a run says of it, and of others in the same words, although none failed."""
     passed: bool = False
     """The whole test passed."""
     failed_by_check: bool = False

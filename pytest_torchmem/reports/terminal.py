@@ -22,6 +22,7 @@ Line = tuple[str, dict[str, bool]]
 """A line, and how a terminal marks it: the names are those of pytest's ``write_line``."""
 MOST_ROWS = 40
 MOST_IMPROVED = 10
+MOST_NOTICED = 5
 MOST_OPERATORS = 2
 _HEADERS = ("test", "device", "forward", "backward", "change", "result")
 
@@ -40,7 +41,11 @@ def lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     plain += [*_improved(summary.checks), *_warnings(summary.checks, every=verbose)]
     plain += _calibrated(summary.checks) if verbose else []
     yield from ((line, {}) for line in plain)
-    for line in (*_not_measured(summary.checks), *_obsolete(summary)):
+    for line in (
+        *_notices(summary.checks, every=verbose),
+        *_not_measured(summary.checks),
+        *_obsolete(summary),
+    ):
         yield line, {"yellow": True}
     for problem in summary.problems:
         yield f"error: {problem}", {"red": True}
@@ -146,6 +151,18 @@ def _result(check: Check) -> str:
     if check.result.failed and check.result.outcome is Outcome.SHRANK:
         return "shrank (strict)"
     return check.result.outcome.value
+
+
+def _notices(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
+    """Yield each notice once, with its tests."""
+    found: dict[str, list[str]] = {}
+    for check in checks:
+        if check.notice:
+            found.setdefault(check.notice, []).append(check.nodeid)
+    for notice, tests in found.items():
+        shown = tests if every else tests[:MOST_NOTICED]
+        more = [f"and {len(tests) - len(shown)} more (-v)"] if len(shown) < len(tests) else []
+        yield f"{_plural(len(tests), 'test')} {notice}: {', '.join((*shown, *more))}"
 
 
 def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pytest_torchmem.step.signals import undisturbed
+
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 
@@ -100,7 +102,7 @@ class Cloner(ABC):
     @contextmanager
     def _cloning(self) -> Iterator[None]:
         """Have ``copy.deepcopy`` on this thread clone tensors in this way."""
-        originals = {
+        originals: dict[Any, Any] = {
             kind: kind.__dict__["__deepcopy__"]
             for kind in {Tensor} | _subclasses(Tensor)
             if "__deepcopy__" in kind.__dict__
@@ -118,13 +120,23 @@ class Cloner(ABC):
 
             return deepcopy
 
-        for kind, original in originals.items():
-            kind.__deepcopy__ = replacement(original)  # type: ignore[attr-defined]
+        def put_back() -> None:
+            while originals:
+                kind, original = next(reversed(originals.items()))
+                kind.__deepcopy__ = original
+                del originals[kind]
+
         try:
+            with undisturbed():
+                for kind, original in originals.items():
+                    kind.__deepcopy__ = replacement(original)
             yield
         finally:
-            for kind, original in originals.items():
-                kind.__deepcopy__ = original  # type: ignore[attr-defined]
+            try:
+                with undisturbed():
+                    put_back()
+            finally:
+                put_back()  # what a signal kept the first from putting back
 
 
 def compressed_parts(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,34 +7,37 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 
+from pytest_torchmem.step.generators import is_alone
 from pytest_torchmem.step.imports import imports_apart
+from pytest_torchmem.torch_private.all_settings import NOT_SAID, all_settings
+from pytest_torchmem.torch_private.compiler import compiled_calls
 from pytest_torchmem.torch_private.modes import global_device_context
-from pytest_torchmem.torch_private.settings import PROCESS_SETTINGS
 
 _NUMPY = "numpy.random"
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 @contextmanager
-def process_kept() -> Iterator[None]:
+def process_kept(when_compiled: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Put back random generators, torch's settings, the garbage collector, the compiler's stance.
 
-    What of torch is imported meanwhile keeps nothing of the program.
+    What of torch is imported meanwhile keeps nothing of the program. ``when_compiled`` is called
+    for every call of what ``torch.compile`` wraps.
     """
-    with (
-        generators_kept(seeded=True),
-        _settings_kept(),
-        garbage_kept(),
-        imports_apart(),
-        weights_read_here(),
-        eager(),
-    ):
+    with generators_kept(seeded=True), settings_kept(), program_kept(when_compiled):
+        yield
+
+
+@contextmanager
+def program_kept(when_compiled: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Put back what is no choice of the program, and would be in the way of following it."""
+    with garbage_kept(), imports_apart(), weights_read_here(), eager(when_compiled):
         yield
 
 
@@ -79,7 +82,14 @@ def thread_kept() -> Iterator[None]:
 
 @contextmanager
 def generators_kept(seeded: bool = False) -> Iterator[None]:
-    """Leave the host's random generators as they were; ``seeded``: they begin as in every trace."""
+    """Leave the host's random generators as they were; ``seeded``: they begin as in every trace.
+
+    Other threads may be drawing from them, and would draw the same again: beside others they are
+    neither seeded nor put back, and a trace's threads have their own (``own_generators``).
+    """
+    if seeded and not is_alone():
+        yield
+        return
     state, python_state = torch.get_rng_state(), random.getstate()
     # numpy imports it when it is first used, which takes longer than a small trace.
     numpy_state = sys.modules[_NUMPY].get_state() if _NUMPY in sys.modules else None
@@ -105,15 +115,16 @@ def seed_what_is_imported(name: str) -> None:
 
 
 @contextmanager
-def _settings_kept() -> Iterator[None]:
+def settings_kept() -> Iterator[None]:
     """Undo what a program sets for the process: its trace on the next device begins as this one."""
-    before = [(ask, set_to, ask()) for ask, set_to in PROCESS_SETTINGS]
+    settings = all_settings()
+    before = [setting.ask() for setting in settings]
     try:
         yield
     finally:
-        for ask, set_to, setting in before:
-            if ask() != setting:
-                set_to(setting)
+        for setting, value in zip(settings, before, strict=True):
+            if value is not NOT_SAID and setting.ask() != value:
+                setting.set_to(value)
 
 
 @contextmanager
@@ -129,12 +140,16 @@ def garbage_kept() -> Iterator[None]:
 
 
 @contextmanager
-def eager() -> Iterator[None]:
-    """Run compiled modules eagerly; importing the compiler for it is put off to its first use."""
+def eager(when_called: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Run what is compiled eagerly, and report each of its calls.
+
+    Importing the compiler for it is put off to its first use.
+    """
     with ExitStack() as stack:
 
         def force_eager() -> None:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(compiled_calls(when_called))
 
         if "torch._dynamo" in sys.modules:
             force_eager()

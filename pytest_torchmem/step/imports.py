@@ -21,6 +21,10 @@ from typing import Any
 
 from pytest_torchmem.torch_private.patches import replaced
 
+_KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})
+"""Packages beside torch that are imported apart: they see the machine as it is, too."""
+_listening: list[Callable[[str], None]] = []
+"""What is told of modules that were imported on another thread."""
 _IMPORTING = "<frozen importlib._bootstrap>"
 """Where Python says that its own import runs."""
 
@@ -44,6 +48,8 @@ def imports_apart() -> Iterator[None]:
             new = absolute.startswith("torch.") and absolute not in sys.modules
             if new and not _is_importing(sys._getframe(1)):
                 _on_another_thread(original, absolute)
+                for then in _listening:
+                    then(absolute)
         return original(name, globals, locals, fromlist, level)
 
     with replaced(builtins, __import__=apart):
@@ -52,29 +58,40 @@ def imports_apart() -> Iterator[None]:
 
 @contextmanager
 def imports_within(
-    context: Callable[[], AbstractContextManager[None]], then: Callable[[str], None]
+    context: Callable[[str], AbstractContextManager[None]],
+    then: Callable[[str], None],
+    on_thread: Callable[[], bool],
 ) -> Iterator[None]:
-    """Run the modules that this thread imports for the first time within ``context()``, and then
-    ``then`` with the name of each.
+    """Run the modules that threads import for the first time within ``context(name)``, and then
+    ``then(name)`` with the name of each, where ``on_thread()`` is true.
 
     Both ``import`` and ``importlib.import_module`` look ``_find_and_load`` up for each module that
     is not there yet (Python/import.c, Lib/importlib/_bootstrap.py).
     """
     bootstrap: Any = _frozen_importlib
     original: Callable[[str, Any], Any] = bootstrap._find_and_load
-    thread = threading.get_ident()
 
     def find_and_load(name: str, import_: Any) -> Any:
         __tracebackhide__ = True
-        if name in sys.modules or threading.get_ident() != thread:
+        if name in sys.modules or not on_thread():
             return original(name, import_)
-        with context():
+        if name in _KEEPS_EXCEPTIONS and not _is_importing(sys._getframe(1)):
+            _on_another_thread(lambda missing: original(missing, import_), name)
+        with context(name):
             module = original(name, import_)
         then(name)
         return module
 
-    with replaced(bootstrap, _find_and_load=find_and_load):
-        yield
+    _listening.append(then)
+    try:
+        with replaced(bootstrap, _find_and_load=find_and_load):
+            yield
+    finally:
+        _listening.remove(then)
+
+
+class ThreadApart(threading.Thread):
+    """A thread of the profiler's own, which is in no trace."""
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -96,6 +113,6 @@ def _on_another_thread(import_: Callable[..., Any], name: str) -> None:
         except Exception:
             return
 
-    worker = threading.Thread(target=run, name=f"import of {name}")
+    worker = ThreadApart(target=run, name=f"import of {name}")
     worker.start()
     worker.join()

@@ -43,9 +43,13 @@ class StepPhases:
         if phase is Phase.BACKWARD:
             self._outside = Phase.BETWEEN
 
-    def end(self) -> None:
-        """End what began last."""
-        self._running.pop()
+    def end(self, phase: Phase | None = None) -> None:
+        """End what began last, of phases of that name."""
+        if phase is None:
+            self._running.pop()
+            return
+        last = len(self._running) - 1 - self._running[::-1].index(phase)
+        del self._running[last]
 
     def module_called(self) -> None:
         """Take note of a call of a module that no other module makes."""
@@ -105,11 +109,18 @@ def outermost_module_calls(within: _Within) -> Iterator[None]:
 
 
 @contextmanager
-def optimizer_steps(begin: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
-    """Call ``begin`` and ``end`` around each step of an optimizer on this thread."""
+def optimizer_steps(
+    begin: Callable[[], None],
+    end: Callable[[], None],
+    on_thread: Callable[[], bool] | None = None,
+) -> Iterator[None]:
+    """Call ``begin`` and ``end`` around each step of an optimizer on this thread, or where
+    ``on_thread()`` is true.
+    """
     thread = threading.get_ident()
+    is_here = on_thread or (lambda: threading.get_ident() == thread)
     hooks = [
-        register(lambda *_, note=note: note() if threading.get_ident() == thread else None)
+        register(lambda *_, note=note: note() if is_here() else None)
         for register, note in (
             (register_optimizer_step_pre_hook, begin),
             (register_optimizer_step_post_hook, end),

@@ -1,4 +1,4 @@
-"""The device index of the one GPU that a trace models."""
+"""The indices of the GPUs that a trace models."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 
-def invalid_device_index(device: torch.device | str) -> RuntimeError:
+def invalid_device_index(device: torch.device | str, gpus: int = 1) -> RuntimeError:
     """Return the error for a GPU that is not there (c10/cuda/CUDAException.cpp)."""
+    there = "one GPU, cuda:0" if gpus == 1 else f"{gpus} GPUs, cuda:0 to cuda:{gpus - 1}"
     return torch.AcceleratorError(
-        f"CUDA error: invalid device ordinal: {device} (a trace models one GPU, cuda:0)"
+        f"CUDA error: invalid device ordinal: {device} (the trace models {there}; trace with "
+        "gpus=... to have more)"
     )
 
 
@@ -19,13 +21,14 @@ def as_device(device: Any) -> torch.device:
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
 
-def check_device_index(device: Any) -> None:
-    """Raise what torch raises for a device that is none, or not the GPU; None and -1 are it.
+def index_of(device: Any, gpus: int, current: int) -> int:
+    """Return the index of the GPU that a program names; None and -1 are the current one.
 
-    As ``torch.cuda._utils._get_device_index`` reads it.
+    As ``torch.cuda._utils._get_device_index`` reads it. Raises what torch raises for a device that
+    is none, or no GPU of the trace.
     """
     if device is None:
-        return
+        return current
     if isinstance(device, int):
         index: int | None = device
     else:
@@ -33,5 +36,8 @@ def check_device_index(device: Any) -> None:
         if named.type != "cuda":
             raise ValueError(f"Expected a cuda device, but got: {named}")
         index = named.index
-    if index not in (None, 0, -1):
-        raise invalid_device_index(f"cuda:{index}")
+    if index is None or index == -1:
+        return current
+    if not 0 <= index < gpus:
+        raise invalid_device_index(f"cuda:{index}", gpus)
+    return index

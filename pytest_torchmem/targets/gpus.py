@@ -42,6 +42,8 @@ class Gpu:
 
 
 DEFAULT_GPU = "a100-80gb"
+MOST_GPUS = 64
+"""How many GPUs a trace can have."""
 
 
 def _gib(number: float) -> int:

@@ -60,6 +60,11 @@ class Host:
         return self.onednn in _CHECKED_RELEASES and self.instructions in _CHECKED.get(dtype, ())
 
     @property
+    def computes_in_float16(self) -> bool:
+        """Whether it has vector instructions for float16; ``mkldnn_fp16_device_check``."""
+        return self.instructions in ("avx512_core_amx", "avx512_core_fp16")
+
+    @property
     def unchecked(self) -> str:
         """Return why figures are estimates on a CPU where they were not compared."""
         version = ".".join(map(str, self.onednn))

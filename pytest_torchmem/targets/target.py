@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -12,18 +12,35 @@ from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
 
+@dataclass(slots=True)
+class Selected:
+    """The GPU that a traced program has made current."""
+
+    index: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A host and perhaps a GPU, and what was measured of the GPU's kernels."""
+    """A host and perhaps GPUs of one kind, and what was measured of the GPU's kernels."""
 
     host: Host
     gpu: Gpu | None = None
     calibration: Calibration | None = None
+    gpus: int = 1
+    """How many GPUs there are, where there is one."""
+    selected: Selected = field(default_factory=Selected, repr=False, compare=False)
 
     @property
     def device(self) -> torch.device:
         """The device that a trace reports on."""
         return torch.device("cuda", 0) if self.gpu else torch.device("cpu")
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices beside the host, or the host alone; the trace reports on the first."""
+        if self.gpu is None:
+            return (self.device,)
+        return tuple(torch.device("cuda", index) for index in range(self.gpus))
 
     def machine(self, device: str) -> Host | Gpu:
         """Return what kernels for ``"cpu"`` or ``"cuda"`` run on."""
@@ -32,7 +49,9 @@ class Target:
     def normalise(self, device: torch.device) -> torch.device:
         """Return ``device`` with the index it has when none is given."""
         if device.type == "cuda":
-            if device.index:
-                raise invalid_device_index(device)
-            return device if device.index is not None else torch.device("cuda", 0)
+            if device.index is None:
+                return torch.device("cuda", self.selected.index)
+            if device.index >= self.gpus:
+                raise invalid_device_index(device, self.gpus)
+            return device
         return torch.device(device.type)

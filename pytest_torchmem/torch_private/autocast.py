@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from pytest_torchmem.torch_private.dispatcher import Registrations, passes_by
+from pytest_torchmem.torch_private.dispatcher import casting_kernels, key_included
 from pytest_torchmem.torch_private.kernels import kernel_for
-from pytest_torchmem.torch_private.keys import set_excluded, set_included
+from pytest_torchmem.torch_private.keys import OWN_KEYS, set_excluded
 from pytest_torchmem.torch_private.names import dispatch_key, private
 from pytest_torchmem.torch_private.operators import OpOverload
 
-KEY = "AutocastIPU"
-_AUTOCAST = dispatch_key(KEY)
+_, _AUTOCAST = OWN_KEYS
 _AUTOCAST_CUDA = dispatch_key("AutocastCUDA")
 _registered_for: Callable[[str], list[str]] = private(
     "torch._C._dispatch_get_registrations_for_dispatch_key"
@@ -23,16 +22,20 @@ _registered_for: Callable[[str], list[str]] = private(
 
 
 @contextmanager
-def autocast_kernels(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Register casting kernels, by the operators' names (``"aten::mm"``).
+def autocast_kernels(
+    run: Callable[[str, tuple[Any, ...], dict[str, Any]], Any],
+) -> Iterator[Callable[[Iterable[str]], None]]:
+    """Let operators be cast by ``run``, by their names (``"aten::mm"``).
 
-    They run where ``autocast_key_included(True)`` is.
+    What this yields registers those names for good. They are cast where
+    ``autocast_key_included(True)`` is.
     """
-    with Registrations(KEY) as registrations:
-        registrations.fallback(passes_by)
-        for name, kernel in kernels.items():
-            registrations.add(name, kernel)
-        yield
+    on_key = casting_kernels()
+    on_key.run = run
+    try:
+        yield on_key.call_back
+    finally:
+        on_key.run = None
 
 
 def own_autocast_kernels() -> dict[str, Callable[..., Any]]:
@@ -56,12 +59,8 @@ def own_autocast_kernels() -> dict[str, Callable[..., Any]]:
 
 
 def autocast_key_included(included: bool) -> None:
-    """Let the operators of this thread pass the casting kernels, or no longer.
-
-    Autocast keys are excluded by default (c10/core/impl/LocalDispatchKeySet.h).
-    """
-    set_included(_AUTOCAST, included)
-    set_excluded(_AUTOCAST, not included)
+    """Let the operators of this thread pass the casting kernels, or no longer."""
+    key_included(_AUTOCAST, included)
 
 
 class outside_autocast:

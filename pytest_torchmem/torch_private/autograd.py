@@ -19,7 +19,7 @@ sequence_number: Callable[[], int] = private("torch._C._autograd._get_sequence_n
 NODE_NUMBER = private_name("torch.autograd.graph.Node._sequence_nr")
 #: What a node knows of the gradients that it takes.
 node_inputs: Callable[[Any], Any] = private_attribute("torch.autograd.graph.Node._input_metadata")
-_engine_has_threads: Callable[[], bool] = private("torch._C._is_multithreading_enabled")
+engine_has_threads: Callable[[], bool] = private("torch._C._is_multithreading_enabled")
 
 #: The frame that the autograd engine is called from; an operator whose caller it is was issued by
 #: C++ inside of the engine and not by a hook or a custom function.
@@ -33,4 +33,4 @@ def saved_by(node: Any, name: str) -> Any:
 
 def in_engine_thread() -> bool:
     """Return whether a GPU's kernels would be launched by the autograd engine's own thread now."""
-    return current_graph_task() != -1 and _engine_has_threads()
+    return current_graph_task() != -1 and engine_has_threads()

@@ -1,26 +1,45 @@
-"""What is registered with torch's dispatcher for the length of a trace, and gone after it."""
+"""Kernels in Python that are registered with torch's dispatcher once in a process.
+
+They stay there. No thread reaches them but those that include their keys: nothing else in torch
+does. What they run changes with the trace (``OnKey.run``). To register a kernel makes the
+dispatcher write tables anew, which other threads may be reading, and to take one back frees what
+another thread may be about to call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import torch
+
 from pytest_torchmem.errors import UnsupportedTorchError
 from pytest_torchmem.torch_private.kernels import run_torch_dispatch
-from pytest_torchmem.torch_private.keys import FAKE, set_excluded, set_included
+from pytest_torchmem.torch_private.keys import (
+    AUTOCAST_KEY,
+    COMPOSITE_KEY,
+    FAKE,
+    OWN_KEYS,
+    is_excluded,
+    set_excluded,
+    set_included,
+)
 from pytest_torchmem.torch_private.names import dispatch_key, private
 from pytest_torchmem.torch_private.operators import OpOverload, all_operators, find_operator
 from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 _new_library: Callable[..., Any] = private("torch._C._dispatch_library")
 _has_fallback: Callable[[Any], bool] = private("torch._C._dispatch_has_backend_fallback")
-#: Where composite operators are given kernels: the CPU's, with or without gradients.
-COMPOSITE_KEY = "AutogradCPU"
-dispatch_key(COMPOSITE_KEY)
+_COMPOSITE, _AUTOCAST = OWN_KEYS
+#: Excluded with all others of autograd (c10/core/DispatchKeySet.h, ``autograd_dispatch_keyset``).
+_AUTOGRAD = dispatch_key("AutogradOther")
 #: The kernel that lets an operator pass on to the next key.
 passes_by: Any = private("torch.library.fallthrough_kernel")
+_PLACE = "pytest_torchmem_kernels"
 
 
 class Registrations:
@@ -48,12 +67,120 @@ class Registrations:
             self._libraries[namespace] = _new_library("IMPL", namespace, "", __file__, 0)
         return self._libraries[namespace]
 
-    def __enter__(self) -> Registrations:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def take_back(self) -> None:
+        """Undo everything that was registered."""
         for library in self._libraries.values():
             library.reset()
+
+
+class OnKey:
+    """What this process has registered for a key."""
+
+    def __init__(self, key: str, fallback: Callable[..., Any]) -> None:
+        if _has_fallback(dispatch_key(key)):
+            raise UnsupportedTorchError(
+                "pytest-torchmem cannot trace in this process: something else has registered a "
+                f"fallback for dispatch key {key}"
+            )
+        self.fallback = fallback
+        self.registrations = Registrations(key)
+        self.registrations.fallback(fallback)
+        self.names: set[str] = set()
+        """Operators that have a kernel of their own."""
+        self.run: Callable[..., Any] | None = None
+        """What kernels run while a trace does, with the operator's name first."""
+
+    def pass_by(self, names: Iterable[str]) -> None:
+        """Let operators go on to the next key from now on, as if the key were not there."""
+        for name in names:
+            if name not in self.names:
+                self.names.add(name)
+                self.registrations.add(name, passes_by)
+
+    def call_back(self, names: Iterable[str]) -> None:
+        """Let operators call ``run``."""
+        for name in names:
+            if name not in self.names:
+                self.names.add(name)
+                self.registrations.add(name, self._kernel(name))
+
+    def _kernel(self, name: str) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if self.run is None:
+                leave_all()
+                return overload_of(name)(*args, **kwargs)
+            return self.run(name, args, kwargs)
+
+        return kernel
+
+
+def _on_key(key: str, fallback: Callable[..., Any]) -> OnKey:
+    """Return what is registered for a key, whichever copy of this package did it.
+
+    The package may be imported anew in a process (``pytester``); the dispatcher has one fallback.
+    """
+    everywhere: dict[str, OnKey] = vars(torch).setdefault(_PLACE, {})
+    if key not in everywhere:
+        everywhere[key] = OnKey(key, fallback)
+    return everywhere[key]
+
+
+class _Fallback:
+    """What is registered for the Fake key.
+
+    A trace lends the class another ``__call__``, which runs without a frame between: where an
+    operator was issued from is found by counting frames.
+    """
+
+    def __call__(self, operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """Run an operator of a thread that outlived its trace, and is as any other from now on.
+
+        That a thread includes a key no other thread can change.
+        """
+        return run_outside(operator, args, kwargs)
+
+
+def run_outside(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator of a thread that is in no trace any more."""
+    with turns():  # its trace may be ending just now
+        leave_all()
+    return operator(*args, **kwargs)
+
+
+class _Process:
+    """What belongs to this process, and not to one that is forked from it."""
+
+    turns = threading.RLock()
+
+
+def _begin_in_forked_process() -> None:
+    _Process.turns = threading.RLock()  # the other may be held by a thread that is not there
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_begin_in_forked_process)
+
+
+def turns() -> Any:
+    """Return the lock that a thread of a trace holds while it is at an operator."""
+    return _Process.turns
+
+
+def join_all() -> None:
+    """Let this thread reach what is registered for the trace that is running."""
+    set_included(FAKE, True)
+    composites = vars(torch)[_PLACE].get(COMPOSITE_KEY)
+    if composites is not None and composites.run is not None:
+        key_included(_COMPOSITE, True)
+
+
+def leave_all() -> None:
+    """Let nothing that is registered here be reached by this thread any more."""
+    set_included(FAKE, False)
+    set_excluded(FAKE, False)
+    for key in (_COMPOSITE, _AUTOCAST):
+        key_included(key, False)
 
 
 @contextmanager
@@ -61,27 +188,26 @@ def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload]
     """Route every operator of this thread that would reach a kernel to ``fallback(op, *args)``.
 
     The usual view operators pass by and stay in C++. What this yields lets another one pass from
-    its next call on. The dispatcher writes the table of every operator anew, twice (Dispatcher.cpp,
-    ``registerFallback``): a millisecond, or more where the tables are not in the processor's caches
-    (benchmarks/registration_time.py); every view operator let pass is another 4 µs.
+    its next call on.
     """
-    if _has_fallback(FAKE):
-        raise UnsupportedTorchError(
-            "pytest-torchmem cannot trace now: another fallback is already registered for dispatch "
-            "key Fake (nested trace?)"
-        )
     if TORCH_VERSION < (2, 13):
         _keep_for_lookup()
-    with Registrations("Fake") as registrations:
-        registrations.fallback(fallback)
-        for name in _usual_views():
-            registrations.add(name, passes_by)
-        set_included(FAKE, True)
-        try:
-            yield lambda view: registrations.add(view.name(), passes_by)
-        finally:
-            set_included(FAKE, False)
-            set_excluded(FAKE, False)
+    on_key = _on_key("Fake", _Fallback())
+    if on_key.run is not None:
+        raise UnsupportedTorchError(
+            "pytest-torchmem cannot trace now: operators are intercepted already (nested trace?)"
+        )
+    on_key.pass_by(_passing_by())
+    place: Any = type(on_key.fallback)
+    outside = place.__call__
+    place.__call__, on_key.run = staticmethod(fallback), fallback
+    set_included(FAKE, True)
+    try:
+        yield lambda view: on_key.pass_by((view.name(),))
+    finally:
+        place.__call__, on_key.run = outside, None
+        set_included(FAKE, False)
+        set_excluded(FAKE, False)
 
 
 _KEPT: set[str] = set()
@@ -94,12 +220,14 @@ def _keep_for_lookup() -> None:
     there is a mode or a subclass not the fallback is called, but what the operator and the key have
     in a map (torch/csrc/utils/python_dispatch.cpp, ``python_op_registration_trampoline_impl``).
     Fallbacks are not written to it. Kernels of operators are, and stay there when they are taken
-    back: so every operator has one for a moment, once in a process, which takes 25 ms.
+    back: so every operator has one for a moment, once in a process, which takes 25 ms. Nobody else
+    looks at the key.
     """
-    with Registrations("Fake") as registrations:
-        for name in set(all_operators()) - _KEPT:
-            registrations.add(name, run_torch_dispatch)
-            _KEPT.add(name)
+    registrations = Registrations("Fake")
+    for name in set(all_operators()) - _KEPT:
+        registrations.add(name, run_torch_dispatch)
+        _KEPT.add(name)
+    registrations.take_back()
 
 
 #: View operators that never arrive at the fallback. ``detach`` must not: ``_make_subclass`` wants a
@@ -128,20 +256,75 @@ _USUAL_VIEWS = (
 )
 
 
+#: What a profiler is told of: on the way through Python, its records would lose their class of C++.
+_OF_PROFILERS = (
+    "profiler::_record_function_enter",
+    "profiler::_record_function_enter_new",
+    "profiler::_record_function_exit",
+    "profiler::_record_function_exit._RecordFunction",
+)
+
+
 @cache
-def _usual_views() -> tuple[str, ...]:
-    """Return those that this torch has."""
+def _passing_by() -> tuple[str, ...]:
+    """Return those operators that never arrive, as far as this torch has them."""
     found = (find_operator(name) for name in _USUAL_VIEWS)
-    return tuple(operator.name() for operator in found if operator is not None)
+    views = [operator.name() for operator in found if operator is not None]
+    there = frozenset(all_operators())
+    return (*views, *(name for name in _OF_PROFILERS if name in there))
 
 
 @contextmanager
-def composite_kernels(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Let composite operators (``"aten::dropout"``) run Python kernels on CPU tensors.
+def composite_kernels(
+    names: Iterable[str], run: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
+) -> Iterator[None]:
+    """Let composite operators (``"aten::dropout"``) of this thread call ``run`` before autograd.
 
-    Every thread of the process sees them while they stand.
+    Below autograd, in inference mode, and where ``run`` returns ``NotImplemented``, they go on as
+    if they had no such kernel.
     """
-    with Registrations(COMPOSITE_KEY) as registrations:
-        for name, kernel in kernels.items():
-            registrations.add(name, kernel)
+
+    def before_autograd(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        __tracebackhide__ = True
+        if not is_excluded(_AUTOGRAD):
+            result = run(name, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        set_excluded(_COMPOSITE, True)
+        try:
+            return overload_of(name)(*args, **kwargs)
+        finally:
+            set_excluded(_COMPOSITE, False)
+
+    on_key = _on_key(COMPOSITE_KEY, passes_by)
+    on_key.call_back(names)
+    on_key.run = before_autograd
+    key_included(_COMPOSITE, True)
+    try:
         yield
+    finally:
+        on_key.run = None
+        key_included(_COMPOSITE, False)
+
+
+def casting_kernels() -> OnKey:
+    """Return what is registered for the key of autocast's casts."""
+    return _on_key(AUTOCAST_KEY, passes_by)
+
+
+def key_included(key: Any, included: bool) -> None:
+    """Let the operators of this thread pass the kernels of an autocast key, or no longer.
+
+    Such keys are excluded by default (c10/core/impl/LocalDispatchKeySet.h).
+    """
+    set_included(key, included)
+    set_excluded(key, not included)
+
+
+@cache
+def overload_of(name: str) -> OpOverload:
+    """Return the overload of a name as the dispatcher writes it (``"aten::add.Tensor"``)."""
+    namespace, _, bare = name.partition("::")
+    base, _, overload = bare.partition(".")
+    packet: Any = getattr(getattr(torch.ops, namespace), base)
+    return getattr(packet, overload or "default")  # type: ignore[no-any-return]

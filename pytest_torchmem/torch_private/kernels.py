@@ -18,19 +18,21 @@ from pytest_torchmem.torch_private.keys import (
     CPU,
     FAKE,
     NESTED_CPU,
+    OWN_KEYS,
+    SPARSE_CPU,
+    ExcludeKeys,
+    keys_above_kernels,
+    past_own_keys,
 )
 from pytest_torchmem.torch_private.names import private, private_attribute
 from pytest_torchmem.torch_private.operators import OpOverload, composite_key, has_kernel
+from pytest_torchmem.torch_private.tensors import has_dispatch
 
 #: What runs an overload's kernel for a key: ``kernel_for(operator)(key, *args, **kwargs)``.
 kernel_for: Callable[[OpOverload], Callable[..., Any]] = private_attribute(
     "torch._ops.OpOverload._op_dk"
 )
 _tree_leaves: Callable[[Any], list[Any]] = private("torch.utils._pytree.tree_leaves")
-_DISABLED = private("torch._C._disabled_torch_dispatch_impl")
-_ExcludeKeys: Callable[[Any], Any] = private("torch._C._ExcludeDispatchKeyGuard")
-_all_keys: Callable[[], Any] = private("torch._C._dispatch_keyset_full")
-_keys_after: Callable[[Any], Any] = private("torch._C._dispatch_keyset_full_after")
 _mode_count: Callable[[], int] = private("torch._C._len_torch_dispatch_stack")
 _pop_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode_temporarily")
 
@@ -54,11 +56,10 @@ def run_torch_dispatch(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     subclasses = {
         type(tensor): None
         for tensor in _tree_leaves((args, kwargs))
-        if isinstance(tensor, Tensor) and type(tensor).__torch_dispatch__ is not _DISABLED
+        if isinstance(tensor, Tensor) and has_dispatch(tensor)
     }
     types = tuple(subclasses)
-    above = _all_keys() - _keys_after(FAKE)
-    with _ExcludeKeys(above.remove(FAKE)):
+    with ExcludeKeys(keys_above_kernels().remove(FAKE)):
         if _mode_count():
             with _pop_mode() as mode:
                 return mode.__torch_dispatch__(operator, types, args, kwargs)
@@ -99,27 +100,52 @@ def run_compressed_kernel(operator: OpOverload, *args: Any, **kwargs: Any) -> An
 
     Raises ``NotImplementedError``, as torch does, where it has none.
     """
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    dense = bool(tensors) and all(tensor.layout is torch.strided for tensor in tensors)
-    return kernel_for(operator)(_compressed_key(operator, dense), *args, **kwargs)
+    return kernel_for(operator)(_key_for(operator, args, kwargs, COMPRESSED_CPU), *args, **kwargs)
+
+
+def run_sparse_kernel(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run the kernel of an operator that takes or makes sparse COO tensors.
+
+    Raises ``NotImplementedError``, as torch does, where it has none.
+    """
+    return kernel_for(operator)(_key_for(operator, args, kwargs, SPARSE_CPU), *args, **kwargs)
+
+
+def _key_for(
+    operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], otherwise: Any
+) -> Any:
+    """Return the key of the kernel for the layouts of these arguments, dense ones the last."""
+    layouts = {tensor.layout for tensor in _tree_leaves((args, kwargs)) if _is_tensor(tensor)}
+    first = otherwise
+    if layouts == {torch.strided}:
+        first = CPU
+    elif torch.sparse_coo in layouts:
+        first = SPARSE_CPU
+    return _key(operator, first, otherwise)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
 
 
 @cache
-def _compressed_key(operator: OpOverload, dense: bool) -> Any:
-    """Return the key of the kernel for compressed tensors, or for what makes one of ``dense``."""
+def _key(operator: OpOverload, first: Any, otherwise: Any) -> Any:
     name = operator.name()
-    first = CPU if dense else COMPRESSED_CPU
     possible = (first, COMPOSITE_EXPLICIT, COMPOSITE_NON_FUNCTIONAL, COMPOSITE_IMPLICIT)
-    return next((key for key in possible if has_kernel(name, key)), COMPRESSED_CPU)
+    return next((key for key in possible if has_kernel(name, key)), otherwise)
 
 
 def below_interception(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``HigherOrderOperator.dispatch`` for which the Fake key is the CPU's.
 
-    Such operators (flex attention) choose a Python kernel by key, and have none for Fake.
+    Such operators (flex attention) choose a Python kernel by key, and have none for those of a
+    trace.
     """
 
     def on_cpu(operator: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if key in OWN_KEYS:
+            with past_own_keys():
+                return operator(*args, **kwargs)
         return dispatch(operator, CPU if key == FAKE else key, *args, **kwargs)
 
     return on_cpu

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -26,6 +27,16 @@ DeviceContext: type = private("torch.utils._device.DeviceContext")
 _global_context: Any = private("torch._GLOBAL_DEVICE_CONTEXT")
 
 
+FakeTensor: Any = private("torch._subclasses.fake_tensor.FakeTensor")
+#: The kind of mode that makes fake tensors; there is at most one of a kind.
+_FAKE_TENSORS: Any = private("torch._C._TorchDispatchModeKey.FAKE")
+
+
+def makes_fake_tensors(mode: object) -> bool:
+    """Return whether a dispatch mode is torch's own ``FakeTensorMode``."""
+    return bool(getattr(mode, "_mode_key", None) == _FAKE_TENSORS)
+
+
 def default_device() -> torch.device:
     """Return the device that ``with torch.device(...)`` or ``set_default_device`` asks for."""
     for mode in reversed(_mode_stack()):
@@ -37,3 +48,19 @@ def default_device() -> torch.device:
 def global_device_context() -> Any:
     """Return the function mode that ``torch.set_default_device`` left in force, or None."""
     return getattr(_global_context, "device_context", None)
+
+
+#: The state of ``torch.jit.trace`` on this thread, None where nothing is traced so.
+jit_tracing: Callable[[], Any] = private("torch._C._get_tracing_state")
+_set_jit_tracing: Callable[[Any], None] = private("torch._C._set_tracing_state")
+
+
+@contextmanager
+def not_jit_tracing() -> Iterator[None]:
+    """Let sizes of tensors be integers, and nothing be recorded, while ``torch.jit.trace`` runs."""
+    state = jit_tracing()
+    _set_jit_tracing(None)
+    try:
+        yield
+    finally:
+        _set_jit_tracing(state)

@@ -65,6 +65,18 @@ def private_if_imported(path: str) -> Callable[[], Any]:
     return lambda: getattr(sys.modules.get(module), name, None)
 
 
+def private_name_if_imported(path: str) -> str:
+    """Return the last name of a path into a module that few builds or programs have."""
+    DECLARED[path] = None
+    return path.rpartition(".")[2]
+
+
+def optional(path: str) -> Any:
+    """Return what a private name stands for that not all versions of torch have, or None."""
+    found = find(path)
+    return None if isinstance(found, Missing) else found
+
+
 def dispatch_key(name: str) -> Any:
     """Return a dispatch key by its name (c10/core/DispatchKey.h), or a ``Missing``."""
     parse = private("torch._C._parse_dispatch_key")

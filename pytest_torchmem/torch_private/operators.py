@@ -43,6 +43,7 @@ _find_definition: Callable[[str], Any] = private("torch._library.custom_ops._may
 _returns_nothing: Callable[[OpOverload], bool] = private(
     "torch._library.utils.can_generate_trivial_fake_impl"
 )
+_triton_operators: dict[str, Any] = private("torch._library.triton.triton_ops_to_kernels")
 _custom: Any = private("torch._library.simple_registry.singleton")
 
 
@@ -107,6 +108,11 @@ def is_opaque(operator: OpOverload) -> bool:
         return False
     entry = _custom.find(operator.name())  # ``get`` came with torch 2.13
     return entry.fake_impl.kernel is not None
+
+
+def is_triton_operator(operator: OpOverload) -> bool:
+    """Return whether ``torch.library.triton_op`` made an operator, of operators and launches."""
+    return operator.name() in _triton_operators
 
 
 def lacks_geometry(operator: OpOverload) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from types import MethodType
+from types import MethodType, ModuleType
 from typing import Any, TypeAlias
 
+from pytest_torchmem.torch_private.holders import HOLDERS
 from pytest_torchmem.torch_private.names import Missing, find, private, unsupported
 
 _ABSENT = object()
@@ -51,8 +52,16 @@ def replaced_all(replacements: Replacements) -> Iterator[None]:
     """Replace attributes of several classes and modules together, which all must be there."""
     _check(replacements)
     before = []
+    held = _held_elsewhere(replacements)
+    given = {
+        id(replacement): original
+        for owner, attributes in replacements
+        if isinstance(owner, ModuleType)
+        for name, replacement in attributes.items()
+        if callable(original := vars(owner).get(name))
+    }
     try:
-        for owner, attributes in replacements:
+        for owner, attributes in (*replacements, *held):
             own = vars(owner)
             for name, replacement in attributes.items():
                 before.append((owner, name, own.get(name, _ABSENT)))
@@ -61,6 +70,8 @@ def replaced_all(replacements: Replacements) -> Iterator[None]:
                 setattr(owner, name, replacement)
         yield
     finally:
+        if given:
+            HOLDERS.give_back(given)
         for owner, name, original in reversed(before):
             if vars(owner).get(name, _ABSENT) is original:
                 continue  # it could not be replaced
@@ -68,6 +79,44 @@ def replaced_all(replacements: Replacements) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+
+
+@contextmanager
+def added(additions: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
+    """Give modules attributes that they do not have, for a while."""
+    done: list[tuple[Any, str]] = []
+    try:
+        for owner, attributes in additions.items():
+            for name, value in attributes.items():
+                if not hasattr(owner, name):
+                    done.append((owner, name))
+                    setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name in done:
+            if name in vars(owner):
+                delattr(owner, name)
+
+
+def _held_elsewhere(replacements: Replacements) -> Replacements:
+    """Return the replacements of functions and classes that other modules hold by their own names.
+
+    A module that is imported meanwhile holds the replacement, and is given the original afterwards.
+    """
+    by_original = {
+        id(original): (original, replacement)
+        for owner, attributes in replacements
+        if isinstance(owner, ModuleType)
+        for name, replacement in attributes.items()
+        if callable(original := vars(owner).get(name))
+    }
+    originals = [original for original, _ in by_original.values()]
+    if not originals:
+        return []
+    return [
+        (module, {name: by_original[id(original)][1]})
+        for module, name, original in HOLDERS.of(originals)
+    ]
 
 
 def _check(replacements: Replacements) -> None:

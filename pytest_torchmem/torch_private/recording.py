@@ -17,6 +17,6 @@ memory_snapshot: Callable[[], dict[str, Any]] = private("torch.cuda.memory._snap
 #: Gives back the workspaces of cuBLAS; builds without CUDA have none.
 clear_cublas_workspaces: Callable[[], None] = (
     private("torch._C._cuda_clearCublasWorkspaces")
-    if torch.backends.cuda.is_built()
+    if hasattr(torch._C, "_cuda_clearCublasWorkspaces")  # is_built() may be that of a fake GPU
     else lambda: None
 )

@@ -14,6 +14,13 @@ group_tensors = Replaceable("torch._C._group_tensors_by_device_and_dtype")
 parse_to = Replaceable("torch._C._nn._parse_to")
 #: Whether recurrent modules lay their weights in one piece.
 flatten_weights = Replaceable("torch._use_cudnn_rnn_flatten_weight")
+#: What the compiler of TorchScript looks torch's functions up with.
+find_builtin = (
+    Replaceable("torch.jit._builtins._find_builtin"),
+    Replaceable("torch.jit._recursive._find_builtin"),
+)
+#: What torch's own Python asks which accelerator there is.
+accelerator = Replaceable("torch._C._get_accelerator")
 #: What C++ calls before it makes its first tensor on cuda.
 lazy_init = Replaceable("torch.cuda._lazy_init")
 #: ``torch.backends.cuda.can_use_flash_attention`` and its like, by the name of the implementation.
@@ -22,6 +29,17 @@ can_use_attention = {
     "flash": Replaceable("torch._C._can_use_flash_attention"),
     "mem_efficient": Replaceable("torch._C._can_use_mem_efficient_attention"),
 }
+#: What calls a pointwise kernel of ``torch.cuda.jiterator``.
+call_jitted = Replaceable("torch.cuda.jiterator._JittedFunction.__call__")
+#: What writes the records of a file of ``torch.save``, and what reads them.
+file_writer = Replaceable("torch._C.PyTorchFileWriter")
+file_reader = Replaceable("torch._C.PyTorchFileReader")
+#: What makes a dispatch mode the thread's innermost one, and takes it away (``with mode:``).
+push_mode = Replaceable("torch.utils._python_dispatch._push_on_torch_dispatch_stack")
+pop_mode = Replaceable("torch.utils._python_dispatch._pop_torch_dispatch_stack")
+#: What takes a mode away for a while, by its kind, and puts it back.
+unset_mode = Replaceable("torch._C._unset_dispatch_mode")
+set_mode = Replaceable("torch._C._set_dispatch_mode")
 make_wrapper = Replaceable("torch.Tensor._make_wrapper_subclass")
 #: What moves and converts the parameters of a module.
 apply_to_module = Replaceable("torch.nn.Module._apply")
@@ -35,3 +53,10 @@ sharded_parameters = private_if_imported(
 )
 #: Every run of the autograd engine that Python starts goes through it (autograd/graph.py).
 engine = Replaceable("torch.autograd.Variable._execution_engine")
+#: What hands a storage to another process (torch/multiprocessing/reductions.py).
+SHARING = (
+    Replaceable("torch.UntypedStorage._share_fd_cpu_"),
+    Replaceable("torch.UntypedStorage._share_filename_cpu_"),
+)
+#: What ``torch.manual_seed`` and its like go to.
+default_generator = Replaceable("torch.random.default_generator")

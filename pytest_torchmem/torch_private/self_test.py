@@ -11,8 +11,11 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UnsupportedTorchError
-from pytest_torchmem.torch_private.autocast import KEY as AUTOCAST_KEY
-from pytest_torchmem.torch_private.autocast import autocast_key_included, outside_autocast
+from pytest_torchmem.torch_private.autocast import (
+    autocast_kernels,
+    autocast_key_included,
+    outside_autocast,
+)
 from pytest_torchmem.torch_private.autograd import (
     current_graph_task,
     current_node,
@@ -20,13 +23,11 @@ from pytest_torchmem.torch_private.autograd import (
     sequence_number,
 )
 from pytest_torchmem.torch_private.dispatcher import (
-    COMPOSITE_KEY,
-    Registrations,
     composite_kernels,
     interception,
 )
 from pytest_torchmem.torch_private.kernels import run_cpu_kernel
-from pytest_torchmem.torch_private.keys import FAKE, set_excluded
+from pytest_torchmem.torch_private.keys import AUTOCAST_KEY, COMPOSITE_KEY, FAKE, set_excluded
 from pytest_torchmem.torch_private.names import check_names, unsupported
 from pytest_torchmem.torch_private.operators import (
     OpOverload,
@@ -34,7 +35,12 @@ from pytest_torchmem.torch_private.operators import (
     has_kernel_on,
     is_composite_implicit,
 )
-from pytest_torchmem.torch_private.storages import hollow_storage, storage_address, tensor_on
+from pytest_torchmem.torch_private.storages import (
+    has_memory,
+    hollow_storage,
+    storage_address,
+    tensor_on,
+)
 
 
 def check_torch() -> None:
@@ -83,7 +89,10 @@ def _try_interception() -> None:
     gradient = weight.grad
     if seen.count("aten::mul.Tensor") != 2 or gradient is None:
         raise unsupported(f"dispatch key Fake intercepted {seen}")
-    if gradient.data_ptr() != 0 or storage_address(gradient) != gradient.untyped_storage()._cdata:
+    if (
+        has_memory(gradient.untyped_storage())
+        or storage_address(gradient) != gradient.untyped_storage()._cdata
+    ):
         raise unsupported("a storage without memory is not kept as it is")
     if current_graph_task() != -1 or nodes != [number]:
         raise unsupported(
@@ -96,25 +105,26 @@ def _try_kernels() -> None:
     """Composite operators run Python kernels, and kernels are run by their key."""
     seen: list[str] = []
 
-    def dropout(*args: Any) -> Any:
+    def dropout(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         seen.append(COMPOSITE_KEY)
         return args[0]
 
-    def relu(*args: Any) -> Any:
+    def dot(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with outside_autocast():
             seen.append(AUTOCAST_KEY)
-            return torch.relu(*args)
+            return torch.dot(*args)
 
     tensor = torch.ones(1)
-    with composite_kernels({"aten::dropout": dropout}), Registrations(AUTOCAST_KEY) as library:
-        library.add("aten::relu", relu)
+    with composite_kernels(["aten::dropout"], dropout), autocast_kernels(dot) as register:
+        register(["aten::dot"])
         torch.dropout(tensor, 0.5, True)
         autocast_key_included(True)
         try:
-            torch.relu(tensor)
+            torch.dot(tensor, tensor)
         finally:
             autocast_key_included(False)
-        torch.relu(tensor)
+        torch.dot(tensor, tensor)
+    torch.dropout(tensor, 0.0, True)
     if seen != [COMPOSITE_KEY, AUTOCAST_KEY]:
         raise unsupported(f"of {COMPOSITE_KEY} and {AUTOCAST_KEY}, kernels ran for {seen}")
     multiply = find_operator("mul.Tensor")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.torch_private.names import private, private_name
+from pytest_torchmem.torch_private.nowhere import nowhere
 
 _CPU = torch.device("cpu")
 
@@ -25,8 +27,21 @@ def hollow_storage(nbytes: int, memory: Tensor | None = None) -> torch.UntypedSt
 
     With ``memory`` it shows that tensor's bytes without owning them.
     """
-    address = 0 if memory is None else memory.data_ptr()
+    address = _nowhere() if memory is None else memory.data_ptr()
     return cast(torch.UntypedStorage, _construct_storage(address, _CPU, nbytes))
+
+
+@cache
+def _nowhere() -> int:
+    return nowhere().address
+
+
+def has_memory(storage: torch.UntypedStorage) -> bool:
+    """Return whether a storage lies anywhere; what a trace replaces must not be in force."""
+    try:
+        return storage.data_ptr() not in (0, _nowhere())
+    except RuntimeError:  # of bytes at address 0 (torch/csrc/StorageMethods.cpp, data_ptr)
+        return False
 
 
 def tensor_on(

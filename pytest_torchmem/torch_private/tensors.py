@@ -14,11 +14,14 @@ TensorBase: Any = private("torch._C.TensorBase")
 #: How many references hold the ``TensorImpl``, the Python object's own included.
 tensor_use_count: Callable[[Tensor], int] = private("torch.Tensor._use_count")
 is_view_of_another: Callable[[Tensor], bool] = private("torch.Tensor._is_view")
+#: A view of the opposite numbers, made so without an operator that computes.
+negative_view: Callable[[Tensor], Tensor] = private("torch._neg_view")
 view_base: Callable[[Tensor], Tensor | None] = private_attribute("torch.Tensor._base")
 #: Whether a subclass wraps tensors that ``__tensor_flatten__`` names.
 is_wrapper: Callable[[object], bool] = private(
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass"
 )
+_DISABLED: Any = private("torch._C._disabled_torch_dispatch_impl")
 
 #: Parts of a sparse tensor, which need not be coalesced.
 sparse_indices: Callable[[Tensor], Tensor] = private("torch.Tensor._indices")
@@ -38,6 +41,11 @@ own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = private_attribute
     "torch.nn.Module._buffers"
 )
 CHILDREN = private_name("torch.nn.Module._modules")
+
+
+def has_dispatch(tensor: Tensor) -> bool:
+    """Return whether a tensor's class runs operators itself (``__torch_dispatch__``)."""
+    return type(tensor).__torch_dispatch__ is not _DISABLED
 
 
 def wrapped_tensors(tensor: Tensor) -> list[Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.interception.fingerprint import owner_of
 from pytest_torchmem.interception.interceptor import Interceptor
@@ -41,6 +42,10 @@ class HollowCloner(Cloner):
             self._labels[id(parameter)] = (Kind.PARAMETER, name, owner_of(module, name))
         for name, buffer in module.named_buffers():
             self._labels[id(buffer)] = (Kind.BUFFER, name, owner_of(module, name))
+        values = self._interceptor.parts.values
+        own = (*module.parameters(), *module.buffers())
+        dense = (one for one in own if one.layout is torch.strided and not is_lazy(one))
+        values.expect(sum(one.numel() * one.element_size() for one in dense))
         clone = self.clone(module)
         assert isinstance(clone, nn.Module)
         return clone

@@ -9,22 +9,34 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol, TypeVar
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.tracing.signals import undisturbed
+from pytest_torchmem.step.signals import undisturbed
 
 _Result = TypeVar("_Result")
 
 
-class _Running:
-    """The trace that is running in this process."""
+class Standing(Protocol):
+    """What is on between traces, and off while one runs."""
+
+    def pause(self) -> None:
+        """Switch off what is on, for a trace."""
+
+    def resume(self) -> None:
+        """Switch it on again."""
+
+
+class Running:
+    """The trace that is running in this process, or what is on between traces."""
 
     lock = threading.Lock()
     layers: ExitStack | None = None
     """What it switched on, to be switched off."""
+    standing: tuple[Standing, int] | None = None
+    """What is on between traces, and its thread."""
 
 
 def run_alone(switch_on: Callable[[ExitStack], None], body: Callable[[], _Result]) -> _Result:
@@ -36,22 +48,47 @@ def run_alone(switch_on: Callable[[ExitStack], None], body: Callable[[], _Result
     __tracebackhide__ = True
     taken: list[Any] = []
     layers = ExitStack()
-    try:
-        with undisturbed():
-            _take(taken)
-            _Running.layers = layers
-            switch_on(layers)
-        return body()
-    finally:
+    with standing_paused():
         try:
-            _switch_off(taken, layers)
+            with undisturbed():
+                take(taken)
+                Running.layers = layers
+                switch_on(layers)
+            return body()
         finally:
-            if taken:  # a signal kept the first from beginning
-                _switch_off(taken, layers)
+            try:
+                release(taken, layers)
+            finally:
+                if taken:  # a signal kept the first from beginning
+                    release(taken, layers)
 
 
-def _take(taken: list[Any]) -> None:
-    lock = _Running.lock
+@contextmanager
+def standing_paused() -> Iterator[None]:
+    """Switch off what is on between traces, if it is on this thread; then on again."""
+    standing, thread = Running.standing or (None, 0)
+    if standing is None or thread != threading.get_ident():
+        yield
+        return
+    process = os.getpid()
+    with undisturbed():
+        standing.pause()
+    try:
+        yield
+    finally:
+        if os.getpid() == process:  # not in a forked process that goes on to here
+            with undisturbed():
+                standing.resume()
+
+
+def a_fake_gpu_is_seen() -> bool:
+    """Return whether a fake GPU is on between traces, so that ``torch.cuda`` tells of that."""
+    return Running.standing is not None
+
+
+def take(taken: list[Any]) -> None:
+    """Take the place of the one trace that runs in a process, and note it in ``taken``."""
+    lock = Running.lock
     if not lock.acquire(blocking=False):
         raise UsageError(
             "a trace is already running in this process: a traced program cannot trace, and two "
@@ -60,7 +97,8 @@ def _take(taken: list[Any]) -> None:
     taken.append(lock)
 
 
-def _switch_off(taken: list[Any], layers: ExitStack) -> None:
+def release(taken: list[Any], layers: ExitStack) -> None:
+    """Switch off what was switched on, and give the place back."""
     with undisturbed():
         if not taken:
             return
@@ -68,13 +106,14 @@ def _switch_off(taken: list[Any], layers: ExitStack) -> None:
             layers.close()
         finally:
             lock = taken.pop()
-            if _Running.lock is lock:  # not in a forked process that goes on to here
-                _Running.layers = None
+            if Running.lock is lock:  # not in a forked process that goes on to here
+                Running.layers = None
             lock.release()
 
 
 def _end_in_forked_process() -> None:
-    layers, _Running.layers, _Running.lock = _Running.layers, None, threading.Lock()
+    layers, Running.layers, Running.lock = Running.layers, None, threading.Lock()
+    Running.standing = None
     if layers is not None:
         layers.close()
 

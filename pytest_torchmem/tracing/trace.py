@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from pytest_torchmem.allocator import AllocatorOptions, parse_options
-from pytest_torchmem.errors import UnsupportedTorchError, UsageError
+from pytest_torchmem.allocator import parse_options
+from pytest_torchmem.errors import NoCudaError, UsageError
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.conversion import give_survivors_data
-from pytest_torchmem.interception.distributed import (
-    module_wrappers_refused,
-    process_group_kept,
-    refuse_wrapped,
-)
+from pytest_torchmem.interception.distributed import process_group_kept, refuse_wrapped
 from pytest_torchmem.interception.fingerprint import Program, fingerprint_of_step
-from pytest_torchmem.interception.gradient_accumulation import References
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.python_api.functions import python_functions
+from pytest_torchmem.interception.python_api.cuda import asked_for_cuda
+from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
+from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
 from pytest_torchmem.profile.timeline import Phase
+from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.global_state import process_kept, thread_kept
-from pytest_torchmem.step.phases import optimizer_steps
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration
-from pytest_torchmem.targets.gpus import DEFAULT_GPU, Gpu, find_gpu
+from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
 from pytest_torchmem.targets.target import Target
+from pytest_torchmem.torch_private.nowhere import nowhere
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.tracing.clone import HollowCloner
+from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
 from pytest_torchmem.tracing.lock import run_alone
+from pytest_torchmem.tracing.standing import lent_by_standing_gpus, present_on_standing_gpus
 from pytest_torchmem.units import parse_size
 
 DEVICES = ("cpu", "cuda")
@@ -58,6 +57,8 @@ def trace(
     allocator: str = "",
     memory: int | str | None = None,
     calibration: Calibration | None = None,
+    values: str = "auto",
+    gpus: int = 1,
     **kwargs: Any,
 ) -> MemoryProfile:
     """Trace one training step of ``target`` on a fake device, and return its memory in bytes.
@@ -81,33 +82,43 @@ def trace(
     ``calibration`` has workspaces that were measured on GPUs because they cannot be computed
     (``pytest_torchmem.read_calibration``, ``pytest_torchmem.calibrate``).
 
+    ``values`` says which values of tensors are computed beside the trace, on the CPU. ``"real"``
+    computes all of them, so that a program that decides by its data takes the way that it takes in
+    reality. ``"none"`` computes only those of small integer and boolean tensors; unknown values
+    count as 1 where the program asks for them, and the profile warns of each line that does.
+    ``"auto"`` begins like that, and where the program decides by an unknown value it is run again,
+    from the beginning, with real values, as far as a budget of bytes and operations goes.
+    ``gpus`` is how many such GPUs the program sees. Its figures are those of ``cuda:0``;
+    ``MemoryProfile.devices`` has the others'.
+
     Raises ``UsageError`` for invalid arguments, ``UnknownValueError`` if the program needs a value
     that the trace does not have, ``UnsupportedOperatorError`` for an operator whose output shapes
     are unknown, ``UnsupportedTorchError`` if this torch is not supported, and whatever ``target``
     raises.
     """
     __tracebackhide__ = True
-    machine = _machine(device, gpu, host, calibration)
-    limit = _Memory(parse_options(allocator), *_limit(memory, gpu))
+    machine = _machine(device, gpu, gpus, host, calibration)
+    limit = Memory(parse_options(allocator), *_limit(memory, gpu))
+    passes = _passes(values)
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
     check_torch()
-    return _trace(machine, limit, target, args, kwargs, step)
+    for one in passes[:-1]:
+        with suppress(ValuesNeeded):
+            return _trace(machine, limit, target, args, kwargs, step, one)
+    return _trace(machine, limit, target, args, kwargs, step, passes[-1])
 
 
-class _Memory(NamedTuple):
-    """How the fake GPU's memory is asked for."""
-
-    options: AllocatorOptions
-    limited: bool
-    size: int | None
-    """What the GPU has, where it is not what the catalogue says."""
-
-    def of(self, ledger: DeviceLedger, gpu: Gpu) -> DeviceMemory:
-        """Return the memory of ``gpu``."""
-        if self.size is not None:
-            gpu = replace(gpu, memory=self.size, context=min(gpu.context, self.size))
-        return DeviceMemory(ledger, gpu, self.options, self.limited)
+def _passes(values: str) -> tuple[Values, ...]:
+    """Return the passes of a trace; each but the last ends where a value is needed."""
+    passes = {
+        "auto": (Values.ASKED_FOR, Values.WITHIN_BUDGET),
+        "real": (Values.REAL,),
+        "none": (Values.GUESSED,),
+    }
+    if values not in passes:
+        raise UsageError(f"values={values!r}: expected one of {', '.join(map(repr, passes))}")
+    return passes[values]
 
 
 def _limit(memory: int | str | None, gpu: str | None) -> tuple[bool, int | None]:
@@ -124,39 +135,67 @@ def _limit(memory: int | str | None, gpu: str | None) -> tuple[bool, int | None]
 
 def _trace(
     machine: Target,
-    limit: _Memory,
+    limit: Memory,
     target: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     step: Step,
+    values: Values,
 ) -> MemoryProfile:
+    """Run one pass; raise ``ValuesNeeded`` if it cannot go on without values to compute."""
     __tracebackhide__ = True
     ledger = Ledger()
-    on_device = ledger.on(machine.device)
-    memory = limit.of(on_device, machine.gpu) if machine.gpu is not None else None
+    ledgers = [ledger.on(device) for device in machine.devices]
+    gpu = machine.gpu
+    memories = () if gpu is None else tuple(limit.of(one, gpu) for one in ledgers)
     attribution = Attribution()
-    interceptor = Interceptor(machine, ledger, attribution, _gradient_held_by_engine_alone())
+    interceptor = Interceptor(machine, ledger, attribution, gradient_held_by_engine_alone(), values)
+    interceptor.parts.conversion.lender = lent_by_standing_gpus
 
-    def switch_on(layers: ExitStack) -> None:
-        layers.enter_context(process_kept())
-        layers.enter_context(process_group_kept())
-        layers.callback(give_survivors_data, ledger)
-        layers.callback(interceptor.parts.conversion.return_borrowed)
-        layers.enter_context(thread_kept())
-        layers.enter_context(_layers(interceptor, memory))
+    def note_compiled() -> None:
+        if interceptor.threads.on_thread():
+            attribution.note_compiled()
+
+    def switch_on(stack: ExitStack) -> None:
+        stack.callback(interceptor.threads.released)
+        stack.callback(nowhere().forget)
+        beside_others = not is_alone()
+        stack.enter_context(process_kept(note_compiled))
+        if beside_others:
+            stack.enter_context(own_generators(interceptor.threads.on_thread))
+        stack.enter_context(process_group_kept())
+        stack.callback(give_survivors_data, ledger)
+        stack.callback(interceptor.parts.conversion.return_borrowed)
+        stack.enter_context(thread_kept())
+        stack.enter_context(layers(interceptor, TraceContext(interceptor), memories))
 
     def run() -> MemoryProfile:
         __tracebackhide__ = True
-        return _profile(interceptor, memory, target, args, kwargs, step)
+        return _profile(interceptor, memories, target, args, kwargs, step)
 
     # The step in a function of its own: when it returns, nothing of it is alive but what the
     # program keeps for itself.
-    return run_alone(switch_on, run)
+    try:
+        profile = run_alone(switch_on, run)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the program, or C++, may have caught what ended it
+        if interceptor.parts.values.needed:
+            raise ValuesNeeded from None
+        if isinstance(error, TypeError) and UnknownNumber.__name__ in str(error):
+            raise interceptor.parts.values.unknown(UnknownNumber.AS_SIZE) from error
+        if gpu is None and isinstance(error, RuntimeError) and str(error).startswith(_NO_CUDA):
+            line = attribution.line_of(error) or "the traced program"
+            raise NoCudaError(asked_for_cuda(line)) from error
+        raise
+    if interceptor.parts.values.needed:
+        raise ValuesNeeded
+    return profile
 
 
 def _profile(
     interceptor: Interceptor,
-    memory: DeviceMemory | None,
+    memories: tuple[DeviceMemory, ...],
     target: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -178,40 +217,92 @@ def _profile(
     else:
         interceptor.parts.attribution.on_outermost_call = program.called
         interceptor.parts.conversion.names = program.names
+        _expect_what_stands(interceptor)
     outcome = step.run(target, args, kwargs)
     interceptor.parts.numbers.settle()
-    device = ledger.devices[machine.device]
-    if memory is not None:
+    for memory in memories:
         memory.close()
-    timeline = device.timeline()
-    profile = MemoryProfile(
-        device=machine.device.type,
-        gpu=machine.gpu.name if machine.gpu else None,
-        host=machine.host.name,
-        torch_version=torch.__version__,
-        workload=fingerprint or program.fingerprint(),
-        warnings=(
-            *interceptor.parts.values.warnings,
-            *_compiled(interceptor.parts.attribution),
-            *_unknown(device, machine),
-        ),
-        unknown_workspaces=tuple(sorted(device.unknown_workspaces)),
-        calibrated_workspaces=tuple(sorted(device.calibrated_workspaces)),
-        questions=tuple(sorted(device.questions)),
-        timeline=timeline,
-        replay=memory.peaks if memory is not None else None,
-        **figures_of(timeline),
+    workload = fingerprint or program.fingerprint()
+    warnings = (
+        *interceptor.parts.values.warnings,
+        *_touched(),
+        *_compiled(interceptor.parts.attribution),
     )
+    about = machine, workload, warnings, interceptor.parts.values.known_are
+    first, *rest = map(ledger.on, machine.devices)
+    others = tuple(map(partial(_profile_of, *about), rest, memories[1:]))
+    profile = _profile_of(*about, first, memories[0] if memories else None, others)
     del outcome
     return profile
 
 
-def _compiled(attribution: Attribution) -> tuple[str, ...]:
-    if not attribution.compiled_calls:
+def _expect_what_stands(interceptor: Interceptor) -> None:
+    """Begin with what fixtures have put on the GPU, as a step of a module with its parameters."""
+    ledger, present = interceptor.parts.ledger, tuple(present_on_standing_gpus())
+    if not present or interceptor.parts.target.gpu is None:
+        return
+    ledger.begin(Phase.BASELINE)
+    with interceptor.working():
+        for lent, storage in present:
+            interceptor.parts.conversion.expect(lent, storage)
+    ledger.enter(Phase.FORWARD)
+
+
+#: What a build without CUDA says where nothing that was replaced has noticed before.
+_NO_CUDA = (
+    "PyTorch is not linked with support for cuda",
+    "Could not run 'aten::empty_strided' with arguments from the 'CUDA' backend",
+)
+
+
+def _profile_of(
+    machine: Target,
+    workload: str,
+    warnings: tuple[str, ...],
+    values: str,
+    ledger: DeviceLedger,
+    memory: DeviceMemory | None,
+    others: tuple[MemoryProfile, ...] = (),
+) -> MemoryProfile:
+    """Return the profile of one device, whose own warnings stand last."""
+    timeline, device = ledger.timeline(), ledger.device
+    return MemoryProfile(
+        device=str(device) if device.index else device.type,
+        gpu=machine.gpu.name if machine.gpu else None,
+        host=machine.host.name,
+        torch_version=torch.__version__,
+        workload=workload,
+        warnings=(*warnings, *_unknown(ledger, machine)),
+        unknown_workspaces=tuple(sorted(ledger.unknown_workspaces)),
+        calibrated_workspaces=tuple(sorted(ledger.calibrated_workspaces)),
+        questions=tuple(sorted(ledger.questions)),
+        values=values,
+        timeline=timeline,
+        replay=memory.peaks if memory is not None else None,
+        others=others,
+        **figures_of(timeline),
+    )
+
+
+def _touched() -> tuple[str, ...]:
+    if not nowhere().touched():
         return ()
     return (
-        "a module wrapped by torch.compile was traced eagerly; compiled, it may need more or less "
-        "memory",
+        "something other than an operator of torch read or wrote the memory of a traced tensor, "
+        "which has none: a C++ extension, or a thread that ran before the trace; it read zeros",
+    )
+
+
+def _compiled(attribution: Attribution) -> tuple[str, ...]:
+    if not attribution.compiled:
+        return ()
+    lines = [line for line in attribution.compiled if line]
+    first, others = (lines[0], lines[1:]) if lines else ("", [])
+    where = f"{first}: " if first else ""
+    more = f" (and at {len(others)} other lines)" if others else ""
+    return (
+        f"{where}what torch.compile wraps was traced eagerly{more}; compiled, it may need more or "
+        "less memory",
     )
 
 
@@ -229,59 +320,17 @@ def _unknown(device: DeviceLedger, machine: Target) -> tuple[str, ...]:
     return ("; ".join(parts),) if parts else ()
 
 
-@cache
-def _gradient_held_by_engine_alone() -> References:
-    """Learn how many references a gradient has that the engine is about to add to in place.
-
-    Raises ``UnsupportedTorchError`` where the engine's addition is not seen.
-    """
-    ledger = Ledger()
-    interceptor = Interceptor(Target(REFERENCE), ledger, Attribution(), None)
-
-    def program() -> None:
-        twice_used = torch.empty(2, requires_grad=True) * 1.0
-        ((twice_used * 2.0) + (twice_used * 3.0)).sum().backward()
-
-    try:
-        with torch.enable_grad(), interceptor.running():
-            program()
-    finally:
-        give_survivors_data(ledger)
-    if interceptor.kernels.sums.seen is None:
-        raise UnsupportedTorchError(
-            f"pytest-torchmem cannot trace on torch {torch.__version__}: the autograd engine does "
-            "not accumulate gradients as in the supported versions (2.11 to 2.15)"
-        )
-    return interceptor.kernels.sums.seen
-
-
-@contextmanager
-def _layers(interceptor: Interceptor, memory: DeviceMemory | None) -> Iterator[None]:
-    """Switch on interception, dispatch and identity, module and optimizer following; then off."""
-    gpu = interceptor.parts.target.gpu
-    with ExitStack() as stack:
-        context = TraceContext(interceptor)
-        stack.enter_context(python_functions(context))
-        stack.enter_context(module_wrappers_refused(context))
-        if memory is not None and gpu is not None:
-            from pytest_torchmem.fake_cuda.api.identity import cuda_identity
-            from pytest_torchmem.fake_cuda.decompositions import cuda_dispatch
-
-            interceptor.paths = stack.enter_context(cuda_dispatch(gpu, context))
-            stack.enter_context(cuda_identity(context, memory))
-        stack.enter_context(interceptor.parts.attribution.following_modules())
-        stack.enter_context(
-            optimizer_steps(interceptor.enter_optimizer, interceptor.parts.phases.leave_optimizer)
-        )
-        stack.enter_context(interceptor.running())
-        yield
-
-
-def _machine(device: str, gpu: str | None, host: str, calibration: Calibration | None) -> Target:
+def _machine(
+    device: str, gpu: str | None, gpus: int, host: str, calibration: Calibration | None
+) -> Target:
     if device not in DEVICES:
         raise UsageError(f"device={device!r}: expected one of {', '.join(map(repr, DEVICES))}")
     if host not in _HOSTS:
         raise UsageError(f"host={host!r}: expected one of {', '.join(map(repr, _HOSTS))}")
+    if not isinstance(gpus, int) or isinstance(gpus, bool) or not 1 <= gpus <= MOST_GPUS:
+        raise UsageError(
+            f"gpus={gpus!r}: expected how many GPUs the program sees, from 1 to {MOST_GPUS}"
+        )
     modelled = find_gpu(DEFAULT_GPU if gpu is None else gpu)
     if device == "cpu":
         return Target(_HOSTS[host]())
@@ -291,4 +340,4 @@ def _machine(device: str, gpu: str | None, host: str, calibration: Calibration |
         )
     if calibration is not None and not calibration.covers(modelled.name):
         calibration = None  # plans are then those of every other trace
-    return Target(_HOSTS[host](), modelled, calibration=calibration)
+    return Target(_HOSTS[host](), modelled, calibration, gpus)

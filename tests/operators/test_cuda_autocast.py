@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
-from torch import nn
+from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.operators import autocast as lists
@@ -248,14 +248,26 @@ def test_custom_functions() -> None:
     assert seen == [(HALF, False), (HALF, False)]
 
 
-def test_a_gradient_scaler_lets_the_optimizer_step() -> None:
+@pytest.mark.parametrize(
+    ("reduce", "after"),
+    [
+        (lambda output: output.float().mean(), [2, 65536.0]),
+        # The scale is infinite in half precision, in which the mean is computed: it is halved.
+        (Tensor.mean, [2, 32768.0]),
+        # The same of the gradient of a sum; half of it is infinite where the bias gets it twice.
+        (Tensor.sum, [0, 16384.0]),
+    ],
+)
+def test_a_gradient_scaler_lets_the_optimizer_step(
+    reduce: Callable[[Tensor], Tensor], after: list[float]
+) -> None:
     def body() -> list[Any]:
         layer = nn.Linear(8, 8).cuda()
         optimizer = torch.optim.Adam(layer.parameters())
         scaler = torch.amp.GradScaler("cuda")
         for _ in range(2):
             with torch.autocast("cuda"):
-                loss = layer(cuda(2, 8)).sum()
+                loss = reduce(layer(cuda(2, 8)))
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
@@ -264,7 +276,7 @@ def test_a_gradient_scaler_lets_the_optimizer_step() -> None:
             optimizer.zero_grad()
         return [len(optimizer.state), scaler.get_scale()]
 
-    assert on_fake_cuda(body) == [2, 65536.0]
+    assert on_fake_cuda(body) == after
 
 
 def test_recurrent_layers_run_in_half_precision() -> None:

@@ -30,6 +30,7 @@ FUNCTIONS = (
     "path",
     "nested",
     "storages",
+    "values",
     "sparse",
     "compressed",
 )

@@ -47,8 +47,9 @@ def test_second(torchmem):
 """
 
 
-# hypothesis would be imported, in each of these runs anew, to print its statistics.
-_PLAIN = ("-p", "no:hypothesispytest")
+# hypothesis would be imported, in each of these runs anew, to print its statistics. Tests run as
+# they are written, one after the other; a run that is about another order names its plugin.
+_PLAIN = ("-p", "no:hypothesispytest", "-p", "no:randomly")
 _NO_CACHE = ("-p", "no:cacheprovider")
 
 

@@ -43,9 +43,7 @@ def written(light: Any) -> Any:
     """A project with snapshots, written without any other plugin's doing."""
     light.write(test_net=TESTS)
     (light.path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    light.run("--torchmem-update", "-p", "no:randomly").assert_outcomes(
-        passed=6, skipped=1, xfailed=1
-    )
+    light.run("--torchmem-update").assert_outcomes(passed=6, skipped=1, xfailed=1)
     assert len(light.entries()) == 8
     return light
 
@@ -54,13 +52,13 @@ def written(light: Any) -> Any:
     ("module", "options"),
     [
         ("pytest_randomly", ["-p", "randomly", "-p", "no:random_order"]),
-        ("random_order", ["--random-order", "-p", "no:randomly"]),
-        ("random_order", ["--random-order", "-n", "2", "-p", "no:randomly"]),
-        ("pytest_rerunfailures", ["--reruns", "2", "-p", "no:randomly"]),
-        ("xdist", ["-n", "2", "--dist", "loadscope", "-p", "no:randomly"]),
-        ("pytest_forked", ["--forked", "-p", "no:randomly"]),
-        ("pytest_forked", ["--forked", "-n", "2", "-p", "no:randomly"]),
-        ("pytest_timeout", ["--timeout", "60", "-p", "no:randomly"]),
+        ("random_order", ["--random-order"]),
+        ("random_order", ["--random-order", "-n", "2"]),
+        ("pytest_rerunfailures", ["--reruns", "2"]),
+        ("xdist", ["-n", "2", "--dist", "loadscope"]),
+        ("pytest_forked", ["--forked"]),
+        ("pytest_forked", ["--forked", "-n", "2"]),
+        ("pytest_timeout", ["--timeout", "60"]),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:3]),
 )

@@ -62,7 +62,7 @@ def test_defaults(pytester):
 def test_every_option_defaults_to_none(pytester):
     config = pytester.parseconfig()
     names = [name for name in vars(config.option) if name.startswith("torchmem_")]
-    assert len(names) == 16
+    assert len(names) == 18
     assert {name: getattr(config.option, name) for name in names} == dict.fromkeys(names)
 
 
@@ -149,3 +149,34 @@ def test_header(pytester):
     result.stdout.fnmatch_lines(
         ["torchmem * | cpu, cuda (h100) | torch 2.* | tolerance 1% | updating (new)"]
     )
+
+
+def test_the_marker_and_a_check_have_several_gpus(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest, torch
+
+        @pytest.mark.memory_budget("8 KiB", device="cuda", gpus=2)
+        def test_body():
+            assert torch.cuda.device_count() == 2
+            torch.ones(1024, device="cuda:0"), torch.ones(4096, device="cuda:1")
+
+        def program():
+            torch.ones(1024, device=1), torch.ones(1024, device=torch.cuda.device_count() - 1)
+
+        @pytest.mark.memory_budget("8 KiB", device="cuda")
+        def test_check(torchmem):
+            step = lambda: torch.ones(1, device="cuda").to("cuda:2", torch.double)
+            profile = torchmem.check(step, gpus=3)["cuda"]
+            assert profile.peak == 4
+            assert profile.devices["cuda:2"].peak > 4
+            assert torchmem.trace(program, gpus=2).devices["cuda:1"].peak == 2 * 4096
+
+        @pytest.mark.memory_budget("8 KiB", gpus=0)
+        def test_none():
+            pass
+        """
+    )
+    result = pytester.runpytest_inprocess("-p", "no:randomly")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["*memory_budget(gpus=): 0: write how many GPUs, from 1 to 64*"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import trace
+from pytest_torchmem.torch_private.all_settings import all_settings
 from tests.tracing.programs import MODELS, hooked
 
 DEVICES = ("cpu", "cuda")
@@ -95,20 +98,23 @@ def test_captured_model_gets_its_tensors_back(device: str) -> None:
     assert model(torch.randn(4, 8)).sum().isfinite()
 
 
-def test_other_threads_run_for_real() -> None:
+def test_threads_from_before_run_for_real() -> None:
     results: list[float] = []
+    go = threading.Event()
 
     def work() -> None:
+        go.wait(60)
         x = torch.arange(4.0, requires_grad=True)
         nn.functional.dropout(x, 0.0).sum().backward()
         results.append(x.grad.sum().item())  # type: ignore[union-attr]
 
     def program() -> Tensor:
-        thread = threading.Thread(target=work)
-        thread.start()
+        go.set()
         thread.join()
         return torch.ones(3) + 1
 
+    thread = threading.Thread(target=work)
+    thread.start()
     trace(program, device="cuda")
     assert results == [4.0]
 
@@ -251,6 +257,46 @@ def test_settings_of_the_process_are_put_back() -> None:
     assert not any(one == other for one, other in zip(inside, before, strict=True))
 
 
+def other(value: object) -> object:
+    """Return another value that a setting may have."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, tuple) and all(isinstance(one, bool) for one in value):
+        return tuple(not one for one in value)
+    return {torch.float32: torch.float64, "highest": "high", "none": "ieee", "tf32": "ieee"}.get(
+        value,  # type: ignore[call-overload]
+        value,
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_all_that_torch_lets_a_program_set_is_put_back(device: str) -> None:
+    settings = all_settings()
+    before = [setting.ask() for setting in settings]
+    changed = 0
+
+    def program() -> None:
+        nonlocal changed
+        torch.set_float32_matmul_precision("medium")
+        torch.autograd.set_detect_anomaly(True, check_nan=False)
+        torch.set_printoptions(precision=2)
+        torch.set_flush_denormal(True)
+        nn.modules.module.register_module_forward_hook(lambda *_: None)
+        for setting, value in zip(settings, before, strict=True):
+            try:
+                setting.set_to(other(value))
+            except (RuntimeError, TypeError, ValueError):
+                continue  # of this build
+        changed = sum(
+            setting.ask() != value for setting, value in zip(settings, before, strict=True)
+        )
+
+    with torch.backends.__allow_nonbracketed_mutation():
+        trace(program, device=device)
+    assert [setting.ask() for setting in settings] == before
+    assert changed > len(settings) // 2
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_dispatch_mode_is_asked_first(device: str) -> None:
     """On every version of torch: before 2.13 the key of the interception comes before a mode's."""
@@ -265,3 +311,23 @@ def test_a_dispatch_mode_is_asked_first(device: str) -> None:
     traced = trace(lambda: seen.append(flops()), device=device)
     assert seen == [3 * 2 * 4 * 8 * 4]
     assert traced.backward_peak
+
+
+def test_a_default_device_in_the_first_trace_of_a_process() -> None:
+    """Torch remembers which of its functions make tensors when it is first asked."""
+    program = """
+import torch
+from pytest_torchmem import trace
+
+def body():
+    with torch.device("meta"):
+        torch.tensor([1.0])
+
+trace(body)
+with torch.device("meta"):
+    assert torch.tensor([1.0]).device.type == "meta"
+trace(lambda: torch.tensor([1.0], device="cuda"), device="cuda")
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,27 +1,41 @@
-"""``torch.nn.DataParallel`` with one GPU, and what it is made of: tensors go there and come back.
+"""``torch.nn.DataParallel``, and what it is made of: tensors go to the GPUs and come back.
 
-On that GPU a part is the whole, and a sum is that of one tensor; torch/csrc/cuda/comm.cpp.
+As torch/csrc/cuda/comm.cpp does it, which builds for the CPU come without. With one GPU a part is
+the whole, and a sum is that of one tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import parallel
 from torch.nn.parallel import comm, scatter_gather
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.patches import Replacements
 
 _CPU = torch.device("cpu")
-_GPU = torch.device("cuda", 0)
+#: Where ``parallel_apply`` is looked up: two of these modules share their names with a function.
+_MODULES: tuple[Any, ...] = (
+    import_module("torch.nn.parallel.data_parallel"),
+    import_module("torch.nn.parallel.parallel_apply"),
+    parallel,
+)
+_BUFFER = 10_485_760
 
 
-def scatter(trace: TraceContext) -> Replacements:
-    """Let ``Scatter`` ask for no device by its number alone, which C++ takes for a real one."""
+def data_parallel(trace: TraceContext) -> Replacements:
+    """Let ``Scatter`` ask for no stream by a number alone, and replicas run one after another.
+
+    torch runs each on a thread of its own. What a GPU is asked for is the same.
+    """
     original: Any = vars(scatter_gather)["Scatter"]
+    apply: Any = vars(_MODULES[0])["parallel_apply"]
 
     class Scatter:
         @staticmethod
@@ -30,41 +44,126 @@ def scatter(trace: TraceContext) -> Replacements:
                 return original.apply(target_gpus, chunk_sizes, dim, input)
             return comm.scatter(input, target_gpus, chunk_sizes, dim)
 
-    return [(scatter_gather, {"Scatter": Scatter})]
+    def one_by_one(modules: Any, inputs: Any, kwargs_tup: Any = None, devices: Any = None) -> Any:
+        if trace.off() or len(modules) == 1:
+            return apply(modules, inputs, kwargs_tup, devices)
+        outputs = []
+        for position, (module, given) in enumerate(zip(modules, inputs, strict=True)):
+            of_it = [None if each is None else [each[position]] for each in (kwargs_tup, devices)]
+            outputs += apply([module], [given], *of_it)
+        return outputs
+
+    return [
+        (scatter_gather, {"Scatter": Scatter}),
+        *[(module, {"parallel_apply": one_by_one}) for module in _MODULES],
+    ]
 
 
-def _moved(tensor: Tensor, out: Sequence[Tensor] | None) -> Tensor:
-    return tensor.to(_GPU) if out is None else out[0].copy_(tensor)
+def communication(trace: TraceContext) -> dict[str, Callable[..., Any]]:
+    """Return the functions of ``torch.nn.parallel.comm``."""
+    reduce_add: Any = comm.reduce_add
+    reduce_coalesced: Any = comm.reduce_add_coalesced
+
+    def device(named: Any) -> torch.device:
+        return trace.device(as_device(named))
+
+    def moved(tensor: Tensor, onto: Any, out: Tensor | None = None) -> Tensor:
+        return tensor.to(device(onto)) if out is None else out.copy_(tensor)
+
+    def broadcast(
+        tensor: Tensor, devices: Any = None, *, out: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor, ...]:
+        if out is not None:
+            return tuple(one.copy_(tensor) for one in out)
+        return tuple(moved(tensor, onto) for onto in devices)
+
+    def broadcast_coalesced(
+        tensors: Sequence[Tensor], devices: Any, buffer_size: int = _BUFFER
+    ) -> list[list[Tensor]]:
+        first, *others = map(device, devices)
+        found = [[tensor.to(first) for tensor in tensors], *[[] for _ in others]]
+        for chunk in _chunks(tensors, buffer_size) if others else ():
+            flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
+            for outputs, onto in zip(found[1:], others, strict=True):
+                parts = flat.to(onto).split([tensor.numel() for tensor in chunk])
+                outputs += [
+                    part.view(tensor.shape) for part, tensor in zip(parts, chunk, strict=True)
+                ]
+        return found
+
+    def scatter(
+        tensor: Tensor,
+        devices: Any = None,
+        chunk_sizes: Any = None,
+        dim: int = 0,
+        streams: Any = None,
+        *,
+        out: Sequence[Tensor] | None = None,
+    ) -> tuple[Tensor, ...]:
+        number = len(devices if out is None else out)
+        if out is not None:
+            chunk_sizes = [one.size(dim) for one in out]
+        parts = tensor.chunk(number, dim) if chunk_sizes is None else tensor.split(chunk_sizes, dim)
+        if out is not None:
+            return tuple(one.copy_(part) for one, part in zip(out, parts, strict=True))
+        return tuple(moved(part, onto) for part, onto in zip(parts, devices, strict=False))
+
+    def gather(
+        tensors: Sequence[Tensor],
+        dim: int = 0,
+        destination: Any = None,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        onto = _CPU if destination in (-1, "cpu", _CPU) else device(_number(destination))
+        return _gathered(tensors, dim, onto, out)
+
+    def add(inputs: Any, destination: Any = None) -> Any:
+        return inputs[0] if len(inputs) == 1 else reduce_add(inputs, destination)
+
+    def add_coalesced(inputs: Any, destination: Any = None, buffer_size: int = _BUFFER) -> Any:
+        if len(inputs) == 1:
+            return tuple(inputs[0])
+        return reduce_coalesced(inputs, destination, buffer_size)
+
+    return {
+        "broadcast": broadcast,
+        "broadcast_coalesced": broadcast_coalesced,
+        "gather": gather,
+        "reduce_add": add,
+        "reduce_add_coalesced": add_coalesced,
+        "scatter": scatter,
+    }
 
 
-def _scatter(
-    tensor: Tensor,
-    devices: Any = None,
-    chunk_sizes: Any = None,
-    dim: int = 0,
-    streams: Any = None,
-    *,
-    out: Sequence[Tensor] | None = None,
-) -> tuple[Tensor, ...]:
-    return (_moved(tensor.chunk(1, dim)[0], out),)
-
-
-def _gather(
-    tensors: Sequence[Tensor], dim: int = 0, destination: Any = None, *, out: Tensor | None = None
+def _gathered(
+    tensors: Sequence[Tensor], dim: int, onto: torch.device, out: Tensor | None
 ) -> Tensor:
-    if out is not None:
-        return torch.cat(list(tensors), dim, out=out)
-    return torch.cat(list(tensors), dim).to(_CPU if destination in (-1, "cpu", _CPU) else _GPU)
+    """Return tensors of several GPUs in one on ``onto``, or in ``out``."""
+    if len(tensors) == 1:
+        if out is not None:
+            return torch.cat(list(tensors), dim, out=out)
+        return torch.cat(list(tensors), dim).to(onto)
+    if out is None:
+        shape = list(tensors[0].shape)
+        shape[dim] = sum(tensor.size(dim) for tensor in tensors)
+        out = torch.empty(shape, dtype=tensors[0].dtype, device=onto)
+    parts = out.split([tensor.size(dim) for tensor in tensors], dim)
+    for part, tensor in zip(parts, tensors, strict=True):
+        part.copy_(tensor)
+    return out
 
 
-COMMUNICATION: dict[str, Callable[..., Any]] = {
-    "broadcast": lambda tensor, devices=None, *, out=None: (_moved(tensor, out),),
-    "broadcast_coalesced": lambda tensors, devices, buffer_size=0: [
-        [tensor.to(_GPU) for tensor in tensors]
-    ],
-    "gather": _gather,
-    "reduce_add": lambda inputs, destination=None: inputs[0],
-    "reduce_add_coalesced": lambda inputs, destination=None, buffer_size=0: tuple(inputs[0]),
-    "scatter": _scatter,
-}
-"""The functions of ``torch.nn.parallel.comm``."""
+def _number(destination: Any) -> Any:
+    return "cuda" if destination is None else destination
+
+
+def _chunks(tensors: Sequence[Tensor], buffer_size: int) -> Iterator[list[Tensor]]:
+    """Yield tensors of one type that go together; torch/csrc/utils/tensor_flatten.cpp."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        group = groups.setdefault(tensor.dtype, [])
+        group.append(tensor)
+        if sum(one.nbytes for one in group) >= buffer_size:
+            yield groups.pop(tensor.dtype)
+    yield from groups.values()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.fake_cuda.device_properties import DeviceProperties
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private import replaceable
 from pytest_torchmem.torch_private.patches import Replacements
@@ -45,21 +47,24 @@ def lazy_init(trace: TraceContext) -> Replacements:
     return [replaceable.lazy_init.by(lazy_init)]
 
 
-def device_functions(gpu: Gpu) -> dict[str, Callable[..., Any]]:
-    """Return the functions of ``torch.cuda`` about the device itself, by name."""
+def device_functions(trace: TraceContext, gpu: Gpu, index: int) -> dict[str, Callable[..., Any]]:
+    """Return the functions of ``torch.cuda`` about one of the GPUs itself, by name.
+
+    Where a program names none it is the current one.
+    """
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "init": lambda: None,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": lambda device: None,
+        "device_count": lambda: trace.gpus,
+        "current_device": lambda: index,
+        "set_device": lambda device: _nothing(trace.select(index)),
         "synchronize": lambda device=None: None,
         "get_device_name": lambda device=None: gpu.product,
         "get_device_capability": lambda device=None: gpu.capability,
         "get_device_properties": lambda device=None: DeviceProperties(gpu),
         "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
-        "can_device_access_peer": lambda device, peer: False,
+        "can_device_access_peer": lambda device, peer: trace.device(as_device(peer)).index != index,
         "is_bf16_supported": lambda including_emulation=True: (
             including_emulation or gpu.capability >= (8, 0)
         ),
@@ -68,32 +73,46 @@ def device_functions(gpu: Gpu) -> dict[str, Callable[..., Any]]:
         "current_solver_handle": lambda: 0,
         "ipc_collect": lambda: None,
         **dict.fromkeys(_DRIVER_FIGURES, lambda device=None: 0),
-        "_exchange_device": lambda device: 0,
-        "_maybe_exchange_device": lambda device: 0,
+        "_exchange_device": lambda device: trace.select(index),
+        "_maybe_exchange_device": lambda device: trace.select(index),
         "_sleep": lambda cycles: None,
         **_sync_debug_mode(),
     }
 
 
 def accelerator_functions(
-    gpu: Gpu, memory: Mapping[str, Callable[..., Any]]
+    trace: TraceContext, index: int, memory: Mapping[str, Callable[..., Any]]
 ) -> dict[str, Callable[..., Any]]:
     """Return those of ``torch.accelerator``, whose memory functions are ``torch.cuda``'s."""
     return {
         **{name: memory[name] for name in memory if not name.startswith("_")},
         "get_memory_info": memory["mem_get_info"],
         "is_available": lambda: True,
-        "device_count": lambda: 1,
+        "device_count": lambda: trace.gpus,
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "current_device_index": lambda: 0,
-        "current_device_idx": lambda: 0,
-        "set_device_index": lambda device: None,
-        "set_device_idx": lambda device: None,
+        "current_device_index": lambda: index,
+        "current_device_idx": lambda: index,
+        "set_device_index": lambda device: _nothing(trace.select(index)),
+        "set_device_idx": lambda device: _nothing(trace.select(index)),
         "get_device_capability": lambda device=None: {"supported_dtypes": set(_DTYPES)},
         "synchronize": lambda device=None: None,
         "empty_host_cache": lambda: None,
-        "device_index": lambda device: nullcontext(),
+        "device_index": lambda device: _selected(trace, index),
     }
+
+
+def _nothing(_: object) -> None:
+    """Return nothing."""
+
+
+@contextmanager
+def _selected(trace: TraceContext, index: int) -> Iterator[None]:
+    """Let a GPU be the current one for a while."""
+    before = trace.select(index)
+    try:
+        yield
+    finally:
+        trace.select(before)
 
 
 def runtime_functions(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
@@ -124,45 +143,3 @@ def _sync_debug_mode() -> dict[str, Callable[..., Any]]:
         mode = modes[debug_mode] if isinstance(debug_mode, str) else int(debug_mode)
 
     return {"set_sync_debug_mode": set_mode, "get_sync_debug_mode": lambda: mode}
-
-
-#: Shared memory in KiB by compute capability: of a multiprocessor, and the most of it for a block
-#: (CUDA C++ Programming Guide, technical specifications per compute capability).
-_SHARED_MEMORY = {
-    (7, 0): (96, 96),
-    (7, 5): (64, 64),
-    (8, 0): (164, 163),
-    (8, 6): (100, 99),
-    (8, 9): (100, 99),
-    (9, 0): (228, 227),
-    (10, 0): (228, 227),
-    (12, 0): (100, 99),
-}
-
-
-class DeviceProperties:
-    """What ``torch.cuda.get_device_properties`` returns."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self.name = gpu.product
-        self.major, self.minor = gpu.capability
-        self.total_memory = gpu.memory
-        self.multi_processor_count = gpu.multiprocessors
-        self.max_threads_per_multi_processor = gpu.threads_per_multiprocessor
-        self.warp_size = 32
-        self.regs_per_multiprocessor = 65536
-        self.is_integrated = self.is_multi_gpu_board = 0
-        self.gcnArchName = gpu.product
-        self.max_threads_per_block = 1024
-        self.shared_memory_per_block = 48 * 1024
-        if gpu.capability in _SHARED_MEMORY:
-            multiprocessor, block = _SHARED_MEMORY[gpu.capability]
-            self.shared_memory_per_multiprocessor = multiprocessor * 1024
-            self.shared_memory_per_block_optin = block * 1024
-
-    def __repr__(self) -> str:
-        return (
-            f"_CudaDeviceProperties(name={self.name!r}, major={self.major}, minor={self.minor}, "
-            f"total_memory={self.total_memory // 1024**2}MB, "
-            f"multi_processor_count={self.multi_processor_count})"
-        )

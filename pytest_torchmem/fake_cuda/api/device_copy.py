@@ -7,11 +7,13 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private import replaceable
-from pytest_torchmem.torch_private.tensors import TensorBase
+from pytest_torchmem.torch_private.modes import NoFunctionModes
+from pytest_torchmem.torch_private.tensors import TensorBase, has_dispatch
 
 _parse_to: Callable[..., Any] = replaceable.parse_to.original
 
@@ -66,6 +68,14 @@ def _copied(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
     assert device is not None
     if device.type == "meta":
         return cast(Tensor, TensorBase.to(tensor, device, dtype))
+    if has_dispatch(tensor):  # it moves what it wraps itself
+        return cast(Tensor, torch.ops.aten._to_copy.default(tensor, **_given(target)))
+    if is_lazy(tensor):  # it has no shape, and refuses to be asked for one
+        with NoFunctionModes():
+            plain = TensorBase.as_subclass(tensor, Tensor)
+            copied = _copied(trace, plain, target)
+            # as ``__torch_function__`` of torch/nn/parameter.py does
+            return cast(Tensor, copied.as_subclass(type(tensor)))
     with trace.placing_on(device):
         copied = torch.ops.aten._to_copy.default(
             tensor,
@@ -74,6 +84,11 @@ def _copied(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
             memory_format=target.memory_format or torch.preserve_format,
         )
     return cast(Tensor, copied)
+
+
+def _given(target: Target) -> dict[str, Any]:
+    """Return those of the arguments that are given."""
+    return {name: value for name, value in target._asdict().items() if value and name != "copy"}
 
 
 class ToCopy(torch.autograd.Function):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.fake_cuda.api.fake_tensors import as_cpp_has_it
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
@@ -71,6 +72,8 @@ def _factory(original: _Factory) -> _Factory:
         if SESSION.off() or SESSION.running.is_placing:
             return original(*args, **kwargs)
         trace = SESSION.running
+        if trace.in_fake_tensor_mode():
+            return original(*args, **{**kwargs, "device": as_cpp_has_it(kwargs.get("device"))})
         of_tensor = keeps_device and bool(args) and isinstance(args[0], Tensor)
         device = kwargs.get("device")
         if device is None:
@@ -87,6 +90,8 @@ def _factory(original: _Factory) -> _Factory:
             kwargs.pop("device")
         with trace.placing_on(target):
             made = original(*args, **kwargs)
+        if of_values and made.device != target:  # it shares the memory of what it is made of
+            return made.to(target)
         if kwargs.get("pin_memory"):
             trace.pin(made)
         return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -11,11 +11,10 @@ from torch import Tensor
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.placement import GPU_GENERATORS
-from pytest_torchmem.targets.device_index import as_device, check_device_index
+from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.patches import Replacements
 
 _CPU = torch.device("cpu")
-_CUDA = torch.device("cuda", 0)
 _OnHost = torch.Generator
 _NUMBER = 8
 """Bytes of the seed, and of the offset, in a state; cuda/CUDAGeneratorImpl.cpp, ``get_state``."""
@@ -36,17 +35,17 @@ class Generator(torch.Generator, metaclass=_Kind):
         """Make a generator of fake cuda, or one of torch's own for the host."""
         if SESSION.off() or as_device(device).type != "cuda":
             return _OnHost(device=device)
-        check_device_index(device)
-        return cls.on_gpu()
+        named = as_device(device)
+        return cls.on_gpu(SESSION.index_of(named))
 
     def __init__(self, device: Any = "cpu") -> None:
         pass
 
     @classmethod
-    def on_gpu(cls) -> Generator:
-        """Return a new generator of the GPU, whether or not a trace is running."""
+    def on_gpu(cls, index: int) -> Generator:
+        """Return a new generator of a GPU, whether or not a trace is running."""
         made: Any = cast(Any, _OnHost).__new__(cls, device="cpu")
-        made._gpu = _CUDA
+        made._gpu = torch.device("cuda", index)
         GPU_GENERATORS[made._cdata] = made
         return cast(Generator, made)
 
@@ -89,41 +88,56 @@ class Generator(torch.Generator, metaclass=_Kind):
 
     def clone_state(self) -> Generator:
         """Return a generator with the same seed and offset."""
-        made = self.on_gpu()
+        made = self.on_gpu(self.device.index)
         made.manual_seed(self.initial_seed())
         made._offset = self._offset
         return made
 
 
-def generators(default: Generator) -> Replacements:
-    """Have generators that can be made for cuda, and ``default`` as the GPU's own."""
+def generators(defaults: Sequence[Generator]) -> Replacements:
+    """Have generators that can be made for cuda, and ``defaults`` as the GPUs' own."""
     return [
         (torch, {"Generator": Generator}),
-        (torch.cuda, {"default_generators": (default,)}),
+        (torch.cuda, {"default_generators": tuple(defaults)}),
     ]
 
 
-def random_functions(default: Generator) -> dict[str, Callable[..., Any]]:
-    """Return the functions of ``torch.cuda.random`` for the GPU's own generator, by name."""
+def random_functions(
+    default: Generator, defaults: Sequence[Generator]
+) -> dict[str, Callable[..., Any]]:
+    """Return the functions of ``torch.cuda.random`` for a GPU's own generator, by name.
+
+    ``defaults`` are those of all GPUs.
+    """
 
     def manual_seed(seed: int) -> None:
         default.manual_seed(int(seed))
 
+    def manual_seed_all(seed: int) -> None:
+        for generator in defaults:
+            generator.manual_seed(int(seed))
+
     def seed() -> None:
         default.seed()
 
+    def seed_all() -> None:
+        manual_seed_all(default.seed())
+
     def set_states(new_states: Iterable[Tensor]) -> None:
-        for state in new_states:
-            default.set_state(state)
+        for generator, state in zip(defaults, new_states, strict=False):
+            generator.set_state(state)
+
+    def set_state(new_state: Tensor) -> None:
+        default.set_state(new_state)
 
     return {
         "manual_seed": manual_seed,
-        "manual_seed_all": manual_seed,
+        "manual_seed_all": manual_seed_all,
         "seed": seed,
-        "seed_all": seed,
+        "seed_all": seed_all,
         "initial_seed": default.initial_seed,
         "get_rng_state": lambda device="cuda": default.get_state(),
-        "get_rng_state_all": lambda: [default.get_state()],
-        "set_rng_state": lambda new_state, device="cuda": set_states([new_state]),
+        "get_rng_state_all": lambda: [generator.get_state() for generator in defaults],
+        "set_rng_state": lambda new_state, device="cuda": set_state(new_state),
         "set_rng_state_all": set_states,
     }

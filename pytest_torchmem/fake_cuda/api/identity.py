@@ -2,52 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import unwrap
 from typing import Any
 
 import torch
 
 from pytest_torchmem.fake_cuda.api.backends import CUDA_VERSION, attention
 from pytest_torchmem.fake_cuda.api.data_loading import data_loaders
-from pytest_torchmem.fake_cuda.api.data_parallel import scatter
+from pytest_torchmem.fake_cuda.api.data_parallel import data_parallel
 from pytest_torchmem.fake_cuda.api.device import lazy_init
 from pytest_torchmem.fake_cuda.api.device_copy import parse_to
+from pytest_torchmem.fake_cuda.api.device_numbers import device_numbers
 from pytest_torchmem.fake_cuda.api.factories import factories
+from pytest_torchmem.fake_cuda.api.fake_tensors import fake_tensors
 from pytest_torchmem.fake_cuda.api.generators import Generator, generators
 from pytest_torchmem.fake_cuda.api.legacy_types import legacy_types
+from pytest_torchmem.fake_cuda.api.nccl import nccl_process_groups
 from pytest_torchmem.fake_cuda.api.profilers import profilers
 from pytest_torchmem.fake_cuda.api.session import session
 from pytest_torchmem.fake_cuda.api.storages import Storages
 from pytest_torchmem.fake_cuda.api.tensor_methods import DeviceMethods
 from pytest_torchmem.fake_cuda.api.torch_cuda import torch_cuda
-from pytest_torchmem.fake_cuda.api.triton import triton_launches
+from pytest_torchmem.fake_cuda.launches.libraries import ON_GPU, launching_libraries
+from pytest_torchmem.fake_cuda.launches.raw import raw_kernels
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private import replaceable
 from pytest_torchmem.torch_private.patches import Replacements, replaced_all
+from pytest_torchmem.torch_private.streams import raw_stream_known
+from pytest_torchmem.torch_private.type_calls import made_by
 
 
 @contextmanager
-def cuda_identity(trace: TraceContext, memory: DeviceMemory) -> Iterator[None]:
-    """Let every common way of placing and asking for a device work for fake cuda."""
-    generator = Generator.on_gpu()
+def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iterator[None]:
+    """Let every common way of placing and asking for a device work for fake cuda.
+
+    ``memories`` are those of the GPUs, by their indices.
+    """
+    defaults = [Generator.on_gpu(index) for index in range(len(memories))]
+    storages = Storages(trace)
     replacements = [
-        *DeviceMethods(trace, memory).replacements(),
-        *Storages(trace).replacements(),
+        *DeviceMethods(trace, memories).replacements(),
+        *storages.replacements(),
         *attention(trace),
         *data_loaders(trace),
         *factories(trace),
-        *generators(generator),
+        *fake_tensors(trace),
+        *generators(defaults),
         *legacy_types(trace),
         *profilers(trace),
-        *scatter(trace),
-        *triton_launches(trace),
+        *data_parallel(trace),
         *_private_functions(trace),
         *lazy_init(trace),
+        *raw_kernels(trace),
         (torch.version, {"cuda": CUDA_VERSION}),
     ]
-    with session(trace, torch_cuda(memory, generator)), replaced_all(replacements):
+    with (
+        device_numbers(trace),
+        made_by(torch.UntypedStorage, storages.make),
+        nccl_process_groups(trace),
+        session(trace, torch_cuda(trace, memories, defaults)),
+        replaced_all(replacements),
+        raw_stream_known(trace.off),
+        launching_libraries(trace, ON_GPU),
+    ):
         yield
 
 
@@ -59,11 +79,19 @@ def _private_functions(trace: TraceContext) -> Replacements:
     def group_tensors(lists: Any, with_indices: bool = False) -> Any:
         return group(lists, with_indices) if trace.off() else _group(lists, with_indices)
 
+    find = replaceable.find_builtin[0].original
+
+    def find_builtin(function: Any) -> Any:
+        found = find(function)
+        return find(unwrap(function)) if found is None and callable(function) else found
+
     return [
         # CUDA builds come with cuDNN.
         replaceable.flatten_weights.by(lambda: flattens() if trace.off() else True),
         replaceable.group_tensors.by(group_tensors),
         replaceable.parse_to.by(parse_to),
+        # TorchScript knows torch's functions by their identity.
+        *[looked_up.by(find_builtin) for looked_up in replaceable.find_builtin],
     ]
 
 

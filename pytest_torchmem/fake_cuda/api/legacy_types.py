@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.python_api.data import readable
 from pytest_torchmem.torch_private.patches import Replacements
 
 _DTYPES = {
@@ -44,6 +45,8 @@ class LegacyType(type):
             return cls.original(*args, **kwargs)
         if args and isinstance(args[0], Tensor):
             return args[0].to(cls.device, cls.dtype)
+        if args:
+            args = (readable(SESSION.running, args[0], cls.__name__), *args[1:])
         with SESSION.running.placing_on(cls.device):
             return cls.on_host(*args, **kwargs)
 

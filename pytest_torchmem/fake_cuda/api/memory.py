@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -17,19 +17,28 @@ from pytest_torchmem.fake_cuda.memory import DeviceMemory
 _SUMMARY: Callable[..., str] = torch.cuda.memory_summary
 
 
-def memory_functions(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
-    """Return the functions about memory by name; all of them tell of one replay."""
+def memory_functions(
+    memory: DeviceMemory, memories: Sequence[DeviceMemory]
+) -> dict[str, Callable[..., Any]]:
+    """Return the functions about a GPU's memory by name; all of them tell of one replay.
+
+    A snapshot tells of the ``memories`` of all GPUs.
+    """
+
+    def all_segments() -> list[dict[str, Any]]:
+        of_each = [segments(one.follow(), index) for index, one in enumerate(memories)]
+        return [segment for found in of_each for segment in found]
 
     def snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
-        found = segments(memory.follow())
-        return {"segments": found, "device_traces": [[]], "external_annotations": []}
+        traces: list[list[Any]] = [[] for _ in memories]
+        return {"segments": all_segments(), "device_traces": traces, "external_annotations": []}
 
     return {
         **_figures(memory),
         "memory_stats": lambda device=None: OrderedDict(memory.statistics()),
         "memory_stats_as_nested_dict": lambda device=None: _nested(memory.statistics()),
         "memory_summary": lambda device=None, abbreviated=False: _SUMMARY(device, abbreviated),
-        "memory_snapshot": lambda mempool_id=None, include_traces=True: segments(memory.follow()),
+        "memory_snapshot": lambda mempool_id=None, include_traces=True: all_segments(),
         "_snapshot": snapshot,
         "_record_memory_history": lambda *args, **kwargs: None,
         "mem_get_info": lambda device=None: memory.free_and_total(),
@@ -37,7 +46,7 @@ def memory_functions(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
         "reset_accumulated_memory_stats": lambda device=None: (
             memory.follow().statistics.reset_totals()
         ),
-        "empty_cache": memory.empty_cache,
+        "empty_cache": lambda: _empty_caches(memories),
         "set_per_process_memory_fraction": lambda fraction, device=None: _set_fraction(
             memory, fraction
         ),
@@ -76,7 +85,12 @@ def _figures(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
     return functions
 
 
-def segments(allocator: CachingAllocator) -> list[dict[str, Any]]:
+def _empty_caches(memories: Sequence[DeviceMemory]) -> None:
+    for memory in memories:
+        memory.empty_cache()
+
+
+def segments(allocator: CachingAllocator, index: int = 0) -> list[dict[str, Any]]:
     """Return the segments and their blocks as ``torch.cuda.memory_snapshot`` does."""
     found: list[dict[str, Any]] = []
     last: Block | None = None
@@ -84,7 +98,7 @@ def segments(allocator: CachingAllocator) -> list[dict[str, Any]]:
         if last is None or block.before is not last:
             found.append(
                 {
-                    "device": 0,
+                    "device": index,
                     "address": block.address,
                     "total_size": 0,
                     "allocated_size": 0,

@@ -6,7 +6,7 @@ hundred, and to make them anew would be the most of what a small model's trace t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.targets.device_index import check_device_index
+from pytest_torchmem.targets.device_index import index_of
 from pytest_torchmem.torch_private.patches import replaced_all
 
 Functions = Mapping[str, Callable[..., Any]]
@@ -35,12 +35,17 @@ class Session:
 
     def __init__(self) -> None:
         self.trace: TraceContext | None = None
-        self.functions: Mapping[str, Functions] = {}
-        """By module."""
+        self.functions: Sequence[Mapping[str, Functions]] = ()
+        """By the index of the GPU that they are about, and by module."""
 
     def off(self) -> bool:
         """Return whether torch's own function or class is meant."""
         return self.trace is None or self.trace.off()
+
+    def index_of(self, device: Any) -> int:
+        """Return the index of the GPU that a program names; None is the current one."""
+        trace = self.running
+        return index_of(device, trace.gpus, trace.current)
 
     @property
     def running(self) -> TraceContext:
@@ -53,8 +58,9 @@ SESSION = Session()
 
 
 @contextmanager
-def session(trace: TraceContext, api: Api) -> Iterator[None]:
-    """Let modules of torch have the functions and classes of ``api``."""
+def session(trace: TraceContext, apis: Sequence[Api]) -> Iterator[None]:
+    """Let modules of torch have functions and classes; ``apis`` has those about each GPU."""
+    api = apis[0]
     replacements: list[tuple[Any, dict[str, Any]]] = []
     for module, functions in api.functions:
         present = {
@@ -67,12 +73,14 @@ def session(trace: TraceContext, api: Api) -> Iterator[None]:
         if original is not None:
             replacements.append((module, {name: _class(original, kind)}))
     SESSION.trace = trace
-    SESSION.functions = {module.__name__: functions for module, functions in api.functions}
+    SESSION.functions = [
+        {module.__name__: functions for module, functions in api.functions} for api in apis
+    ]
     try:
         with replaced_all(replacements):
             yield
     finally:
-        SESSION.trace, SESSION.functions = None, {}
+        SESSION.trace, SESSION.functions = None, ()
 
 
 @cache
@@ -88,9 +96,11 @@ def _function(original: Any, module: str, name: str) -> Callable[..., Any]:
     def function(*args: Any, **kwargs: Any) -> Any:
         if SESSION.off():
             return original(*args, **kwargs)
+        named = None
         if place is not None:
-            check_device_index(args[place] if len(args) > place else kwargs.get(keyword))
-        return SESSION.functions[module][name](*args, **kwargs)
+            named = args[place] if len(args) > place else kwargs.get(keyword)
+        with SESSION.running.turn():
+            return SESSION.functions[SESSION.index_of(named)][module][name](*args, **kwargs)
 
     function.__name__ = original.__name__
     function.__doc__ = original.__doc__

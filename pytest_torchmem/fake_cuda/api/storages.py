@@ -9,10 +9,19 @@ import torch
 import torch.serialization
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.type_calls import make
 
-_CUDA = torch.device("cuda", 0)
 _Base: Any = torch.UntypedStorage.__mro__[1]
+
+
+def _index(device: torch.device) -> int:
+    return device.index if device.type == "cuda" else -1
+
+
+def _on_host(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == "cuda" else device
 
 
 class Storages:
@@ -28,7 +37,7 @@ class Storages:
         storage: dict[str, Any] = {
             "device": property(self.device),
             "is_cuda": property(lambda storage: self.device(storage).type == "cuda"),
-            "get_device": lambda storage: 0 if self.device(storage).type == "cuda" else -1,
+            "get_device": lambda storage: _index(self.device(storage)),
             "clone": self.clone,
             **{name: self._copying(name) for name in ("cuda", "cpu", "to")},
         }
@@ -36,6 +45,17 @@ class Storages:
             (torch.UntypedStorage, storage),
             (torch.serialization, {"default_restore_location": self.restore}),
         ]
+
+    def make(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a storage, on the GPU if that is asked for; C++ would ask the build for it."""
+        named = kwargs.get("device")
+        if named is None or self._trace.off():
+            return make(torch.UntypedStorage, *args, **kwargs)
+        device = self._trace.device(as_device(named))
+        storage = make(torch.UntypedStorage, *args, **{**kwargs, "device": _on_host(device)})
+        if device.type == "cuda":
+            self._trace.meet_storage(storage, device)
+        return storage
 
     def device(self, storage: torch.UntypedStorage) -> torch.device:
         """Return where a storage is."""
@@ -54,7 +74,14 @@ class Storages:
         """Book a storage that a file holds, or ``map_location`` asks to have, on the GPU."""
         if self._trace.off() or not str(location).startswith("cuda"):
             return self._restore(storage, location)
-        self._trace.meet_storage(storage, _CUDA)
+        device = torch.device(location)
+        if (device.index or 0) >= self._trace.gpus:  # as torch/serialization.py, _validate_device
+            raise RuntimeError(
+                f"Attempting to deserialize object on CUDA device {device.index} but "
+                f"torch.cuda.device_count() is {self._trace.gpus}. Please use torch.load with "
+                "map_location to map your storages to an existing device."
+            )
+        self._trace.meet_storage(storage, self._trace.device(device))
         return storage
 
     def _copying(self, name: str) -> Callable[..., Any]:

@@ -11,9 +11,6 @@ from typing import Any
 import torch
 
 from pytest_torchmem.fake_cuda.api.session import SESSION
-from pytest_torchmem.targets.device_index import check_device_index
-
-_CUDA = torch.device("cuda", 0)
 
 
 def _at_once(*_: Any, **__: Any) -> None:
@@ -26,15 +23,16 @@ class Stream:
     def __init__(
         self, device: Any = None, priority: int = 0, stream_id: int | None = None, **_: Any
     ) -> None:
-        check_device_index(device)
+        index = _index(device)
         if stream_id is None:
-            stream_id = 0 if SESSION.trace is None else SESSION.trace.streams.new(priority)
-        self.device = _CUDA
-        self.device_index = 0
+            trace = SESSION.trace
+            stream_id = 0 if trace is None else trace.streams[index].new(priority)
+        self.device = torch.device("cuda", index)
+        self.device_index = index
         self.device_type = 1
         self.priority = priority
         self.stream_id = self.cuda_stream = self.native_handle = stream_id
-        self._before: list[int] = []
+        self._before: list[tuple[Stream, int]] = []
 
     wait_event = wait_stream = synchronize = _at_once
 
@@ -51,15 +49,20 @@ class Stream:
         return False
 
     def __enter__(self) -> Stream:
-        self._before.append(_current())
+        self._before.append((_current(self.device_index), _current_device()))
         _set_current(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _set_current(self._before.pop())
+        stream, device = self._before.pop()
+        _set_current(stream)
+        if SESSION.trace is not None:
+            SESSION.trace.select(device)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.stream_id == self.stream_id
+        if not isinstance(other, Stream):
+            return False
+        return (other.stream_id, other.device) == (self.stream_id, self.device)
 
     def __hash__(self) -> int:
         return hash((self.stream_id, self.device))
@@ -72,14 +75,14 @@ class ExternalStream(Stream):
     """``torch.cuda.ExternalStream``: a stream that something else made."""
 
     def __init__(self, stream_ptr: int, device: Any = None, **_: Any) -> None:
-        super().__init__(stream_id=stream_ptr)
+        super().__init__(device, stream_id=stream_ptr)
 
 
 class Event:
     """``torch.cuda.Event`` and ``torch.Event``."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.device = _CUDA
+        self.device = torch.device("cuda", _current_device())
         self.event_id = self.cuda_event = 0
 
     record = wait = synchronize = _at_once
@@ -112,22 +115,37 @@ class StreamContext:
             self.stream.__exit__(*exception)
 
 
-def _current() -> int:
-    """Return the number of the current stream."""
-    return 0 if SESSION.trace is None else SESSION.trace.streams.current
+def _current_device() -> int:
+    return 0 if SESSION.trace is None else SESSION.trace.current
 
 
-def _set_current(stream: Stream | int | None) -> None:
-    """Make a stream current, given as such or by its number; ``None`` changes nothing."""
+def _index(device: Any) -> int:
+    """Return the index of the GPU that a stream is for."""
+    if SESSION.trace is None:
+        return 0
+    return SESSION.index_of(device)
+
+
+def _current(index: int) -> Stream:
+    """Return the current stream of a GPU."""
+    number = 0 if SESSION.trace is None else SESSION.trace.streams[index].current
+    return Stream(index, stream_id=number)
+
+
+def _set_current(stream: Stream | None) -> None:
+    """Make a stream current, and its GPU (torch/csrc/cuda/Module.cpp, setStream); None is none."""
     if stream is not None and SESSION.trace is not None:
-        SESSION.trace.streams.choose(stream if isinstance(stream, int) else stream.stream_id)
+        with SESSION.trace.turn():
+            SESSION.trace.select(stream.device_index)
+            SESSION.trace.streams[stream.device_index].choose(stream.stream_id)
 
 
-STREAM_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "stream": StreamContext,
-    "set_stream": _set_current,
-    "current_stream": lambda device=None: Stream(stream_id=_current()),
-    "default_stream": lambda device=None: Stream(stream_id=0),
-    "get_stream_from_external": lambda data_ptr, device=None: ExternalStream(data_ptr),
-}
-"""The functions of ``torch.cuda`` and ``torch.accelerator`` about streams."""
+def stream_functions(index: int) -> dict[str, Callable[..., Any]]:
+    """Return the functions of ``torch.cuda`` and ``torch.accelerator`` about a GPU's streams."""
+    return {
+        "stream": StreamContext,
+        "set_stream": _set_current,
+        "current_stream": lambda device=None: _current(index),
+        "default_stream": lambda device=None: Stream(index, stream_id=0),
+        "get_stream_from_external": lambda data_ptr, device=None: ExternalStream(data_ptr, index),
+    }

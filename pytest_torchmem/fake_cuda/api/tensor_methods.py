@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.fake_cuda.api.device_copy import copy_to, parse_target
+from pytest_torchmem.fake_cuda.api.fake_tensors import as_cpp_has_it
 from pytest_torchmem.fake_cuda.api.legacy_types import find_legacy_type
 from pytest_torchmem.fake_cuda.api.wrapper_subclasses import WrapperSubclasses
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
@@ -33,9 +34,9 @@ _FACTORIES = (
 class DeviceMethods:
     """``torch.Tensor`` in a trace on fake cuda."""
 
-    def __init__(self, trace: TraceContext, memory: DeviceMemory) -> None:
+    def __init__(self, trace: TraceContext, memories: Sequence[DeviceMemory]) -> None:
         self._trace = trace
-        self._memory = memory
+        self._memories = memories
         self._wrappers = WrapperSubclasses(trace)
 
     def replacements(self) -> Replacements:
@@ -62,6 +63,8 @@ class DeviceMethods:
 
     def device_of(self, tensor: Tensor) -> torch.device:
         """Return where a tensor is."""
+        if self._trace.in_fake_tensor_mode():
+            return cast(torch.device, TensorBase.device.__get__(tensor))
         record = self._trace.record(tensor)
         if record is None:
             wrapped = self._wrappers.device_of(tensor)
@@ -79,6 +82,8 @@ class DeviceMethods:
             return cast(Tensor, TensorBase.to(tensor, *args, **kwargs))
         target = parse_target(*args, **kwargs)
         device = None if target.device is None else self._trace.device(target.device)
+        if self._trace.in_fake_tensor_mode():
+            device = as_cpp_has_it(device)
         if device is None or device == self.device_of(tensor):
             layout = target.memory_format
             options = {} if layout is None else {"memory_format": layout}
@@ -170,7 +175,8 @@ class DeviceMethods:
         if self._trace.off():
             TensorBase.record_stream(tensor, stream)
         elif record is not None and record.ledger.device.type == "cuda":
-            self._memory.record_stream(record.index, stream.stream_id)
+            memory = self._memories[record.ledger.device.index]
+            memory.record_stream(record.index, stream.stream_id)
 
     def _on_host_only(self, name: str) -> Callable[..., Any]:
         original = getattr(Tensor, name)  # as the layer below has it
@@ -196,6 +202,8 @@ class DeviceMethods:
             if placed or trace.off() or (device is None and name not in ("new", "new_tensor")):
                 return original(tensor, *args, **kwargs)
             kwargs["device"] = _CPU
+            if trace.in_fake_tensor_mode():
+                return original(tensor, *args, **kwargs)
             target = self.device_of(tensor) if device is None else as_device(device)
             with trace.placing_on(trace.device(target)):
                 return original(tensor, *args, **kwargs)

@@ -29,6 +29,7 @@ class WrapperSubclasses:
     def __init__(self, trace: TraceContext) -> None:
         self._trace = trace
         self._devices: Any = WeakIdKeyDictionary()
+        trace.noted_contents.append(self._devices)
 
     def device_of(self, tensor: Tensor) -> torch.device | None:
         """Return the device of a wrapper that was made in the trace, None for other tensors."""

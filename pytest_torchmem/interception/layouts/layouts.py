@@ -1,6 +1,6 @@
-"""Operators on tensors that are not strided: nested ones and compressed sparse ones.
+"""Operators on tensors that are not strided: nested ones and sparse ones.
 
-Both are made of strided tensors, and what runs on those comes to the interceptor.
+All are made of strided tensors, and what runs on those comes to the interceptor.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from typing import Any
 
 from pytest_torchmem.interception.layouts.nested import NestedTensors, has_nested
 from pytest_torchmem.interception.layouts.sparse import (
+    KnownTensors,
     has_compressed,
     run_compressed,
+    run_sparse,
 )
+from pytest_torchmem.interception.layouts.values import SparseValues
 from pytest_torchmem.interception.parts import Intercepts, Parts
-from pytest_torchmem.interception.values.known import LIMIT_NESTED
+from pytest_torchmem.interception.values.memory import LIMIT_NESTED
 from pytest_torchmem.operators.registry import Kind
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import Workspace
@@ -27,7 +30,9 @@ class Layouts:
         self._interceptor = interceptor
         self._target = parts.target
         self._values = parts.values
+        self._sparse_values = SparseValues(parts.ledger, parts.values)
         self._placement = parts.placement
+        self._known = KnownTensors(parts.ledger, parts.values)
         self._nested = NestedTensors(parts.target, parts.ledger, parts.values.contents)
 
     def find(
@@ -54,15 +59,33 @@ class Layouts:
         finally:
             placement.nested, values.limit = where, limit
 
+    def run_sparse(
+        self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operator that takes sparse COO tensors."""
+        __tracebackhide__ = True
+        real = self._sparse_values.compute(operator, args, kwargs)
+        with self._interceptor.intercepting():
+            device = self._nested.device_of(args, kwargs)
+            machine = self._target.machine(device.device.type)
+            result, is_whole = run_sparse(machine, self._known, operator, args, kwargs)
+        self._sparse_values.keep(operator, args, kwargs, result, real)
+        on_gpu = device.device.type == "cuda"
+        if not is_whole or (on_gpu and operator.record.asks_cusparse):
+            device.note(Workspace(unknown=(operator.name,)))
+        return result
+
     def run_compressed(
         self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an operator that takes or makes compressed sparse tensors."""
         __tracebackhide__ = True
+        real = self._sparse_values.compute(operator, args, kwargs)
         with self._interceptor.intercepting():
             device = self._nested.device_of(args, kwargs)
             machine = self._target.machine(device.device.type)
             result = run_compressed(machine, operator, args, kwargs)
+        self._sparse_values.keep(operator, args, kwargs, result, real)
         if device.device.type == "cuda" and operator.record.asks_cusparse:
             device.note(Workspace(unknown=(operator.name,)))
         return result

@@ -33,11 +33,12 @@ from pytest_torchmem.targets.host import Host
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.kernels import run_nested_kernel
 from pytest_torchmem.torch_private.keys import outside_interception
+from pytest_torchmem.torch_private.nowhere import nowhere
 from pytest_torchmem.torch_private.storages import storage_address
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _NO_MEMORY = "its data is not allocated"
-"""What ``TensorImpl::data_impl`` says (c10/core/TensorImpl.h)."""
+"""What ``TensorImpl::data_impl`` says (c10/core/TensorImpl.h) where storages lie at address 0."""
 
 
 def has_nested(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -74,16 +75,24 @@ class NestedTensors:
         if kernel is not None:
             call = GivenCall(args, kwargs, operator.overload)
             return kernel(args, kwargs, nested=self, call=call)
+        cause = None
+        pages = nowhere()
+        if pages.touched():
+            pages.forget()
         try:
-            return run_nested_kernel(operator.overload, *args, **kwargs)
+            result = run_nested_kernel(operator.overload, *args, **kwargs)
+            if not pages.touched():
+                return result
+            pages.forget()
         except RuntimeError as error:
             if _NO_MEMORY not in str(error):
                 raise
-            raise UnsupportedOperatorError(
-                f"{operator.name} is not supported in a trace for nested tensors of the strided "
-                "layout: its kernel reads their data. Use layout=torch.jagged, whose operators "
-                "are made of ordinary ones"
-            ) from error
+            cause = error
+        raise UnsupportedOperatorError(
+            f"{operator.name} is not supported in a trace for nested tensors of the strided "
+            "layout: its kernel reads their data. Use layout=torch.jagged, whose operators "
+            "are made of ordinary ones"
+        ) from cause
 
     def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
         """Return where the first tensor among an operator's arguments is, also a compressed one."""

@@ -1,9 +1,9 @@
 """Sparse tensors: COO, and the compressed CSR, CSC, BSR and BSC.
 
-For COO tensors a record has a kernel put together from operators on indices and values. torch's
-kernels for compressed ones are run as they are, while the operators that they call on indices and
-values are intercepted; but for those that read the values, which have a kernel of their own in
-``operators/sparse/compressed.py``.
+torch's kernels for both are run as they are, while the operators that they call on indices and
+values are intercepted; but for those that read data, which have a kernel of their own in
+``operators/sparse/``. Where a kernel for COO tensors is neither, and the indices are known, what it
+returns is found by running it on real tensors of the same indices, and its workspace is unknown.
 """
 
 from __future__ import annotations
@@ -13,18 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.interception.ledger import Ledger
+from pytest_torchmem.interception.values.known import KnownValues
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.sparse.parts import (
     COMPRESSED,
     compressed_indices,
     compressed_like,
+    sparse_of,
     unsupported_layout,
 )
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.kernels import run_compressed_kernel
+from pytest_torchmem.torch_private.kernels import run_compressed_kernel, run_sparse_kernel
+from pytest_torchmem.torch_private.keys import outside_interception
 from pytest_torchmem.torch_private.operators import has_compressed_kernel
+from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values
 
 
 def has_sparse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -32,16 +39,118 @@ def has_sparse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(tensor.layout is torch.sparse_coo for tensor in argument_tensors((args, kwargs)))
 
 
-def run_sparse(operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+class KnownTensors:
+    """What is known of tensors' values, for kernels of sparse tensors."""
+
+    def __init__(self, ledger: Ledger, values: KnownValues) -> None:
+        self._ledger = ledger
+        self._values = values
+
+    def of(self, tensor: Tensor) -> Tensor | None:
+        """Return the values of a tensor in real memory, or None where they are not known."""
+        record = self._ledger.records.get(storage_address(tensor))
+        if record is None:
+            return tensor
+        contents = self._values.contents
+        if contents.known(record) is None:
+            return None
+        with outside_interception():
+            return contents.value(record, tensor)
+
+    def learn(self, tensor: Tensor, values: Tensor) -> None:
+        """Know the values of a new tensor."""
+        record = self._ledger.records[storage_address(tensor)]
+        with outside_interception():
+            # What was made empty is known as what happened to be there.
+            self._values.contents.assume(record, None)
+            self._values.take(tensor, values)
+
+
+def run_sparse(
+    machine: Host | Gpu,
+    known: KnownTensors,
+    operator: OperatorSpec,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, bool]:
     """Run an operator with a sparse tensor among its arguments; inner operators are intercepted.
 
-    Raises ``UnsupportedOperatorError`` for one that is not known.
+    Returns its result, and whether all that the kernel takes is known.
+
+    Raises ``UnsupportedOperatorError`` for one whose kernel reads what is not known.
     """
-    kernel = operator.cpu.sparse
-    result = None if kernel is None else kernel(args, kwargs)
+    kernel = operator.on("cuda" if isinstance(machine, Gpu) else "cpu").sparse
+    if kernel is not None:
+        call = GivenCall(args, kwargs, operator.overload)
+        result = kernel(args, kwargs, machine=machine, known=known, call=call)
+        if result is not None:
+            return result, True
+    if operator.shared.sparse_by_operators:
+        return run_sparse_kernel(operator.overload, *args, **kwargs), True
+    result = None if operator.mutated or operator.mutated_names else _twins(known, args, kwargs)
     if result is None:
         raise unsupported_layout(operator.overload, "its arguments are sparse tensors")
-    return result
+    return _by_structure(known, operator, *result), False
+
+
+def _twins(
+    known: KnownTensors, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any, Tensor] | None:
+    """Return the arguments with real tensors: indices as they are, all other values ones.
+
+    None where indices are not known. The third is a tensor on the device of the results.
+    """
+    places: list[Tensor] = []
+    unknown: list[Tensor] = []
+
+    def twin(tensor: Tensor) -> Tensor:
+        if tensor.layout is torch.sparse_coo:
+            indices, values = known.of(sparse_indices(tensor)), sparse_values(tensor)
+            places.append(values)
+            if indices is not None:
+                with outside_interception():
+                    ones = torch.ones((), dtype=values.dtype).expand(values.shape)
+                    shape, coalesced = tensor.shape, tensor.is_coalesced()
+                    return torch.sparse_coo_tensor(
+                        indices, ones, shape, is_coalesced=coalesced, check_invariants=False
+                    )
+        elif tensor.layout is torch.strided:
+            with outside_interception():
+                if tensor.dtype.is_floating_point or tensor.is_complex():
+                    return torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
+            real = known.of(tensor)
+            if real is not None:
+                return real
+        unknown.append(tensor)
+        return tensor
+
+    twins = replace_tensors((args, kwargs), twin)
+    return None if unknown or not places else (*twins, places[0])
+
+
+def _by_structure(
+    known: KnownTensors, operator: OperatorSpec, args: Any, kwargs: Any, place: Tensor
+) -> Any:
+    """Run the kernel on twins, and make what it returns of tensors without memory."""
+    with outside_interception():
+        real = operator.overload(*args, **kwargs)
+
+    def hollow(tensor: Tensor) -> Tensor:
+        if tensor.layout is torch.strided:
+            return place.new_empty(tensor.shape, dtype=tensor.dtype)
+        if tensor.layout is not torch.sparse_coo:
+            raise unsupported_layout(operator.overload, f"it makes tensors of {tensor.layout}")
+        indices, values = sparse_indices(tensor), sparse_values(tensor)
+        made = place.new_empty(indices.shape, dtype=indices.dtype)
+        known.learn(made, indices)
+        return sparse_of(
+            tensor.shape,
+            made,
+            place.new_empty(values.shape, dtype=values.dtype),
+            tensor.is_coalesced(),
+        )
+
+    return replace_tensors(real, hollow)
 
 
 def has_compressed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -53,13 +162,26 @@ def has_compressed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     )
 
 
+def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors that have the storages of ``tensor``: itself unless it is sparse."""
+    if tensor.layout is torch.sparse_coo:
+        return sparse_indices(tensor), sparse_values(tensor)
+    return (storage_holder(tensor),)
+
+
 def storage_holder(tensor: Tensor) -> Tensor:
-    """Return the tensor whose storage tells where ``tensor`` is: the values of a compressed one."""
+    """Return the tensor whose storage tells where ``tensor`` is: the values of a sparse one."""
+    if tensor.layout is torch.sparse_coo:
+        return sparse_values(tensor)
     return tensor.values() if tensor.layout in COMPRESSED else tensor
 
 
 def without_entries(tensor: Tensor) -> Tensor:
-    """Return a compressed tensor of the same shape, type and layout with no entry."""
+    """Return a sparse tensor of the same shape, type and layout with no entry."""
+    if tensor.layout is torch.sparse_coo:
+        dense = tensor.shape[tensor.sparse_dim() :]
+        indices = torch.empty((tensor.sparse_dim(), 0), dtype=torch.int64)
+        return sparse_of(tensor.shape, indices, torch.empty((0, *dense), dtype=tensor.dtype), True)
     compressed, plain = compressed_indices(tensor)
     values = tensor.values()
     return compressed_like(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import sys
 from typing import Any, cast
 
 import torch
@@ -16,10 +15,9 @@ from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.ledger import StorageRecord
+from pytest_torchmem.interception.python_api.untouched import untouched_pages
 from pytest_torchmem.torch_private.patches import Replacements
 
-_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
-"""``MAP_NORESERVE`` of Linux: pages that nobody touches are not counted (mmap(2))."""
 _APART = 1 << 40
 """The distance of addresses that cannot be read, where there are no such pages."""
 
@@ -31,6 +29,8 @@ class Addresses:
         self._trace = trace
         self._of_tensor: Any = Tensor.data_ptr
         self._of_storage: Any = torch.UntypedStorage.data_ptr
+        self._unknown: dict[int, int] = {}
+        """How many bytes are not known from an address on, by the addresses that were told."""
         self._pages: dict[tuple[torch.device, int], tuple[mmap.mmap, int]] = {}
 
     def replacements(self) -> Replacements:
@@ -53,7 +53,10 @@ class Addresses:
         if record is None or not record.hollow:
             return cast(int, self._of_storage(storage))
         if record.memory is not None:
-            return record.memory.data_ptr()
+            address = record.memory.data_ptr()
+            is_known = self._trace.values.contents.known(record) is not None
+            self._unknown[address] = 0 if is_known else storage.nbytes()
+            return address
         return self._reserved(record, storage.nbytes())
 
     def _reserved(self, record: StorageRecord, nbytes: int) -> int:
@@ -61,13 +64,19 @@ class Addresses:
         known = self._pages.get(key)
         if known is not None and len(known[0]) >= nbytes:
             return known[1]
-        if not hasattr(mmap, "MAP_ANONYMOUS"):
-            return record.index * _APART
-        try:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-            pages = mmap.mmap(-1, nbytes, flags=flags)
-        except (OSError, ValueError, OverflowError):
+        pages = untouched_pages(nbytes)
+        if pages is None:
             return record.index * _APART
         address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
         self._pages[key] = (pages, address)
+        self._unknown[address] = nbytes
         return address
+
+    def are_unknown(self, address: int, nbytes: int) -> bool:
+        """Return whether bytes at an address are of a storage that nothing is known of."""
+        if self._unknown.get(address, -1) >= nbytes:
+            return True
+        end = address + nbytes
+        return any(
+            start <= address and end <= start + size for start, size in self._unknown.items()
+        )

@@ -9,7 +9,9 @@ import torch.serialization
 from torch import Tensor, nn
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.plan import Output
+from pytest_torchmem.interception.python_api.untouched import untouched_pages
 from pytest_torchmem.torch_private.patches import Replacements
 
 
@@ -54,10 +56,13 @@ class Copies:
 
 
 class Pickling:
-    """Pickles known values, and zeros, of pages that nobody has touched, for those not known."""
+    """Pickles known values, and for those not known zeros, of pages that nobody has touched."""
 
     def __init__(self, trace: TraceContext) -> None:
         self._trace = trace
+        self.unknown: set[int] = set()
+        """The addresses of storages that were pickled as zeros."""
+        self._zeros_of: dict[tuple[torch.device, int], Tensor] = {}
         self._reduce: Any = Tensor.__reduce_ex__
         self._location_tag: Any = torch.serialization.location_tag
         self._places: dict[int, tuple[torch.UntypedStorage, str]] = {}
@@ -79,7 +84,7 @@ class Pickling:
         with self._trace.working():
             content = self._trace.values.contents.known(record)
             if content is None:
-                content = torch.zeros(nbytes, dtype=torch.uint8)
+                content = self._zeros(record, nbytes)
             storage = content.untyped_storage()
             self._places[storage._cdata] = storage, str(record.ledger.device)
             real = Output.of(tensor).on(storage)
@@ -89,3 +94,17 @@ class Pickling:
         """Return where a pickled storage was, which ``torch.load`` will put it to."""
         place = self._places.get(storage._cdata) if hasattr(storage, "_cdata") else None
         return self._location_tag(storage) if place is None else place[1]
+
+    def _zeros(self, record: StorageRecord, nbytes: int) -> Tensor:
+        """Return what stands for a storage that is not known, the same one each time."""
+        key = (record.ledger.device, record.index)
+        made = self._zeros_of.get(key)
+        if made is None or made.numel() != nbytes:
+            pages = untouched_pages(nbytes) if nbytes else None
+            if pages is None:
+                made = torch.zeros(nbytes, dtype=torch.uint8)
+            else:
+                made = torch.frombuffer(pages, dtype=torch.uint8)
+            self._zeros_of[key] = made
+            self.unknown.add(made.untyped_storage()._cdata)
+        return made

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.addresses import Addresses
+from pytest_torchmem.interception.python_api.checkpoints import sparse_files
 from pytest_torchmem.interception.python_api.copies import Copies, Pickling
+from pytest_torchmem.interception.python_api.fake_tensors import FakeTensors
 from pytest_torchmem.interception.python_api.modules import modules_given_back
+from pytest_torchmem.interception.python_api.safetensors_files import safetensors_files
 from pytest_torchmem.interception.python_api.storages import RealStorages
+from pytest_torchmem.interception.python_api.swaps import Swaps
+from pytest_torchmem.interception.python_api.threads import Threads
 from pytest_torchmem.interception.python_api.values import Values
 from pytest_torchmem.torch_private.kernels import below_interception
 from pytest_torchmem.torch_private.operators import HigherOrderOperator
@@ -17,11 +22,21 @@ from pytest_torchmem.torch_private.patches import replaced_all
 
 
 @contextmanager
-def python_functions(trace: TraceContext) -> Iterator[None]:
-    """Let tensors without memory be copied, pickled, printed and read on the trace's thread."""
-    owners = (Values, Copies, Pickling, RealStorages, Addresses)
-    replacements = [entry for owner in owners for entry in owner(trace).replacements()]
+def python_functions(trace: TraceContext, *, gives_back: bool = True) -> Iterator[None]:
+    """Let tensors without memory be copied, pickled, printed and read on the trace's threads.
+
+    ``gives_back``: real modules have their own tensors again afterwards.
+    """
+    pickling, addresses = Pickling(trace), Addresses(trace)
+    others = (Values, Copies, RealStorages, Threads, FakeTensors, Swaps)
+    owners = (*(other(trace) for other in others), pickling, addresses)
+    replacements = [entry for owner in owners for entry in owner.replacements()]
+    replacements += sparse_files(trace, pickling)
     dispatch = below_interception(HigherOrderOperator.dispatch)
     replacements.append((HigherOrderOperator, {"dispatch": dispatch}))
-    with replaced_all(replacements), modules_given_back(trace):
+    with ExitStack() as stack:
+        stack.enter_context(replaced_all(replacements))
+        stack.enter_context(safetensors_files(trace, addresses))
+        if gives_back:
+            stack.enter_context(modules_given_back(trace))
         yield

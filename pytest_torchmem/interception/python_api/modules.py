@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import replaced_all
 from pytest_torchmem.torch_private.replaceable import apply_to_module
-from pytest_torchmem.torch_private.tensors import own_buffers, own_parameters
+from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.tensors import has_dispatch, own_buffers, own_parameters
 
 
 @contextmanager
@@ -43,22 +44,32 @@ class _OwnTensors:
         self._trace = trace
         self._parameters: Any = WeakIdKeyDictionary()
         self._buffers: Any = WeakIdKeyDictionary()
+        trace.noted_tensors.append(self._parameters)
 
     def note(self, module: nn.Module) -> None:
         """Keep the data, gradients and buffers of a module that is about to be converted."""
         for parameter in own_parameters(module).values():
-            if parameter is not None and self._trace.record(parameter) is None:
+            if parameter is not None and self._is_real(parameter):
                 self._parameters.setdefault(parameter, (parameter.data, parameter.grad))
         for name, buffer in own_buffers(module).items():
-            if buffer is not None and self._trace.record(buffer) is None:
+            if buffer is not None and self._trace.brought(buffer):
                 self._buffers.setdefault(module, {}).setdefault(name, buffer)
+
+    def _is_real(self, parameter: nn.Parameter) -> bool:
+        """Whether a parameter came with the program; wrappers and fake tensors are its own."""
+        return self._trace.brought(parameter) and not has_dispatch(parameter)
 
     def give_back(self) -> None:
         """Put back what has changed."""
         for parameter, (data, gradient) in self._parameters.items():
-            if data.device.type != "meta" and parameter.data.data_ptr() != data.data_ptr():
+            if data.device.type != "meta" and _place(parameter.data) != _place(data):
                 parameter.grad = None
                 parameter.data = data
                 parameter.grad = gradient
         for module, named in self._buffers.items():
             own_buffers(module).update(named)
+
+
+def _place(tensor: Tensor) -> tuple[int, int]:
+    """Return what differs between two tensors that are not on the same memory."""
+    return storage_address(tensor), int(tensor.storage_offset())

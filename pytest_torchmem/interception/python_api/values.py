@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.ledger import StorageRecord
-from pytest_torchmem.interception.values import known
+from pytest_torchmem.interception.values.unknown_numbers import functions_of_math
 from pytest_torchmem.torch_private.patches import Replacements
 
 
@@ -33,10 +35,14 @@ class Values:
             "__dlpack__": self.dlpack,
             "__repr__": self.text,
         }
-        return [(Tensor, methods), (nn.functional, {"one_hot": self.one_hot})]
+        return [
+            (Tensor, methods),
+            (nn.functional, {"one_hot": self.one_hot}),
+            (math, functions_of_math()),
+        ]
 
     def item(self, tensor: Tensor) -> Any:
-        """Return a number; an integer that is not known is one that may be a count."""
+        """Return a number; one that is not known may be told, and decides nothing."""
         __tracebackhide__ = True
         contents = self._trace.values.contents
         record = self._trace.record(tensor)
@@ -45,10 +51,11 @@ class Values:
             or contents.known(record) is not None
             or contents.assumed(record) is not None
             or tensor.numel() != 1
-            or not known.is_count(tensor.dtype)
+            or tensor.dtype is torch.bool
+            or tensor.dtype.is_complex
         ):
             return self._item(tensor)
-        return self._trace.values.count(tensor)
+        return self._trace.values.number(tensor)
 
     def tolist(self, tensor: Tensor) -> Any:
         """Return lists of numbers."""
@@ -90,11 +97,23 @@ class Values:
         record = self._trace.without_memory(tensor)
         if record is None:
             return cast(str, self._repr(tensor, tensor_contents=tensor_contents))
+        if self._trace.values.contents.known(record) is not None:
+            return self._known_text(tensor, record)
         gradient = ", requires_grad=True" if tensor.requires_grad else ""
         return (
             f"tensor(..., device='{record.ledger.device}', size={tuple(tensor.shape)}, "
             f"dtype={tensor.dtype}{gradient})"
         )
+
+    def _known_text(self, tensor: Tensor, record: StorageRecord) -> str:
+        """Return what torch prints of a tensor whose values are known, on the device it is on."""
+        with self._trace.working():
+            real = self._trace.values.contents.value(record, tensor.detach())
+            text = str(self._repr(real))
+        told = "" if record.ledger.device.type == "cpu" else f", device='{record.ledger.device}'"
+        told += ", requires_grad=True" if tensor.requires_grad and tensor.is_leaf else ""
+        told += "" if tensor.is_leaf else f", grad_fn=<{type(tensor.grad_fn).__name__}>"
+        return f"{text[:-1]}{told})" if text.endswith(")") else text
 
     def one_hot(self, tensor: Tensor, num_classes: int = -1) -> Tensor:
         """Make the output without the check of the classes, which decides nothing where their

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
+from pytest_torchmem.torch_private.tensors import negative_view
 
 
 class Assumption(Enum):
@@ -40,6 +41,9 @@ class Contents:
         """A storage's content as a flat uint8 tensor in real memory, by its address."""
         self._assumed: dict[int, Assumption] = {}
         """What the elements of an unknown storage count as, by its address."""
+        self._sizes: dict[int, int] = {}
+        self.live = 0
+        """The bytes of all contents that are known."""
         ledger.when_forgotten = self._forget
 
     def known(self, record: StorageRecord) -> Tensor | None:
@@ -57,23 +61,30 @@ class Contents:
         """Return what the elements of an unknown storage count as, if anything is assumed."""
         return self._assumed.get(record.address)
 
-    def value(self, record: StorageRecord, tensor: Tensor) -> Tensor:
-        """Return the real values of ``tensor``, a view of the known content of its storage."""
-        storage = self._known[record.address].untyped_storage()
+    def value(self, record: StorageRecord, tensor: Tensor, content: Tensor | None = None) -> Tensor:
+        """Return the real values of ``tensor``, a view of the known content of its storage.
+
+        Or of a copy of that ``content``.
+        """
+        whole = self._known[record.address] if content is None else content
+        storage = whole.untyped_storage()
         geometry = tensor.storage_offset(), tensor.shape, tensor.stride()
-        return torch.empty(0, dtype=tensor.dtype).set_(storage, *geometry)
+        real = torch.empty(0, dtype=tensor.dtype).set_(storage, *geometry)
+        if tensor.is_conj():
+            real = real.conj()
+        return negative_view(real) if tensor.is_neg() else real
 
     def remember(self, record: StorageRecord, tensor: Tensor) -> None:
         """Keep the content of the whole storage of the real ``tensor`` as that of ``record``."""
         content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
         memory = record.memory
-        self._known[record.address] = content.clone() if memory is None else memory.copy_(content)
+        self._set(record.address, content.clone() if memory is None else memory.copy_(content))
 
-    def show(self, record: StorageRecord, nbytes: int) -> None:
-        """Know a storage by the memory that it shows, which is about to be written."""
+    def show(self, record: StorageRecord, nbytes: int = 0) -> None:
+        """Know a storage by its own memory, made with ``nbytes`` where it has none yet."""
         if record.memory is None:
-            record.memory = torch.empty(nbytes, dtype=torch.uint8)
-        self._known[record.address] = record.memory
+            record.memory = torch.zeros(nbytes, dtype=torch.uint8)
+        self._set(record.address, record.memory)
 
     def assume(self, record: StorageRecord, assumption: Assumption | None) -> None:
         """Let an assumption, or nothing, stand for the elements of a storage."""
@@ -81,6 +92,15 @@ class Contents:
         if assumption is not None:
             self._assumed[record.address] = assumption
 
+    def _set(self, address: int, content: Tensor) -> None:
+        self._forget(address)
+        self._known[address] = content
+        self._sizes[address] = size = content.nbytes
+        self.live += size
+
     def _forget(self, address: int) -> None:
-        self._known.pop(address, None)
+        # Storages die at any moment: nothing is asked of tensors here, whose answers are tensors
+        # while ``torch.jit`` traces.
+        if self._known.pop(address, None) is not None:
+            self.live -= self._sizes.pop(address)
         self._assumed.pop(address, None)

@@ -55,7 +55,7 @@ def _check_known(call: Call, values: KnownValues) -> None:
             least = call.kwargs.get("minlength", call.args[2] if len(call.args) > 2 else 0)
         if not least:
             raise values.unknown(f"{name} has an output shape that depends on unknown values")
-        values.guess(f"bincount of unknown values; they are assumed to be below minlength={least}")
+        values.tell(f"bincount of unknown values; they are assumed to be below minlength={least}")
 
 
 def equal_without_values(call: Call) -> bool | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
+from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
 from pytest_torchmem.operators.formats import CONTIGUOUS, made_like
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
 from pytest_torchmem.operators.registry import operator
@@ -130,6 +131,28 @@ def losses_and_longest_alphas(log_probs: Tensor, targets: Tensor) -> tuple[Tenso
 def losses_and_gradient(log_probs: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of every sequence, and the gradient at once."""
     return like(log_probs, (log_probs.shape[1],)), like(log_probs)
+
+
+@_cudnn.values()
+def losses_and_gradient_values(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int,
+    zero_infinity: bool,
+) -> tuple[Any, ...]:
+    """As ATen's own."""
+
+    def run(log_probs: Tensor) -> Tensor:
+        lengths = list(input_lengths), list(target_lengths)
+        found: Tensor = torch.ops.aten._ctc_loss.default(
+            log_probs, targets, *lengths, blank, zero_infinity
+        )[0]
+        return found
+
+    losses = run_plainly(run, log_probs)
+    return losses, gradients_of(run, [log_probs], [torch.ones_like(losses)])[0]
 
 
 @_native_backward.workspace("cpu")

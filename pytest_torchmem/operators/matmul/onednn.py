@@ -17,9 +17,12 @@ SCALE = 4
 
 
 def has_onednn_products(machine: Host, dtype: torch.dtype) -> bool:
-    """Return whether products of that type may be oneDNN's; ``use_mkldnn_bf16_matmul``."""
-    vectors = machine.capability == "AVX512"
-    return dtype == torch.bfloat16 and bool(machine.onednn) and vectors
+    """Return whether products of that type may be oneDNN's; ``use_mkldnn_bf16_matmul``, and
+    ``use_mkldnn_fp16_matmul`` where the processor computes in float16.
+    """
+    if machine.capability != "AVX512" or not machine.onednn:
+        return False
+    return dtype == torch.bfloat16 or (dtype == torch.float16 and machine.computes_in_float16)
 
 
 def uses_onednn(machine: Host, dtype: torch.dtype, size: int) -> bool:

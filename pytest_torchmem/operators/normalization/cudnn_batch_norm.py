@@ -18,7 +18,9 @@ _LARGEST_TRAINING_BATCH = 880801
 _LARGEST_EVALUATION_BATCH = 65535
 
 # The backward needs an output of the forward whose size cuDNN alone decides.
-_forward = operator("aten::cudnn_batch_norm", library_output=3)
+_forward = operator(
+    "aten::cudnn_batch_norm", library_output=3, also_writes=("running_mean", "running_var")
+)
 _backward = operator("aten::cudnn_batch_norm_backward", not_in_key=("reserveSpace",))
 
 
@@ -88,3 +90,38 @@ def workspace(input: Tensor) -> Workspace:
 def backward_workspace(input: Tensor, grad_output: Tensor) -> Workspace:
     """A copy of the gradient in the input's format, and cuDNN's workspace."""
     return unknown(contiguous_copy(grad_output, suggested_format(input)))
+
+
+@_forward.values()
+def forward_values(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    exponential_average_factor: float,
+    epsilon: float,
+) -> tuple[Any, ...]:
+    """As ATen's own; the reserve is nobody's to read."""
+    statistics = (running_mean, running_var, training, exponential_average_factor, epsilon)
+    return (*torch.native_batch_norm(input, weight, bias, *statistics), None)
+
+
+@_backward.values()
+def backward_values(
+    input: Tensor,
+    grad_output: Tensor,
+    weight: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_var: Tensor | None,
+    epsilon: float,
+) -> Any:
+    """As ATen's own: what is saved of the variance is its reciprocal root in both."""
+    statistics = (running_mean, running_var, save_mean, save_var, True, epsilon)
+    mask = [True, True, True]
+    return torch.ops.aten.native_batch_norm_backward.default(
+        grad_output, input, weight, *statistics, mask
+    )

@@ -13,6 +13,8 @@ from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.geometry import (
     accumulation_type,
     contiguous_copy,
+    laid_out,
+    like,
     suggested_format,
 )
 from pytest_torchmem.operators.registry import operator
@@ -54,6 +56,31 @@ def _group_norm_copies() -> bool:
         turned = image.contiguous(memory_format=torch.channels_last)
         node: Any = torch.group_norm(turned, 1).grad_fn
     return bool(saved_by(node, "input").is_contiguous())
+
+
+@_forward.meta()
+def outputs(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, group: int
+) -> tuple[Tensor, ...]:
+    """In the type of the input, the statistics in that of the parameters; native/group_norm.cpp,
+    native_group_norm, and native/cpu/mixed_data_type.h, param_scalar_type.
+    """
+    dtype = next((one for one in (weight, bias) if one is not None), input).dtype
+    # On CUDA a composite makes channels-last input contiguous before, where it has to be.
+    statistics = (input.new_empty((N, group), dtype=dtype) for _ in range(2))
+    return (laid_out(input, suggested_format(input)), *statistics)
+
+
+@_backward.meta()
+def gradients(
+    input: Tensor, weight: Tensor | None, C: int, output_mask: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """In the types of input and parameters; native_group_norm_backward."""
+    of = weight if weight is not None else input
+    return (
+        laid_out(input, suggested_format(input)) if output_mask[0] else None,
+        *(like(of, (C,)) if wanted else None for wanted in output_mask[1:]),
+    )
 
 
 @_forward.workspace("cpu")

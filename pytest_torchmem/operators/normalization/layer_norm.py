@@ -176,6 +176,29 @@ def output_and_reciprocal_root(
     return like(input), input.new_empty(shape, dtype=dtype)
 
 
+@rms_norm_backward.values()
+def rms_gradients(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """With the root that the forward kept, in its precision."""
+    dimensions = list(range(input.dim() - len(normalized_shape), input.dim()))
+    normalized, grad = input.to(rstd.dtype) * rstd, grad_out.to(rstd.dtype)
+    of_weight = None
+    if weight is not None and output_mask[1]:
+        rows = list(range(dimensions[0]))
+        total = (grad * normalized).sum(rows) if rows else grad * normalized
+        of_weight = total.to(weight.dtype)
+    scaled = grad if weight is None else grad * weight.to(rstd.dtype)
+    mean = (scaled * normalized).mean(dimensions, keepdim=True)
+    of_input = ((scaled - normalized * mean) * rstd).to(input.dtype)
+    return (of_input if output_mask[0] else None), of_weight
+
+
 @rms_norm.path("cuda")
 def differentiable_rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None

@@ -87,3 +87,29 @@ def grid_points(theta: Tensor, N: int, H: int, W: int) -> Tensor:
 def affine_gradient(grad: Tensor, N: int) -> Tensor:
     """``cudnn_affine_grid_generator_backward``."""
     return like(grad, (N, 2, 3))
+
+
+@sampler.values()
+def sampled_values(input: Tensor, grid: Tensor) -> Any:
+    """Bilinear, with zeros around and aligned corners, which is all that cuDNN does."""
+    return torch.ops.aten.grid_sampler_2d.default(input, grid, 0, 0, True)
+
+
+@sampler_backward.values()
+def sampled_gradients(input: Tensor, grid: Tensor, grad_output: Tensor) -> Any:
+    """Gradients of the input and of the grid."""
+    return torch.ops.aten.grid_sampler_2d_backward.default(
+        grad_output, input, grid, 0, 0, True, [True, True]
+    )
+
+
+@affine_grid.values()
+def grid_values(theta: Tensor, N: int, C: int, H: int, W: int) -> Any:
+    """With aligned corners."""
+    return torch.ops.aten.affine_grid_generator.default(theta, [N, C, H, W], True)
+
+
+@affine_grid_backward.values()
+def affine_gradient_values(grad: Tensor, N: int, C: int, H: int, W: int) -> Any:
+    """With aligned corners."""
+    return torch.ops.aten.affine_grid_generator_backward.default(grad, [N, C, H, W], True)

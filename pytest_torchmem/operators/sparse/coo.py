@@ -7,16 +7,32 @@ put together here from operators on those two, as its CPU kernel does
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.registry import Kind, aten, operator
-from pytest_torchmem.operators.sparse.parts import unsupported_layout
+from pytest_torchmem.operators.sparse.parts import sparse_of, unsupported_layout
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
+from pytest_torchmem.torch_private.kernels import run_cpu_kernel
+from pytest_torchmem.torch_private.keys import outside_interception
 from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values, specified_elements
 
 _aten: Any = torch.ops.aten
+
+
+class Known(Protocol):
+    """What is known of tensors' values."""
+
+    def of(self, tensor: Tensor) -> Tensor | None:
+        """Return the values of a tensor in real memory, or None where they are not known."""
+
+    def learn(self, tensor: Tensor, values: Tensor) -> None:
+        """Know the values of a new tensor."""
+
 
 # Torch's own kernel takes the tensor apart, and reads no data.
 operator(
@@ -26,9 +42,36 @@ operator(
     """),
     sparse_metadata=True,
 )
+# Their kernels call others on indices and values; SparseUnaryOps.cpp, SparseTensorMath.cpp,
+# SparseTensor.cpp.
+operator(
+    *aten("""
+        _sparse_addmm _sparse_coo_tensor_with_dims _sparse_mm _sparse_sum sparse_coo_tensor
+        sparse_resize_ sparse_resize_and_clear_ copy_sparse_to_sparse_ empty zeros
+        abs asin asinh atan atanh ceil deg2rad erf erfinv
+        expm1 floor frac isinf isnan isneginf isposinf log1p mm mv nan_to_num neg norm rad2deg relu
+        round sgn sign signbit sin sinh sqrt sum tan tanh trunc cat stack unsqueeze transpose t
+        transpose_ _to_sparse_csr empty_like zeros_like permute
+    """),
+    sparse_by_operators=True,
+)
 # Made of the indices and values that are given.
 operator("aten::_sparse_coo_tensor_with_dims_and_tensors", kind=Kind.NATIVE)
 operator("aten::_spdiags", not_on=frozenset({"cuda"}))
+
+
+@operator("aten::_to_sparse").sparse()
+def unchanged(input: Tensor) -> Tensor | None:
+    """The tensor itself; SparseTensor.cpp, sparse_coo_to_sparse."""
+    return input if input.layout is torch.sparse_coo else None
+
+
+@operator("aten::_to_sparse", "aten::_to_sparse.sparse_dim").decomposition()
+def of_dense(call: GivenCall) -> Any:
+    """Positions of what is not zero, and the values there: C++ that calls operators;
+    native/TensorConversions.cpp, dense_to_sparse.
+    """
+    return run_cpu_kernel(call.overload, *call.args, **call.kwargs)
 
 
 @operator("aten::clone", "aten::_to_copy").sparse()
@@ -80,24 +123,120 @@ def _joined(overload: Any, left: Tensor, right: Tensor) -> Tensor:
 
 
 @operator("aten::_coalesce").sparse()
-def coalesced(input: Tensor) -> Tensor:
-    """One entry for each distinct index, which the indices' values tell; _coalesce_sparse_cpu."""
-    if input.is_coalesced() or specified_elements(input) < 2:
+def coalesced(machine: Host | Gpu, known: Known, input: Tensor) -> Tensor:
+    """One entry for each distinct index; SparseTensor.cpp, _coalesce_sparse_cpu;
+    cuda/SparseCUDATensor.cu, coalesce_sparse_cuda. The CPU narrows what it made for all entries.
+
+    Where indices are not known, they count as distinct: there are at most so many entries.
+    """
+    if input.is_coalesced():
         return input
-    distinct = torch.unique(sparse_indices(input), dim=1).shape[1]
-    indices = sparse_indices(input).new_empty((input.sparse_dim(), distinct))
-    values = sparse_values(input)
-    return _made_of(input, indices, values.new_empty((distinct, *values.shape[1:])), True)
+    count = specified_elements(input)
+    if count < 2:
+        return copied(input)
+    real = known.of(sparse_indices(input))
+    distinct = None
+    if real is not None:
+        with outside_interception():
+            distinct = torch.unique(real, dim=1)
+            count = distinct.shape[1]
+    parts = _coalesced_on_gpu if isinstance(machine, Gpu) else _coalesced_on_host
+    indices, values = parts(input, count)
+    if distinct is not None:
+        with outside_interception():
+            whole = torch.zeros((distinct.shape[0], indices.shape[1]), dtype=indices.dtype)
+            whole[:, :count] = distinct
+        known.learn(indices, whole)
+    return sparse_of(input.shape, indices.narrow(1, 0, count), values.narrow(0, 0, count), True)
+
+
+def _coalesced_on_host(input: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    indices, values = sparse_indices(input), sparse_values(input).contiguous()
+    flat = _flattened(indices)
+    made = torch.empty_like(indices), torch.empty_like(values)
+    flat.sort(0)
+    return made
+
+
+def _coalesced_on_gpu(input: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    indices, values = sparse_indices(input), sparse_values(input)
+    flat = _flattened(indices)
+    flat = flat.clone() if indices.shape[0] == 1 else flat
+    origins = torch.empty_like(flat), torch.empty_like(flat)
+    flat.sort(0)  # by thrust, in the same buffers as cub's
+    made = values.new_empty((count, *values.shape[1:]))
+    if indices.shape[0] == 1:
+        return flat.unsqueeze(0), made
+    del origins
+    return indices.new_empty((indices.shape[0], count)), made
+
+
+def _flattened(indices: Tensor) -> Tensor:
+    """Return one number for each index; SparseTensorUtils.cpp, flatten_indices."""
+    return indices.squeeze(0) if indices.shape[0] == 1 else torch.empty_like(indices).sum(0)
 
 
 @operator("aten::sparse_mask").sparse()
-def masked(input: Tensor, mask: Tensor) -> Tensor | None:
-    """The entries of a dense tensor where the mask has some; sparse_mask."""
-    if input.layout is not torch.strided:
-        return None
+def masked(input: Tensor, mask: Tensor) -> Tensor:
+    """The entries of a tensor where the mask has some; sparse_mask."""
     values = sparse_values(mask)
-    picked = values.new_empty(values.shape, dtype=input.dtype)
-    return _made_of(mask, sparse_indices(mask).clone(), picked, mask.is_coalesced())
+    indices = sparse_indices(mask).clone()
+    of_input = input if input.layout is torch.strided else sparse_values(input)
+    picked = of_input.new_empty(values.shape)
+    return sparse_of(mask.shape, indices, picked, mask.is_coalesced())
+
+
+@operator("aten::addmm", asks_cusparse=True).sparse()
+def product(self: Tensor, mat1: Tensor, mat2: Tensor, machine: Host | Gpu) -> Tensor | None:
+    """A sparse matrix by a dense one; SparseTensorMath.cpp, s_addmm_out_sparse_dense_cpu;
+    cuda/SparseCUDABlas.cpp and SparseCUDATensorMath.cu, s_addmm_out_sparse_dense_cuda.
+    """
+    if self.layout is not torch.strided or mat2.layout is not torch.strided:
+        return None
+    if not isinstance(machine, Gpu):
+        return self.new_empty((mat1.size(0), mat2.size(1)))
+    coalesced = mat1.coalesce()
+    rows, columns = sparse_indices(coalesced).unbind(0)
+    result = self.new_empty((mat1.size(0), mat2.size(1)))
+    if specified_elements(coalesced):
+        compressed = rows.new_empty((mat1.size(0) + 1,), dtype=torch.int32)
+        plain = columns.new_empty(columns.shape, dtype=torch.int32)
+        dense = mat2 if mat2.is_contiguous() or mat2.t().is_contiguous() else mat2.contiguous()
+        del compressed, plain, dense
+    return result
+
+
+@operator("aten::bmm").sparse()
+def batched_product(self: Tensor, mat2: Tensor) -> Tensor:
+    """Products of the batches of a sparse tensor; SparseTensorMath.cpp, bmm_out_sparse_cpu."""
+    result = mat2.new_empty((self.size(0), self.size(1), mat2.size(2)))
+    self.coalesce()
+    return result
+
+
+@operator("aten::_sparse_softmax", "aten::_sparse_log_softmax").sparse()
+def softmax(input: Tensor) -> Tensor:
+    """Indices and values of its own; native/sparse/SoftMax.cpp, softmax_sparse_cpu."""
+    return copied(input.coalesce())
+
+
+@operator("aten::_sparse_softmax_backward_data", "aten::_sparse_log_softmax_backward_data").sparse()
+def softmax_backward(grad_output: Tensor, output: Tensor) -> Tensor:
+    """The entries of the output; native/sparse/SoftMax.cpp, softmax_backward_sparse_cpu."""
+    gradient = grad_output.coalesce()
+    made = copied(output.coalesce())
+    del gradient
+    return made
+
+
+@operator("aten::_sparse_sum_backward").sparse()
+def sum_backward(grad: Tensor, input: Tensor) -> Tensor:
+    """The entries of the input; SparseTensorMath.cpp, _sparse_sum_backward_cpu."""
+    gradient = grad if grad.layout is torch.strided else grad.coalesce()
+    values = sparse_values(input)
+    made = values.new_empty(values.shape)
+    del gradient
+    return sparse_of(input.shape, sparse_indices(input).clone(), made, input.is_coalesced())
 
 
 @operator("aten::_to_dense", "aten::to_dense").sparse()
@@ -107,7 +246,4 @@ def dense(input: Tensor) -> Tensor:
 
 
 def _made_of(like: Tensor, indices: Tensor, values: Tensor, coalesced: bool) -> Tensor:
-    made: Tensor = _aten._sparse_coo_tensor_unsafe.default(
-        indices, values, like.shape, is_coalesced=coalesced
-    )
-    return made
+    return sparse_of(like.shape, indices, values, coalesced)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,16 @@ def compressed_like(tensor: Tensor, compressed: Tensor, plain: Tensor, values: T
     """Return a compressed tensor of the shape and layout of ``tensor``, of other parts."""
     made: Tensor = _aten._sparse_compressed_tensor_unsafe.default(
         compressed, plain, values, list(tensor.shape), dtype=values.dtype, layout=tensor.layout
+    )
+    return made
+
+
+def sparse_of(
+    shape: Sequence[int], indices: Tensor, values: Tensor, coalesced: bool | None
+) -> Tensor:
+    """Return the COO tensor of these parts."""
+    made: Tensor = _aten._sparse_coo_tensor_unsafe.default(
+        indices, values, list(shape), is_coalesced=coalesced
     )
     return made
 

@@ -107,7 +107,7 @@ def test_made_in_the_step() -> None:
 
 def test_how_many_entries_a_matrix_of_unknown_values_has_is_an_error() -> None:
     with pytest.raises(UnknownValueError, match=r"test_compressed\.py:\d+: aten::nonzero"):
-        torchmem.trace(lambda x: (x * 2).to_sparse_csr(), torch.randn(40, 50))
+        torchmem.trace(lambda x: (x * 2).to_sparse_csr(), torch.randn(40, 50), values="none")
 
 
 def test_on_cuda_the_library_knows_its_workspace() -> None:
@@ -141,4 +141,4 @@ def test_matrices_that_outlive_their_trace_can_be_printed(device: str) -> None:
 
     with pytest.raises(KeyError, match="outlived"):
         torchmem.trace(Failing(), csr(True), dense(6, 8), device=device)
-    assert all("nan" in repr(tensor) for tensor in kept)
+    assert all(repr(tensor).startswith("tensor(") for tensor in kept)

@@ -1,0 +1,99 @@
+"""Files of ``torch.save``: what is not known leaves a hole in them, and is read as unknown again.
+
+A hole takes no space on the disk and reads as zeros, for everybody (``write_record_metadata``,
+caffe2/serialize/inline_container.cc, as in ``torch.serialization.skip_data``). A record of its own,
+which ``torch.load`` passes over, tells which records these are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.mapped_files import WRITTEN, Region
+from pytest_torchmem.interception.python_api.copies import Pickling
+from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.replaceable import file_reader, file_writer
+
+_Writer: Any = file_writer.original
+_Reader: Any = file_reader.original
+_ARCHIVE = b"PK\x03\x04"
+"""How files of ``torch.save`` begin."""
+_UNKNOWN = ".data/pytest_torchmem_unknown"
+"""The name of the record that lists those whose content is not known."""
+
+
+def sparse_files(trace: TraceContext, pickling: Pickling) -> Replacements:
+    """Let files of ``torch.save`` have holes where contents are not known."""
+
+    class Writer(_Writer):  # type: ignore[misc]
+        def __init__(self, file: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(file, *args, **kwargs)
+            self._with_holes = isinstance(file, str) or _can_seek(file)
+            self._unknown: list[str] = []
+
+        def write_record(self, name: str, data: Any, size: int) -> None:
+            """Write a record, or leave its place free."""
+            if trace.off() or getattr(data, "_cdata", None) not in pickling.unknown:
+                super().write_record(name, data, size)
+                return
+            self._unknown.append(name)
+            if self._with_holes and size:
+                self.write_record_metadata(name, size)
+            else:
+                super().write_record(name, data, size)
+
+        def write_end_of_file(self) -> None:
+            """Say last what is not known."""
+            if self._unknown:
+                names = json.dumps(self._unknown).encode()
+                super().write_record(_UNKNOWN, names, len(names))
+            super().write_end_of_file()
+
+    class Reader(_Reader):  # type: ignore[misc]
+        def __init__(self, file: Any) -> None:
+            super().__init__(file)
+            self._unknown = () if trace.off() else _unknown_in(self)
+
+        def get_storage_from_record(self, name: str, numel: int, dtype: Any) -> Any:
+            """Read a record, or return bytes that are not known."""
+            if name not in self._unknown or trace.off():
+                return super().get_storage_from_record(name, numel, dtype)
+            return trace.unknown_bytes(numel)
+
+    return [file_writer.by(Writer), file_reader.by(Reader)]
+
+
+def unknown_regions(path: Any) -> tuple[Region, ...]:
+    """Return the parts of a file that a trace wrote without knowing them."""
+    written = WRITTEN.unknown(path)
+    if written or not _is_archive(path):
+        return written
+    reader = _Reader(os.fspath(path))
+    starts = [(name, reader.get_record_offset(name)) for name in _unknown_in(reader)]
+    return tuple((start, start + reader.get_record_size(name)) for name, start in starts)
+
+
+def _unknown_in(reader: Any) -> list[str]:
+    """Return the names of the records that are not known."""
+    found: list[str] = []
+    if reader.has_record(_UNKNOWN):
+        found = json.loads(reader.get_record(_UNKNOWN))
+    return found
+
+
+def _is_archive(path: Any) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_ARCHIVE)) == _ARCHIVE
+    except OSError:
+        return False
+
+
+def _can_seek(file: Any) -> bool:
+    try:
+        return bool(file.seekable())
+    except Exception:  # whatever a program's own file does
+        return False

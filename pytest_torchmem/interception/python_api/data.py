@@ -1,0 +1,178 @@
+"""What C++ reads of a tensor without an operator, where Python asks for it.
+
+``torch.tensor([loss])`` excludes the key of the interception while it reads ``loss``
+(torch/csrc/utils/tensor_new.cpp, ``internal_new_from_data``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+from torch import Tensor
+
+from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.torch_private.patches import Replacements, replaced_all
+from pytest_torchmem.torch_private.replaceable import SHARING
+
+_FROM_DATA = ("tensor", "as_tensor", "asarray")
+_METHODS_FROM_DATA = ("new_tensor", "new")
+_ELEMENT_BY_ELEMENT = ("apply_", "map_", "map2_")
+_SEQUENCES = (list, tuple)
+
+
+@contextmanager
+def data_functions(trace: TraceContext) -> Iterator[None]:
+    """Let what reads or writes the data of tensors without memory go by what is known of them.
+
+    Entered when all other functions of torch are replaced: it calls those.
+    """
+    data = _Data(trace)
+    with replaced_all([*data.from_data(), *data.by_address(), *data.storages()]):
+        yield
+
+
+def readable(trace: TraceContext, data: Any, name: str) -> Any:
+    """Return nested sequences with real tensors for those that C++ could not read.
+
+    ``name`` is that of the function of torch that they are for.
+    """
+    __tracebackhide__ = True
+    if type(data) in _SEQUENCES:
+        if not any(isinstance(item, (Tensor, *_SEQUENCES)) for item in data):
+            return data
+        return [readable(trace, item, name) for item in data]
+    record = trace.without_memory(data) if isinstance(data, Tensor) else None
+    if record is None:
+        return data
+    with trace.working():
+        asked = f"torch.{name}() of a list with a tensor of unknown values"
+        return trace.values.stand_in(data.detach(), record, asked)
+
+
+class _Data:
+    """The functions for one trace."""
+
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+
+    # -- tensors made of data ----------------------------------------------------------------------
+
+    def from_data(self) -> Replacements:
+        """Return the functions that make a tensor of nested sequences."""
+        functions = {name: self._of_data(getattr(torch, name), 0) for name in _FROM_DATA}
+        methods = {name: self._of_data(getattr(Tensor, name), 1) for name in _METHODS_FROM_DATA}
+        return [(torch, functions), (Tensor, methods)]
+
+    def _of_data(self, original: Callable[..., Any], position: int) -> Callable[..., Any]:
+        """Return the function whose argument at ``position`` may have tensors in its lists."""
+
+        @wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if len(args) <= position or type(args[position]) not in _SEQUENCES or self._trace.off():
+                return original(*args, **kwargs)
+            data = readable(self._trace, args[position], original.__name__)
+            return original(*args[:position], data, *args[position + 1 :], **kwargs)
+
+        return function
+
+    # -- elements, one by one, and addresses -------------------------------------------------------
+
+    def by_address(self) -> Replacements:
+        """Return what C++ does with the memory of a tensor itself."""
+        methods = {name: self._on_elements(name) for name in _ELEMENT_BY_ELEMENT}
+        exporting: Any = torch.utils.dlpack
+        original: Any = exporting.to_dlpack
+
+        def to_dlpack(tensor: Tensor) -> Any:
+            if self._trace.without_memory(tensor) is None:
+                return original(tensor)
+            return tensor.__dlpack__()
+
+        return [(Tensor, methods), (exporting, {"to_dlpack": to_dlpack})]
+
+    def _on_elements(self, name: str) -> Callable[..., Any]:
+        """Return the method that calls Python for each element."""
+        original: Any = getattr(Tensor, name)
+
+        def method(tensor: Tensor, *args: Any) -> Any:
+            __tracebackhide__ = True
+            real: list[tuple[Any, Any]] = []
+            for one in (tensor, *args[:-1]):
+                record = self._trace.without_memory(one)
+                if record is not None and self._trace.values.contents.known(record) is None:
+                    raise self._trace.values.unknown(f".{name}() of a tensor of unknown values")
+                real.append((one, record))
+            if all(record is None for _, record in real):
+                return original(tensor, *args)
+            with self._trace.working():
+                value = self._trace.values.contents.value
+                known = [one if record is None else value(record, one) for one, record in real]
+                original(*known, args[-1])
+            return tensor
+
+        return method
+
+    # -- storages ----------------------------------------------------------------------------------
+
+    def storages(self) -> Replacements:
+        """Return the methods by which a storage is written, and handed to another process."""
+        methods: dict[str, Any] = {
+            "fill_": self._written("fill_", lambda whole, value: whole.fill_(value)),
+            "copy_": self._written("copy_", self._copy),
+            "__setitem__": self._written("__setitem__", self._set_item),
+            "byteswap": self._written("byteswap", lambda whole, dtype: self._forget(whole)),
+            "share_memory_": self._written("share_memory_", lambda whole: None),
+        }
+        sharing = [each.by(self._shared(each.original)) for each in SHARING]
+        return [(torch.UntypedStorage, methods), *sharing]
+
+    def _written(self, name: str, by_tensor: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the method that does by a tensor what torch does in the storage's memory."""
+        original: Any = getattr(torch.UntypedStorage, name)
+
+        def method(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            record = self._trace.record_of(storage)
+            if record is None or not record.hollow:
+                return original(storage, *args, **kwargs)
+            by_tensor(self._whole(storage), *args, **kwargs)
+            return storage
+
+        return method
+
+    def _whole(self, storage: torch.UntypedStorage) -> Tensor:
+        with self._trace.working():
+            return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+    def _copy(self, whole: Tensor, source: Any, non_blocking: bool | None = None) -> None:
+        whole.copy_(self._whole(source.untyped() if hasattr(source, "untyped") else source))
+
+    def _set_item(self, whole: Tensor, index: Any, value: Any) -> None:
+        whole[index] = value
+
+    def _forget(self, whole: Tensor) -> None:
+        record = self._trace.record(whole)
+        if record is not None:
+            self._trace.values.contents.assume(record, None)
+
+    def _shared(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the method by which another process gets a storage; it gets what is known."""
+
+        def method(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            record = self._trace.record_of(storage)
+            if record is None or not record.hollow:
+                return original(storage, *args, **kwargs)
+            known = self._trace.values.contents.known(record)
+            if known is None:
+                raise self._trace.values.unknown("a tensor of unknown values is sent to a process")
+            with self._trace.working():
+                return original(known.clone().untyped_storage(), *args, **kwargs)
+
+        return method

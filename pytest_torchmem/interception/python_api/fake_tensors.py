@@ -1,0 +1,72 @@
+"""``FakeTensorMode`` of torch in the traced program: ``torch.export``, ``DTensor``, ``make_fx``.
+
+What runs in such a mode allocates nothing, and has fake tensors whose kernels are looked up by keys
+that the trace's is not among (torch/csrc/utils/python_dispatch.cpp). So nothing is intercepted
+while the program is in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.torch_private.keys import FAKE, is_excluded, set_excluded
+from pytest_torchmem.torch_private.modes import makes_fake_tensors
+from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.replaceable import pop_mode, push_mode, set_mode, unset_mode
+
+
+class FakeTensors:
+    """Leaves a trace alone while its thread is in a ``FakeTensorMode``."""
+
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+        self._before: list[bool] = []
+        """Whether the trace's key was excluded when each of the modes was entered."""
+
+    def replacements(self) -> Replacements:
+        """Return what takes the place of the functions that enter and leave modes."""
+        return [
+            push_mode.by(self._entering(push_mode.original)),
+            pop_mode.by(self._leaving(pop_mode.original)),
+            set_mode.by(self._setting(set_mode.original)),
+            unset_mode.by(self._unsetting(unset_mode.original)),
+        ]
+
+    def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def push(mode: Any) -> Any:
+            result = original(mode)
+            if makes_fake_tensors(mode) and self._trace.on_thread():
+                self._before.append(is_excluded(FAKE))
+                set_excluded(FAKE, True)
+            return result
+
+        return push
+
+    def _leaving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def pop(*args: Any) -> Any:
+            mode = original(*args)
+            if makes_fake_tensors(mode) and self._trace.on_thread() and self._before:
+                set_excluded(FAKE, self._before.pop())
+            return mode
+
+        return pop
+
+    def _setting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def set_to(mode: Any) -> Any:
+            result = original(mode)
+            if makes_fake_tensors(mode) and self._trace.on_thread():
+                set_excluded(FAKE, True)
+            return result
+
+        return set_to
+
+    def _unsetting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def unset(kind: Any) -> Any:
+            mode = original(kind)
+            if makes_fake_tensors(mode) and self._trace.on_thread():
+                set_excluded(FAKE, self._trace.inside)
+            return mode
+
+        return unset

@@ -1,0 +1,84 @@
+"""Threads that a traced program starts, which are in the trace too."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.step.imports import ThreadApart
+from pytest_torchmem.torch_private.patches import Replacements
+
+_RUN = "run"
+
+
+class Threads:
+    """Has threads that those of a trace start, and calls that they submit, run in the trace."""
+
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+        self._start: Any = threading.Thread.start
+        self._start_bare: Any = _thread.start_new_thread
+        self._submit: Any = ThreadPoolExecutor.submit
+
+    def replacements(self) -> Replacements:
+        """Return what takes the place of Python's own."""
+        return [
+            (threading.Thread, {"start": self.start}),
+            (ThreadPoolExecutor, {"submit": self.submit}),
+            (_thread, {"start_new_thread": self.start_bare}),
+        ]
+
+    def start(self, thread: threading.Thread) -> None:
+        """Start a thread that runs in the trace."""
+        if self._trace.off() or isinstance(thread, ThreadApart):
+            self._start(thread)
+            return
+        attributes = vars(thread)
+        own = attributes.get(_RUN)
+        run = self._in_trace(thread.run)
+
+        def once() -> None:
+            give_back()
+            run()
+
+        def give_back() -> None:
+            attributes.pop(_RUN, None)
+            if own is not None:
+                attributes[_RUN] = own
+
+        attributes[_RUN] = once
+        try:
+            self._start(thread)
+        except BaseException:
+            give_back()
+            raise
+
+    def start_bare(self, function: Callable[..., Any], *args: Any) -> int:
+        """Start a thread that has no object."""
+        if not self._trace.off():
+            function = self._in_trace(function)
+        number: int = self._start_bare(function, *args)
+        return number
+
+    def submit(
+        self, pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        """Have a thread of a pool, which may be there since before the trace, run a call in it."""
+        if not self._trace.off():
+            function = self._in_trace(function)
+        made: Future[Any] = self._submit(pool, function, *args, **kwargs)
+        return made
+
+    def _in_trace(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return partial(_run, self._trace.joined_by_new(), function)
+
+
+def _run(joined: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    __tracebackhide__ = True
+    with joined():
+        return function(*args, **kwargs)

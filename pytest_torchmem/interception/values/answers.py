@@ -1,0 +1,218 @@
+"""What a program gets that asks for values: those that are known, a guess, or an error."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.errors import UnknownValueError
+from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.ledger import Ledger, StorageRecord
+from pytest_torchmem.interception.values.contents import Assumption, Contents
+from pytest_torchmem.interception.values.memory import is_count
+from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
+from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
+
+#: Initialisers draw again what fell out of bounds (``_no_grad_trunc_normal_``); a trace counts
+#: every first draw as accepted.
+_INITIALISERS = torch.nn.init.__file__
+
+#: What ``torch.distributions`` is given counts as valid.
+_VALIDATION = tuple(
+    os.path.join(os.path.dirname(torch.__file__), "distributions", name)
+    for name in ("constraints.py", "distribution.py")
+)
+
+#: Bytes up to which what stands in for unknown values has an element for each of theirs.
+_LARGEST_STAND_IN = 1 << 26
+
+#: Where values come from that nothing computes.
+_ORIGIN = "it was computed from tensors on meta, or a launched kernel wrote it. "
+
+#: How often one line may ask for what is not known and get the same answer.
+_LARGEST_GUESSES = 1_000
+
+
+class Answers:
+    """Answers what a program asks of values, and remembers what was assumed."""
+
+    def __init__(self, ledger: Ledger, attribution: Attribution, mode: Values) -> None:
+        self.contents = Contents(ledger)
+        self.mode = mode
+        self.needed = False
+        """Whether the program's way depended on a value that this pass does not compute."""
+        self.between_traces = False
+        """Whether it keeps the values of a GPU that stands between traces, which have a mode."""
+        self.misses_lent = False
+        """Whether the program came with tensors on such a GPU whose values are not known."""
+        self._budget = mode.budget()
+        self._failed = ""
+        """The first operator whose values could not be computed, and why."""
+        self._told: dict[str, None] = {}
+        self._guesses: dict[str, int] = {}
+        self._ledger = ledger
+        self._attribution = attribution
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was assumed of unknown values, with the line, in order."""
+        return list(self._told)
+
+    @property
+    def known_are(self) -> str:
+        """Which values were computed, as profiles say it."""
+        if not self.mode.computes:
+            return "none"
+        return "in part" if self._budget is not None and self._budget.spent else "real"
+
+    def item(self, tensor: Tensor, record: StorageRecord) -> Any:
+        """Return the number of a tensor of one element, for C++ or a program that needs it now."""
+        __tracebackhide__ = True
+        if self.contents.known(record) is not None:
+            return self.contents.value(record, tensor).item()
+        if tensor.dtype is torch.bool:
+            return self._truth(record)
+        assumed = self.contents.assumed(record)
+        if assumed is not None:
+            return self._position(tensor, assumed)
+        what = f"read an unknown value of a {tensor.dtype} tensor"
+        if is_count(tensor.dtype):
+            raise self.unknown(what)
+        self.tell(f"{what}; unknown values are treated as 1")
+        return 1.0
+
+    def number(self, tensor: Tensor) -> UnknownNumber:
+        """Return what stands for a number that is not known, where a program may just tell it."""
+        self._warn(f"read an unknown value of a {tensor.dtype} tensor; it is treated as 1")
+        return UnknownNumber(1.0, self._undecided, integer=is_count(tensor.dtype))
+
+    def _undecided(self, what: str, answer: Any) -> Any:
+        """Answer a decision on an unknown number; there is none for ``None``."""
+        __tracebackhide__ = True
+        if answer is None or self.mode is not Values.GUESSED:
+            raise self.unknown(what)
+        return answer
+
+    def stand_in(self, tensor: Tensor, record: StorageRecord, what: str) -> Tensor:
+        """Return a real tensor for one whose values a program takes out of torch.
+
+        What is not known is 1, and a position that was found is 0. Raises ``UnknownValueError`` for
+        other integers: they are sizes often enough.
+        """
+        __tracebackhide__ = True
+        if self.contents.known(record) is not None:
+            return self.contents.value(record, tensor)
+        assumed = self.contents.assumed(record)
+        number: float = 1 if assumed is None else assumed.answer
+        if assumed is None and is_count(tensor.dtype):
+            raise self.unknown(what)
+        self.tell(f"{what}; unknown values are treated as {number}")
+        one = torch.full((), number, dtype=tensor.dtype)
+        if tensor.numel() * tensor.element_size() > _LARGEST_STAND_IN:
+            return one.expand(tensor.shape)
+        return one.repeat(tensor.shape) if tensor.dim() else one
+
+    def _truth(self, record: StorageRecord) -> bool:
+        """Return what an unknown truth value counts as."""
+        __tracebackhide__ = True
+        assumed = self.contents.assumed(record) or Assumption.GUESSED_TRUE
+        if not assumed.guessed:
+            return bool(assumed.answer)
+        if self._attribution.asked_from(_INITIALISERS):
+            return False
+        if any(map(self._attribution.asked_from, _VALIDATION)):
+            return True
+        answer = bool(assumed.answer)
+        self.guess(
+            "comparison with an unknown value",
+            f"unknown values are treated as 1, so the result is {answer}",
+        )
+        return answer
+
+    def _position(self, tensor: Tensor, assumed: Assumption) -> int:
+        __tracebackhide__ = True
+        self.guess(
+            f"read an unknown position from a {tensor.dtype} tensor",
+            f"unknown positions are treated as {assumed.answer}",
+        )
+        return int(assumed.answer)
+
+    def guess(self, what: str, assumed: str) -> None:
+        """Take a decision by a guess where that is wanted, and warn of it.
+
+        Ends a loop that would wait for another answer for ever. Raises ``UnknownValueError`` where
+        guesses are not wanted.
+        """
+        __tracebackhide__ = True
+        if self.mode is not Values.GUESSED:
+            raise self.unknown(what)
+        self._warn(f"{what}; {assumed}")
+        line = self._attribution.user_line()
+        times = self._guesses[line] = self._guesses.get(line, 0) + 1
+        if times > _LARGEST_GUESSES:
+            raise self.unknown(
+                f"the same unknown value was read {_LARGEST_GUESSES:,} times here; a loop is "
+                "probably waiting for it to change"
+            )
+
+    def cut(self) -> None:
+        """Begin to count guesses anew: another test may ask for as many."""
+        self._guesses.clear()
+        self._told.clear()
+
+    def tell(self, what: str) -> None:
+        """Warn of a number that was made up and goes on into the program."""
+        __tracebackhide__ = True
+        spent = self._budget is not None and self._budget.spent
+        if self.mode is Values.REAL or (self.mode is Values.ASKED_FOR and spent):
+            raise self.unknown(what)
+        self._warn(f"{what} ({self._failed})" if self._failed else what)
+
+    def _warn(self, what: str) -> None:
+        line = self._attribution.user_line() or "the traced program"
+        self._told.setdefault(f"{line}: {what}")
+
+    def unknown(self, what: str) -> BaseException:
+        """Return the error for a value that the trace does not have, naming the user's line.
+
+        In a pass that does not compute values but may be followed by one that does, it is what ends
+        the pass.
+        """
+        line = self._attribution.user_line() or "the traced program"
+        if self.mode is Values.ASKED_FOR and self._budget is not None and self._budget.spent:
+            self.needed = True
+            return ValuesNeeded(f"{line}: {what}")
+        return UnknownValueError(
+            f"{line}: {what}. This line needs a value that the trace does not have: {self._why()}"
+        )
+
+    def _why(self) -> str:
+        if self.between_traces:
+            return (
+                "what fixtures and tests put on a fake GPU outside of traces only has the values "
+                "of small integer and boolean tensors. Compute this on the CPU, where values are "
+                "real, or do it in the body of a memory test"
+            )
+        if self.mode is Values.GUESSED:
+            return (
+                "with values='none' it only has the values of small integer and boolean tensors "
+                "(token ids, masks, lengths) that are neither random nor computed from parameters. "
+                "Trace with values='auto' or values='real', or skip this line while tracing"
+            )
+        if self._budget is not None and self._budget.spent:
+            return (
+                f"to compute the values of this program {self._budget.spent}. Pass values='real', "
+                "which computes every value for real whatever it takes, or trace a smaller model, "
+                "or pass values='none', which lets unknown values count as 1"
+            )
+        if self.misses_lent and not self._failed:
+            return (
+                "it was computed from what a fixture put on cuda, where most values are not kept. "
+                "Make that in the body of the test, or pass values='none', which lets unknown "
+                "values count as 1"
+            )
+        why = f"{self._failed}. " if self._failed else _ORIGIN
+        return f"{why}Pass tensors that have values, or skip this line while tracing"

@@ -1,0 +1,213 @@
+"""Values computed beside a trace: an operator run for real by the CPU's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.interception.call import Call
+from pytest_torchmem.interception.plan import Output, Plan, Same
+from pytest_torchmem.step.generators import own_generator
+from pytest_torchmem.step.trees import argument_tensors, replace_tensors
+from pytest_torchmem.torch_private.keys import at_kernels
+from pytest_torchmem.torch_private.operators import OpOverload, schema
+from pytest_torchmem.torch_private.storages import storage_address
+
+_CPU = torch.device("cpu")
+_DROPOUT = "aten::native_dropout"
+
+#: Types that some of the CPU's kernels do not know, computed in ``float32`` instead.
+_HALVES = (torch.float16, torch.bfloat16)
+
+#: What makes storages that nobody has written to.
+_EMPTY = ("aten::empty", "aten::new_empty", "prims::empty")
+
+
+def run_for_real(call: Call, values: list[Tensor]) -> Any:
+    """Run an operator with ``values`` in the place of its tensor arguments, by the CPU's kernel.
+
+    An operator that only cuda has is run by what its record says. Memory that nobody has written to
+    is zero, so that a trace is the same every time. Raises what the kernel raises.
+    """
+    try:
+        result = _run(call, values)
+    except (RuntimeError, NotImplementedError) as error:
+        if "not implemented for" not in str(error):
+            raise
+        return _run_in_another_type(call, values)
+    if call.operator.name.startswith(_EMPTY):
+        for tensor in argument_tensors(result):
+            tensor.zero_()
+    return result
+
+
+def _run(call: Call, values: list[Tensor]) -> Any:
+    real = {id(tensor): value for tensor, value in zip(call.tensors, values, strict=True)}
+    operator, kwargs = call.operator, call.kwargs
+    if operator.takes_device:
+        kwargs = {**kwargs, "device": _CPU}
+        kwargs.pop("pin_memory", None)
+    args = replace_tensors(call.args, lambda tensor: real[id(tensor)])
+    kwargs = replace_tensors(kwargs, lambda tensor: real[id(tensor)])
+    equivalent = operator.values
+    with at_kernels():
+        if equivalent is not None:
+            return equivalent(args, kwargs)
+        overload = operator.overload
+        own = own_generator() if operator.random else None
+        if own is not None and kwargs.get("generator") is None:
+            if operator.name == _DROPOUT:
+                return _dropout(own, *args, **kwargs)
+            drawing = _with_generator(overload)
+            if drawing is not None:
+                overload, kwargs = drawing, {**kwargs, "generator": own}
+        return overload(*operator.with_numbers_as_tensors(args, "cpu"), **kwargs)
+
+
+@cache
+def _with_generator(overload: OpOverload) -> OpOverload | None:
+    """Return the overload that takes a generator and else the same, if there is one."""
+    names = [str(argument.name) for argument in schema(overload).arguments]
+    if "generator" in names:
+        return overload
+    packet: Any = overload.overloadpacket
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        if {str(one.name) for one in schema(other).arguments} == {*names, "generator"}:
+            return other  # type: ignore[no-any-return]
+    return None
+
+
+def _dropout(own: torch.Generator, input: Tensor, p: float, train: bool | None) -> Any:
+    """``native_dropout_cpu`` (native/Dropout.cpp) with a generator, which the operator lacks."""
+    if not input.numel() or train is False or p in (0, 1):
+        return torch.ops.aten.native_dropout.default(input, p, train)
+    mask = torch.empty(input.shape, dtype=torch.bool).bernoulli_(1 - p, generator=own)
+    return input.mul(mask).mul_(1 / (1 - p)), mask
+
+
+def _run_in_another_type(call: Call, values: list[Tensor]) -> Any:
+    """Run an operator whose CPU kernel does not know a type; outputs are not converted back.
+
+    Half precision is computed in single, and integers (``histc``) in double.
+    """
+    halves = any(value.dtype in _HALVES for value in values)
+    single = [
+        (value.float() if value.dtype in _HALVES else value)
+        if halves
+        else (value if value.is_floating_point() or value.is_complex() else value.double())
+        for value in values
+    ]
+    if all(one is other for one, other in zip(single, values, strict=True)):
+        raise NotImplementedError(f"the CPU has no kernel of {call.operator.name} for these types")
+    result = _run(call, single)
+    written = {
+        id(tensor) for tensor in argument_tensors(call.operator.written(call.args, call.kwargs))
+    }
+    for tensor, value, computed in zip(call.tensors, values, single, strict=True):
+        if id(tensor) in written and computed is not value:
+            value.copy_(computed)
+    return result
+
+
+@dataclass
+class Ahead:
+    """The values of an operator, computed before its body was run."""
+
+    real: Any
+    """What it returned."""
+    written: dict[int, Tensor]
+    """The contents of the storages that it wrote to, by their addresses."""
+    random_state: Tensor
+    """That of the generator after it."""
+
+    @classmethod
+    def now(cls, real: Any, written: dict[int, Tensor]) -> Ahead:
+        """Return what was computed, with the random numbers where they are now."""
+        return cls(real, written, _generator().get_state())
+
+    def restore_random_numbers(self) -> None:
+        """Let the program's next random numbers be those after the operator, not after its body."""
+        _generator().set_state(self.random_state)
+
+
+def _generator() -> torch.Generator:
+    return own_generator() or torch.default_generator
+
+
+def memories_of(plan: Plan, real: Any, given: list[Tensor]) -> dict[int, Tensor]:
+    """Return real memory for a plan's new storages, by slot, with the values of its outputs.
+
+    ``real`` is what the CPU's kernel returned for ``given``. Where it lies as the plan says, its
+    own memory is taken, otherwise its values are copied.
+    """
+    memories: dict[int, Tensor] = {}
+    taken = {storage_address(tensor) for tensor in given}
+    for output, value in in_pairs(plan.outputs, real):
+        if type(output) is not Output or plan.slots[output.slot] < 0:
+            continue
+        nbytes, slot = plan.slots[output.slot], output.slot
+        if tuple(value.shape) != tuple(output.shape):
+            if _is_buffer(value, output):
+                memories[slot] = torch.zeros(max(nbytes, value.numel()), dtype=torch.uint8)
+                memories[slot][: value.numel()] = value
+            continue
+        if slot not in memories and _lies_as(value, output, nbytes):
+            address = storage_address(value)
+            if address not in taken:
+                taken.add(address)
+                memories[slot] = flat(value)
+                continue
+        if slot not in memories:
+            memories[slot] = torch.zeros(nbytes, dtype=torch.uint8)
+        output.on(memories[slot].untyped_storage()).copy_(value)
+    return memories
+
+
+def _is_buffer(value: Tensor, output: Output) -> bool:
+    """Return whether it is what a library keeps for itself, in a size of each machine's own."""
+    return value.dim() == len(output.shape) == 1 and value.dtype == output.dtype == torch.uint8
+
+
+def in_pairs(outputs: Any, results: Any) -> Iterator[tuple[Output | Same, Tensor]]:
+    """Yield the outputs of a plan with the tensors that stand where they do in ``results``."""
+    if isinstance(outputs, (Output, Same)):
+        if isinstance(results, Tensor):
+            yield outputs, results
+    elif isinstance(outputs, (list, tuple)) and isinstance(results, (list, tuple)):
+        for output, result in zip(outputs, results, strict=False):
+            yield from in_pairs(output, result)
+
+
+def _lies_as(value: Tensor, output: Output, nbytes: int) -> bool:
+    return (
+        value.dtype == output.dtype
+        and value.storage_offset() == output.offset
+        and value.untyped_storage().nbytes() == nbytes
+        and value.stride() == tuple(output.stride)
+        and not value.is_conj()
+        and not value.is_neg()
+    )
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """Return the whole storage of ``tensor`` as bytes."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+def laid_out_as(tensor: Tensor, value: Tensor) -> Tensor:
+    """Return ``value`` in a storage of its own that ``tensor`` can be a view of."""
+    nbytes = tensor.untyped_storage().nbytes()
+    if (
+        value.stride() == tensor.stride()
+        and value.storage_offset() == tensor.storage_offset()
+        and value.untyped_storage().nbytes() == nbytes
+    ):
+        return value
+    storage = torch.zeros(nbytes, dtype=torch.uint8).untyped_storage()
+    return Output.of(tensor).on(storage).copy_(value)

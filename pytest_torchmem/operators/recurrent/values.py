@@ -1,0 +1,185 @@
+"""Values of cuda's recurrent layers and cells, computed by the operators of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.operators.arguments import RecurrentSettings
+from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
+from pytest_torchmem.operators.recurrent.cudnn import GRU, LSTM, RELU, TANH
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.step.generators import own_generator
+
+_LAYERS: dict[int, Any] = {RELU: torch.rnn_relu, TANH: torch.rnn_tanh, GRU: torch.gru}
+
+
+def _layers(
+    input: Tensor,
+    hx: Tensor,
+    cx: Tensor | None,
+    weights: Sequence[Tensor],
+    stride: int,
+    settings: RecurrentSettings,
+    seed: int,
+) -> tuple[Tensor, ...]:
+    """Run all layers; what a seed decides is drawn alike by the forward and by its backward."""
+    hidden: Any = hx if settings.mode != LSTM else (hx, cx)
+    rest = (
+        list(weights),
+        stride == 4 or (stride == 5),
+        settings.num_layers,
+        settings.dropout,
+        settings.train,
+        settings.bidirectional,
+    )
+    layer = torch.lstm if settings.mode == LSTM else _LAYERS[settings.mode]
+    with torch.random.fork_rng(devices=[], enabled=bool(settings.dropout)):
+        if settings.dropout:
+            torch.default_generator.manual_seed(seed)
+        if settings.batch_sizes:
+            sizes = torch.tensor(list(settings.batch_sizes))
+            return tuple(layer(input, sizes, hidden, *rest))
+        return tuple(layer(input, hidden, *rest, settings.batch_first))
+
+
+@operator("aten::_cudnn_rnn").values()
+def forward(
+    input: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    hx: Tensor,
+    cx: Tensor | None,
+    settings: RecurrentSettings,
+) -> tuple[Any, ...]:
+    """Output and states; the seed of the dropout stands where cuDNN keeps what it needs."""
+    drops = settings.dropout and settings.train
+    seed = int(torch.randint(0, 2**31 - 1, (), generator=own_generator())) if drops else 0
+    found = run_plainly(_layers, input, hx, cx, weight, weight_stride0, settings, seed)
+    reserve = torch.tensor([seed], dtype=torch.int64).view(torch.uint8)
+    return (*found, *[None] * (3 - len(found)), reserve, None)
+
+
+@operator("aten::_cudnn_rnn_backward").values()
+def backward(
+    input: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    hx: Tensor,
+    cx: Tensor | None,
+    grad_output: Tensor | None,
+    grad_hy: Tensor | None,
+    grad_cy: Tensor | None,
+    settings: RecurrentSettings,
+    reserve: Tensor,
+) -> tuple[Any, ...]:
+    """Gradients of input, states and weights."""
+    seed = int(reserve[:8].view(torch.int64)) if reserve.numel() >= 8 else 0
+
+    def run(input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
+        return _layers(input, hx, cx, weights, weight_stride0, settings, seed)
+
+    inputs = [input, hx, cx, *weight]
+    found = gradients_of(run, inputs, [grad_output, grad_hy, grad_cy])
+    return (*found[:3], found[3:])
+
+
+def _lstm(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Tensor | None,
+    hidden_bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    gates = input_gates + hidden_gates
+    if input_bias is not None and hidden_bias is not None:
+        gates = gates + input_bias + hidden_bias
+    enter, forget, cell, leave = gates.chunk(4, 1)
+    enter, forget, leave = enter.sigmoid(), forget.sigmoid(), leave.sigmoid()
+    cell = cell.tanh()
+    cy = forget * cx + enter * cell
+    return leave * cy.tanh(), cy, torch.cat([enter, forget, cell, leave], 1)
+
+
+@operator("aten::_thnn_fused_lstm_cell").values()
+def lstm_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Tensor | None,
+    hidden_bias: Tensor | None,
+) -> Any:
+    """Both states, and the gates as the backward needs them; native/cuda/RNN.cu."""
+    return run_plainly(_lstm, input_gates, hidden_gates, cx, input_bias, hidden_bias)
+
+
+@operator("aten::_thnn_fused_lstm_cell_backward_impl").values()
+def lstm_cell_backward(
+    grad_hy: Tensor | None,
+    grad_cy: Tensor | None,
+    cx: Tensor,
+    cy: Tensor,
+    workspace: Tensor,
+    has_bias: bool,
+) -> tuple[Any, ...]:
+    """Gradients of the gates, of the cell state and of the biases; ``lstm_cell_backward``."""
+    enter, forget, cell, leave = workspace.chunk(4, 1)
+    grad_h = torch.zeros_like(cx) if grad_hy is None else grad_hy
+    total = grad_h * leave * (1 - cy.tanh() ** 2)
+    if grad_cy is not None:
+        total = total + grad_cy
+    gates = torch.cat(
+        [
+            total * cell * enter * (1 - enter),
+            total * cx * forget * (1 - forget),
+            total * enter * (1 - cell**2),
+            grad_h * cy.tanh() * leave * (1 - leave),
+        ],
+        1,
+    )
+    return gates, total * forget, gates.sum(0) if has_bias else None
+
+
+def _gru(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None,
+    hidden_bias: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    if input_bias is not None and hidden_bias is not None:
+        input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
+    from_input, from_hidden = input_gates.chunk(3, 1), hidden_gates.chunk(3, 1)
+    reset = (from_input[0] + from_hidden[0]).sigmoid()
+    update = (from_input[1] + from_hidden[1]).sigmoid()
+    new = (from_input[2] + reset * from_hidden[2]).tanh()
+    workspace = torch.cat([reset, update, new, hx, from_hidden[2]], 1)
+    return new + update * (hx - new), workspace
+
+
+@operator("aten::_thnn_fused_gru_cell").values()
+def gru_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None,
+    hidden_bias: Tensor | None,
+) -> Any:
+    """The state, and what the backward needs; native/cuda/RNN.cu."""
+    return run_plainly(_gru, input_gates, hidden_gates, hx, input_bias, hidden_bias)
+
+
+@operator("aten::_thnn_fused_gru_cell_backward").values()
+def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Any, ...]:
+    """Gradients of both products, of the state and of the biases; ``gru_cell_backward``."""
+    reset, update, new, hx, from_hidden = workspace.chunk(5, 1)
+    grad_update = grad_hy * (hx - new) * update * (1 - update)
+    grad_new = grad_hy * (1 - update) * (1 - new**2)
+    grad_reset = grad_new * from_hidden * reset * (1 - reset)
+    of_input = torch.cat([grad_reset, grad_update, grad_new], 1)
+    of_hidden = torch.cat([grad_reset, grad_update, grad_new * reset], 1)
+    biases = [of_input.sum(0), of_hidden.sum(0)] if has_bias else [None, None]
+    return of_input, of_hidden, grad_hy * update, *biases

@@ -1,0 +1,342 @@
+"""Where pytest sees a fake GPU: while fixtures of memory tests are set up, or in all of a suite.
+
+A fixture of a memory test that puts a model on cuda puts it on a GPU that stands from its set-up to
+its teardown; the trace of the test counts what is there. Another test sees the machine as it is. So
+a fixture that both kinds of tests use, and that depends on the GPU, is torn down and set up again
+between them, as pytest does where its parameter is another.
+
+With ``--torchmem-fake-cuda`` every test sees the GPU, and so does what is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from unittest import TestCase
+
+import pytest
+
+from pytest_torchmem.checks.defaults import MARKER
+from pytest_torchmem.checks.request import gpu_name, read_budget
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.plugin.collection import checks_memory
+
+if TYPE_CHECKING:
+    from pytest_torchmem.checks.settings import Settings
+    from pytest_torchmem.interception.ledger import StorageRecord
+    from pytest_torchmem.tracing.standing import StandingGpu
+
+_Fixture = pytest.FixtureDef[Any]
+_SEEN: pytest.StashKey[str | None] = pytest.StashKey()
+_OWN = ("torchmem", "request")
+
+
+@dataclass(slots=True, eq=False)
+class SetUp:
+    """A fixture that is set up."""
+
+    fixture: _Fixture
+    request: pytest.FixtureRequest
+    gpu: str | None
+    """The fake GPU that it saw; ``None``: the machine as it is."""
+    depends: bool = False
+    """It would be another where there is another GPU, or none."""
+    on_cuda: bool = False
+    """It put tensors on the GPU, or is its name."""
+    records: list[StorageRecord] = field(default_factory=list)
+    """What it put there."""
+
+
+class StandingGpus:
+    """The fake GPUs of one run, and the fixtures that saw them."""
+
+    def __init__(self, settings: Settings, suite: StandingGpu | None = None) -> None:
+        self._settings = settings
+        self._suite = suite
+        """What every test sees."""
+        self._gpus: dict[str, StandingGpu] = {}
+        self._set_up: dict[int, SetUp] = {}
+        self._tests: dict[str, int] = {}
+        """How much had been made on the GPU before a test, by its id."""
+        self._real: bool | None = None
+
+    # -- who sees which GPU ------------------------------------------------------------------------
+
+    def seen_by(self, item: pytest.Item) -> str | None:
+        """Return the name of the fake GPU that a test's fixtures see."""
+        if self._suite is not None:
+            return self._suite.gpu
+        if _SEEN not in item.stash:
+            item.stash[_SEEN] = self._gpu_of(item)
+        return item.stash[_SEEN]
+
+    def _gpu_of(self, item: pytest.Item) -> str | None:
+        if self._settings.disabled or not checks_memory(item) or not _sees_anything(item):
+            return None
+        if self._fixtures_are_real():
+            return None
+        try:
+            budget = read_budget((mark.args, mark.kwargs) for mark in item.iter_markers(MARKER))
+        except UsageError:  # the check says so
+            return None
+        return gpu_name(self._settings, budget, None)
+
+    def standing(self, gpu: str) -> StandingGpu:
+        """Return the fake GPU of that name."""
+        if self._suite is not None:
+            return self._suite
+        if gpu not in self._gpus:
+            from pytest_torchmem.tracing.standing import StandingGpu
+
+            limited = self._settings.gpu_named or gpu != self._settings.gpu
+            self._gpus[gpu] = StandingGpu(gpu, allocator=self._settings.allocator, limited=limited)
+        return self._gpus[gpu]
+
+    @contextmanager
+    def seen(self, item: pytest.Item) -> Iterator[None]:
+        """Let a test see its GPU, if it has one."""
+        gpu = self.seen_by(item)
+        with self.standing(gpu).on() if gpu is not None else ExitStack():
+            yield
+
+    @contextmanager
+    def still_seen(self, item: pytest.Item) -> Iterator[None]:
+        """Let a report of a test see its GPU, where there is anything on it."""
+        gpu = self.seen_by(item)
+        there = gpu is not None and (self._suite is not None or gpu in self._gpus)
+        with self.standing(gpu).on() if there and gpu is not None else ExitStack():
+            yield
+
+    def _fixtures_are_real(self) -> bool:
+        """Whether checks run on a real GPU, or not at all, as where there is no torch."""
+        if self._real is None:
+            self._real = _find_torch() is None
+            if not self._real and self._settings.measure != "never":
+                import torch
+
+                self._real = torch.cuda.is_available()
+        return self._real
+
+    # -- one test ----------------------------------------------------------------------------------
+
+    def begin(self, item: pytest.Item) -> None:
+        """Tear down what the test shares with tests that see another GPU, or none."""
+        gpu = self.seen_by(item)
+        if gpu is not None:
+            self._tests[item.nodeid] = self.standing(gpu).booked
+        names = getattr(item, "fixturenames", ())
+        for found in tuple(self._set_up.values()):
+            asked = found.fixture.argname in names or "request" in names
+            if asked and found.depends and found.gpu != gpu and id(found.fixture) in self._set_up:
+                found.fixture.finish(found.request)  # type: ignore[arg-type]
+
+    def end(self, item: pytest.Item) -> None:
+        """Forget what is gone; tensors that nobody is to hold any more read as nan."""
+        self._tests.pop(item.nodeid, None)
+        gpu = self.seen_by(item)
+        if gpu is None or (gpu not in self._gpus and self._suite is None):
+            return
+        standing = self.standing(gpu)
+        standing.cut()
+        if self._suite is None and standing.hollow() and not self._holds_fixture(gpu):
+            del self._gpus[gpu]
+            standing.close()
+
+    @contextmanager
+    def presented(self, item: pytest.Item) -> Iterator[None]:
+        """Let a trace of the test's body count what is on the GPU before it."""
+        gpu = self.seen_by(item)
+        with self.standing(gpu).presenting(self.present(item)) if gpu is not None else ExitStack():
+            yield
+
+    def present(self, item: pytest.Item) -> list[StorageRecord]:
+        """Return what the fixtures of a test put on the GPU, and what it did before its body."""
+        gpu = self.seen_by(item)
+        if gpu is None:
+            return []
+        start = self._tests.get(item.nodeid, 0)
+        found = [record for record in self.standing(gpu).live() if record.index > start]
+        known = {id(record) for record in found}
+        for set_up in self._of(item):
+            found += [record for record in set_up.records if id(record) not in known]
+        return found
+
+    def on_cuda(self, item: pytest.Item) -> str:
+        """Return the names of what of a test is on cuda before its body runs, "" for nothing."""
+        names = {set_up.fixture.argname for set_up in self._of(item) if set_up.on_cuda}
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        names |= {name for name, value in parameters.items() if names_cuda(value)}
+        if names:
+            return ", ".join(sorted(names))
+        return "setUp" if is_of_unittest(item) and self.present(item) else ""
+
+    def in_call(self, item: pytest.Item) -> bool:
+        """Whether the test itself sees the GPU, outside of traces as well."""
+        return self._suite is not None or is_of_unittest(item) or bool(self.on_cuda(item))
+
+    def _of(self, item: pytest.Item) -> list[SetUp]:
+        gpu, names = self.seen_by(item), getattr(item, "fixturenames", ())
+        return [
+            found
+            for found in self._set_up.values()
+            if found.gpu == gpu and (found.fixture.argname in names or found.request.node is item)
+        ]
+
+    def _holds_fixture(self, gpu: str) -> bool:
+        return any(found.gpu == gpu and found.depends for found in self._set_up.values())
+
+    # -- one fixture -------------------------------------------------------------------------------
+
+    @contextmanager
+    def setting_up(self, fixture: _Fixture, request: pytest.FixtureRequest) -> Iterator[None]:
+        """Follow what a fixture does as it is set up, and let its teardown see the same GPU."""
+        gpu = self.seen_by(request._pyfuncitem)
+        if gpu is None and (fixture.scope == "function" or self._fixtures_are_real()):
+            yield
+            return
+        from pytest_torchmem.fake_cuda.api.questions import questions_noted
+
+        found = self._set_up[id(fixture)] = SetUp(fixture, request, gpu)
+        teardown = ExitStack()
+        fixture.addfinalizer(teardown.close)  # of all finalizers the last
+        standing = None if gpu is None else self.standing(gpu)
+        before = 0 if standing is None else standing.booked
+        failed = True
+        try:
+            with questions_noted() as asked:
+                yield
+            failed = False
+        finally:
+            if standing is not None:
+                found.records = [one for one in standing.live() if one.index > before]
+            result = (fixture.cached_result or (None,))[0]
+            found.on_cuda = gpu is not None and (bool(found.records) or names_cuda(result))
+            found.depends = (
+                failed or bool(asked) or found.on_cuda or self._uses_one_that_depends(found)
+            )
+            if standing is not None and found.depends:
+                fixture.addfinalizer(lambda: teardown.enter_context(standing.on()))
+
+    def _uses_one_that_depends(self, set_up: SetUp) -> bool:
+        return any(
+            found.depends and found.fixture.argname in set_up.fixture.argnames
+            for found in self._set_up.values()
+            if found.gpu == set_up.gpu
+        )
+
+    def torn_down(self, fixture: _Fixture) -> None:
+        """Forget a fixture."""
+        self._set_up.pop(id(fixture), None)
+
+    def close(self) -> None:
+        """End all of it."""
+        for gpu in self._gpus.values():
+            gpu.close()
+        self._gpus.clear()
+
+
+def _sees_anything(item: pytest.Item) -> bool:
+    """Tell whether anything but the body of a test could see a GPU."""
+    parameters = getattr(getattr(item, "callspec", None), "params", ())
+    fixtures = set(getattr(item, "fixturenames", ())) - {*_OWN, *parameters}
+    conditions = [text for mark in item.iter_markers("skipif") for text in mark.args]
+    return (
+        bool(fixtures)
+        or is_of_unittest(item)
+        or any(isinstance(text, str) for text in conditions)
+        or _has_indirect(item, parameters)
+    )
+
+
+def _has_indirect(item: pytest.Item, parameters: Any) -> bool:
+    """Tell whether a parameter is that of a fixture, which is a function that runs."""
+    function = getattr(item, "function", None)
+    direct = {
+        name.strip()
+        for mark in item.iter_markers("parametrize")
+        if not mark.kwargs.get("indirect", len(mark.args) > 2 and mark.args[2])
+        for name in _names(mark.args[0] if mark.args else mark.kwargs.get("argnames", ()))
+    }
+    return function is not None and bool(set(parameters) - direct)
+
+
+def _names(written: Any) -> list[str]:
+    return written.split(",") if isinstance(written, str) else list(written)
+
+
+def names_cuda(value: object) -> bool:
+    """Return whether a value is a cuda device, or its name."""
+    if isinstance(value, str):
+        return value.partition(":")[0] == "cuda"
+    return type(value).__name__ == "device" and getattr(value, "type", "") == "cuda"
+
+
+def _find_torch() -> object:
+    """Return what says where torch is, ``None`` where it is not installed."""
+    try:
+        return find_spec("torch")
+    except ValueError:  # somebody has put something else in its place
+        return sys.modules.get("torch")
+
+
+def is_of_unittest(item: pytest.Item) -> bool:
+    """Tell whether a test is a method of a ``unittest.TestCase``, whose setUp is a part of it."""
+    cls = getattr(item, "cls", None)
+    return isinstance(cls, type) and issubclass(cls, TestCase)
+
+
+class StandingHooks:
+    """The hooks that let pytest see fake GPUs."""
+
+    def __init__(self, gpus: StandingGpus) -> None:
+        self._gpus = gpus
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        """Set up with the GPU; conditions of ``skipif`` that are texts are worked out with it."""
+        with self._gpus.seen(item):
+            self._gpus.begin(item)
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Run a test with the GPU that its fixtures put anything on; traces have their own."""
+        __tracebackhide__ = True
+        with self._gpus.seen(item) if self._gpus.in_call(item) else ExitStack():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        """Print variables of a test that failed while tensors can say where they are."""
+        with self._gpus.still_seen(item) if call.excinfo is not None else ExitStack():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
+        """Tear down with the GPU."""
+        try:
+            with self._gpus.seen(item):
+                return (yield)
+        finally:
+            self._gpus.end(item)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: _Fixture, request: pytest.FixtureRequest
+    ) -> Iterator[None]:
+        """Follow fixtures."""
+        __tracebackhide__ = True
+        with self._gpus.setting_up(fixturedef, request):
+            return (yield)
+
+    def pytest_fixture_post_finalizer(self, fixturedef: _Fixture) -> None:
+        """Forget fixtures that are torn down."""
+        self._gpus.torn_down(fixturedef)
+
+    def pytest_unconfigure(self) -> None:
+        """Leave the process as it was."""
+        self._gpus.close()

@@ -1,0 +1,34 @@
+"""Calls of what ``torch.compile`` wraps, modules and functions alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pytest_torchmem.torch_private.names import private_if_imported
+from pytest_torchmem.torch_private.patches import replaced
+
+_eval_frame: Callable[[], Any] = private_if_imported("torch._dynamo.eval_frame")
+_NOT_COMPILED = (None, False)
+"""What ``torch.compiler.disable`` and graph breaks call it with."""
+
+
+@contextmanager
+def compiled_calls(when_called: Callable[[], None]) -> Iterator[None]:
+    """Call ``when_called`` at every call of what is compiled, which the stance decides about;
+    torch/_dynamo/eval_frame.py, ``_callback_from_stance``. The compiler has to be imported.
+    """
+    module = _eval_frame()
+    original: Any = getattr(module, "_callback_from_stance", None)
+    if original is None:
+        yield
+        return
+
+    def from_stance(callback: Any) -> Any:
+        if callback not in _NOT_COMPILED:
+            when_called()
+        return original(callback)
+
+    with replaced(module, _callback_from_stance=from_stance):
+        yield

@@ -1,0 +1,30 @@
+"""The raw CUDA stream that other packages ask torch for, as they are imported or launch kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_NAME = "_cuda_getCurrentRawStream"
+"""Builds without CUDA lack it; torch/csrc/cuda/Module.cpp."""
+
+
+@contextmanager
+def raw_stream_known(off: Callable[[], bool]) -> Iterator[None]:
+    """Let torch give the default stream, unless ``off()``."""
+    original: Any = getattr(torch._C, _NAME, None)
+
+    def raw_stream(device: int) -> int:
+        return int(original(device)) if original is not None and off() else 0
+
+    setattr(torch._C, _NAME, raw_stream)
+    try:
+        yield
+    finally:
+        if original is None:
+            delattr(torch._C, _NAME)
+        else:
+            setattr(torch._C, _NAME, original)

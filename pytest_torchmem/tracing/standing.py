@@ -1,0 +1,200 @@
+"""A fake GPU that stands between traces, for as long as there are objects on it.
+
+A trace begins with nothing and ends with nothing. Fixtures, modules and whole test suites do not:
+what they put on the GPU stays there from one test to the next. So this is the same machinery,
+switched on and off around whatever is to see the GPU, with one ledger that stays. On the host
+everything is real; hollow is what is on the GPU, and what comes from there with unknown values.
+
+A trace that runs meanwhile has a ledger of its own. It takes hollow tensors that it meets, and
+those that it was told of, as present from the beginning.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from pytest_torchmem.allocator import parse_options
+from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.conversion import Lent, give_survivors_data
+from pytest_torchmem.interception.interceptor import Interceptor
+from pytest_torchmem.interception.ledger import Ledger, StorageRecord
+from pytest_torchmem.step.global_state import program_kept, settings_kept, thread_kept
+from pytest_torchmem.step.signals import undisturbed
+from pytest_torchmem.targets.gpus import find_gpu
+from pytest_torchmem.targets.host import REFERENCE
+from pytest_torchmem.targets.target import Target
+from pytest_torchmem.torch_private.nowhere import nowhere
+from pytest_torchmem.torch_private.self_test import check_torch
+from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
+from pytest_torchmem.tracing.lock import Running, release, standing_paused, take
+
+_STANDING: WeakSet[StandingGpu] = WeakSet()
+
+
+class StandingGpu:
+    """A fake GPU, by its name in the catalogue; ``limited`` to its memory or not.
+
+    It belongs to the thread that first switches it on.
+    """
+
+    def __init__(self, gpu: str, *, allocator: str = "", limited: bool = False) -> None:
+        check_torch()
+        self.gpu = gpu
+        modelled = find_gpu(gpu)
+        target = Target(REFERENCE, modelled)
+        self._ledger = Ledger()
+        self._device = self._ledger.on(target.device)
+        self.memory = Memory(parse_options(allocator), limited).of(self._device, modelled)
+        alone = gradient_held_by_engine_alone()
+        self._interceptor = Interceptor(target, self._ledger, Attribution(), alone, real_host=True)
+        self._interceptor.parts.conversion.lender = self._lent_by_others
+        self._interceptor.parts.values.between_traces = True
+        self._context = TraceContext(self._interceptor)
+        self._kept = ExitStack()
+        self._kept.enter_context(settings_kept())
+        self._kept.enter_context(thread_kept())
+        self._taken: list[Any] = []
+        self._layers = ExitStack()
+        self._present: tuple[StorageRecord, ...] = ()
+        _STANDING.add(self)
+
+    # -- on and off --------------------------------------------------------------------------------
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this process sees the GPU now; one that was forked does not."""
+        return Running.standing is not None and Running.standing[0] is self
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Let this thread see the GPU, and no other; where it does so already nothing happens.
+
+        Raises ``UsageError`` in a trace.
+        """
+        if self.is_on or self not in _STANDING:
+            yield
+            return
+        with standing_paused():
+            try:
+                with undisturbed():
+                    self.resume()
+                yield
+            finally:
+                with undisturbed():
+                    if self.is_on:
+                        self.pause()
+
+    def resume(self) -> None:
+        """Switch on."""
+        taken: list[Any] = []
+        take(taken)
+        stack = ExitStack()
+        self._taken, self._layers = taken, stack
+        Running.layers, Running.standing = stack, (self, threading.get_ident())
+        try:
+            stack.callback(self._interceptor.threads.released)
+            stack.callback(nowhere().forget)
+            stack.enter_context(program_kept())
+            stack.enter_context(layers(self._interceptor, self._context, (self.memory,)))
+        except BaseException:
+            self.pause()
+            raise
+
+    def pause(self) -> None:
+        """Switch off; what is on the GPU stays there."""
+        Running.standing = None
+        release(self._taken, self._layers)
+
+    def close(self) -> None:
+        """End: what is still on the GPU reads as nan from now on."""
+        with undisturbed():
+            if self.is_on:
+                self.pause()
+            _STANDING.discard(self)
+            give_survivors_data(self._ledger)
+            self._kept.close()
+
+    # -- what is on it -----------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """Forget what is gone, at the end of a test; peaks and what is reserved stay."""
+        parts = self._interceptor.parts
+        with self._interceptor.working() if self.is_on else ExitStack():
+            parts.numbers.settle()
+        self.memory.cut()
+        self._ledger.cut()
+        parts.placement.cut()
+        parts.attribution.cut()
+        parts.values.cut()
+        for streams in parts.streams:
+            streams.cut()
+
+    def live(self) -> list[StorageRecord]:
+        """Return what is on the GPU now, in the order in which it was made."""
+        found = [record for record in self._ledger.records.values() if self._is_here(record)]
+        return sorted(found, key=lambda record: record.index)
+
+    def hollow(self) -> list[StorageRecord]:
+        """Return everything that has no memory, on the GPU and on the host."""
+        return [record for record in self._ledger.records.values() if record.hollow]
+
+    @property
+    def booked(self) -> int:
+        """How many allocations there were on the GPU so far."""
+        return self._device.booked
+
+    @contextmanager
+    def presenting(self, records: Iterable[StorageRecord]) -> Iterator[None]:
+        """Let traces count what is alive of ``records`` from their beginning, used or not."""
+        before, self._present = self._present, tuple(records)
+        try:
+            yield
+        finally:
+            self._present = before
+
+    def present(self) -> Iterator[tuple[Lent, torch.UntypedStorage]]:
+        """Yield what traces count from their beginning."""
+        for record in self._present:
+            storage = record()
+            lent = self.lend(record.address)
+            if storage is not None and lent is not None and lent.record is record:
+                yield lent, storage
+
+    def lend(self, address: int) -> Lent | None:
+        """Return a hollow storage of this ledger by its address, ``None`` where it is not one."""
+        record = self._ledger.records.get(address)
+        if record is None or not record.hollow or record.lent:
+            return None
+        contents = self._interceptor.parts.values.contents
+        return Lent(record, contents.known(record), contents.assumed(record))
+
+    def _lent_by_others(self, address: int) -> Lent | None:
+        return next(_lent(address, lambda gpu: gpu is not self), None)
+
+    def _is_here(self, record: StorageRecord) -> bool:
+        return record.ledger is self._device
+
+
+def _lent(address: int, which: Callable[[StandingGpu], bool]) -> Iterator[Lent]:
+    for gpu in tuple(_STANDING):
+        lent = gpu.lend(address) if which(gpu) else None
+        if lent is not None:
+            yield lent
+
+
+def lent_by_standing_gpus(address: int) -> Lent | None:
+    """Return the hollow storage at ``address`` that a standing GPU has, ``None`` if none does."""
+    return next(_lent(address, lambda gpu: True), None) if _STANDING else None
+
+
+def present_on_standing_gpus() -> Iterator[tuple[Lent, torch.UntypedStorage]]:
+    """Yield what a trace that begins now is to count from its beginning."""
+    for gpu in tuple(_STANDING):
+        yield from gpu.present()

@@ -1,0 +1,52 @@
+"""Kernels in CUDA C++, and addresses for other packages: an output, or one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_torchmem import trace
+from pytest_torchmem.errors import UnsupportedOperatorError
+
+
+def test_a_pointwise_kernel_makes_what_it_returns() -> None:
+    code = "template <typename T> T twice(T x, T y) { return x + y; }"
+    made: list[Any] = []
+
+    def program() -> None:
+        function = torch.cuda.jiterator._create_jit_fn(code)
+        half = torch.ones(3, 4, dtype=torch.half, device="cuda").t()
+        for one in (function(half), function(half, torch.ones(4, 1, device="cuda"))):
+            made.append((one.shape, one.stride(), one.dtype, str(one.device)))
+        several = torch.cuda.jiterator._create_multi_output_jit_fn(code, num_outputs=2)
+        made.append(len(several(half)))
+
+    trace(program, device="cuda")
+    assert made == [
+        ((4, 3), (1, 4), torch.half, "cuda:0"),
+        ((4, 3), (1, 4), torch.float, "cuda:0"),
+        2,
+    ]
+
+
+def test_an_address_on_the_gpu_is_refused() -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"test_raw_kernels.*cupy.*custom_op"):
+        trace(lambda: torch.ones(3, device="cuda").__cuda_array_interface__, device="cuda")
+    trace(lambda: hasattr(torch.ones(3), "__cuda_array_interface__") and 1 / 0, device="cuda")
+
+
+@pytest.mark.parametrize("how", ["files", "text"])
+def test_an_extension_for_cuda_is_not_compiled(how: str) -> None:
+    def program() -> None:
+        from torch.utils.cpp_extension import load, load_inline
+
+        if how == "files":
+            extension = load("mine", ["bind.cpp", "kernel.cu"])
+        else:
+            extension = load_inline("mine", "", "__global__ void f() {}", functions=["f"])
+        extension.f(torch.ones(3, device="cuda"))
+
+    with pytest.raises(UnsupportedOperatorError, match=r"mine\.f is compiled for a GPU.*custom_op"):
+        trace(program, device="cuda")

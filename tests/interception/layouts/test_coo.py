@@ -1,0 +1,56 @@
+"""Sparse COO tensors, against the real allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pytest_torchmem as torchmem
+
+
+def matrix(device: str = "cpu") -> Tensor:
+    places = torch.randint(0, 100, (2, 400), generator=torch.Generator().manual_seed(0))
+    return torch.sparse_coo_tensor(places.to(device), torch.ones(400, device=device), (100, 100))
+
+
+def product(device: str = "cpu") -> Any:
+    weight = torch.randn(100, 8, device=device, requires_grad=True)
+    torch.sparse.mm(matrix(device), weight).sum().backward()
+    return weight.grad
+
+
+def graph_convolution(device: str = "cpu") -> Any:
+    edges, layer = matrix(device).coalesce(), nn.Linear(16, 8).to(device)
+    layer(torch.sparse.mm(edges, torch.randn(100, 16, device=device))).relu().sum().backward()
+    return layer
+
+
+PROGRAMS: tuple[Callable[..., Any], ...] = (
+    product,
+    graph_convolution,
+    lambda device="cpu": matrix(device).coalesce().indices(),
+    lambda device="cpu": matrix(device).t().coalesce(),
+    lambda device="cpu": matrix(device) @ torch.randn(100, device=device),
+    lambda device="cpu": torch.cat([matrix(device), matrix(device)]),
+    lambda device="cpu": matrix(device).coalesce().abs().sin(),
+    lambda device="cpu": torch.sparse.softmax(matrix(device).coalesce(), 1),
+    lambda device="cpu": torch.sparse.sum(matrix(device), 0),
+    lambda device="cpu": torch.zeros(3, 4, layout=torch.sparse_coo, device=device),
+)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_as_measured(program: Callable[..., Any]) -> None:
+    assert torchmem.trace(program, host="here").peak == torchmem.measure(program).peak
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_on_fake_cuda(program: Callable[..., Any]) -> None:
+    def body() -> Any:
+        return program("cuda")
+
+    torchmem.trace(body, device="cuda")

@@ -1,0 +1,63 @@
+"""What operators on sparse tensors compute, where a trace knows values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from pytest_torchmem import trace
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+
+
+def dense() -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(4, 6) * (torch.rand(4, 6) > 0.5)
+
+
+QUESTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "product": lambda matrix, x: matrix @ x,
+    "transposed": lambda matrix, x: matrix.t() @ torch.ones(4, 2, device=x.device),
+    "sum": lambda matrix, x: matrix.to_dense().sum(1),
+    "scaled": lambda matrix, x: (matrix * 3.0).to_dense(),
+    "negated": lambda matrix, x: matrix.neg().to_dense(),
+    "chained": lambda matrix, x: torch.relu(matrix @ x) - 1.0,
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_values_are_those_of_the_real_run(question: str, layout: torch.layout, device: str) -> None:
+    if layout is torch.sparse_csr and question == "negated":
+        pytest.skip("not modelled")
+    found: list[Tensor] = []
+
+    def ask(where: str) -> Tensor:
+        matrix = dense().to(where).to_sparse(layout=layout)
+        torch.manual_seed(1)
+        return QUESTIONS[question](matrix, torch.randn(6, 2).to(where))
+
+    def program() -> None:
+        answer = ask(device).cpu()
+        found.append(torch.tensor(answer.tolist()))
+
+    profile = trace(program, device=device, values="real")
+    assert not any("unknown value" in warning for warning in profile.warnings)
+    torch.testing.assert_close(found[0], ask("cpu"))
+
+
+def test_the_gradient_of_a_sparse_product_is_known() -> None:
+    found: list[list[float]] = []
+
+    def ask() -> list[float]:
+        x = torch.ones(6, 2, requires_grad=True)
+        (dense().to_sparse() @ x).sum().backward()
+        assert x.grad is not None
+        return [float(one) for one in x.grad.flatten()]
+
+    trace(lambda: found.append(ask()), values="real")
+    assert found[0] == pytest.approx(ask())

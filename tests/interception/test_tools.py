@@ -1,0 +1,73 @@
+"""Tools that take a program apart: export, fake tensors, TorchScript, swapped and lazy tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import pytest_torchmem as torchmem
+
+
+def exported(device: str = "cpu") -> Any:
+    x = torch.randn(4, 8, device=device)
+    return torch.export.export(nn.Linear(8, 8).to(device), (x,)).module()(x)
+
+
+def in_fake_tensor_mode(device: str = "cpu") -> Any:
+    with FakeTensorMode():
+        product = torch.randn(1000, 1000, device=device) @ torch.randn(1000, 1000, device=device)
+    assert product.shape == (1000, 1000)
+    return torch.randn(8, 8, device=device)
+
+
+def symbolic_graph(device: str = "cpu") -> Any:
+    x = torch.randn(8, 8, device=device)
+    return make_fx(lambda y: (y @ y).relu(), tracing_mode="symbolic")(x)(x)
+
+
+def jvp(device: str = "cpu") -> Any:
+    x = torch.randn(8, device=device)
+    return torch.func.jvp(torch.sin, (x,), (x,))
+
+
+def lazy(device: str = "cpu") -> Any:
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d()).to(device)
+    return model(torch.randn(1, 3, 8, 8, device=device))
+
+
+def scripted(device: str = "cpu") -> Any:
+    class Padded(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.zeros(x.size(0), 8, device=x.device)
+
+    return torch.jit.script(Padded())(torch.randn(4, 8, device=device))
+
+
+PROGRAMS = (exported, in_fake_tensor_mode, symbolic_graph, jvp, lazy, scripted)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_runs_on_both_devices(program: Callable[..., Any]) -> None:
+    def on_gpu() -> Any:
+        return program("cuda")
+
+    if program is not lazy:  # oneDNN's workspaces depend on the host
+        assert torchmem.trace(program, host="here").peak == torchmem.measure(program).peak
+    torchmem.trace(on_gpu, device="cuda")
+
+
+def test_a_compiled_function_is_told_of() -> None:
+    compiled = torch.compile(lambda x: x * 2, backend="eager")
+    profile = torchmem.trace(lambda: compiled(torch.randn(4)))
+    assert any("what torch.compile wraps" in warning for warning in profile.warnings)
+
+
+def test_what_is_not_compiled_is_not_told_of() -> None:
+    plain = torch.compiler.disable(lambda x: x * 2)
+    assert not torchmem.trace(lambda: plain(torch.randn(4))).warnings

@@ -1,0 +1,232 @@
+"""What C++ reads of tensors without memory: what is known, a stated assumption, or one sentence."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import queue
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from pytest_torchmem import trace
+from pytest_torchmem.errors import UnknownValueError
+
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "torch.tensor": lambda t: torch.tensor([t, t]),
+    "torch.tensor of lists": lambda t: torch.tensor([[t], (t,)]),
+    "torch.as_tensor": lambda t: torch.as_tensor([t]),
+    "torch.asarray": lambda t: torch.asarray((t,)),
+    "torch.FloatTensor": lambda t: torch.FloatTensor([t.float()]),
+    "torch.Tensor": lambda t: torch.Tensor([t.float()]),
+    "new_tensor": lambda t: t.new_tensor([t]),
+    "new": lambda t: t.new([t]),
+    "index": lambda t: torch.ones(5, device=t.device)[[t.long()]],
+    "numpy.array": lambda t: numpy.array(t.cpu()),
+    "numpy.array of a list": lambda t: numpy.array([t.cpu()]),
+    "numpy.float32": lambda t: numpy.float32(t.cpu()),
+    "memoryview": lambda t: bytes(memoryview(t.cpu().numpy())),
+    "to_dlpack": lambda t: torch.utils.dlpack.to_dlpack(t),
+    "from_dlpack": lambda t: torch.from_dlpack(t),
+    "numpy.from_dlpack": lambda t: numpy.from_dlpack(t.cpu()),
+    "an element of a storage": lambda t: t.untyped_storage()[0],
+    "an element of a typed storage": lambda t: t.storage()[0],
+    "bytes of a storage": lambda t: bytes(t.untyped_storage()),
+    "list of a storage": lambda t: t.untyped_storage().tolist(),
+    "apply_": lambda t: t.cpu().apply_(lambda number: number + 1),
+    "map_": lambda t: t.cpu().map_(t.cpu(), lambda one, other: one + other),
+    "tolist": lambda t: t.tolist(),
+    "item": lambda t: t.item() + 0,
+    "float": float,
+    "format": lambda t: f"{t:.2f}",
+    "linspace": lambda t: torch.linspace(0, t, 3),
+    "full": lambda t: torch.full((2,), t),
+    "collate": lambda t: torch.utils.data.default_collate([t.item(), t.item()]),
+}
+"""Ways to the values of a tensor of no dimension."""
+
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "fill_": lambda t: t.untyped_storage().fill_(1),
+    "copy_": lambda t: t.untyped_storage().copy_(torch.ones_like(t).untyped_storage()),
+    "element": lambda t: t.untyped_storage().__setitem__(0, 1),
+    "byteswap": lambda t: t.untyped_storage().byteswap(t.dtype),
+    "share_memory_": lambda t: t.share_memory_(),
+    "is_pinned": lambda t: t.is_pinned(),
+    "copy": lambda t: copy.copy(t),
+    "deepcopy": lambda t: copy.deepcopy(t),
+    "save": lambda t: torch.save(t, io.BytesIO()),
+    "repr": repr,
+}
+"""What may be done without values."""
+
+
+def unknown(device: str, kind: str) -> Tensor:
+    total = torch.rand(2000, 3000, device=device).sum()
+    return (total * 3).long() if kind == "integer" else total
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", ["floating", "integer"])
+@pytest.mark.parametrize("name", READS)
+def test_an_unknown_value_is_told_or_refused(device: str, kind: str, name: str) -> None:
+    refused: list[UnknownValueError] = []
+
+    def program() -> None:
+        tensor = unknown(device, kind)
+        try:
+            READS[name](tensor)
+        except UnknownValueError as error:
+            refused.append(error)
+
+    profile = trace(program, device=device, values="none")
+    told = [*map(str, refused), *profile.warnings]
+    assert any("test_data.py:" in line and "unknown" in line for line in told), told
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", WRITES)
+def test_what_needs_no_value_runs(device: str, name: str) -> None:
+    assert not trace(
+        lambda: WRITES[name](unknown(device, "floating")), device=device, values="none"
+    ).warnings
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_known_values_are_read(device: str) -> None:
+    def program() -> None:
+        three = torch.tensor(3, device=device)
+        assert torch.tensor([three, three + 1]).tolist() == [3, 4]
+        assert torch.as_tensor([[three], [three]]).tolist() == [[3], [3]]
+        assert torch.tensor([three]).dtype is torch.int64
+        assert torch.tensor([three.double(), 1.0]).dtype is torch.float64
+        assert three.new_tensor([three]).device.type == device
+        assert three.cpu().clone().apply_(lambda number: number * 2).item() == 6
+        assert numpy.array([three.cpu()]).tolist() == [3]
+
+    assert not trace(program, device=device).warnings
+
+
+_FUZZ = """
+import sys
+import random
+import torch
+from tests.interception.values.test_data import READS, WRITES
+from pytest_torchmem import trace
+
+draw = random.Random(int(sys.argv[1]))
+ways = [*READS.values(), *WRITES.values()]
+
+def program(device):
+    tensors = [torch.rand(draw.choice([1, 7, 1 << 40]), device=device) for _ in range(3)]
+    for _ in range(60):
+        tensor = draw.choice(tensors)
+        small = tensor[:1].sum() if draw.random() < 0.8 else tensor[:5]
+        small = small.to(draw.choice([torch.float32, torch.int64, torch.bool, torch.float16]))
+        try:
+            found = draw.choice(ways)(small)
+        except Exception:
+            continue
+        if isinstance(found, torch.Tensor) and found.numel() < 100:
+            tensors.append(found.float().expand(7).clone() if found.numel() == 1 else tensor)
+
+for device in ("cpu", "cuda"):
+    try:
+        trace(program, device, device=device, values=draw.choice(["none", "auto"]))
+    except ValueError:
+        pass
+assert torch.ones(3).sum() == 3
+print("done")
+"""
+
+
+def test_no_way_ends_the_process() -> None:
+    seed = os.environ.get("TORCHMEM_SEED", str(random.randrange(1 << 30)))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FUZZ, seed],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "done\n", f"TORCHMEM_SEED={seed}: {done.returncode} {done.stderr}"
+
+
+_FROM_BEFORE = """
+import queue
+import threading
+import torch
+from pytest_torchmem import trace
+
+given, found = queue.Queue(), queue.Queue()
+
+def serve():
+    while True:
+        x = given.get()
+        found.put((x + 1).sum().item())
+
+threading.Thread(target=serve, daemon=True).start()
+
+def program():
+    given.put(torch.rand(1000, 1000))
+    assert found.get(timeout=60) == 1e6
+
+print(trace(program, values="none").warnings)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no such pages")
+def test_a_thread_from_before_reads_zeros_and_the_profile_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FROM_BEFORE],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "it read zeros" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of addresses are Linux's")
+def test_without_reserved_pages_a_trace_is_the_same() -> None:
+    program = (
+        "import resource, torch; from torch import nn;"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40));"
+        "from pytest_torchmem import trace;"
+        "from pytest_torchmem.torch_private.nowhere import nowhere;"
+        "print(trace(nn.Linear(4, 4), torch.ones(2, 4)).figures(), nowhere().address)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    figures = trace(torch.nn.Linear(4, 4), torch.ones(2, 4)).figures()
+    assert done.stdout.strip() == f"{figures} 0", done.stderr
+
+
+def test_nothing_stays_resident_after_a_trace() -> None:
+    from pytest_torchmem.torch_private.nowhere import nowhere
+
+    given: queue.Queue[Tensor] = queue.Queue()
+    written = threading.Event()
+
+    def serve() -> None:
+        given.get(timeout=60).fill_(1)
+        written.set()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+
+    def program() -> None:
+        given.put(torch.empty(1000, 1000))
+        assert written.wait(60)
+
+    trace(program, values="none")
+    thread.join()
+    assert not nowhere().touched()

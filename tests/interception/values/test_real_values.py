@@ -1,0 +1,409 @@
+"""Values computed beside a trace: programs that decide by their data go where they really do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_torchmem import measure, trace
+from pytest_torchmem.errors import UnknownValueError, UsageError
+from pytest_torchmem.interception.values.policy import Budget, Values
+
+DEVICES = ("cpu", "cuda")
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer and what reads its last output."""
+
+    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.layer = kind(6, 8, 2, batch_first=True, **options)
+        self.last = nn.Linear(8 * (2 if options.get("bidirectional") else 1), 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.last(self.layer(x)[0][:, -1])
+        return output
+
+
+class Cells(nn.Module):
+    """Cells by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTMCell(6, 8), nn.GRUCell(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, c = self.lstm(x[:, 0])
+        h, c = self.lstm(x[:, 1], (h, c))
+        output: Tensor = self.gru(h)
+        return output
+
+
+class Attending(nn.Module):
+    """Attention with and without a mask, causal and grouped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.norm = nn.Linear(32, 96), nn.RMSNorm(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).view(2, 10, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        mask = torch.ones(10, 10, dtype=torch.bool, device=x.device).tril(2)
+        first = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        second = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.norm((first + second).transpose(1, 2).reshape(2, 10, 32))
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, groups=2),
+        nn.GroupNorm(4, 16),
+        nn.GELU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+    )
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "convolutional": (convolutional, (4, 3, 16, 16)),
+    "lstm": (lambda: Recurrent(nn.LSTM, bidirectional=True), (4, 7, 6)),
+    "gru": (lambda: Recurrent(nn.GRU), (4, 7, 6)),
+    "rnn": (lambda: Recurrent(nn.RNN), (4, 7, 6)),
+    "cells": (Cells, (4, 2, 6)),
+    "attention": (Attending, (2, 10, 32)),
+    "instances": (lambda: nn.InstanceNorm1d(10, affine=True), (4, 10, 6)),
+}
+
+
+def losses(make: Callable[[], nn.Module], shape: tuple[int, ...], device: str) -> list[float]:
+    """Train for three steps and return the losses."""
+    torch.manual_seed(1)
+    model, x = make().to(device), torch.randn(shape).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    found = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        found.append(float(loss.detach()))
+    return found
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("model", MODELS)
+def test_losses_are_those_of_the_real_run(model: str, device: str) -> None:
+    found: list[float] = []
+    profile = trace(
+        lambda: found.extend(losses(*MODELS[model], device)), device=device, values="real"
+    )
+    assert found == pytest.approx(losses(*MODELS[model], "cpu"), rel=1e-5)
+    assert profile.values == "real"
+    assert not any("unknown value" in warning for warning in profile.warnings)
+
+
+def test_dropout_drops_the_same_in_the_backward() -> None:
+    """On cuda the fused kernels draw the mask again."""
+    found: list[Tensor] = []
+
+    def program() -> None:
+        query, key, value = (
+            torch.randn(1, 2, 16, 8, device="cuda").requires_grad_() for _ in range(3)
+        )
+        output = F.scaled_dot_product_attention(query, key, value, dropout_p=0.5)
+        output.sum().backward()
+        # The gradient of the value is the summed weights: those of dropped positions are missing.
+        assert value.grad is not None
+        found.extend([output.detach().sum().cpu(), (value.grad * value.detach()).sum().cpu()])
+
+    trace(program, device="cuda", values="real")
+    assert found[0].item() == pytest.approx(found[1].item(), rel=1e-4)
+
+
+def suppressed(boxes: Tensor, scores: Tensor, limit: float = 0.5) -> Tensor:
+    """Non-maximum suppression, as it is written by hand."""
+    order, kept = scores.argsort(descending=True), []
+    while order.numel():
+        best = order[0]
+        kept.append(best)
+        corners = torch.minimum(boxes[best, 2:], boxes[order, 2:])
+        sides = (corners - torch.maximum(boxes[best, :2], boxes[order, :2])).clamp(min=0)
+        area = (boxes[order, 2:] - boxes[order, :2]).prod(1)
+        common = sides.prod(1)
+        order = order[common / (area + area[0] - common) < limit]
+    return torch.stack(kept)
+
+
+def detection() -> None:
+    torch.manual_seed(3)
+    model = nn.Linear(16, 5)
+    predicted = model(torch.randn(300, 16))
+    boxes = torch.cat([predicted[:, :2], predicted[:, :2] + predicted[:, 2:4].exp()], 1)
+    kept = suppressed(boxes.detach(), predicted[:, 4].detach())
+    predicted[kept].square().sum().backward()
+
+
+def routing() -> None:
+    torch.manual_seed(4)
+    x, gate = torch.randn(64, 32), nn.Linear(32, 4)
+    experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+    weights, chosen = gate(x).softmax(-1).max(-1)
+    output = torch.zeros_like(x)
+    for index, expert in enumerate(experts):
+        rows = (chosen == index).nonzero()[:, 0]
+        output = output.index_add(0, rows, expert(x[rows]) * weights[rows, None])
+    output.sum().backward()
+
+
+def beams() -> None:
+    torch.manual_seed(5)
+    embedding, cell, head = nn.Embedding(20, 16), nn.GRUCell(16, 16), nn.Linear(16, 20)
+    with torch.no_grad():
+        tokens, state = torch.zeros(3, 1, dtype=torch.long), torch.zeros(3, 16)
+        scores = torch.zeros(3)
+        for _ in range(12):
+            state = cell(embedding(tokens[:, -1]), state)
+            ranked = (scores[:, None] + head(state).log_softmax(-1)).flatten().topk(3)
+            scores, origin = ranked.values, ranked.indices // 20
+            tokens = torch.cat([tokens[origin], (ranked.indices % 20)[:, None]], 1)
+            state = state[origin]
+            if (tokens[:, -1] == 7).any():
+                break
+        torch.zeros(tokens.unique().numel(), 1000)
+
+
+def until_it_is_small() -> None:
+    torch.manual_seed(6)
+    model, x = nn.Linear(50, 50), torch.randn(64, 50)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    seen: list[float] = []
+    while not seen or seen[-1] > 0.5 * seen[0]:
+        optimizer.zero_grad()
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    assert seen[-1] < seen[0]
+    torch.zeros(len(seen), 1000)
+
+
+@pytest.mark.parametrize("values", ["auto", "real"])
+@pytest.mark.parametrize("program", [detection, routing, beams, until_it_is_small])
+def test_data_dependent_programs_need_what_they_need(
+    program: Callable[[], None], values: str
+) -> None:
+    traced, measured = trace(program, host="here", values=values), measure(program)
+    assert traced.figures() == measured.figures()
+    assert traced.values == "real"
+
+
+@pytest.mark.parametrize("program", [detection, routing, beams, until_it_is_small])
+def test_and_run_on_fake_cuda(program: Callable[[], None]) -> None:
+    def on_gpu() -> None:
+        with torch.device("cuda"):
+            program()
+
+    profile = trace(on_gpu, device="cuda")
+    assert profile.values == "real"
+    assert profile.peak > 0
+
+
+def unknown() -> Tensor:
+    """Numbers that are not known but where values are computed, and not all alike."""
+    return (torch.randn(90, 100) @ torch.randn(100, 90)) / 10
+
+
+DECISIONS: dict[str, Callable[[Tensor], object]] = {
+    "less": lambda x: x.mean() < -0.1,
+    "and": lambda x: bool(x[0, 0] > 0) and bool(x[1, 1] > 0),
+    "or": lambda x: bool(x[0, 0] > 9) or bool(x[1, 1] > 0),
+    "not": lambda x: not (x[2, 2] > 0),
+    "masks": lambda x: ((x > 0) & (x < 0.5)).sum().item(),
+    "unknown and False": lambda x: ((x > 0) & torch.zeros(90, 90, dtype=torch.bool)).any(),
+    "any": lambda x: (x > 30).any(),
+    "all": lambda x: (x < 30).all(),
+    "min": lambda x: min(x[0, :5].tolist()),
+    "max": lambda x: max(x[0, :5], key=float).item(),
+    "argmax": lambda x: int(x[3].argmax()),
+    "sorted": lambda x: sorted(range(5), key=lambda index: x[0, index].item()),
+    "item": lambda x: x[0, 1].item() < x[0, 2].item(),
+    "float": lambda x: float(x[0, 1]) < 0.3,
+    "math": lambda x: math.exp(x[0, 1].item()) < 1.2,
+    "sum": lambda x: sum(x[0, :3].tolist()) < 0.5,
+    "int": lambda x: int(x[0, 1] * 100),
+    "round": lambda x: round(x[0, 1].item()),
+    "truth": lambda x: bool(x[0, 1].relu()),
+    "array": lambda x: int(x.numpy().argmax()),
+    "where": lambda x: len(torch.where(x > 0)[0]),
+    "index": lambda x: tuple(x[x > 1].shape),
+    "gather": lambda x: x.gather(1, x.argmax(1, keepdim=True)).mean() > 2.4,
+    "equal": lambda x: torch.equal(x, x + 1e-9),
+    "allclose": lambda x: torch.allclose(x, x + 1.0),
+    "size": lambda x: torch.zeros((x > 0).sum().item()).numel(),
+    "loop": lambda x: next(step for step in range(99) if (x * 0.9**step).abs().max() < 1),
+    "unique": lambda x: x.round().unique().numel(),
+    "text": lambda x: f"{x[0, 0].item():.3f}" > "0.1",
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("question", DECISIONS)
+def test_decisions_are_those_of_the_real_run(question: str, device: str) -> None:
+    """But for a text that was made of a number: nobody can follow that."""
+    found: list[object] = []
+
+    def program(device: str) -> object:
+        torch.manual_seed(2)
+        x = unknown().to(device)
+        if device == "cuda" and question == "array":
+            x = x.cpu()
+        if device == "cuda" and question == "unknown and False":
+            return bool(((x > 0) & torch.zeros(90, 90, dtype=torch.bool, device=device)).any())
+        answer = DECISIONS[question](x)
+        return bool(answer) if isinstance(answer, Tensor) else answer
+
+    def traced() -> None:
+        found.append(program(device))
+
+    profile = trace(traced, device=device)
+    if profile.values == "real":
+        assert found[-1] == pytest.approx(program("cpu"), rel=1e-6)
+    else:
+        assert profile.warnings or found[-1] == program("cpu")
+
+
+def test_a_number_that_is_only_told_does_not_run_the_program_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_budgets(monkeypatch, 10**9, 1000)
+    runs: list[str] = []
+
+    def program() -> None:
+        total, losses = 0.0, []
+        for _ in range(2):
+            loss = unknown().square().mean()
+            total += loss.item()
+            losses.append(loss.item())
+        runs.append(f"{total / 2:.2f} {losses} {loss}")
+
+    profile = trace(program)
+    assert len(runs) == 1
+    assert profile.values == "in part"
+    assert len(profile.warnings) == 3  # every line that was told such a number
+
+
+def test_a_pass_that_ends_leaves_nothing_behind_and_cannot_be_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def first_is_small(self: Values) -> Budget:
+        return Budget(10**9, 1000 if self is Values.ASKED_FOR else 10**9)
+
+    monkeypatch.setattr(Values, "budget", first_is_small)
+    ended: list[str] = []
+
+    def program() -> None:
+        try:
+            if unknown().mean() > 0:
+                ended.append("yes")
+        except Exception:
+            ended.append("caught")
+        finally:
+            ended.append("finally")
+
+    before = torch.get_rng_state()
+    assert trace(program).values == "real"
+    assert ended.count("finally") == 2
+    assert "caught" not in ended
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def small_budgets(monkeypatch: pytest.MonkeyPatch, nbytes: int, operations: int) -> None:
+    """Let no values be computed beyond what is always cheap, and then hardly more."""
+    monkeypatch.setattr(Values, "budget", lambda self: Budget(nbytes, operations))
+    monkeypatch.setattr(Budget, "CHEAP", 0)
+
+
+def test_over_the_budget_an_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unlimited(self: Values) -> Budget | None:
+        return None if self is Values.REAL else Budget(100_000, 10**9)
+
+    monkeypatch.setattr(Values, "budget", unlimited)
+    monkeypatch.setattr(Budget, "CHEAP", 0)
+
+    def program() -> None:
+        if unknown().mean() > 3:
+            torch.zeros(10)
+
+    with pytest.raises(UnknownValueError, match=r"test_real_values\.py:\d+: .*takes more than"):
+        trace(program)
+    assert trace(program, values="real").values == "real"
+    assert trace(program, values="none").warnings
+
+
+def test_over_the_budget_a_program_that_decides_nothing_is_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_budgets(monkeypatch, 10**9, 1000)
+    profile = trace(lambda: unknown().numpy().shape)
+    assert profile.values == "in part"
+    assert "unknown values are treated as 1" in profile.warnings[0]
+
+
+def test_parameters_without_values_decide_nothing() -> None:
+    model = nn.Linear(4, 4, device="meta")
+
+    class Choosing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = self.inner(x)
+            return output if output.mean() > 0 else output * 2
+
+    with pytest.raises(UnknownValueError, match="computed from tensors on meta"):
+        trace(Choosing(), torch.randn(2, 4), values="real")
+
+
+def test_values_of_the_program_itself_are_never_written_to() -> None:
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    before = [tensor.clone() for tensor in (*model.parameters(), x)]
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        x.mul_(2)
+        model(x).sum().backward()
+        optimizer.step()
+        assert not torch.equal(x, before[-1].clone())
+
+    trace(program, values="real")
+    assert all(map(torch.equal, (*model.parameters(), x), before))
+    assert model.weight.grad is None
+
+
+def test_what_outlives_a_trace_keeps_its_values() -> None:
+    kept: list[Tensor] = []
+    trace(lambda: kept.append(torch.arange(20_000.0) * 2), values="real")
+    assert kept[0].sum().item() == torch.arange(20_000.0).sum().item() * 2
+
+
+def test_the_program_s_error_is_its_own() -> None:
+    with pytest.raises(IndexError, match="index out of range"):
+        trace(lambda: nn.Embedding(3, 2)(torch.tensor([5])), values="real")
+
+
+def test_another_word_is_refused() -> None:
+    with pytest.raises(UsageError, match="values='all': expected one of 'auto', 'real', 'none'"):
+        trace(nn.Linear(2, 2), torch.ones(1, 2), values="all")

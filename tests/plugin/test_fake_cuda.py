@@ -1,0 +1,191 @@
+"""``--torchmem-fake-cuda``: whole suites, without a marker, as if a GPU were there."""
+
+from __future__ import annotations
+
+import torch
+
+from .conftest import Project
+
+CONFTEST = """
+import pytest, torch
+HAS_CUDA = torch.cuda.is_available()
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            item.add_marker(pytest.mark.skip)
+
+@pytest.fixture(scope="session")
+def hog():
+    tensor = torch.empty(1 << 20, device="cuda")
+    yield tensor
+    assert tensor.is_cuda
+"""
+SUITE = """
+import gc, pytest, torch, unittest
+from torch import nn
+from torch.cuda import max_memory_allocated
+from pytest_torchmem import trace
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TABLE = torch.arange(10)
+ON_GPU = torch.zeros(1 << 18, device=DEVICE)
+
+def step():
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(32, 64, device=DEVICE)).sum().backward()
+    optimizer.step()
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_peak():
+    step()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    peak = trace(lambda: (step(), step()), device="cuda", gpu="h100").replay()["peak"]
+    assert max_memory_allocated() - before == peak.allocated > 0
+
+def test_session_scope(hog):
+    assert torch.cuda.memory_allocated() >= hog.nbytes + ON_GPU.nbytes
+
+def test_it_stays_counted():
+    assert torch.cuda.memory_allocated() >= (4 << 20) + ON_GPU.nbytes
+
+def test_cache():
+    torch.empty(1 << 26, device="cuda")
+    reserved = torch.cuda.memory_reserved()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == reserved - (4 << 26)
+
+def test_too_large():
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(100 << 30, device="cuda")
+
+@pytest.mark.xfail(raises=torch.OutOfMemoryError, strict=True)
+def test_too_large_too():
+    torch.empty(100 << 30, device="cuda")
+
+@pytest.mark.parametrize("device", ["cpu"] + ["cuda"] * torch.cuda.device_count())
+def test_devices(device):
+    assert torch.ones(2, device=device).device.type == device
+
+def test_host():
+    linear = nn.Linear(3, 3)
+    assert torch.allclose(linear(torch.eye(3)) - linear.bias, linear.weight.t())
+    assert TABLE.sum() == 45 and (TABLE.cuda().cpu() == TABLE).all()
+
+class TestOfUnittest(unittest.TestCase):
+    def setUp(self):
+        self.tensor = torch.ones(3, device="cuda")
+
+    def test_it(self):
+        self.assertTrue(self.tensor.is_cuda)
+
+@pytest.mark.memory_budget("1 GiB")
+def test_marked(hog):
+    step()
+
+def test_checked(torchmem):
+    assert set(torchmem.check(step, name="own")) == {"cuda"}
+"""
+PASSED = {"passed": 11, "xfailed": 1}
+
+
+def suite(project: Project) -> None:
+    project.write(conftest=CONFTEST, test_net=SUITE)
+
+
+def test_a_suite(project: Project) -> None:
+    suite(project)
+    before = dict(vars(torch.cuda)), dict(vars(torch.Tensor)), dict(vars(torch))
+    result = project.run("--torchmem-fake-cuda=h100", "--torchmem-update", "-p", "no:randomly")
+    result.assert_outcomes(**PASSED)
+    result.stdout.fnmatch_lines(["torchmem*every test sees a fake h100"])
+    assert {entry["device"] for entry in project.entries().values()} == {"cuda"}
+    assert (dict(vars(torch.cuda)), dict(vars(torch.Tensor)), dict(vars(torch))) == before
+    assert not torch.cuda.is_available()
+
+
+def test_without_the_option_they_are_skipped(project: Project) -> None:
+    project.write(conftest=CONFTEST, test_net=SUITE)
+    project.run("-p", "no:randomly").assert_outcomes(skipped=11)
+
+
+def test_with_workers(project: Project) -> None:
+    suite(project)
+    result = project.run_apart(
+        "-n2",
+        "--torchmem-fake-cuda=h100",
+        "--torchmem-update",
+        "-p",
+        "no:randomly",
+        "--dist=loadfile",
+    )
+    result.assert_outcomes(**PASSED)
+
+
+def test_in_the_ini_file(project: Project) -> None:
+    project.write(test_net="import torch\ndef test_net():\n    assert torch.cuda.is_available()\n")
+    (project.path / "pytest.ini").write_text("[pytest]\ntorchmem_fake_cuda = t4\n")
+    project.run().assert_outcomes(passed=1)
+
+
+def test_a_gpu_that_is_not_known(project: Project) -> None:
+    project.write(test_net="def test_net(): pass")
+    result = project.run("--torchmem-fake-cuda=h1000")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*'h1000' is not a known GPU*"])
+    result = project.run("--torchmem-fake-cuda=h100", "--torchmem-measure=require")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*require a real GPU, or run on a fake one*"])
+
+
+def test_a_gpu_of_the_project(project: Project) -> None:
+    project.write(
+        conftest="""
+from pytest_torchmem import Gpu
+import dataclasses
+from pytest_torchmem.targets.gpus import find_gpu
+def pytest_torchmem_register_gpus(config):
+    return [dataclasses.replace(find_gpu("t4"), name="ours", product="Our GPU")]
+""",
+        test_net="""
+import torch
+def test_net():
+    assert torch.cuda.get_device_name() == "Our GPU"
+""",
+    )
+    project.run("--torchmem-fake-cuda=ours").assert_outcomes(passed=1)
+
+
+def test_failures_show_their_variables(project: Project) -> None:
+    project.write(
+        test_net="""
+import torch
+def test_net():
+    large = torch.randn(1000, 1000, device="cuda")
+    host = large.cpu()
+    assert large.sum() is host
+"""
+    )
+    result = project.run("--torchmem-fake-cuda=h100", "-l")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["large *= tensor(..., device='cuda:0', size=(1000, 1000)*"])
+
+
+def test_many_tests_do_not_grow_the_ledger(project: Project) -> None:
+    project.write(
+        test_net="""
+import pytest, torch
+from pytest_torchmem.tracing import standing
+@pytest.mark.parametrize("number", range(30))
+def test_net(number):
+    for _ in range(20):
+        torch.ones(8, device="cuda").sin()
+    (gpu,) = standing._STANDING
+    assert gpu._device.booked >= 40 * number
+    assert len(gpu._device.entries) <= 50
+"""
+    )
+    project.run("--torchmem-fake-cuda=h100", "-p", "no:randomly").assert_outcomes(passed=30)

@@ -1,0 +1,314 @@
+"""Fixtures of memory tests on a fake GPU, and tests beside them that see the machine as it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from .conftest import Project
+
+FIXTURES = """
+import pytest, torch, unittest
+from torch import nn
+
+LOG = []
+
+@pytest.fixture(scope="module")
+def model():
+    model = nn.Linear(256, 256).to("cuda")
+    yield model
+    LOG.append(str(model.weight.device))
+
+@pytest.fixture(scope="session")
+def device():
+    LOG.append(f"device {torch.cuda.is_available()}")
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+@pytest.fixture(scope="session")
+def neutral():
+    LOG.append("neutral")
+    return object()
+"""
+BODY = (256 * 256 + 256) * 4
+"""Bytes of the model's parameters."""
+
+
+def run(project: Project, text: str, *options: str) -> pytest.RunResult:
+    project.write(test_net=FIXTURES + text)
+    return project.run("--torchmem-json=out.json", "-p", "no:randomly", *options)
+
+
+def checks(project: Project) -> dict[tuple[str, str], dict[str, Any]]:
+    report = json.loads((project.path / "out.json").read_text())
+    return {(check["test"], check["device"]): check for check in report["checks"]}
+
+
+def test_what_a_fixture_makes_was_there_before(project: Project) -> None:
+    text = """
+@pytest.fixture
+def unused():
+    return torch.empty(1 << 20, device="cuda")
+
+@pytest.mark.memory_budget("1 GiB")
+def test_fixture(model, device):
+    model(torch.zeros(2, 256, device=device)).sum().backward()
+
+@pytest.mark.memory_budget("1 GiB", device="cuda")
+def test_body():
+    model = nn.Linear(256, 256).to("cuda")
+    model(torch.zeros(2, 256, device="cuda")).sum().backward()
+
+@pytest.mark.memory_budget("1 GiB")
+def test_unused(model, unused):
+    model(torch.zeros(2, 256, device="cuda")).sum().backward()
+
+@pytest.mark.memory_budget("1 GiB")
+def test_again(model):
+    assert model.weight.grad is None
+    model(torch.zeros(2, 256, device="cuda")).sum().backward()
+"""
+    run(project, text).assert_outcomes(passed=4)
+    figures = {
+        test: check["figures"] for (test, on), check in checks(project).items() if on != "cpu"
+    }
+    peaks = {test: found["peak"] for test, found in figures.items()}
+    assert peaks["test_fixture"] == peaks["test_again"] == peaks["test_body"]
+    assert peaks["test_unused"] == peaks["test_body"] + (4 << 20)
+    assert figures["test_fixture"]["baseline"] == BODY
+
+
+def test_such_a_test_is_checked_on_cuda_alone(project: Project) -> None:
+    text = """
+@pytest.mark.memory_budget("1 GiB")
+def test_net(model):
+    model(torch.zeros(2, 256, device="cuda")).sum().backward()
+
+@pytest.mark.memory_budget("1 GiB")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_parameter(device):
+    nn.Linear(8, 8).to(device)(torch.ones(1, 8, device=device)).sum().backward()
+
+@pytest.mark.memory_budget("1 GiB", device="cpu")
+def test_named(model):
+    model(torch.zeros(2, 256))
+"""
+    result = run(project, text)
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*a tensor is on cuda, and the trace is on cpu: name the device*",
+            "2 tests checked on cuda alone, where their fixtures are: test_net.py::test_net, "
+            "test_net.py::test_parameter[[]cuda]",
+        ]
+    )
+    found = checks(project)
+    assert found["test_net", "cpu"]["outcome"] == "not checked"
+    assert found["test_parameter[cpu]", "cpu"]["outcome"] == "passed"
+    result = run(project, text, "--torchmem-devices=cpu")
+    result.assert_outcomes(passed=1, skipped=2, failed=1)
+
+
+def test_tests_without_the_marker_see_the_machine(project: Project) -> None:
+    text = """
+def test_real(device, neutral):
+    assert device.type == "cpu" and not torch.cuda.is_available()
+
+@pytest.mark.memory_budget("1 GiB")
+def test_net(model, device, neutral):
+    assert device.type == "cuda"
+    model(torch.zeros(2, 256, device=device))
+
+def test_real_again(device, neutral):
+    assert device.type == "cpu" and not torch.cuda.is_available()
+    assert torch.zeros(2, device=device).sum() == 0
+
+@pytest.mark.memory_budget("1 GiB")
+def test_net_again(model, device, neutral):
+    assert device.type == "cuda"
+    model(torch.zeros(2, 256, device=device))
+
+def test_log(request):
+    assert LOG.count("neutral") == 1
+    assert LOG.count("device True") == LOG.count("device False") == 2
+
+def test_on_no_gpu(model):
+    pass
+"""
+    result = run(project, text)
+    result.assert_outcomes(passed=5, errors=1)  # without a GPU the fixture fails as always
+
+
+def test_a_fixture_is_torn_down_where_it_was_set_up(project: Project) -> None:
+    text = """
+@pytest.fixture(scope="module")
+def outer(model):
+    yield model
+    LOG.append(f"outer {model.weight.device} {torch.cuda.is_available()}")
+
+@pytest.mark.memory_budget("1 GiB")
+def test_net(outer):
+    outer(torch.zeros(2, 256, device="cuda"))
+
+def test_other():
+    pass
+"""
+    project.write(
+        conftest="""
+import sys
+def pytest_sessionfinish():
+    print("LOG", sys.modules["test_net"].LOG)
+"""
+    )
+    result = run(project, text, "-s")
+    result.assert_outcomes(passed=2)
+    assert "LOG ['outer cuda:0 True', 'cuda:0']" in result.stdout.str()
+
+
+def test_the_fixture_torchmem(project: Project) -> None:
+    text = """
+def test_net(torchmem, model):
+    assert torch.cuda.is_available() and model.weight.is_cuda
+    x = torch.zeros(2, 256, device="cuda")
+    def step():
+        model(x).sum().backward()
+    assert set(torchmem.check(step)) == {"cuda"}
+    assert torchmem.trace(step).device == "cuda"
+    assert set(torchmem.check(model, x, name="module")) == {"cpu", "cuda"}
+    assert model.weight.grad is None
+
+def test_without(torchmem, neutral):
+    assert not torch.cuda.is_available()
+    assert set(torchmem.check(nn.Linear(2, 2), torch.zeros(1, 2))) == {"cpu", "cuda"}
+"""
+    run(project, text, "--torchmem-update").assert_outcomes(passed=2)
+
+
+def test_unittest(project: Project) -> None:
+    text = """
+class TestNet(unittest.TestCase):
+    def setUp(self):
+        self.model = nn.Linear(256, 256).cuda()
+
+    @pytest.mark.memory_budget("1 GiB")
+    def test_net(self):
+        self.model(torch.zeros(2, 256).cuda()).sum().backward()
+"""
+    run(project, text).assert_outcomes(passed=1)
+    found = checks(project)
+    assert found["TestNet::test_net", "cuda"]["figures"]["baseline"] == BODY
+    assert found["TestNet::test_net", "cpu"]["outcome"] == "not checked"
+
+
+def test_a_body_that_asks_for_cuda(project: Project) -> None:
+    text = """
+@pytest.mark.memory_budget("1 GiB")
+def test_net():
+    nn.Linear(8, 8).to("cuda")
+
+@pytest.mark.memory_budget("1 GiB")
+async def test_async():
+    pass
+
+@pytest.mark.memory_budget("1 GiB")
+class TestNet:
+    def test_net(self):
+        nn.Linear(8, 8)(torch.ones(1, 8))
+"""
+    result = run(project, text)
+    result.assert_outcomes(passed=1, failed=2)
+    output = result.stdout.str()
+    assert "the program asks for cuda, and the trace is on cpu: name the device" in output
+    assert "test_async is asynchronous" in output
+    assert "Torch not compiled" not in output
+
+
+def test_skipped_for_want_of_a_gpu(project: Project) -> None:
+    text = """
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no device")
+
+@needs_gpu
+@pytest.mark.memory_budget("1 GiB")
+def test_net():
+    nn.Linear(8, 8).to("cuda")
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="without a name")
+def test_check(torchmem):
+    pass
+
+@pytest.mark.skipif(True, reason="on Tuesdays")
+@pytest.mark.memory_budget("1 GiB")
+def test_other():
+    pass
+
+@pytest.mark.skipif("not torch.cuda.is_available()")
+@pytest.mark.memory_budget("1 GiB", device="cuda")
+def test_condition():
+    nn.Linear(8, 8).to("cuda")
+"""
+    result = run(project, text)
+    result.assert_outcomes(passed=1, skipped=3)
+    result.stdout.fnmatch_lines(
+        [
+            "2 tests never checked, because they are skipped where there is no GPU: run pytest "
+            "with --torchmem-fake-cuda=h100, or remove the skipif*: test_net.py::test_net, "
+            "test_net.py::test_check"
+        ]
+    )
+    assert checks(project)["test_net", ""]["message"] == "never checked: no device"
+    project.run("--torchmem-fake-cuda=h100").assert_outcomes(passed=3, skipped=1)
+
+
+def test_tensors_that_a_test_leaks(project: Project) -> None:
+    text = """
+KEPT = []
+
+@pytest.fixture
+def leaking():
+    KEPT.append(torch.randn(1000, 1000, device="cuda"))
+
+@pytest.mark.memory_budget("1 GiB")
+def test_net(leaking):
+    nn.Linear(8, 8)(torch.ones(1, 8))
+
+def test_reads():
+    assert KEPT[0].isnan().all() and KEPT[0].device.type == "cpu"
+"""
+    run(project, text).assert_outcomes(passed=2)
+
+
+def test_other_gpus(project: Project) -> None:
+    text = """
+@pytest.fixture
+def name():
+    return torch.cuda.get_device_name(), torch.empty(1, device="cuda")
+
+@pytest.mark.memory_budget("1 GiB", gpu="t4")
+def test_small(name):
+    assert name[0] == torch.cuda.get_device_name() == "Tesla T4"
+
+@pytest.mark.memory_budget("1 GiB")
+def test_default(name):
+    assert "A100" in name[0]
+
+@pytest.fixture
+def huge():
+    return torch.empty(1 << 40, device="cuda")
+
+@pytest.mark.memory_budget(gpu="t4")
+def test_huge(huge):
+    pass
+"""
+    result = run(project, text)
+    result.assert_outcomes(passed=2, errors=1)
+    assert "torch.OutOfMemoryError" in result.stdout.str()
+
+
+def test_disabled(project: Project) -> None:
+    text = """
+@pytest.mark.memory_budget("1 GiB")
+def test_net(device):
+    assert device.type == "cpu"
+"""
+    run(project, text, "--torchmem-disable").assert_outcomes(passed=1)

@@ -1,0 +1,201 @@
+"""Threads that train for real beside traces notice nothing of them."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_torchmem import trace
+
+
+def attention() -> Tensor:
+    query = torch.linspace(-1, 1, 2 * 4 * 8 * 8).view(2, 4, 8, 8).requires_grad_()
+    nn.functional.scaled_dot_product_attention(query, query, query).sin().sum().backward()
+    assert query.grad is not None
+    return query.grad
+
+
+def of_module(build: Callable[[], nn.Module]) -> Callable[[], Tensor]:
+    """Return a training step whose gradients are the same whenever and wherever it runs."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = build()
+    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    lock = threading.Lock()
+
+    def step() -> Tensor:
+        with lock:
+            model.zero_grad()
+            model.load_state_dict(weights, strict=False)
+            output = model(torch.linspace(-1, 1, 2 * 5 * 16).view(2, 5, 16))
+            output = output[0] if isinstance(output, tuple) else output
+            output.sin().sum().backward()
+            gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+            return torch.cat([gradient.flatten() for gradient in gradients])
+
+    return step
+
+
+def losses() -> Tensor:
+    scores = torch.linspace(-1, 1, 30).view(6, 5).requires_grad_()
+    labels = torch.arange(6) % 5
+    loss = nn.functional.cross_entropy(scores, labels)
+    lengths = torch.tensor([2])
+    paths = scores.log_softmax(-1).unsqueeze(1)
+    loss = loss + nn.functional.ctc_loss(paths, torch.tensor([[1, 2]]), torch.tensor([6]), lengths)
+    loss.backward()
+    assert scores.grad is not None
+    return scores.grad
+
+
+def dropout() -> Tensor:
+    """The random numbers are those of the process, so only what holds for all is compared."""
+    x = torch.ones(64, requires_grad=True)
+    output = nn.functional.dropout(x, 0.5)
+    output.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, output)
+    return (output == 0) | (output == 2)
+
+
+STEPS = {
+    "attention": attention,
+    "lstm": of_module(lambda: nn.LSTM(16, 8, 2)),
+    "gru cell": of_module(lambda: nn.Sequential(nn.Flatten(0, 1), nn.GRUCell(16, 8))),
+    "encoder": of_module(lambda: nn.TransformerEncoderLayer(16, 2, 16, dropout=0.0)),
+    "losses": losses,
+    "dropout": dropout,
+}
+
+
+def train_beside(traces: int) -> tuple[int, list[str]]:
+    """Train in four threads while ``traces`` run; return the steps taken, and what went wrong."""
+    expected = {name: step() for name, step in STEPS.items()}
+    over, wrong, taken = threading.Event(), [], [0] * 4
+
+    def work(number: int) -> None:
+        while not over.is_set():
+            for name, step in STEPS.items():
+                try:
+                    found = step()
+                    if not torch.equal(found, expected[name]) or found.device.type != "cpu":
+                        wrong.append(f"{name}: {found}")
+                except Exception as error:
+                    wrong.append(f"{name}: {error!r}")
+                taken[number] += 1
+
+    def program() -> None:
+        x = torch.randn(2, 5, 16, device="cuda", requires_grad=True)
+        layer = nn.TransformerEncoderLayer(16, 2, 16).cuda()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            output = nn.LSTM(16, 8).cuda()(layer(x))[0]
+        nn.functional.cross_entropy(output.float()[:, 0], torch.ones(2).long().cuda()).backward()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(traces):
+            trace(program, device="cuda")
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    return sum(taken), wrong
+
+
+def test_training_beside_traces() -> None:
+    taken, wrong = train_beside(20)
+    assert taken > 20
+    assert not wrong
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_trace_is_the_same_beside_others(device: str) -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 16)
+    alone = trace(layer, torch.randn(2, 5, 16), device=device).figures()
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            losses()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(10):
+            assert trace(layer, torch.randn(2, 5, 16), device=device).figures() == alone
+    finally:
+        over.set()
+        thread.join()
+
+
+def drawing_beside(draw: Callable[[], object], device: str) -> list[object]:
+    """Return what a thread drew while programs that seed and draw were traced."""
+    drawn: list[object] = []
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            drawn.append(draw())
+
+    def program() -> None:
+        random.seed(3)
+        numpy.random.seed(3)
+        torch.manual_seed(3)
+        random.random(), numpy.random.rand(2), torch.rand(3, device=device).sum().item()
+        nn.functional.dropout(torch.ones(8, device=device))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(5):
+            trace(program, device=device)
+    finally:
+        over.set()
+        thread.join()
+    return drawn
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_other_threads_never_draw_the_same_again(device: str) -> None:
+    for draw in (
+        random.random,
+        lambda: numpy.random.random_sample(),
+        lambda: torch.rand(1, dtype=torch.float64).item(),
+    ):
+        drawn = drawing_beside(draw, device)
+        assert len(set(drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize("values", ["none", "real"])
+def test_random_numbers_of_a_trace_are_its_own_beside_other_threads(values: str) -> None:
+    found: list[object] = []
+
+    def program() -> None:
+        torch.manual_seed(7)
+        numbers = [random.random(), numpy.random.rand(), torch.initial_seed()]
+        state = torch.get_rng_state()
+        numbers.append(nn.functional.dropout(torch.ones(100)).sum().item())
+        numbers.append(torch.randint(1000, (1,)).item())
+        torch.set_rng_state(state)
+        found.append(numbers)
+
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        state = torch.get_rng_state()
+        for _ in range(2):
+            trace(program, values=values)
+        assert torch.equal(torch.get_rng_state(), state)
+    finally:
+        over.set()
+        thread.join()
+    assert found[0] == found[1]

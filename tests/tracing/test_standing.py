@@ -1,0 +1,357 @@
+"""A fake GPU that stands between traces: what it says, what traces take of it, what is left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_torchmem import measure, trace
+from pytest_torchmem.errors import NoCudaError, UnknownValueError, UsageError
+from pytest_torchmem.interception.values.policy import Budget, Values
+from pytest_torchmem.tracing.standing import StandingGpu
+
+KEPT = 2 * 32 * 2**20
+"""cuBLAS keeps this on an H100, for the program and for the autograd engine."""
+
+
+@pytest.fixture
+def gpu() -> Iterator[StandingGpu]:
+    made = StandingGpu("h100", limited=True)
+    yield made
+    made.close()
+
+
+def step() -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(32, 64, device="cuda")).sum().backward()
+    optimizer.step()
+
+
+def replaced() -> list[object]:
+    owners = (torch, torch.cuda, torch.Tensor, torch.UntypedStorage, nn.Module, torch.version)
+    return [dict(vars(owner)) for owner in owners] + [torch.backends.cuda.is_built()]
+
+
+def test_peaks_are_those_of_a_trace(gpu: StandingGpu) -> None:
+    peak = trace(step, device="cuda", gpu="h100").replay
+    assert peak is not None
+    with gpu.on():
+        step()
+        assert torch.cuda.max_memory_allocated() == peak()["peak"].allocated
+        assert torch.cuda.max_memory_reserved() == peak()["peak"].reserved
+        assert torch.cuda.memory_allocated() == KEPT
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        assert torch.cuda.max_memory_allocated() == peak()["peak"].allocated
+
+
+def test_nothing_is_left_between(gpu: StandingGpu) -> None:
+    before = replaced()
+    for _ in range(2):
+        with gpu.on():
+            assert torch.cuda.is_available()
+            step()
+        assert replaced() == before
+        assert not torch.cuda.is_available()
+
+
+def test_what_is_on_it_stays(gpu: StandingGpu) -> None:
+    with gpu.on():
+        tensor = torch.empty(1 << 20, device="cuda")
+    with gpu.on():
+        assert tensor.device == torch.device("cuda", 0)
+        assert torch.cuda.memory_allocated() == 4 << 20
+    del tensor
+    with gpu.on():
+        assert torch.cuda.memory_allocated() == 0
+        assert torch.cuda.memory_reserved() == 20 << 20
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == 0
+
+
+def test_the_host_is_real(gpu: StandingGpu) -> None:
+    with gpu.on():
+        model = nn.Linear(4, 4)
+        before = model(torch.ones(2, 4)).square().sum()
+        before.backward()
+        torch.optim.SGD(model.parameters(), 0.01).step()
+        assert model(torch.ones(2, 4)).square().sum() < before
+        assert torch.equal(torch.eye(3).to_sparse().to_dense(), torch.eye(3))
+        assert torch.func.vmap(torch.sum)(torch.ones(2, 3)).tolist() == [3, 3]
+        result = torch.zeros(3)
+        thread = threading.Thread(target=lambda: result.add_(1))
+        thread.start()
+        thread.join()
+    assert result.tolist() == [1, 1, 1]
+
+
+def test_values_of_the_host_are_read_when_they_are_copied(gpu: StandingGpu) -> None:
+    with gpu.on():
+        numbers = torch.arange(4)
+        first = numbers.cuda()
+        numbers += 1
+        numbers.numpy()[0] = 7
+        assert numbers.cuda().tolist() == [7, 2, 3, 4]
+        assert first.tolist() == [0, 1, 2, 3]
+        numbers.copy_(first)
+        assert numbers.tolist() == [0, 1, 2, 3]
+    assert numbers.sum() == 6
+
+
+def test_unknown_values_on_the_host_are_not_taken_for_the_old_ones(gpu: StandingGpu) -> None:
+    with gpu.on():
+        target = torch.zeros(1000, 1000)
+        target.copy_(torch.randn(1000, 1000, device="cuda"))
+        assert repr(target).startswith("tensor(..., device='cpu'")
+        assert target.device.type == "cpu"
+    gpu.close()
+    assert target.isnan().all()
+
+
+def test_a_real_leaf_gets_its_gradient(gpu: StandingGpu) -> None:
+    with gpu.on():
+        model = nn.Linear(4, 4)
+        model(torch.ones(2, 4)).cuda().sum().backward()
+        assert model.weight.grad is not None
+        assert model.weight.grad.device.type == "cpu"
+
+
+def test_out_of_memory_and_on(gpu: StandingGpu) -> None:
+    with gpu.on():
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 100\.00 GiB"):
+                torch.empty(100 << 30, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_allocated() == 0
+        step()
+
+
+def test_a_trace_meets_what_stands(gpu: StandingGpu) -> None:
+    with gpu.on():
+        model = nn.Linear(256, 256).to("cuda")
+        given = torch.zeros(2, 256, device="cuda")
+
+    def body() -> None:
+        model(given).sum().backward()
+
+    def whole() -> None:
+        model = nn.Linear(256, 256).to("cuda")
+        model(torch.zeros(2, 256, device="cuda")).sum().backward()
+
+    for _ in range(2):
+        assert trace(body, device="cuda").peak == trace(whole, device="cuda").peak
+        assert model.weight.grad is None
+    with gpu.on():
+        assert model.weight.device.type == "cuda"
+        assert trace(body, device="cuda").peak == trace(whole, device="cuda").peak
+        assert gpu.is_on
+        assert trace(model, torch.zeros(2, 256)).peak == trace(nn.Linear(256, 256), given).peak
+    parameters = trace(body, device="cuda").by_kind()["parameter"]
+    assert parameters == (256 * 256 + 256) * 4
+
+
+def test_a_trace_leaves_what_stands_as_it_was(gpu: StandingGpu) -> None:
+    with gpu.on():
+        model = nn.BatchNorm1d(8).to("cuda")
+        model(torch.ones(4, 8, device="cuda"))
+
+    def body() -> None:
+        for _ in range(3):
+            model(torch.ones(4, 8, device="cuda"))
+        assert model.num_batches_tracked is not None
+        assert model.num_batches_tracked.item() == 4
+        model.to("cpu", torch.float64)
+
+    trace(body, device="cuda")
+    with gpu.on():
+        assert model.num_batches_tracked is not None
+        assert model.num_batches_tracked.item() == 1
+        assert model.weight.device.type == "cuda"
+        assert model.weight.dtype is torch.float32
+
+
+def test_a_trace_counts_what_it_is_told_of(gpu: StandingGpu) -> None:
+    with gpu.on():
+        held = torch.empty(1 << 20, device="cuda")
+
+    def body() -> Tensor:
+        return torch.empty(8, device="cuda")
+
+    assert trace(body, device="cuda").peak == 32
+    with gpu.presenting(gpu.live()):
+        profile = trace(body, device="cuda")
+        assert (profile.baseline, profile.peak) == (4 << 20, (4 << 20) + 32)
+    del held
+
+
+def test_what_dies_in_a_trace_is_freed_in_both(gpu: StandingGpu) -> None:
+    held: list[Tensor] = []
+    with gpu.on():
+        held.append(torch.empty(1 << 20, device="cuda"))
+
+    def body() -> None:
+        held.clear()
+        torch.empty(8, device="cuda")
+
+    with gpu.presenting(gpu.live()):
+        profile = trace(body, device="cuda")
+    assert profile.peak == 4 << 20
+    assert profile.end == 0
+    with gpu.on():
+        assert torch.cuda.memory_allocated() == 0
+
+
+def test_a_trace_on_the_cpu_says_what_is_on_cuda(gpu: StandingGpu) -> None:
+    with gpu.on():
+        tensor = torch.empty(8, device="cuda")
+    with pytest.raises(NoCudaError, match=r"test_standing\.py:\d+: a tensor is on cuda"):
+        trace(lambda: tensor + 1)
+    with pytest.raises(NoCudaError, match=r"the program asks for cuda, .*device=\"cuda\""):
+        trace(lambda: torch.empty(8).cuda())
+    with pytest.raises((RuntimeError, AssertionError)):  # as torch without a GPU
+        trace(lambda: torch.empty(8, device="cuda"))
+
+
+def test_measuring_beside_it(gpu: StandingGpu) -> None:
+    def body() -> None:
+        nn.Linear(8, 8)(torch.ones(2, 8)).sum().backward()
+
+    figures = measure(body).figures()
+    with gpu.on():
+        assert measure(body).figures() == figures
+        with pytest.raises(UsageError, match="fake"):
+            measure(body, device="cuda")
+
+
+def test_two_of_them(gpu: StandingGpu) -> None:
+    other = StandingGpu("a100-80gb")
+    with gpu.on():
+        tensor = torch.empty(1 << 20, device="cuda")
+        with other.on():
+            assert "A100" in torch.cuda.get_device_name()
+            assert torch.cuda.memory_allocated() == 0
+        assert "H100" in torch.cuda.get_device_name()
+        assert torch.cuda.memory_allocated() == tensor.nbytes
+    other.close()
+
+
+def test_no_fake_gpu_in_a_trace(gpu: StandingGpu) -> None:
+    def body() -> None:
+        with gpu.on():
+            pass
+
+    with pytest.raises(UsageError, match="already running"):
+        trace(body)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks")
+def test_a_forked_process_does_not_see_it(gpu: StandingGpu) -> None:
+    with gpu.on():
+        process = os.fork()
+        if not process:
+            ok = not torch.cuda.is_available() and torch.ones(3).sum() == 3
+            with gpu.on():
+                ok = ok and torch.cuda.is_available()
+            os._exit(0 if ok else 1)
+        assert os.waitpid(process, 0)[1] == 0
+        assert torch.cuda.is_available()
+
+
+def test_it_does_not_grow(gpu: StandingGpu) -> None:
+    held = []
+    for _ in range(20):
+        with gpu.on():
+            step()
+            held.append(torch.empty(8, device="cuda"))
+            allocated = torch.cuda.memory_allocated()
+            gpu.cut()
+            assert torch.cuda.memory_allocated() == allocated
+    assert allocated == KEPT + 20 * 512
+    ledger = gpu._device
+    assert len(ledger.entries) == len(ledger.events) == 2 + 20
+    del held
+    gpu.cut()
+    assert len(ledger.entries) == 2
+    with gpu.on():
+        step()
+        assert torch.cuda.memory_allocated() == KEPT
+
+
+def test_as_many_guesses_in_each_test(gpu: StandingGpu) -> None:
+    with gpu.on():
+        for _ in range(3):
+            for _ in range(600):
+                assert torch.randn(1000, device="cuda").sum() < 5
+            gpu.cut()
+
+
+def test_survivors_read_as_nan() -> None:
+    gpu = StandingGpu("t4")
+    with gpu.on():
+        tensor = torch.randn(1000, 1000, device="cuda")
+    gpu.close()
+    assert tensor.isnan().all()
+    with gpu.on():  # a closed one is never on again
+        assert not torch.cuda.is_available()
+    gc.collect()
+
+
+def test_a_thread_of_a_pool_comes_back_with_the_gpu(gpu: StandingGpu) -> None:
+    def made() -> torch.Tensor:
+        return torch.ones(8, device="cuda")
+
+    with ThreadPoolExecutor(1) as pool:
+        with gpu.on():
+            first = pool.submit(made).result()
+            assert first.device.type == "cuda"
+        assert pool.submit(lambda: torch.ones(2).sum().item()).result() == 2.0
+        trace(lambda: torch.ones(3) + 1)
+        with gpu.on():
+            before = torch.cuda.memory_allocated()
+            both = pool.submit(lambda: made() + first).result()
+            assert both.device.type == "cuda"
+            assert torch.cuda.memory_allocated() == before + 512
+    with gpu.on():
+        assert (both + 1).device.type == "cuda"
+
+
+def test_what_is_known_is_lent_as_a_copy(gpu: StandingGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    def budget(self: Values) -> Budget:
+        return Budget(1 << 30, 0 if self is Values.ASKED_FOR else 10**9)
+
+    monkeypatch.setattr(Values, "budget", budget)
+    with gpu.on():
+        lengths = torch.tensor([3, 5, 2], device="cuda")
+    passes = []
+
+    def program() -> None:
+        passes.append(lengths.tolist())
+        lengths.add_(1)
+        if torch.randn(200_000, device="cuda").sum() > 1e9:  # a second pass
+            raise AssertionError
+        assert torch.empty(int(lengths.max()), device="cuda").numel() == 6
+
+    assert trace(program, device="cuda").values == "real"
+    assert passes == [[3, 5, 2]] * 2
+    with gpu.on():
+        assert lengths.tolist() == [3, 5, 2]
+
+
+def test_a_value_that_a_fixture_did_not_keep(gpu: StandingGpu) -> None:
+    with gpu.on():
+        model = nn.Linear(64, 64, device="cuda")
+
+    def program() -> None:
+        if model(torch.ones(2, 64, device="cuda")).sum() > 0:
+            model.zero_grad()
+
+    with pytest.raises(UnknownValueError, match=r"fixture put on cuda.*values='none'"):
+        trace(program, device="cuda")
+    assert trace(program, device="cuda", values="none").warnings
