@@ -148,15 +148,20 @@ def version_of_cudnn(number: int | None) -> str:
 def known_gpu(found: Gpu) -> Gpu:
     """Return ``found`` under the name of the GPU of the catalogue that it is, if it is one.
 
-    It is where everything agrees that changes what kernels take: compute capability and
-    multiprocessors. The memory tells variants apart (A100 of 40 and of 80 GB).
+    It is one where everything agrees that changes what kernels take: compute capability and
+    multiprocessors. The memory tells variants apart (A100 of 40 and of 80 GB), and of those that
+    are left, the name of the product, then the nearest memory (H100 NVL and GH200).
     """
-    for known in map(find_gpu, gpu_names()):
-        same = (
-            known.capability == found.capability
-            and known.multiprocessors == found.multiprocessors
-            and known.threads_per_multiprocessor == found.threads_per_multiprocessor
-        )
-        if same and abs(known.memory - found.memory) <= _MEMORY_SPREAD * known.memory:
-            return known
-    return found
+    alike = [
+        known
+        for known in map(find_gpu, gpu_names())
+        if known.capability == found.capability
+        and known.multiprocessors == found.multiprocessors
+        and known.threads_per_multiprocessor == found.threads_per_multiprocessor
+        and abs(known.memory - found.memory) <= _MEMORY_SPREAD * known.memory
+    ]
+    return min(
+        alike,
+        key=lambda known: (known.product != found.product, abs(known.memory - found.memory)),
+        default=found,
+    )

@@ -2,13 +2,20 @@
 
 Sources of the figures: the CUDA C++ Programming Guide's table of technical specifications per
 compute capability (threads per multiprocessor), and NVIDIA's architecture white papers and data
-sheets of each product (multiprocessors): Turing, Volta, Ampere (GA100, GA102), Ada (AD102, L4 and
-L40S data sheets), Hopper (H100, H200), Blackwell (DGX B200, GeForce RTX 5090).
+sheets of each product (multiprocessors): Turing, Volta, Ampere (GA100, GA102), Ada (AD102, AD103,
+L4 and L40S data sheets), Hopper (H100, H200, GH200), Blackwell (DGX B200, GeForce RTX 5080 and
+5090). Those of A10G, B300 and GB200 are what programs on them printed
+(``_CudaDeviceProperties(name='NVIDIA A10G', …, multi_processor_count=80)``).
 
 The memory is what a program can see (``cudaMemGetInfo``), which is less than the data sheet says:
-the "total capacity" of ``torch.OutOfMemoryError`` messages that people published for each GPU; it
-differs by up to 1 % between drivers. What CUDA's context and libraries take of it is, in the same
-messages, what the process has in use less what PyTorch has allocated and reserved.
+the "total capacity" of ``torch.OutOfMemoryError`` messages that people published for each GPU, or
+the ``total_memory`` that ``torch.cuda.get_device_properties`` printed; it differs by up to 2 %
+between drivers. The L40 and the A40 check their memory (ECC), as they are sold; the RTX A6000 and
+the RTX 6000 Ada do not. What CUDA's context and libraries take of it is, in the same messages, what
+the process has in use less what PyTorch has allocated and reserved; for the L40, the RTX 4080, the
+H100 PCIe, the B300 and the GB200, that of the nearest GPU for which a message was found.
+
+The B100 is not here: nobody published what a program sees on one.
 """
 
 from __future__ import annotations
@@ -56,17 +63,40 @@ _GPUS = {
     for gpu in (
         Gpu("t4", "Tesla T4", (7, 5), _gib(14.74), 40, 1024, 112 * _MIB),
         Gpu("v100", "Tesla V100-SXM2-16GB", (7, 0), _gib(15.77), 80, 2048, 380 * _MIB),
+        Gpu("v100-32gb", "Tesla V100-SXM2-32GB", (7, 0), _gib(31.73), 80, 2048, 389 * _MIB),
         Gpu("a10", "NVIDIA A10", (8, 6), _gib(22.06), 72, 1536, 256 * _MIB),
+        Gpu("a10g", "NVIDIA A10G", (8, 6), _gib(22.06), 80, 1536, 256 * _MIB),
+        Gpu("a40", "NVIDIA A40", (8, 6), _gib(44.35), 84, 1536, 433 * _MIB),
         Gpu("l4", "NVIDIA L4", (8, 9), _gib(22.03), 58, 1536, 256 * _MIB),
+        Gpu("l40", "NVIDIA L40", (8, 9), _gib(44.40), 142, 1536, 416 * _MIB),
         Gpu("l40s", "NVIDIA L40S", (8, 9), _gib(44.52), 142, 1536, 416 * _MIB),
+        Gpu("rtx-a6000", "NVIDIA RTX A6000", (8, 6), _gib(47.54), 84, 1536, 309 * _MIB),
+        Gpu(
+            "rtx-6000-ada",
+            "NVIDIA RTX 6000 Ada Generation",
+            (8, 9),
+            _gib(47.48),
+            142,
+            1536,
+            429 * _MIB,
+        ),
+        Gpu("rtx-2080-ti", "NVIDIA GeForce RTX 2080 Ti", (7, 5), _gib(10.76), 68, 1024, 188 * _MIB),
+        Gpu("rtx-3080", "NVIDIA GeForce RTX 3080", (8, 6), _gib(9.64), 68, 1536, 266 * _MIB),
         Gpu("rtx-3090", "NVIDIA GeForce RTX 3090", (8, 6), _gib(23.68), 82, 1536, 256 * _MIB),
+        Gpu("rtx-4080", "NVIDIA GeForce RTX 4080", (8, 9), _gib(15.67), 76, 1536, 440 * _MIB),
         Gpu("rtx-4090", "NVIDIA GeForce RTX 4090", (8, 9), _gib(23.64), 128, 1536, 440 * _MIB),
+        Gpu("rtx-5080", "NVIDIA GeForce RTX 5080", (12, 0), _gib(15.47), 84, 1536, 348 * _MIB),
         Gpu("rtx-5090", "NVIDIA GeForce RTX 5090", (12, 0), _gib(31.36), 170, 1536, 496 * _MIB),
         Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", (8, 0), _gib(39.49), 108, 2048, 490 * _MIB),
         Gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", (8, 0), _gib(79.25), 108, 2048, 490 * _MIB),
         Gpu("h100", "NVIDIA H100 80GB HBM3", (9, 0), _gib(79.18), 132, 2048, 522 * _MIB),
+        Gpu("h100-pcie", "NVIDIA H100 PCIe", (9, 0), _gib(79.11), 114, 2048, 522 * _MIB),
+        Gpu("h100-nvl", "NVIDIA H100 NVL", (9, 0), _gib(93.10), 132, 2048, 601 * _MIB),
+        Gpu("gh200", "NVIDIA GH200 480GB", (9, 0), _gib(94.88), 132, 2048, 758 * _MIB),
         Gpu("h200", "NVIDIA H200", (9, 0), _gib(139.80), 132, 2048, 664 * _MIB),
         Gpu("b200", "NVIDIA B200", (10, 0), _gib(178.35), 148, 2048, 712 * _MIB),
+        Gpu("gb200", "NVIDIA GB200", (10, 0), _gib(184.31), 152, 2048, 712 * _MIB),
+        Gpu("b300", "NVIDIA B300 SXM6 AC", (10, 3), _gib(267.69), 148, 2048, 712 * _MIB),
     )
 }
 
@@ -76,7 +106,8 @@ def _key(name: str) -> str:
 
 
 _BY_KEY = {_key(name): gpu for name, gpu in _GPUS.items()}
-_BY_KEY["a100"] = _GPUS["a100-80gb"]
+for _short, _name in (("a100", "a100-80gb"), ("a6000", "rtx-a6000"), ("6000ada", "rtx-6000-ada")):
+    _BY_KEY[_short] = _GPUS[_name]
 
 
 def register_gpu(gpu: Gpu) -> Callable[[], None]:

@@ -173,13 +173,13 @@ def test_a_gpu_that_the_catalogue_does_not_have(
 ) -> None:
     known = gpu_names()
     a100 = find_gpu("a100-80gb")
-    own = Gpu("rtx-4080", "NVIDIA GeForce RTX 4080", (8, 9), 16 * 1024 * MIB, 76, 1536)
+    own = Gpu("rtx-4070", "NVIDIA GeForce RTX 4070", (8, 9), 12 * 1024 * MIB, 46, 1536)
     _there_is(monkeypatch, StandIn(own))
     pytester.makepyfile(test_net=ONE.format(""))
     result, checks = run(pytester, "--torchmem-update")
     result.assert_outcomes(passed=1)
     assert checks[1]["gpu"] == a100.name
-    assert checks[1]["measurement"]["gpu"] == "rtx-4080"
+    assert checks[1]["measurement"]["gpu"] == "rtx-4070"
     assert checks[1]["measurement"]["estimate"]["peak"] > 3 * MIB
     assert gpu_names() == known
 

@@ -69,8 +69,8 @@ def product_after_product(input: Tensor) -> Workspace | int:
 def product_for_every_group(machine: Gpu, input: Tensor) -> Workspace:
     """Of cuBLAS; in bfloat16 on Hopper and Blackwell CUTLASS, with its own.
 
-    native/cuda/GroupedBlas.cpp, ``_grouped_mm_cuda``.
+    native/cuda/GroupedBlas.cpp, ``_grouped_mm_cuda`` (``_scaled_mm_allowed_device``: by major).
     """
-    if machine.capability in ((9, 0), (10, 0)) and input.dtype == torch.bfloat16:
+    if machine.capability[0] in (9, 10) and input.dtype == torch.bfloat16:
         return unknown()
     return beside_buffer(machine)

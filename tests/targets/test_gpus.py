@@ -1,0 +1,71 @@
+"""The catalogue of GPUs is consistent, and a GPU found in a machine is the right one of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.fake_cuda.device_properties import DeviceProperties
+from pytest_torchmem.measurement.device import known_gpu, name_of
+from pytest_torchmem.targets.gpus import find_gpu, gpu_names
+
+THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+"""Of a multiprocessor (CUDA C++ Programming Guide); 2,048 for all other capabilities."""
+MIB = 1024**2
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_a_gpu_that_is_found_is_the_one_of_that_name(name: str) -> None:
+    gpu = find_gpu(name)
+    assert known_gpu(replace(gpu, name=name_of(gpu.product), context=1)) == gpu
+    assert known_gpu(replace(gpu, memory=gpu.memory - 100 * MIB)) == gpu
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_figures_fit_the_compute_capability(name: str) -> None:
+    gpu = find_gpu(name)
+    assert gpu.threads_per_multiprocessor == THREADS.get(gpu.capability, 2048)
+    properties = DeviceProperties(gpu)
+    assert properties.total_memory == gpu.memory
+    assert properties.shared_memory_per_block_optin <= properties.shared_memory_per_multiprocessor
+
+
+@pytest.mark.parametrize(
+    ("name", "means"),
+    [
+        ("A100", "a100-80gb"),
+        ("RTX 2080 Ti", "rtx-2080-ti"),
+        ("H100 NVL", "h100-nvl"),
+        ("a6000", "rtx-a6000"),
+        ("6000 Ada", "rtx-6000-ada"),
+        ("V100 32GB", "v100-32gb"),
+    ],
+)
+def test_names_that_people_write(name: str, means: str) -> None:
+    assert find_gpu(name).name == means
+
+
+def test_a_gpu_that_nobody_published_figures_of_is_not_guessed() -> None:
+    with pytest.raises(UsageError, match="'b100' is not a known GPU"):
+        find_gpu("b100")
+
+
+def test_the_documentation_lists_the_catalogue() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cuda-dispatch.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| `([a-z0-9-]+)` \| (\S+) \| (\S+) GiB \| (\d+) MiB \| (\d+) \|", page, re.M
+    )
+    assert rows == [
+        (
+            gpu.name,
+            ".".join(map(str, gpu.capability)),
+            f"{gpu.memory / 1024**3:.2f}",
+            str(gpu.context // MIB),
+            str(gpu.multiprocessors),
+        )
+        for gpu in map(find_gpu, gpu_names())
+    ]
