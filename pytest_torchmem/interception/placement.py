@@ -11,6 +11,7 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.targets.device_index import not_linked
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.storages import storage_address
 
@@ -47,7 +48,10 @@ class Placement:
         if target is not None:
             return self._ledger.on(target)
         if asked is not None and asked.type != "cpu":
-            return self._ledger.on(self._target.normalise(asked))
+            named = self._target.normalise(asked)
+            if named not in self._target.devices:
+                raise not_linked(named)
+            return self._ledger.on(named)
         # What C++ asks to be made on the CPU stands beside a tensor that C++ takes to be there; a
         # program that asks for the CPU comes with ``target`` set (devices/identity.py). Where C++
         # names no device (lengths, batch sizes) it is the host.

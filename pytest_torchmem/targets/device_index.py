@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+NOT_LINKED = "PyTorch is not linked with support for"
+"""How torch says that it lacks the device that is asked for; c10/core/impl/VirtualGuardImpl.h."""
+
 
 def invalid_device_index(device: torch.device | str, gpus: int = 1) -> RuntimeError:
     """Return the error for a GPU that is not there (c10/cuda/CUDAException.cpp)."""
@@ -13,6 +16,13 @@ def invalid_device_index(device: torch.device | str, gpus: int = 1) -> RuntimeEr
     return torch.AcceleratorError(
         f"CUDA error: invalid device ordinal: {device} (the trace models {there}; trace with "
         "gpus=... to have more)"
+    )
+
+
+def not_linked(device: torch.device) -> RuntimeError:
+    """Return the error for a kind of device that a trace does not model."""
+    return RuntimeError(
+        f'{NOT_LINKED} {device.type} devices (a trace models the CPU, and GPUs with device="cuda")'
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pytest_torchmem.targets.calibration import Calibration
-from pytest_torchmem.targets.device_index import invalid_device_index
+from pytest_torchmem.targets.device_index import invalid_device_index, not_linked
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
@@ -47,11 +47,16 @@ class Target:
         return self.gpu if device == "cuda" and self.gpu is not None else self.host
 
     def normalise(self, device: torch.device) -> torch.device:
-        """Return ``device`` with the index it has when none is given."""
+        """Return ``device`` with the index it has when none is given.
+
+        Raises what torch raises for a GPU that is not there and for other devices (mps, xpu).
+        """
         if device.type == "cuda":
             if device.index is None:
                 return torch.device("cuda", self.selected.index)
             if device.index >= self.gpus:
                 raise invalid_device_index(device, self.gpus)
             return device
+        if device.type not in ("cpu", "meta"):
+            raise not_linked(device)
         return torch.device(device.type)

@@ -29,6 +29,7 @@ from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.global_state import process_kept, thread_kept
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration
+from pytest_torchmem.targets.device_index import NOT_LINKED
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
 from pytest_torchmem.targets.target import Target
@@ -250,7 +251,7 @@ def _expect_what_stands(interceptor: Interceptor) -> None:
 
 #: What a build without CUDA says where nothing that was replaced has noticed before.
 _NO_CUDA = (
-    "PyTorch is not linked with support for cuda",
+    f"{NOT_LINKED} cuda",
     "Could not run 'aten::empty_strided' with arguments from the 'CUDA' backend",
 )
 

@@ -219,6 +219,17 @@ def test_a_trace_on_the_cpu_says_what_is_on_cuda(gpu: StandingGpu) -> None:
         trace(lambda: torch.empty(8, device="cuda"))
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("other", ["mps", "cuda", "mtia"])
+def test_devices_that_a_trace_does_not_model(device: str, other: str) -> None:
+    """Also where C++ takes the device for initialised already."""
+    if device == other:
+        pytest.skip("this one it does")
+    missing = torch.device(other)
+    with pytest.raises(RuntimeError, match=rf"(not linked with support|asks) for {other}"):
+        trace(lambda: torch.ops.aten.empty_strided([2], [1], device=missing), device=device)
+
+
 def test_measuring_beside_it(gpu: StandingGpu) -> None:
     def body() -> None:
         nn.Linear(8, 8)(torch.ones(2, 8)).sum().backward()

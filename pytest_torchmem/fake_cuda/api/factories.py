@@ -61,6 +61,11 @@ def factories(trace: TraceContext) -> Replacements:
     ]
 
 
+def _names_cuda(device: Any) -> bool:
+    """Return whether a program asks for a GPU; one may do so amidst a move to it, of its own."""
+    return device is not None and as_device(device).type == "cuda"
+
+
 @cache
 def _factory(original: _Factory) -> _Factory:
     """Return the function that makes on fake cuda what ``original`` makes on a device."""
@@ -69,9 +74,11 @@ def _factory(original: _Factory) -> _Factory:
     keeps_device = name.endswith("_like") or of_values
 
     def factory(*args: Any, **kwargs: Any) -> Any:
-        if SESSION.off() or SESSION.running.is_placing:
+        if SESSION.off():
             return original(*args, **kwargs)
         trace = SESSION.running
+        if trace.is_placing and not _names_cuda(kwargs.get("device")):
+            return original(*args, **kwargs)
         if trace.in_fake_tensor_mode():
             return original(*args, **{**kwargs, "device": as_cpp_has_it(kwargs.get("device"))})
         of_tensor = keeps_device and bool(args) and isinstance(args[0], Tensor)
