@@ -6,6 +6,8 @@ import gc
 import os
 import random
 import secrets
+import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -37,3 +39,11 @@ def _collections_leave_out_what_is_imported() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _handlers_of_signals_are_put_back() -> Iterator[None]:
+    """Fail the test that leaves one of its own, where the next one would fail for it."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
