@@ -80,12 +80,16 @@ class Block:
 
 
 class Pool:
-    """The free blocks of the small or the large pool, by stream in order of size and address."""
+    """The free blocks of a small or a large pool, by stream in order of size and address.
 
-    __slots__ = ("_unmapped", "free", "is_small", "searches")
+    ``owner`` is the private pool that it is of, (0, 0) for the common ones.
+    """
 
-    def __init__(self, is_small: bool) -> None:
+    __slots__ = ("_unmapped", "free", "is_small", "owner", "searches")
+
+    def __init__(self, is_small: bool, owner: tuple[int, int] = (0, 0)) -> None:
         self.is_small = is_small
+        self.owner = owner
         self.free: dict[int, list[tuple[int, int, Block]]] = {}
         self._unmapped: dict[int, list[tuple[int, Block]]] = {}
         self.searches = 0

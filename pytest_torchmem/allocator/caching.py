@@ -8,10 +8,12 @@ segment lies behind all earlier ones, and memory handed out in whole segments ne
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Collection
 
 from pytest_torchmem.allocator.blocks import Block, Pool
 from pytest_torchmem.allocator.expandable import ExpandableSegments
 from pytest_torchmem.allocator.options import DEFAULTS, MIB, AllocatorOptions
+from pytest_torchmem.allocator.private import PoolId, PrivatePools
 from pytest_torchmem.allocator.reserved import ROUND_LARGE, ReservedMemory
 
 MIN_BLOCK = 512
@@ -48,21 +50,27 @@ class CachingAllocator(ReservedMemory):
     ) -> None:
         super().__init__(options, capacity, total)
         self.small, self.large = Pool(is_small=True), Pool(is_small=False)
+        self.private = PrivatePools()
         self.active: set[Block] = set()
         self._waiting: list[Block] = []
         self._expandable = ExpandableSegments(self)
 
-    def allocate(self, nbytes: int, stream: int = 0) -> Block | None:
+    def allocate(self, nbytes: int, stream: int = 0, private: PoolId | None = None) -> Block | None:
         """Return a block for ``nbytes``, or ``None`` for no bytes (``malloc``).
 
+        ``private`` is the private pool that serves the request instead of the common ones.
         Raises ``OutOfMemory`` where neither the cache nor the device has any left.
         """
         if nbytes <= 0:
             return None
-        if self._waiting:
+        if self._waiting and not self.private.capturing:
             self._finish_waiting()
         size = self.rounded(nbytes)
-        pool = self.small if size <= SMALL else self.large
+        is_small = size <= SMALL
+        if private is None:
+            pool = self.small if is_small else self.large
+        else:
+            pool = self.private.pool(private, is_small)
         block = self._from_cache(pool, size, stream) or self._from_device(pool, size, stream)
         return self._hand_out(block, size, nbytes)
 
@@ -89,11 +97,22 @@ class CachingAllocator(ReservedMemory):
         if stream != block.stream:
             block.waiting = (block.waiting or set()) | {stream}
 
-    def empty_cache(self) -> None:
-        """Give back every segment that is free as a whole (``release_cached_blocks``)."""
-        self.statistics.num_sync_all_streams += 1
-        self._finish_waiting()
-        for pool in (self.large, self.small):
+    def empty_cache(self, private: PoolId | None = None) -> None:
+        """Give back every segment that is free as a whole (``release_cached_blocks``).
+
+        Of private pools only those that nothing uses any more: of all, or of one that is named.
+        While a graph is captured the common pools keep what they have.
+        """
+        pools = self.private.unused(private)
+        if private is not None or self.private.capturing:
+            if private is not None and pools:
+                self.statistics.num_sync_all_streams += 1
+                self._finish_waiting(pools)
+        else:
+            self.statistics.num_sync_all_streams += 1
+            self._finish_waiting()
+            pools = [self.large, self.small, *pools]
+        for pool in pools:
             expandable = []
             for block in pool.blocks():
                 if block.expandable is not None:
@@ -123,7 +142,8 @@ class CachingAllocator(ReservedMemory):
 
     def blocks(self) -> list[Block]:
         """Return all blocks that have memory, in use or free, in order of address."""
-        every = [*self.active, *self.small.blocks(), *self.large.blocks()]
+        pools = (self.small, self.large, *self.private.pools())
+        every = [*self.active, *(block for pool in pools for block in pool.blocks())]
         return sorted(every, key=lambda block: block.address)
 
     def _from_cache(self, pool: Pool, size: int, stream: int) -> Block | None:
@@ -158,7 +178,7 @@ class CachingAllocator(ReservedMemory):
         block = self._new_block(pool, size, stream)
         if block is None and self._release_available(pool, size, stream):
             block = self._new_block(pool, size, stream)
-        if block is None:
+        if block is None and not self.private.capturing:
             self.empty_cache()
             self.statistics.num_alloc_retries += 1
             block = self._new_block(pool, size, stream)
@@ -252,9 +272,12 @@ class CachingAllocator(ReservedMemory):
             statistics.active_bytes.decrease(size)
             statistics.requested_bytes.decrease(requested)
 
-    def _finish_waiting(self) -> None:
+    def _finish_waiting(self, pools: Collection[Pool] | None = None) -> None:
         """Free what was used on other streams, whose work is over (``process_events``)."""
         waiting, self._waiting = self._waiting, []
+        if pools is not None:
+            self._waiting = [block for block in waiting if block.pool not in pools]
+            waiting = [block for block in waiting if block.pool in pools]
         for block in waiting:
             block.waiting = None
             self._free_block(block)

@@ -7,7 +7,7 @@ the requests since then can have taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from pytest_torchmem.allocator import AllocatorOptions, CachingAllocator, OutOfMemory, Peaks
 from pytest_torchmem.allocator.blocks import Block
 from pytest_torchmem.allocator.caching import SMALL, SMALL_SEGMENT
+from pytest_torchmem.allocator.private import PoolId
 from pytest_torchmem.allocator.recorded import RunningPeaks
 from pytest_torchmem.fake_cuda.out_of_memory import out_of_memory_error
 from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger
@@ -94,10 +95,37 @@ class DeviceMemory:
         )
         return MappingProxyType(result)
 
-    def empty_cache(self) -> None:
-        """Give back what is reserved and in segments that nothing is in."""
-        self.follow().empty_cache()
+    def empty_cache(self, pool: PoolId | None = None) -> None:
+        """Give back what is reserved and in segments that nothing is in, or that of one pool."""
+        self.follow().empty_cache(pool)
         self._settle()
+
+    def retain_pool(self, pool: PoolId) -> None:
+        """Count one more graph, or ``MemPool``, that uses a private pool."""
+        self.follow().private.retain(pool)
+
+    def release_pool(self, pool: PoolId) -> None:
+        """Count one user of a private pool less."""
+        self.follow().private.release(pool)
+
+    def serve(
+        self, pool: PoolId, streams: Callable[[int], bool], *, graph: bool
+    ) -> Callable[[], None]:
+        """Let a private pool serve requests on some streams, for a ``graph`` that is captured.
+
+        Returns what ends that.
+        """
+        private, route = self.follow().private, (pool, streams)
+        private.retain(pool)
+        private.capturing += graph
+        self._ledger.routes.append(route)
+
+        def end() -> None:
+            self.follow()
+            private.capturing -= graph
+            self._ledger.routes.remove(route)
+
+        return end
 
     def record_stream(self, index: int, stream: int) -> None:
         """Let the block of entry ``index`` wait, once freed, for another stream's work."""
@@ -138,7 +166,7 @@ class DeviceMemory:
             return
         ledger = self._ledger
         nbytes, stream = ledger.entries[index - 1].nbytes, ledger.streams.get(index, 0)
-        block = self.allocator.allocate(nbytes, stream)
+        block = self.allocator.allocate(nbytes, stream, ledger.private.get(index))
         if block is not None:
             self._blocks[index] = block
 
@@ -166,7 +194,8 @@ class DeviceMemory:
             return
         self.follow()
         try:
-            block = self.allocator.allocate(nbytes, stream)
+            pool = self._ledger.private_pool(stream)
+            block = self.allocator.allocate(nbytes, stream, pool)
         except OutOfMemory as failure:
             raise out_of_memory_error(
                 (self.gpu, self._ledger.device.index),

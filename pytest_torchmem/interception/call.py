@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pytest_torchmem.interception.ledger import StorageRecord
+from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.operators.spec import OperatorSpec
 
 
@@ -22,3 +22,5 @@ class Call:
     """The tensors among the arguments, in order."""
     records: list[StorageRecord]
     """What the ledger knows of their storages."""
+    device: DeviceLedger | None = None
+    """Where it runs."""

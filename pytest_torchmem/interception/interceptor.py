@@ -177,7 +177,7 @@ class Interceptor:
         if kind is Kind.PASS:
             return None
         if kind is Kind.SCALAR:
-            return self.kernels.item(args[0])
+            return self.kernels.item(spec, args[0])
         if kind is Kind.LIFT:
             if nowhere().touched():  # where no tensor has memory: C++ made this one of such data
                 nowhere().forget()

@@ -96,6 +96,7 @@ class Kernels:
         device = self._parts.placement.device_of(call, self._interceptor.placed_on)
         if device is None:
             return spec.overload(*args, **kwargs)
+        call.device = device
         if kwargs and kwargs.get("generator") is not None:
             check_generator(kwargs["generator"], device.device)
         frame = sys._getframe(2)
@@ -119,13 +120,16 @@ class Kernels:
             planned = (plain, call.kwargs)
             key = (key, geometry_of(plain, []))
         key = (spec.overload, device.device, key)
+        captured = bool(device.routes) and self._parts.values.is_captured(call)
+        if captured and spec.on(device.device.type).host_outputs:
+            key = (*key, "captured")
         plan = self._plans.remembered(key)
         if plan is not None:
             return self._follow(call, plan, device, frame, is_new=False)
         body = self._body(spec, device.device.type) if call.tensors else None
         if body is None:
             try:
-                plan = self._plans.make(key, call, planned, device.device)
+                plan = self._plans.make(key, call, planned, device.device, captured=captured)
             except (RuntimeError, NotImplementedError):
                 if not self._parts.values.can_show_geometry(spec):
                     raise
@@ -135,7 +139,7 @@ class Kernels:
         result, plan = self._decompositions.run(body, call, device)
         if plan is not None:
             self._plans.remember(key, plan)
-            self._parts.values.note_body(call, result, ahead)
+            self._parts.values.note_body(call, plan, result, ahead)
         return result
 
     def _follow(
@@ -201,6 +205,8 @@ class Kernels:
         __tracebackhide__ = True
         given = call.kwargs.get("non_blocking", call.args[2] if len(call.args) > 2 else False)
         interceptor = self._interceptor
+        if not given:  # CUDA waits for such a copy
+            self._parts.values.refuse_captured(call)
         with self._decompositions.within(call.operator.name):
             for destination, source, origin in staged_pairs(call, result, device):
                 devices = (device.device, origin.device)
@@ -216,6 +222,7 @@ class Kernels:
         body = self._body(spec, where)
         if body is not None:
             return self._decompositions.run(body, call, device)[0]
+        self._parts.values.refuse_captured(call)
         if spec.name == "aten::equal":
             answer = equal_without_values(call)
             if answer is not None:
@@ -299,11 +306,14 @@ class Kernels:
 
     # -- other kinds -------------------------------------------------------------------------------
 
-    def item(self, tensor: Tensor) -> Any:
+    def item(self, spec: OperatorSpec, tensor: Tensor) -> Any:
         """Return the number in a tensor."""
         __tracebackhide__ = True
-        records = self._records([tensor])
-        return tensor.item() if records is None else self._parts.values.item(tensor, records[0])
+        records, values = self._records([tensor]), self._parts.values
+        if records is None:
+            return tensor.item()
+        values.refuse_captured(Call(spec, (tensor,), {}, [tensor], records))
+        return values.item(tensor, records[0])
 
     def resize(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Give a tensor another shape, and a larger storage where its own is too small."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pytest_torchmem.allocator.private import PoolId
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase, Timeline
 from pytest_torchmem.targets.calibration import WorkspaceKey
@@ -50,6 +51,10 @@ class DeviceLedger:
         """The stream that is current; 0 is the default one."""
         self.streams: dict[int, int] = {}
         """The streams of entries that were made on another than the default one."""
+        self.routes: list[tuple[PoolId, Callable[[int], bool]]] = []
+        """Private pools that serve requests now, and on which streams; the last one comes first."""
+        self.private: dict[int, PoolId] = {}
+        """The private pools of entries that were made in one."""
         self.pinned: set[int] = set()
         """Entries in pinned memory, which is the host's."""
         self.kept: dict[tuple[str, bool, int], int] = {}
@@ -79,6 +84,11 @@ class DeviceLedger:
             self.questions.update(workspace.questions)
             self.calibrated_workspaces.update(workspace.calibrated)
 
+    def private_pool(self, stream: int) -> PoolId | None:
+        """Return the private pool that serves a request on ``stream`` now (``get_pool``)."""
+        serving = (pool for pool, serves in reversed(self.routes) if serves(stream))
+        return next(serving, None)
+
     def add(self, entry: AllocationEntry, earlier: bool = False) -> int:
         """Book an allocation and return its index; ``earlier`` than everything else, or now."""
         if self.before_adding is not None:
@@ -91,6 +101,8 @@ class DeviceLedger:
             self.events.append(index)
             if self.stream:
                 self.streams[index] = self.stream
+            if self.routes and (pool := self.private_pool(self.stream)) is not None:
+                self.private[index] = pool
         self.current += entry.nbytes
         return index
 
@@ -120,6 +132,7 @@ class DeviceLedger:
         live = self._live()
         self.entries = {index - 1: self.entries[index - 1] for index in live}
         self.streams = {index: self.streams[index] for index in live if index in self.streams}
+        self.private = {index: self.private[index] for index in live if index in self.private}
         self.pinned.intersection_update(live)
         self.earlier.clear()
         self.events[:] = live

@@ -58,16 +58,20 @@ class Plans:
         call: Call,
         given: tuple[tuple[Any, ...], dict[str, Any]],
         device: torch.device,
+        *,
+        captured: bool = False,
     ) -> Plan:
         """Return the plan of a call that is seen for the first time, asked with what is ``given``.
 
-        Its workspace is found when the outputs are there.
+        Its workspace is found when the outputs are there. While a graph is ``captured``, every
+        output is on the device: attention.cu, «Seed and Offset Device».
         """
         __tracebackhide__ = True
         spec = call.operator
         plan = find_plan(spec, *given, call.tensors, self.own_meta(spec, device.type))
         on_device = spec.on(device.type)
-        plan.on_host = frozenset(plan.outputs[at].slot for at in on_device.host_outputs)
+        on_host = () if captured else on_device.host_outputs
+        plan.on_host = frozenset(plan.outputs[at].slot for at in on_host)
         plan.steps = _in_order(on_device.order, plan)
         sized = library_output(self._target, spec, call.args, call.kwargs)
         if sized is not None:

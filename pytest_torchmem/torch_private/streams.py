@@ -1,4 +1,7 @@
-"""The raw CUDA stream that other packages ask torch for, as they are imported or launch kernels."""
+"""The raw CUDA stream that other packages ask torch for, as they are imported or launch kernels.
+
+And the cache of pinned memory, which ``torch.cuda.graph`` empties.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from pytest_torchmem.torch_private.patches import added
 
 _NAME = "_cuda_getCurrentRawStream"
 """Builds without CUDA lack it; torch/csrc/cuda/Module.cpp."""
@@ -28,3 +33,10 @@ def raw_stream_known(off: Callable[[], bool]) -> Iterator[None]:
             delattr(torch._C, _NAME)
         else:
             setattr(torch._C, _NAME, original)
+
+
+@contextmanager
+def host_cache_known() -> Iterator[None]:
+    """Let a build without CUDA have a cache of pinned memory, which is empty."""
+    with added({torch._C: {"_host_emptyCache": lambda: None}}):
+        yield

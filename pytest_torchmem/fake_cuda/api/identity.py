@@ -18,6 +18,7 @@ from pytest_torchmem.fake_cuda.api.device_numbers import device_numbers
 from pytest_torchmem.fake_cuda.api.factories import factories
 from pytest_torchmem.fake_cuda.api.fake_tensors import fake_tensors
 from pytest_torchmem.fake_cuda.api.generators import Generator, generators
+from pytest_torchmem.fake_cuda.api.graphs import graphs_captured
 from pytest_torchmem.fake_cuda.api.legacy_types import legacy_types
 from pytest_torchmem.fake_cuda.api.nccl import nccl_process_groups
 from pytest_torchmem.fake_cuda.api.profilers import profilers
@@ -63,7 +64,8 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
         device_numbers(trace),
         made_by(torch.UntypedStorage, storages.make),
         nccl_process_groups(trace),
-        session(trace, torch_cuda(trace, memories, defaults)),
+        graphs_captured(),
+        session(trace, torch_cuda(trace, memories, defaults), memories),
         replaced_all(replacements),
         raw_stream_known(trace.off),
         launching_libraries(trace, ON_GPU),

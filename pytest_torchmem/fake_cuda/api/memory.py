@@ -11,6 +11,7 @@ import torch
 
 from pytest_torchmem.allocator import CachingAllocator, parse_options
 from pytest_torchmem.allocator.blocks import Block
+from pytest_torchmem.allocator.private import PoolId
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 
 #: torch's own function goes through its own ``memory_stats``, which is replaced here.
@@ -25,8 +26,8 @@ def memory_functions(
     A snapshot tells of the ``memories`` of all GPUs.
     """
 
-    def all_segments() -> list[dict[str, Any]]:
-        of_each = [segments(one.follow(), index) for index, one in enumerate(memories)]
+    def all_segments(pool: PoolId | None = None) -> list[dict[str, Any]]:
+        of_each = [segments(one.follow(), index, pool) for index, one in enumerate(memories)]
         return [segment for found in of_each for segment in found]
 
     def snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def memory_functions(
         "memory_stats": lambda device=None: OrderedDict(memory.statistics()),
         "memory_stats_as_nested_dict": lambda device=None: _nested(memory.statistics()),
         "memory_summary": lambda device=None, abbreviated=False: _SUMMARY(device, abbreviated),
-        "memory_snapshot": lambda mempool_id=None, include_traces=True: all_segments(),
+        "memory_snapshot": lambda mempool_id=None, include_traces=True: all_segments(mempool_id),
         "_snapshot": snapshot,
         "_record_memory_history": lambda *args, **kwargs: None,
         "mem_get_info": lambda device=None: memory.free_and_total(),
@@ -90,11 +91,18 @@ def _empty_caches(memories: Sequence[DeviceMemory]) -> None:
         memory.empty_cache()
 
 
-def segments(allocator: CachingAllocator, index: int = 0) -> list[dict[str, Any]]:
-    """Return the segments and their blocks as ``torch.cuda.memory_snapshot`` does."""
+def segments(
+    allocator: CachingAllocator, index: int = 0, pool: PoolId | None = None
+) -> list[dict[str, Any]]:
+    """Return the segments and their blocks as ``torch.cuda.memory_snapshot`` does.
+
+    Those of one private ``pool``, or all.
+    """
     found: list[dict[str, Any]] = []
     last: Block | None = None
     for block in allocator.blocks():
+        if pool not in (None, block.pool.owner):
+            continue
         if last is None or block.before is not last:
             found.append(
                 {
@@ -106,7 +114,7 @@ def segments(allocator: CachingAllocator, index: int = 0) -> list[dict[str, Any]
                     "requested_size": 0,
                     "stream": block.stream,
                     "segment_type": "small" if block.pool.is_small else "large",
-                    "segment_pool_id": (0, 0),
+                    "segment_pool_id": block.pool.owner,
                     "is_expandable": block.expandable is not None,
                     "frames": [],
                     "blocks": [],

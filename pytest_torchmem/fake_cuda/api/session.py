@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from inspect import signature
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
+from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import index_of
 from pytest_torchmem.torch_private.patches import replaced_all
@@ -30,6 +31,15 @@ class Api:
     classes: tuple[tuple[ModuleType, str, type], ...]
 
 
+class Capture(Protocol):
+    """The capture of a CUDA graph."""
+
+    index: int
+    """The GPU that it is on."""
+    streams: set[int]
+    """The streams that belong to it."""
+
+
 class Session:
     """The trace that is running; a process runs one at a time."""
 
@@ -37,6 +47,10 @@ class Session:
         self.trace: TraceContext | None = None
         self.functions: Sequence[Mapping[str, Functions]] = ()
         """By the index of the GPU that they are about, and by module."""
+        self.memories: Sequence[DeviceMemory] = ()
+        """Those of the GPUs, by index."""
+        self.captures: list[Capture] = []
+        """The graphs that are being captured, in order."""
 
     def off(self) -> bool:
         """Return whether torch's own function or class is meant."""
@@ -58,7 +72,9 @@ SESSION = Session()
 
 
 @contextmanager
-def session(trace: TraceContext, apis: Sequence[Api]) -> Iterator[None]:
+def session(
+    trace: TraceContext, apis: Sequence[Api], memories: Sequence[DeviceMemory]
+) -> Iterator[None]:
     """Let modules of torch have functions and classes; ``apis`` has those about each GPU."""
     api = apis[0]
     replacements: list[tuple[Any, dict[str, Any]]] = []
@@ -72,7 +88,7 @@ def session(trace: TraceContext, apis: Sequence[Api]) -> Iterator[None]:
         original = vars(module).get(name)
         if original is not None:
             replacements.append((module, {name: _class(original, kind)}))
-    SESSION.trace = trace
+    SESSION.trace, SESSION.memories = trace, memories
     SESSION.functions = [
         {module.__name__: functions for module, functions in api.functions} for api in apis
     ]
@@ -80,7 +96,8 @@ def session(trace: TraceContext, apis: Sequence[Api]) -> Iterator[None]:
         with replaced_all(replacements):
             yield
     finally:
-        SESSION.trace, SESSION.functions = None, ()
+        SESSION.trace, SESSION.functions, SESSION.memories = None, (), ()
+        SESSION.captures.clear()
 
 
 @cache

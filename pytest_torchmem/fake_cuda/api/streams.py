@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.fake_cuda.api.session import SESSION
+from pytest_torchmem.fake_cuda.api.session import SESSION, Capture
 
 
 def _at_once(*_: Any, **__: Any) -> None:
@@ -34,19 +34,29 @@ class Stream:
         self.stream_id = self.cuda_stream = self.native_handle = stream_id
         self._before: list[tuple[Stream, int]] = []
 
-    wait_event = wait_stream = synchronize = _at_once
+    synchronize = _at_once
+
+    def wait_event(self, event: Any) -> None:
+        """Do nothing but join the capture that the event was recorded in."""
+        _join(self, getattr(event, "capture", None))
+
+    def wait_stream(self, stream: Any) -> None:
+        """Do nothing but join the capture that another stream belongs to."""
+        _join(self, capture_of(stream.device_index, stream.stream_id))
 
     def record_event(self, event: Any = None) -> Any:
         """Return the event, or a new one."""
-        return Event() if event is None else event
+        event = Event() if event is None else event
+        event.record(self)
+        return event
 
     def query(self) -> bool:
         """All work is done at once."""
         return True
 
     def is_capturing(self) -> bool:
-        """No graph is ever captured."""
-        return False
+        """Return whether a graph is captured on this stream."""
+        return capture_of(self.device_index, self.stream_id) is not None
 
     def __enter__(self) -> Stream:
         self._before.append((_current(self.device_index), _current_device()))
@@ -84,8 +94,19 @@ class Event:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device("cuda", _current_device())
         self.event_id = self.cuda_event = 0
+        self.capture: Capture | None = None
+        """The capture of a graph that it was recorded in."""
 
-    record = wait = synchronize = _at_once
+    synchronize = _at_once
+
+    def record(self, stream: Any = None) -> None:
+        """Happen at once."""
+        stream = _current(_current_device()) if stream is None else stream
+        self.capture = capture_of(stream.device_index, stream.stream_id)
+
+    def wait(self, stream: Any = None) -> None:
+        """Let a stream, or the current one, wait."""
+        (_current(_current_device()) if stream is None else stream).wait_event(self)
 
     def query(self) -> bool:
         """Return that the event has happened."""
@@ -113,6 +134,18 @@ class StreamContext:
     def __exit__(self, *exception: object) -> None:
         if self.stream is not None:
             self.stream.__exit__(*exception)
+
+
+def capture_of(index: int, stream: int) -> Capture | None:
+    """Return the capture that a stream of a GPU belongs to, None for no capture."""
+    captures = (one for one in SESSION.captures if one.index == index and stream in one.streams)
+    return next(captures, None)
+
+
+def _join(stream: Stream, capture: Capture | None) -> None:
+    """Let a stream that waits for a captured one be captured too (CUDA, stream capture)."""
+    if capture is not None and capture in SESSION.captures:
+        capture.streams.add(stream.stream_id)
 
 
 def _current_device() -> int:

@@ -18,8 +18,10 @@ from torch.nn.parallel import comm
 
 from pytest_torchmem.fake_cuda.api import backends, data_parallel, device, profilers
 from pytest_torchmem.fake_cuda.api.generators import Generator, random_functions
+from pytest_torchmem.fake_cuda.api.graphs import CUDAGraph, Graph, graph_functions
 from pytest_torchmem.fake_cuda.api.memory import memory_functions
 from pytest_torchmem.fake_cuda.api.nccl import NCCL
+from pytest_torchmem.fake_cuda.api.pools import MemPool, pool_functions
 from pytest_torchmem.fake_cuda.api.session import Api
 from pytest_torchmem.fake_cuda.api.streams import (
     Event,
@@ -28,11 +30,17 @@ from pytest_torchmem.fake_cuda.api.streams import (
     StreamContext,
     stream_functions,
 )
-from pytest_torchmem.fake_cuda.api.unsupported import UNSUPPORTED, CUDAGraph, MemPool
+from pytest_torchmem.fake_cuda.api.unsupported import UNSUPPORTED
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 
-_CUDA = (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
+_CUDA = (
+    torch.cuda,
+    torch.cuda.graphs,
+    torch.cuda.memory,
+    torch.cuda.random,
+    torch.cuda.streams,
+)
 _ACCELERATOR = (torch.accelerator, torch.accelerator.memory)
 
 
@@ -57,6 +65,8 @@ def _about(
         **device.device_functions(trace, gpu, index),
         **device.runtime_functions(memory),
         **of_streams,
+        **graph_functions(index),
+        **pool_functions(memories),
         **UNSUPPORTED,
         **random_functions(generators[index], generators),
         **of_memory,
@@ -86,7 +96,7 @@ _CLASSES = tuple(
         ("StreamContext", StreamContext, (torch.cuda,)),
         ("ExternalStream", ExternalStream, (torch.cuda, torch.cuda.streams)),
         ("CUDAGraph", CUDAGraph, (torch.cuda, torch.cuda.graphs)),
-        ("Graph", CUDAGraph, (torch.accelerator,)),
+        ("Graph", Graph, (torch.accelerator,)),
         ("MemPool", MemPool, (torch.cuda, torch.cuda.memory)),
     )
     for module in modules

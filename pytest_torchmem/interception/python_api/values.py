@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.ledger import StorageRecord
+from pytest_torchmem.interception.values.captured import not_permitted
 from pytest_torchmem.interception.values.unknown_numbers import functions_of_math
 from pytest_torchmem.torch_private.patches import Replacements
 
@@ -53,6 +54,7 @@ class Values:
             or tensor.numel() != 1
             or tensor.dtype is torch.bool
             or tensor.dtype.is_complex
+            or self._trace.values.uses_captured(record)
         ):
             return self._item(tensor)
         return self._trace.values.number(tensor)
@@ -132,6 +134,8 @@ class Values:
     def _real(self, tensor: Tensor, record: StorageRecord, method: str) -> Tensor:
         __tracebackhide__ = True
         asked = f".{method}() of a tensor of unknown values"
+        if self._trace.values.uses_captured(record):
+            raise not_permitted()
         return self._trace.values.stand_in(tensor.detach(), record, asked)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.ledger import Ledger, StorageRecord
+from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.torch_private.tensors import negative_view
 
 
@@ -33,6 +34,17 @@ class Assumption(Enum):
         return bool(self.value[1])
 
 
+class Storage(Protocol):
+    """What contents go by: a record of the ledger, or what outlives it."""
+
+    @property
+    def address(self) -> int:
+        """A number that nothing else has meanwhile."""
+
+    memory: Tensor | None
+    """Bytes that are shown to whoever reads the storage."""
+
+
 class Contents:
     """Values by storage, for as long as the ledger has the storage."""
 
@@ -46,22 +58,22 @@ class Contents:
         """The bytes of all contents that are known."""
         ledger.when_forgotten = self._forget
 
-    def known(self, record: StorageRecord) -> Tensor | None:
+    def known(self, record: Storage) -> Tensor | None:
         """Return a storage's content as a flat uint8 tensor, ``None`` where it is not known."""
         return self._known.get(record.address)
 
-    def are_known(self, records: list[StorageRecord]) -> bool:
+    def are_known(self, records: Sequence[Storage]) -> bool:
         """Return whether the contents of all storages are known."""
         known = self._known
         if not known:
             return not records
         return all(record.address in known for record in records)
 
-    def assumed(self, record: StorageRecord) -> Assumption | None:
+    def assumed(self, record: Storage) -> Assumption | None:
         """Return what the elements of an unknown storage count as, if anything is assumed."""
         return self._assumed.get(record.address)
 
-    def value(self, record: StorageRecord, tensor: Tensor, content: Tensor | None = None) -> Tensor:
+    def value(self, record: Storage, tensor: Tensor, content: Tensor | None = None) -> Tensor:
         """Return the real values of ``tensor``, a view of the known content of its storage.
 
         Or of a copy of that ``content``.
@@ -74,19 +86,19 @@ class Contents:
             real = real.conj()
         return negative_view(real) if tensor.is_neg() else real
 
-    def remember(self, record: StorageRecord, tensor: Tensor) -> None:
+    def remember(self, record: Storage, tensor: Tensor) -> None:
         """Keep the content of the whole storage of the real ``tensor`` as that of ``record``."""
         content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
         memory = record.memory
         self._set(record.address, content.clone() if memory is None else memory.copy_(content))
 
-    def show(self, record: StorageRecord, nbytes: int = 0) -> None:
+    def show(self, record: Storage, nbytes: int = 0) -> None:
         """Know a storage by its own memory, made with ``nbytes`` where it has none yet."""
         if record.memory is None:
             record.memory = torch.zeros(nbytes, dtype=torch.uint8)
         self._set(record.address, record.memory)
 
-    def assume(self, record: StorageRecord, assumption: Assumption | None) -> None:
+    def assume(self, record: Storage, assumption: Assumption | None) -> None:
         """Let an assumption, or nothing, stand for the elements of a storage."""
         self._forget(record.address)
         if assumption is not None:

@@ -87,9 +87,11 @@ def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:
             plain.append(index)
             continue
         record = known[id(index)]
+        unknown = contents.known(record) is None or values.is_captured(call)
+        if unknown and call.operator.mutated and call.args[2].numel() == 1:
+            return None
+        values.refuse_captured(call)
         if contents.known(record) is None:
-            if call.operator.mutated and call.args[2].numel() == 1:
-                return None
             raise values.unknown("a tensor is indexed with a mask of unknown values")
         count = int(contents.value(record, index).count_nonzero())
         plain.extend([torch.empty(count, dtype=torch.int64, device="meta")] * index.dim())

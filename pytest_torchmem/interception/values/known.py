@@ -18,9 +18,10 @@ from torch import Tensor
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
-from pytest_torchmem.interception.plan import Output, Plan
+from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.values.answers import Answers
 from pytest_torchmem.interception.values.assumptions import assume, assumed_output
+from pytest_torchmem.interception.values.captured import Captured, Recording, not_permitted
 from pytest_torchmem.interception.values.computed import (
     Ahead,
     in_pairs,
@@ -35,7 +36,7 @@ from pytest_torchmem.interception.values.memory import (
     worth_knowing,
 )
 from pytest_torchmem.interception.values.policy import NOTHING, Values
-from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
 from pytest_torchmem.torch_private.keys import CPU
 from pytest_torchmem.torch_private.operators import has_kernel
@@ -58,6 +59,10 @@ class KnownValues(Answers):
         super().__init__(ledger, attribution, mode)
         self.limit = LIMIT_INTEGER
         """Elements up to which values of integers and booleans are always kept."""
+        self._recordings: list[Recording] = []
+        """The graphs that are being captured."""
+        self._captured: dict[int, Captured] = {}
+        """The storages that graphs use, by address."""
 
     # -- operators ---------------------------------------------------------------------------------
 
@@ -82,6 +87,8 @@ class KnownValues(Answers):
         """
         __tracebackhide__ = True
         operator = call.operator
+        if self._recordings and self.is_captured(call):
+            return None
         if self.mode.computes:
             return self._compute_whatever(call, plan)
         if operator.opaque:
@@ -101,6 +108,9 @@ class KnownValues(Answers):
 
         ``memories`` is what ``compute`` returned.
         """
+        if self._recordings and (recording := self._recording_of(call)) is not None:
+            recording.note(call, plan, result)
+            return
         if memories is not None:
             if memories:
                 for output, tensor in in_pairs(plan.outputs, result):
@@ -120,11 +130,14 @@ class KnownValues(Answers):
         of_torch = operator.overload.namespace in ("aten", "prims", "c10d")
         return self.mode.computes and not of_torch and has_kernel(operator.name, CPU)
 
-    def ahead_of_body(self, call: Call) -> Ahead | None:
+    def ahead_of_body(self, call: Call) -> Ahead | int | None:
         """Compute the values of an operator whose body is about to be run for what it allocates.
 
-        The operators in the body need not be those of the CPU's kernel.
+        The operators in the body need not be those of the CPU's kernel. In the capture of a graph
+        nothing is computed, and this is how many operators were captured before.
         """
+        if self._recordings and (recording := self._recording_of(call)) is not None:
+            return recording.length
         contents, operator = self.contents, call.operator
         if not self.mode.computes or operator.opaque or not contents.are_known(call.records):
             return None
@@ -143,8 +156,14 @@ class KnownValues(Answers):
         real = self._attempt(call, lambda: self.run(call, given))
         return None if real is FAILED else Ahead.now(real, copies)
 
-    def note_body(self, call: Call, result: Any, ahead: Ahead | None) -> None:
+    def note_body(self, call: Call, plan: Plan, result: Any, ahead: Ahead | int | None) -> None:
         """Note what is known of what an operator's body made and wrote to; else what is assumed."""
+        if isinstance(ahead, int):
+            recording = self._recording_of(call)
+            if recording is not None:
+                recording.cut(ahead)
+                recording.note(call, plan, result)
+            return
         if ahead is not None:
             ahead.restore_random_numbers()
             records = self._ledger.records
@@ -174,6 +193,11 @@ class KnownValues(Answers):
     def add_in_place(self, call: Call) -> None:
         """Add the second tensor of a call to the first, or forget it: a sum of gradients."""
         contents, (first, second) = self.contents, call.records
+        if self._recordings and (recording := self._recording_of(call)) is not None:
+            in_place = spec_of(torch.ops.aten.add_.Tensor)
+            sum_ = Call(in_place, call.args, call.kwargs, call.tensors, call.records, call.device)
+            recording.note(sum_, Plan((), Same(0)), call.tensors[0])
+            return
         if contents.known(first) is None:
             return
         if contents.known(second) is None:
@@ -189,6 +213,38 @@ class KnownValues(Answers):
             record = self._ledger.records.get(storage_address(tensor))
             if record is not None:
                 self.contents.assume(record, None)
+
+    # -- CUDA graphs -------------------------------------------------------------------------------
+
+    def begin_capture(self, device: torch.device, captures: Callable[[int], bool]) -> Recording:
+        """Compute nothing on ``device`` from now on, where ``captures`` says so of the stream."""
+        recording = Recording(device, captures, self._ledger, self._captured)
+        self._recordings.append(recording)
+        return recording
+
+    def end_capture(self, recording: Recording) -> None:
+        """Compute values again; what was captured waits to be replayed."""
+        self._recordings.remove(recording)
+
+    def replay(self, recording: Recording) -> None:
+        """Run what a graph has captured on the values that are there now."""
+        recording.replay(self.contents, self.compute, self._written)
+
+    def is_captured(self, call: Call) -> bool:
+        """Return whether a call is not run, but written down for a graph."""
+        return self._recording_of(call) is not None
+
+    def uses_captured(self, record: StorageRecord) -> bool:
+        """Return whether what is done with a storage now is captured."""
+        return any(one.uses(record) for one in self._recordings)
+
+    def refuse_captured(self, call: Call) -> None:
+        """Raise what CUDA does where the host needs a value that is only there after a replay."""
+        if self._recordings and self.is_captured(call):
+            raise not_permitted()
+
+    def _recording_of(self, call: Call) -> Recording | None:
+        return next((one for one in self._recordings if one.covers(call)), None)
 
     # -- how values come about ---------------------------------------------------------------------
 
@@ -286,7 +342,8 @@ class KnownValues(Answers):
 
     def _written(self, call: Call) -> None:
         """Forget what was known of the storages that an operator wrote to, or know them anew."""
-        operator = call.operator
+        operator, contents = call.operator, self.contents
+        records = {id(one): record for one, record in zip(call.tensors, call.records, strict=True)}
         names = operator.argument_names
         kept = {id(call.args[names.index(name)]) for name in operator.record.keeps_values}
         places = map(names.index, operator.record.also_writes)
@@ -295,10 +352,8 @@ class KnownValues(Answers):
             if id(argument) in kept:
                 continue
             for tensor in argument_tensors(argument):
-                record = self._ledger.records.get(storage_address(tensor))
-                if record is None:
-                    continue
-                self.contents.assume(record, None)
+                record = records[id(tensor)]
+                contents.assume(record, None)
                 nbytes = tensor.untyped_storage().nbytes()
                 if (
                     operator.shared.overwrites

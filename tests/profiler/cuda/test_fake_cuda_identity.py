@@ -12,7 +12,6 @@ from on_fake_cuda import on_fake_cuda
 from torch import nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.errors import UsageError
 from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 
@@ -360,18 +359,3 @@ def test_numbers_that_composites_make_first_of_all_are_on_the_gpu() -> None:
             return x.quantile(0.5, dim=-1)
 
     assert trace(Quantile(), torch.randn(4, 8, requires_grad=True), device="cuda").peak > 0
-
-
-def test_cuda_graphs_are_refused() -> None:
-    def captured() -> None:
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            torch.ones(2, device="cuda")
-
-    layer = nn.Linear(2, 2)
-    for body in (
-        captured,
-        lambda: torch.cuda.MemPool(),
-        lambda: torch.cuda.make_graphed_callables(layer, (torch.ones(2, 2, device="cuda"),)),
-    ):
-        with pytest.raises(UsageError, match=r"(CUDAGraph|MemPool): a trace does not model"):
-            trace(body, device="cuda")

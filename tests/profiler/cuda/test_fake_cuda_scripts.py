@@ -14,7 +14,6 @@ from on_fake_cuda import on_fake_cuda
 from torch import nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.errors import UsageError
 
 
 def test_the_default_device_is_not_for_what_a_trace_makes_itself() -> None:
@@ -187,12 +186,6 @@ def test_data_parallel_has_one_gpu() -> None:
         return [output.device.type, gradient.device.type]
 
     assert on_fake_cuda(body) == ["cuda", "cuda"]
-
-
-def test_graphs_of_the_accelerator_are_refused() -> None:
-    for make in (lambda: torch.accelerator.Graph(), lambda: torch.cuda.graph_pool_handle()):
-        with pytest.raises(UsageError, match="does not model CUDA graphs"):
-            trace(make, device="cuda")
 
 
 def test_imports_by_name() -> None:
