@@ -28,9 +28,10 @@ from pytest_torchmem.snapshots.calibration_store import (
     place_name,
     read_calibration_file,
 )
+from pytest_torchmem.snapshots.files import write
 from pytest_torchmem.snapshots.format import Entry
 from pytest_torchmem.snapshots.location import is_calibration
-from pytest_torchmem.snapshots.store import Stored, read, write
+from pytest_torchmem.snapshots.store import Stored, read
 from pytest_torchmem.snapshots.tolerance import parse_rules
 from pytest_torchmem.units import format_size, format_step
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from pytest_torchmem.checks.findings import Outcome
@@ -13,7 +14,7 @@ from pytest_torchmem.reports.difference import Difference, Group, group_of, in_o
 from pytest_torchmem.reports.github import apply_command
 from pytest_torchmem.reports.markdown import render
 from pytest_torchmem.reports.summary import Check, Summary
-from pytest_torchmem.snapshots.store import write
+from pytest_torchmem.snapshots.files import append, write
 
 _GROUPS = {Outcome.GREW: Group.GREW, Outcome.SHRANK: Group.SHRANK, Outcome.NEW: Group.NEW}
 _BY_CHANGE = (Outcome.PASSED, *_GROUPS)
@@ -32,8 +33,7 @@ def write_reports(summary: Summary, report: dict[str, Any]) -> None:
         write(settings.markdown_path, markdown)
     summary_file = os.environ.get("GITHUB_STEP_SUMMARY")
     if settings.on_github and summary_file:
-        with open(summary_file, "a", encoding="utf-8") as file:
-            file.write(markdown + "\n")
+        append(Path(summary_file), markdown + "\n")
 
 
 def run_markdown(summary: Summary) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.snapshots.calibration_format import dump, load
+from pytest_torchmem.snapshots.files import locked, write
 from pytest_torchmem.snapshots.plain import Contents
 from pytest_torchmem.snapshots.plans import FilePlan, refused
-from pytest_torchmem.snapshots.store import Stored, locked, read_stored, write
+from pytest_torchmem.snapshots.store import Stored, read_stored
 from pytest_torchmem.targets.calibration import (
     Calibration,
     Figures,

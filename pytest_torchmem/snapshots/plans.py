@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from pytest_torchmem.errors import SnapshotError
+from pytest_torchmem.snapshots.files import locked, remove, write
 from pytest_torchmem.snapshots.format import Key
-from pytest_torchmem.snapshots.store import Stored, locked, remove, write
+from pytest_torchmem.snapshots.store import Stored
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -54,9 +55,11 @@ def change_file(
     What stands in the way is the plan's problem.
     """
     try:
+        if not writes:
+            return plan(read(path))
         with locked(path):
             planned = plan(read(path))
-            if planned.changes_file and writes:
+            if planned.changes_file:
                 if planned.text is None:
                     remove(path)
                 else:

@@ -1,24 +1,18 @@
-"""Snapshot files on disk: reading them, and replacing them whole or not at all."""
+"""Snapshot files as they are on disk, merge conflicts included."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
 import re
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pytest_torchmem.errors import SnapshotError
+from pytest_torchmem.snapshots.files import read_text
 from pytest_torchmem.snapshots.format import Entry, Key, load
 from pytest_torchmem.snapshots.location import is_calibration
 from pytest_torchmem.snapshots.plain import Contents
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -94,9 +88,7 @@ def _read_text(path: Path) -> str | None:
     Raises ``SnapshotError`` where it cannot be read.
     """
     try:
-        return path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        return None
+        return read_text(path)
     except UnicodeDecodeError:
         raise SnapshotError(_advice(path, "is not UTF-8 text")) from None
     except OSError as error:
@@ -141,89 +133,8 @@ def _sides(text: str) -> tuple[str, str]:
     return "".join(ours), "".join(theirs)
 
 
-def write(path: Path, text: str) -> None:
-    """Replace the file at ``path`` by ``text``, at once: a reader sees the old or the new one.
-
-    A file that is a symbolic link stays one, and permissions stay as they are.
-    """
-    target = Path(os.path.realpath(path))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, _mode(target))
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-    _sync_directory(target.parent)
-
-
-def remove(path: Path) -> None:
-    """Remove the file at ``path``, and its directory if that was the last one."""
-    path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        path.parent.rmdir()
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep other runs from changing files beside ``path`` while the body reads, merges and writes.
-
-    The directory itself is locked, so that no lock file is left for people to wonder about. Where
-    a platform cannot lock directories (Windows), a file among the user's temporary ones is.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:
-        with _lock_file(path.parent):
-            yield
-        return
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        # Some network file systems refuse to lock; a write is then still atomic.
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock_file(directory: Path) -> FileLock:
-    """Return the lock that stands for ``directory`` where it cannot be locked itself."""
-    from filelock import FileLock
-
-    name = os.path.normcase(os.path.realpath(directory))
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return FileLock(Path(tempfile.gettempdir()) / f"torchmem-{digest}.lock")
-
-
 def _advice(path: Path, problem: str) -> str:
     return (
         f"{path}: {problem}. The file was left as it is: repair it, restore it from version "
         f"control (git checkout -- {path.name}), or delete it and run pytest --torchmem-update"
     )
-
-
-def _mode(target: Path) -> int:
-    try:
-        return target.stat().st_mode & 0o7777
-    except FileNotFoundError:
-        umask = os.umask(0)
-        os.umask(umask)
-        return 0o666 & ~umask
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the replacement itself durable, where the platform lets a directory be synchronised."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

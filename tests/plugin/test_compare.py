@@ -13,8 +13,8 @@ import pytest
 
 from pytest_torchmem.cli import main
 from pytest_torchmem.snapshots.compare import Change, Verdict, main_change
+from pytest_torchmem.snapshots.files import write
 from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
-from pytest_torchmem.snapshots.store import write
 
 DOCS = Path(__file__).parents[2] / "docs"
 

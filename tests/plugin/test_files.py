@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.errors import SnapshotError
+from pytest_torchmem.snapshots.files import locked, write
 from pytest_torchmem.snapshots.format import Entry, Explanation, Key, Measured, Snapshot, dump, load
-from pytest_torchmem.snapshots.store import locked, read, write
+from pytest_torchmem.snapshots.store import read
 
 
 def _entry(test: str = "test_it", peak: int = 1536, **details: object) -> Entry:

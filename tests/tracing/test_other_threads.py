@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
+import time
 from collections.abc import Callable
 
 import numpy
@@ -64,8 +66,23 @@ def dropout() -> Tensor:
     return (output == 0) | (output == 2)
 
 
+def on_other_paths() -> Tensor:
+    """Operators that take another path on a GPU, which must stay its alone."""
+    x = torch.linspace(-1, 1, 2 * 3 * 4 * 4).view(2, 3, 4, 4).requires_grad_()
+    functional = nn.functional
+    weight = torch.linspace(-0.5, 0.5, 3 * 3 * 3 * 3).view(3, 3, 3, 3)
+    y = functional.batch_norm(functional.conv2d(x, weight, padding=1), None, None, training=True)
+    y = functional.mish(functional.silu(functional.instance_norm(y)))
+    y = functional.rms_norm(y, [4]).softmax(-1, dtype=torch.float64).float()
+    grid = torch.linspace(-1, 1, 2 * 4 * 4 * 2).view(2, 4, 4, 2)
+    functional.grid_sample(y, grid, align_corners=False).sin().sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
 STEPS = {
     "attention": attention,
+    "other paths": on_other_paths,
     "lstm": of_module(lambda: nn.LSTM(16, 8, 2)),
     "gru cell": of_module(lambda: nn.Sequential(nn.Flatten(0, 1), nn.GRUCell(16, 8))),
     "encoder": of_module(lambda: nn.TransformerEncoderLayer(16, 2, 16, dropout=0.0)),
@@ -74,10 +91,39 @@ STEPS = {
 }
 
 
-def train_beside(traces: int) -> tuple[int, list[str]]:
-    """Train in four threads while ``traces`` run; return the steps taken, and what went wrong."""
+def traced_program(number: int) -> Callable[[], None]:
+    """Return a step on fake cuda, of other shapes and devices for other numbers.
+
+    What was planned before is looked up, and what is new is worked out beside the threads.
+    """
+    batch, length = 1 + number % 7, 1 + number % 5
+    dtype = (torch.bfloat16, torch.float16)[number % 2]
+
+    def program() -> None:
+        x = torch.randn(batch, length, 16, device="cuda", requires_grad=True)
+        layer = nn.TransformerEncoderLayer(16, 2, 16).cuda()
+        with torch.autocast("cuda", dtype=dtype):
+            output = nn.LSTM(16, 8).cuda()(layer(x))[0]
+        images = nn.functional.batch_norm(x.unsqueeze(1), None, None, training=True)
+        loss = nn.functional.mish(nn.functional.rms_norm(images, [16])).sum()
+        labels = torch.ones(batch).long().cuda()
+        (loss + nn.functional.cross_entropy(output.float()[:, 0], labels)).backward()
+
+    return program
+
+
+def train_beside(
+    traces: int,
+    seconds: float = math.inf,
+    told: Callable[[int, int, list[str]], None] = lambda taken, made, wrong: None,
+) -> tuple[int, int, list[str]]:
+    """Train in four threads while ``traces`` run, or as many as ``seconds`` allow.
+
+    Return the steps and the traces that were made, and what went wrong. ``told`` is called with the
+    same after every hundred traces.
+    """
     expected = {name: step() for name, step in STEPS.items()}
-    over, wrong, taken = threading.Event(), [], [0] * 4
+    over, wrong, taken, made = threading.Event(), list[str](), [0] * 4, 0
 
     def work(number: int) -> None:
         while not over.is_set():
@@ -89,30 +135,28 @@ def train_beside(traces: int) -> tuple[int, list[str]]:
                 except Exception as error:
                     wrong.append(f"{name}: {error!r}")
                 taken[number] += 1
-
-    def program() -> None:
-        x = torch.randn(2, 5, 16, device="cuda", requires_grad=True)
-        layer = nn.TransformerEncoderLayer(16, 2, 16).cuda()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            output = nn.LSTM(16, 8).cuda()(layer(x))[0]
-        nn.functional.cross_entropy(output.float()[:, 0], torch.ones(2).long().cuda()).backward()
+                over.wait(0.005)  # or the traces would come to their turn too rarely
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
+    until = time.monotonic() + seconds
     try:
-        for _ in range(traces):
-            trace(program, device="cuda")
+        while made < traces and time.monotonic() < until:
+            trace(traced_program(made), device="cuda")
+            made += 1
+            if made % 100 == 0:
+                told(sum(taken), made, wrong)
     finally:
         over.set()
         for thread in threads:
             thread.join()
-    return sum(taken), wrong
+    return sum(taken), made, wrong
 
 
 def test_training_beside_traces() -> None:
-    taken, wrong = train_beside(20)
-    assert taken > 20
+    taken, made, wrong = train_beside(20)
+    assert taken > made == 20
     assert not wrong
 
 

@@ -1,0 +1,254 @@
+"""Files that runs read and write: replaced whole or not at all, by one run at a time.
+
+What is no ordinary file (``/dev/null``, a pipe) is written into and stays what it is, and is never
+waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import signal
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+PATIENCE = 120.0
+"""Seconds to wait for another run that writes into the same directory."""
+_ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+"""The signals by which people and CI systems end a run."""
+_STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
+"""Where paths lead to what a process has open, which another file cannot take the place of."""
+_TEMPORARY = re.compile(r"\.[^/]+\.json\.[a-z0-9_]{8}\.tmp")
+
+
+def read_text(path: Path) -> str | None:
+    """Return the text of the file at ``path``, ``None`` if there is none.
+
+    Raises ``OSError`` where it cannot be read, and ``UnicodeDecodeError`` where it is not UTF-8.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise OSError(errno.EINVAL, "it is not a regular file")  # reading a pipe would wait
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def write(path: Path, text: str) -> None:
+    """Replace the file at ``path`` by ``text``, at once: a reader sees the old or the new one.
+
+    A file that is a symbolic link stays one, and permissions stay as they are. A signal that ends
+    the process does so when all is written, and no temporary file is left.
+    """
+    if _is_stream(path):
+        append(path, text)
+        return
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _uninterrupted():
+        descriptor, name = tempfile.mkstemp(
+            prefix=f".{target.name}.", suffix=".tmp", dir=target.parent
+        )
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, _mode(target))
+            os.replace(name, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+    _sync_directory(target.parent)
+
+
+def append(path: Path, text: str) -> None:
+    """Write ``text`` at the end of a file, into a pipe or to a device.
+
+    Raises ``OSError`` also for a pipe that nobody reads, for which others wait.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "nothing reads from this pipe", str(path)) from None
+        raise
+    with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+        if stat.S_ISBLK(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "this is a disk, not a file", str(path))
+        if hasattr(os, "O_NONBLOCK"):
+            os.set_blocking(descriptor, True)
+        file.write(text)
+
+
+def remove(path: Path) -> None:
+    """Remove the file at ``path``, and its directory if that was the last one.
+
+    Of a symbolic link, what it leads to stays.
+    """
+    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other runs from changing files beside ``path`` while the body reads, merges and writes.
+
+    The directory itself is locked, so that no lock file is left for people to wonder about, and
+    that of the file that a symbolic link leads to as well. Where a platform cannot lock directories
+    (Windows), a file among the user's temporary ones is. Raises ``OSError`` where another run does
+    not come to its end.
+    """
+    directories = {os.path.realpath(path.parent), os.path.dirname(os.path.realpath(path))}
+    with contextlib.ExitStack() as stack:
+        for directory in sorted(directories):  # in the same order in every run
+            stack.enter_context(_directory_locked(Path(directory)))
+        yield
+
+
+@contextlib.contextmanager
+def _directory_locked(directory: Path) -> Iterator[None]:
+    if not _locks_directories():
+        directory.mkdir(parents=True, exist_ok=True)
+        with _lock_file(directory):
+            yield
+        return
+    until, descriptor = time.monotonic() + PATIENCE, None
+    while descriptor is None:
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = _lock(directory)
+        if descriptor is None:
+            if time.monotonic() > until:
+                why = f"another run has been writing there for more than {PATIENCE:.0f} s"
+                raise OSError(errno.ETIMEDOUT, why, str(directory))
+            time.sleep(0.01)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locks_directories() -> bool:
+    try:
+        import fcntl  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _lock(directory: Path) -> int | None:
+    """Return the directory, open and locked, or ``None`` where another run has it.
+
+    Raises ``FileNotFoundError`` where another run removes it meanwhile.
+    """
+    import fcntl
+
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        if os.path.lexists(directory):
+            raise
+        return None  # removed between two looks of ``mkdir``
+    with contextlib.ExitStack() as on_failure:
+        descriptor = os.open(directory, os.O_RDONLY)
+        on_failure.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except OSError:
+            pass  # some network file systems refuse to lock; a write is then still atomic
+        else:
+            # Where another run removed the directory with its last file, and a third one made it
+            # anew, a lock on the old one keeps nobody away.
+            if not os.path.samestat(os.fstat(descriptor), os.stat(directory)):
+                return None
+            _sweep(directory)
+        on_failure.pop_all()
+        return descriptor
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what runs that were killed left: who writes has the lock, so nobody uses it."""
+    for name in filter(_TEMPORARY.fullmatch, os.listdir(directory)):
+        with contextlib.suppress(OSError):
+            os.unlink(directory / name)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put off signals that end the process until the body has ended.
+
+    Only the main thread can, and it is the one that signals are handled on.
+    """
+    arrived: list[int] = []
+    before = {}
+
+    def put_off(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in (getattr(signal, name) for name in _ENDING if hasattr(signal, name)):
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    before[number] = signal.signal(number, put_off)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in arrived:
+            signal.raise_signal(number)
+
+
+def _is_stream(path: Path) -> bool:
+    """Tell whether there is something at ``path`` that must not be replaced by a file."""
+    if os.path.abspath(path).startswith(_STREAMS):
+        return True
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _lock_file(directory: Path) -> FileLock:
+    """Return the lock that stands for ``directory`` where it cannot be locked itself."""
+    from filelock import FileLock
+
+    name = os.path.normcase(os.path.realpath(directory))
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return FileLock(Path(tempfile.gettempdir()) / f"torchmem-{digest}.lock")
+
+
+def _mode(target: Path) -> int:
+    try:
+        return target.stat().st_mode & 0o7777
+    except FileNotFoundError:
+        umask = os.umask(0)
+        os.umask(umask)
+        return 0o666 & ~umask
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the replacement itself durable, where the platform lets a directory be synchronised."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
