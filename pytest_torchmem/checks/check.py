@@ -16,6 +16,7 @@ from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.snapshots.explain import peak_contents
 from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import calibration_path
+from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
     from pytest_torchmem.fake_cuda.out_of_memory import OutOfMemoryError
@@ -30,6 +31,8 @@ class DeviceCheck:
     request: Request
     target: Target
     context: Context
+    world: World | None = None
+    """The process of a distributed step that is traced."""
 
     def run(self) -> tuple[CheckResult, MemoryProfile | None]:
         """Return the result, and the profile of the trace unless it ran out of memory."""
@@ -39,7 +42,7 @@ class DeviceCheck:
         calibration = self._calibrate()
         must_fit_on = self.key.gpu if self.key.gpu and request.gpu_named else None
         try:
-            profile = self.target.trace(self.key.device, must_fit_on)
+            profile = self.target.trace(self.key.device, must_fit_on, self.world)
         except BaseException as error:
             out_of_memory = _out_of_memory(error)
             if out_of_memory is None:

@@ -6,7 +6,17 @@ from inspect import Parameter, Signature
 
 MARKER = "memory_budget"
 LIMITS = ("peak", "forward", "backward", "optimizer", "retained")
-_OTHERS = (*LIMITS[1:], "device", "gpu", "gpus", "tolerance", "measure", "values")
+_OTHERS = (
+    *LIMITS[1:],
+    "device",
+    "gpu",
+    "gpus",
+    "tolerance",
+    "measure",
+    "values",
+    "world_size",
+    "ranks",
+)
 ARGUMENTS = Signature(
     [
         Parameter("peak", Parameter.POSITIONAL_OR_KEYWORD, default=None),

@@ -144,7 +144,7 @@ def _traced_on(target: Target, gpu: Gpu) -> MemoryProfile | str:
 
     with nullcontext() if gpu.name in gpu_names() else registered_gpus(gpu):
         try:
-            return target.trace("cuda", gpu.name)
+            return target.trace("cuda", gpu.name, None)
         except OutOfMemoryError as error:
             return (
                 f"does not fit on {gpu.product} ({format_size(gpu.memory)}): "

@@ -20,6 +20,7 @@ from pytest_torchmem.figures import SELECTORS
 from pytest_torchmem.snapshots.location import relative
 from pytest_torchmem.snapshots.tolerance import Level, parse_rules
 from pytest_torchmem.targets.gpus import find_gpu
+from pytest_torchmem.targets.world import World, check_ranks, check_world_size
 from pytest_torchmem.units import parse_size
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Budget:
     tolerance: Level = ()
     measure: str | None = None
     values: str | None = None
+    world_size: int | None = None
+    ranks: tuple[int, ...] | None = None
 
     @property
     def judges(self) -> bool:
@@ -63,8 +66,8 @@ class Budget:
 class Target:
     """What is checked: how it is traced, and how it is run for real."""
 
-    trace: Callable[[str, str | None], MemoryProfile]
-    """Takes a device and the GPU that it has to fit on, if any."""
+    trace: Callable[[str, str | None, World | None], MemoryProfile]
+    """Takes a device, the GPU that it has to fit on, and the process that it is, if any."""
     measure: Callable[[], MeasuredProfile]
     """Runs on the real GPU of this machine."""
     calibrate: (
@@ -114,6 +117,8 @@ class Request:
     uses_snapshot: bool
     measure: str
     """Whether to run on a real GPU too: one of ``MEASURE_MODES``."""
+    worlds: tuple[World | None, ...] = (None,)
+    """The processes of a distributed step that are traced, one after the other."""
 
 
 def make_request(
@@ -126,6 +131,8 @@ def make_request(
     tolerance: object = None,
     measure: str | None = None,
     gpus: object = None,
+    world_size: object = None,
+    ranks: object = None,
 ) -> Request:
     """Return what a check asks for; raises ``UsageError`` for arguments that cannot be read."""
     if name is not None and (not isinstance(name, str) or not name):
@@ -141,7 +148,8 @@ def make_request(
         measure = parse_measure(measure, "check(measure=)")
     several = (budget.gpus if gpus is None else parse_gpus(gpus, "check(gpus=)")) not in (None, 1)
     # A machine may have fewer; only who asks for it knows that this one has as many.
-    default = "never" if several else settings.measure
+    worlds = worlds_of(settings, budget, world_size, ranks)
+    default = "never" if several or worlds != (None,) else settings.measure
     return Request(
         test=test,
         name=name or "",
@@ -154,7 +162,28 @@ def make_request(
         # A budget replaces the snapshot, unless a tolerance, which only a snapshot has, is named.
         uses_snapshot=not budget.judges or any(own),
         measure=measure or budget.measure or default,
+        worlds=worlds,
     )
+
+
+def worlds_of(
+    settings: Settings, budget: Budget, world_size: object = None, ranks: object = None
+) -> tuple[World | None, ...]:
+    """Return the processes that arguments, marker or settings ask for; ``(None,)`` for none."""
+    if world_size is not None:
+        size: int | None = check_world_size(world_size, "check(world_size=)")
+    else:
+        size = budget.world_size or settings.world_size
+    if ranks is not None:
+        asked = check_ranks(ranks, size, "check(ranks=)")
+    elif size is None:
+        return (None,)
+    elif budget.ranks is not None:
+        asked = check_ranks(budget.ranks, size, f"{MARKER}(ranks=)")
+    else:
+        asked = check_ranks(settings.ranks or (0,), size, "torchmem_ranks")
+    assert size is not None
+    return tuple(World(size, rank) for rank in asked)
 
 
 def gpu_name(settings: Settings, budget: Budget, name: str | None) -> str:
@@ -194,7 +223,22 @@ def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> B
         tolerance=parse_rules(given.get("tolerance"), f"the marker {source('tolerance')}"),
         measure=parse_measure(given["measure"], source("measure")) if "measure" in given else None,
         values=parse_values(given["values"], source("values")) if "values" in given else None,
+        **_world(given),
     )
+
+
+def _world(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return world size and ranks of a marker."""
+    size, ranks = given.get("world_size"), given.get("ranks")
+    if size is not None:
+        check_world_size(size, f"{MARKER}(world_size=)")
+    if ranks is None:
+        return {"world_size": size}
+    # Without a world size, that of the settings holds.
+    several = (ranks,) if isinstance(ranks, int) else tuple(ranks)
+    if size is not None:
+        several = check_ranks(several, size, f"{MARKER}(ranks=)")
+    return {"world_size": size, "ranks": several}
 
 
 def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

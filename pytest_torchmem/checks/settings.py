@@ -44,6 +44,10 @@ class Settings:
     json_path: Path | None
     markdown_path: Path | None
     proposal_path: Path | None
+    world_size: int | None = None
+    """How many processes distributed steps run in, for checks that do not say it."""
+    ranks: tuple[int, ...] = ()
+    """Which of them are traced; rank 0 if there is none."""
     fake_cuda: str = ""
     """The GPU that the whole suite sees although it is not there, "" for none."""
 

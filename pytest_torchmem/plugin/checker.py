@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +23,7 @@ from pytest_torchmem.checks.request import (
     gpu_name,
     make_request,
     read_budget,
+    worlds_of,
 )
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.errors import NoCudaError, UsageError
@@ -32,6 +34,7 @@ from pytest_torchmem.reports.summary import Check
 from pytest_torchmem.reports.text import advice, headlines, message, together
 from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import relative
+from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
     from pytest_torchmem.plugin.standing import StandingGpus
@@ -91,11 +94,12 @@ class Checker:
             self._refuse_ambiguous_id()
         profiles: dict[str, MemoryProfile] = {}
         results: list[CheckResult] = []
-        for device in request.devices:
-            result, profile = self._check_on(device, request, target)
+        for device, world in product(request.devices, request.worlds):
+            result, profile = self._check_on(device, world, request, target)
             results.append(result)
             if profile is not None:
-                profiles[device] = profile
+                rank = f" rank {result.key.rank}" if len(request.worlds) > 1 else ""
+                profiles[f"{device}{rank}"] = profile
         # A test may well leave one of the configured devices alone, but not all of them.
         idle_may_pass = not request.devices_named and any(p.peak for p in profiles.values())
         checks = [self._reported(result, idle_may_pass) for result in results]
@@ -135,10 +139,18 @@ class Checker:
             return gpu_name(settings, self.budget, name)
         return None
 
-    def trace_options(self, device: str, gpu: str | None) -> dict[str, Any]:
+    def world(self) -> World | None:
+        """Return the process of a trace that names none: the first."""
+        return worlds_of(self.context.settings, self.budget)[0]
+
+    def trace_options(
+        self, device: str, gpu: str | None, world: World | None = None
+    ) -> dict[str, Any]:
         """Return what a trace on ``device`` is given where the test says nothing else."""
         values = self.budget.values or self.context.settings.values
         given: dict[str, Any] = {"device": device, "gpu": gpu, "values": values}
+        if world is not None:
+            given |= {"world_size": world.size, "rank": world.rank}
         if device == "cuda":
             allocator = self.context.settings.allocator
             calibration = self.context.calibrations.of(self.item.path)
@@ -154,13 +166,14 @@ class Checker:
         return f"{path}:{line}: MemoryCheckFailed"
 
     def _check_on(
-        self, device: str, request: Request, target: Target
+        self, device: str, world: World | None, request: Request, target: Target
     ) -> tuple[CheckResult, MemoryProfile | None]:
         __tracebackhide__ = True
         gpu = request.gpu if device == "cuda" else ""
-        key = Key(request.test.id, request.name, device, gpu)
+        size, rank = (world.size, world.rank) if world is not None else (0, 0)
+        key = Key(request.test.id, request.name, device, gpu, "", size, rank)
         try:
-            return DeviceCheck(key, request, target, self.context).run()
+            return DeviceCheck(key, request, target, self.context, world).run()
         except NoCudaError as error:
             self.not_checked(f"not checked: {error}", key)
             raise pytest.fail.Exception(str(error), pytrace=False) from None

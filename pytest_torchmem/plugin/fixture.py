@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
     from pytest_torchmem.targets.gpus import Gpu
+    from pytest_torchmem.targets.world import World
 
     Figures = dict[WorkspaceKey, WorkspaceSize]
 
 _DISABLED = "not checked: --torchmem-disable"
-_OF_TRACES = ("host", "allocator", "memory", "calibration", "gpus", "values")
+_OF_TRACES = ("host", "allocator", "memory", "calibration", "gpus", "values", "world_size", "rank")
 """Options of ``check`` that are meant for its traces alone."""
 
 
@@ -47,6 +48,8 @@ class Torchmem:
         tolerance: Any = None,
         measure: str | None = None,
         gpus: int | None = None,
+        world_size: int | None = None,
+        ranks: int | Sequence[int] | None = None,
         **kwargs: Any,
     ) -> dict[str, MemoryProfile]:
         """Trace ``target`` on every configured device and fail the test if it needs too much.
@@ -55,8 +58,10 @@ class Torchmem:
         in which ``name`` tells several checks of one test apart. ``device``, ``gpu``,
         ``tolerance`` and ``measure`` are for this check alone; a ``gpu`` without a device means
         cuda only, and the trace must fit in its memory. ``gpus`` is how many of them the program
-        sees; what is judged is ``cuda:0``. All else goes to ``trace``. Returns the
-        profiles by device.
+        sees; what is judged is ``cuda:0``. ``world_size`` is how many processes a distributed step
+        runs in, and ``ranks`` which of them are traced (default: rank 0), each with figures of its
+        own. All else goes to ``trace``. Returns the profiles by device, or of several ranks by
+        device and rank (``"cuda rank 63"``).
 
         On a machine with a GPU, and with cuda among the devices, the step is run there for real as
         well: the check also fails if trace and GPU disagree, or if the measurement grew.
@@ -69,6 +74,8 @@ class Torchmem:
             pytest.skip(_DISABLED)
 
         checker = self._checker
+        if "rank" in kwargs:
+            raise UsageError("check(rank=...): write ranks=, which may be one or several")
         options = kwargs if gpus is None else {**kwargs, "gpus": gpus}
         asked = _target(checker, target, lambda: target, args, options)
         return checker.check(
@@ -80,6 +87,8 @@ class Torchmem:
             tolerance=tolerance,
             measure=measure,
             gpus=gpus,
+            world_size=world_size,
+            ranks=ranks,
         )
 
     def trace(
@@ -100,7 +109,8 @@ class Torchmem:
         on_cuda = gpu or self._on_cuda(target)
         where = device or ("cuda" if on_cuda else self._checker.default_device())
         on_gpu = self._checker.named_gpu(gpu) if where == "cuda" else gpu
-        options = self._checker.trace_options(where, on_gpu)
+        world = None if "world_size" in kwargs else self._checker.world()
+        options = self._checker.trace_options(where, on_gpu, world)
         return _trace(target, *args, **{**options, **kwargs})
 
     def _on_cuda(self, target: Any) -> str:
@@ -199,9 +209,9 @@ def _target(
     """Return what is checked; ``real`` gives what to run for real in the place of ``target``."""
     of_step = {key: value for key, value in kwargs.items() if key not in _OF_TRACES}
 
-    def run(device: str, gpu: str | None) -> MemoryProfile:
+    def run(device: str, gpu: str | None, world: World | None) -> MemoryProfile:
         __tracebackhide__ = True
-        return _trace(target, *args, **{**checker.trace_options(device, gpu), **kwargs})
+        return _trace(target, *args, **{**checker.trace_options(device, gpu, world), **kwargs})
 
     def run_for_real() -> MeasuredProfile:
         __tracebackhide__ = True

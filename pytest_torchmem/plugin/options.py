@@ -52,6 +52,8 @@ _OPTIONS = (
         "them), real (all), none",
         "WHICH",
     ),
+    _Option("world-size", "processes that distributed steps run in, such as 8", "N"),
+    _Option("ranks", "which of them to trace, such as 0,7 (default: 0)", "RANKS"),
     _Option(
         "tolerance",
         "growth that still passes: 1% (default), 64KiB, 2%+64KiB",

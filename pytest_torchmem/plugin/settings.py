@@ -26,6 +26,7 @@ from pytest_torchmem.checks.settings import (
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.snapshots.tolerance import parse_rule_lines, parse_rules, parse_tolerance
 from pytest_torchmem.targets.gpus import find_gpu
+from pytest_torchmem.targets.world import check_ranks, check_world_size
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -62,6 +63,7 @@ def _read(config: pytest.Config) -> Settings:
     fake_cuda = find_gpu(value("fake_cuda")).name if value("fake_cuda") else ""
     # Everything in the suite sees a GPU, and so names it: on the CPU it would not run.
     devices = "cuda" if fake_cuda else DEFAULT_DEVICES
+    world_size = _world_size(value("world_size"))
     return Settings(
         devices=parse_devices(value("devices", devices), "torchmem_devices"),
         gpu=find_gpu(value("gpu", DEFAULT_GPU)).name,
@@ -85,7 +87,25 @@ def _read(config: pytest.Config) -> Settings:
         markdown_path=path("markdown"),
         proposal_path=proposal,
         fake_cuda=fake_cuda,
+        world_size=world_size,
+        ranks=_ranks(value("ranks"), world_size),
     )
+
+
+def _world_size(written: str) -> int | None:
+    if not written:
+        return None
+    size: object = int(written) if written.isdecimal() else written
+    return check_world_size(size, "torchmem_world_size")
+
+
+def _ranks(written: str, world_size: int | None) -> tuple[int, ...]:
+    """Return the ranks that are asked for; those of checks with other worlds are checked there."""
+    names = written.replace(",", " ").split()
+    if not all(name.isdecimal() for name in names):
+        raise UsageError(f"torchmem_ranks: {written!r}: write ranks, such as 0,7")
+    ranks = tuple(map(int, names))
+    return check_ranks(ranks, world_size, "torchmem_ranks") if ranks and world_size else ranks
 
 
 def _measure(when: str, fake_cuda: str) -> str:

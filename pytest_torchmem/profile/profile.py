@@ -68,6 +68,10 @@ class MemoryProfile:
 
     others: tuple[MemoryProfile, ...] = field(default=(), repr=False)
     """The profiles of the other GPUs, where the program sees several."""
+    world_size: int | None = None
+    """How many processes the program runs in, if that was said."""
+    rank: int | None = None
+    """Which of them this one is."""
 
     def __post_init__(self) -> None:
         if self.replay is not None:
@@ -92,9 +96,14 @@ class MemoryProfile:
 
     @property
     def devices(self) -> dict[str, MemoryProfile]:
-        """Return the profiles of all devices by name: ``"cpu"``, or ``"cuda:0"`` and the others."""
-        first = "cuda:0" if self.device == "cuda" else self.device
-        return {first: self, **{other.device: other for other in self.others}}
+        """Return the profiles of all devices by name: ``"cpu"``, or that of this one's GPU
+        (``"cuda:0"`` without ranks), and the others.
+        """
+        others = {other.device: other for other in self.others}
+        if self.device != "cuda":
+            return {self.device: self, **others}
+        names = (f"cuda:{index}" for index in range(len(others) + 1))
+        return {next(name for name in names if name not in others): self, **others}
 
     def allocator_peaks(self) -> Mapping[str, Peaks]:
         """Return the caching allocator's peaks, by name; empty for cpu.
@@ -162,6 +171,8 @@ class MemoryProfile:
         The last line says how sure the workspace of kernels is.
         """
         device = f"{self.device} ({self.gpu})" if self.gpu else self.device
+        if self.world_size is not None:
+            device += f", rank {self.rank} of {self.world_size}"
         parts = [figures_table(device, self.figures())]
         if live := self.live_at_peak()[:largest]:
             parts.append(allocations_table(live))

@@ -33,7 +33,10 @@ def build(summary: Summary) -> dict[str, Any]:
         "outcomes": dict(sorted(outcomes.items())),
         "checks": [_check(check) for check in summary.checks],
         "obsolete": [
-            {"file": file, "test": key.test, "name": key.name, "device": key.device, "gpu": key.gpu}
+            {
+                "file": file,
+                **{name: part for name, part in asdict(key).items() if name != "torch_series"},
+            }
             for file, key in summary.obsolete
         ],
         "problems": list(summary.problems),

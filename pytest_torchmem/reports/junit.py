@@ -11,7 +11,9 @@ PREFIX = "torchmem."
 
 
 def properties(result: CheckResult) -> list[tuple[str, object]]:
-    """Return the properties of one check: ``torchmem.<name>.<device>.<figure>``, in bytes."""
+    """Return the properties of one check: ``torchmem.<name>.<device>.<figure>``, in bytes;
+    of a distributed step there is a part for the rank.
+    """
     key, trace = result.key, result.trace
     found: dict[str, object] = {"outcome": result.outcome.value}
     if key.gpu:
@@ -27,7 +29,8 @@ def properties(result: CheckResult) -> list[tuple[str, object]]:
         found["calibrated_workspaces"] = ", ".join(trace.calibrated_workspaces)
     if trace.unknown_workspaces:
         found["unknown_workspaces"] = ", ".join(trace.unknown_workspaces)
-    stem = PREFIX + "".join(f"{part}." for part in (key.name, key.device) if part)
+    rank = f"rank {key.rank} of {key.world_size}" if key.world_size else ""
+    stem = PREFIX + "".join(f"{part}." for part in (key.name, key.device, rank) if part)
     return [(f"{stem}{name}", value) for name, value in found.items()]
 
 

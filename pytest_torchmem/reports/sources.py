@@ -86,9 +86,9 @@ def _report(name: str, data: dict[str, Any]) -> Source:
     source = Source(name)
     try:
         for check in data["checks"]:
-            key = Key(
-                check["test"], check["name"], check["device"], check["gpu"], check["torch_series"]
-            )
+            names = ("test", "name", "device", "gpu", "torch_series")
+            world = {name: check.get(name, 0) for name in ("world_size", "rank")}
+            key = Key(**{name: check[name] for name in names}, **world)
             where = (check["nodeid"].removesuffix(f"::{key.test}"), key)
             if check["outcome"] != Outcome.NOT_CHECKED.value:
                 entry = Entry(key, check["torch"], check["workload"], dict(check["figures"]))

@@ -110,11 +110,10 @@ def moves(
     ``new`` are all there are.
     """
 
-    def likeness(entry: Entry) -> tuple[str, ...]:
-        key = entry.key
-        return (entry.workload, key.name, key.device, key.gpu, key.torch_series)
+    def likeness(entry: Entry) -> tuple[object, ...]:
+        return (entry.workload, replace(entry.key, test=""))
 
-    def same_test(entry: Entry) -> tuple[str, ...]:
+    def same_test(entry: Entry) -> tuple[object, ...]:
         return (entry.key.test, *likeness(entry))
 
     found: dict[Place, Place] = {}

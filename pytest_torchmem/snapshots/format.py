@@ -26,6 +26,7 @@ from pytest_torchmem.snapshots.tolerance import parse_rules
 
 SCHEMA = 1
 _IDENTITY = ("test", "name", "device", "gpu", "torch_series")
+_WORLD = ("world_size", "rank")
 _TEXTS = ("torch", "workload")
 _TABLES = ("modules", "operators")
 
@@ -41,11 +42,16 @@ class Key:
     gpu: str = ""
     torch_series: str = ""
     """The minor version of torch, such as "2.13", where entries are kept per version."""
+    world_size: int = 0
+    """How many processes a distributed step runs in; 0 for any other step."""
+    rank: int = 0
+    """Which of them was traced."""
 
     @property
     def where(self) -> str:
-        """The device as people read it: "cpu", "cuda (h100)"."""
-        return f"{self.device} ({self.gpu})" if self.gpu else self.device
+        """The device as people read it: "cpu", "cuda (h100)", "cpu, rank 3 of 8"."""
+        device = f"{self.device} ({self.gpu})" if self.gpu else self.device
+        return f"{device}, rank {self.rank} of {self.world_size}" if self.world_size else device
 
     def __str__(self) -> str:
         parts = [self.test, self.name, self.where]
@@ -112,6 +118,8 @@ class Entry:
         """Return the entry as it stands in the file, of builtin types."""
         identity = {name: getattr(self.key, name) for name in _IDENTITY}
         plain: dict[str, Any] = {name: value for name, value in identity.items() if value}
+        if self.key.world_size:
+            plain |= {name: getattr(self.key, name) for name in _WORLD}
         plain["torch"] = self.torch
         plain |= {"workload": self.workload} if self.workload else {}
         notes = {"tolerance": self.tolerance, "reason": self.reason}
@@ -170,10 +178,11 @@ def _entry(plain: Any, where: str) -> Entry:
         raise SnapshotError(str(error)) from None
     if "peak" not in plain:
         raise SnapshotError(f'{where} has no "peak"')
+    identity: dict[str, Any] = {name: texts[name] for name in _IDENTITY}
     ours = {"reason", "tolerance", "measured", *(f"at_{peak}" for peak in PEAKS)}
-    known = {*_IDENTITY, *_TEXTS, *FIGURES, *ours}
+    known = {*_IDENTITY, *_WORLD, *_TEXTS, *FIGURES, *ours}
     return Entry(
-        key=Key(**{name: texts[name] for name in _IDENTITY}),
+        key=Key(**identity, **_world(plain, where)),
         torch=texts["torch"],
         workload=texts["workload"],
         figures=table_of({n: plain[n] for n in FIGURES if n in plain}, where, size),
@@ -187,6 +196,14 @@ def _entry(plain: Any, where: str) -> Entry:
         extra={key: value for key, value in plain.items() if key not in known},
         measured=table_of(plain.get("measured", {}), f"{where}, measured", _measured, " of GPUs"),
     )
+
+
+def _world(plain: Any, where: str) -> dict[str, Any]:
+    """Return world size and rank of an entry."""
+    size, rank = (plain.get(name, 0) for name in _WORLD)
+    if type(size) is not int or type(rank) is not int or not 0 <= rank < max(size, 1):
+        raise SnapshotError(f'{where}: "rank" must be a number below "world_size"')
+    return {"world_size": size, "rank": rank}
 
 
 def _measured(plain: Any, where: str) -> Measured:

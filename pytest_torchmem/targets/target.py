@@ -10,6 +10,7 @@ from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.device_index import invalid_device_index, not_linked
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
+from pytest_torchmem.targets.world import World
 
 
 @dataclass(slots=True)
@@ -28,16 +29,20 @@ class Target:
     calibration: Calibration | None = None
     gpus: int = 1
     """How many GPUs there are, where there is one."""
+    world: World | None = None
+    """The process of a distributed program that is traced, if it is one."""
     selected: Selected = field(default_factory=Selected, repr=False, compare=False)
 
     @property
     def device(self) -> torch.device:
-        """The device that a trace reports on."""
-        return torch.device("cuda", 0) if self.gpu else torch.device("cpu")
+        """The device that a trace reports on: in a world the GPU of the rank."""
+        if self.gpu is None:
+            return torch.device("cpu")
+        return torch.device("cuda", 0 if self.world is None else self.world.local_rank)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """All devices beside the host, or the host alone; the trace reports on the first."""
+        """All devices beside the host, or the host alone."""
         if self.gpu is None:
             return (self.device,)
         return tuple(torch.device("cuda", index) for index in range(self.gpus))

@@ -1,48 +1,98 @@
-"""Process groups of NCCL, for builds of torch that have none."""
+"""Process groups of a world of which one process is there: torch's fake ones stand for all."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from pytest_torchmem.torch_private.names import private_if_imported, private_name_if_imported
 from pytest_torchmem.torch_private.patches import Replacements
 
+Additions = dict[Any, dict[str, Any]]
+"""What modules get that do not have it."""
+
 _C10D = "torch.distributed.distributed_c10d"
 _fake_group = private_if_imported("torch._C._distributed_c10d.FakeProcessGroup")
 _CREATE = private_name_if_imported("torch._C._distributed_c10d.FakeProcessGroup._create_internal")
 _is_built = private_if_imported(f"{_C10D}._NCCL_AVAILABLE")
+_register = private_if_imported("torch._C._distributed_c10d._register_process_group")
+_unregister = private_if_imported("torch._C._distributed_c10d._unregister_process_group")
+_state = private_if_imported(f"{_C10D}._world")
 _TIMEOUT = timedelta(minutes=10)
 """torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, kProcessGroupNCCLDefaultTimeout."""
+_TABLES = tuple(
+    private_name_if_imported(f"{_C10D}.{name}")
+    for name in (
+        "_pg_map",
+        "_pg_names",
+        "_pg_group_ranks",
+        "_pg_backend_config",
+        "_tags_to_pg",
+        "_pg_to_tag",
+    )
+)
+"""What ``torch.distributed`` has written down of groups; dictionaries."""
+_NUMBERS = tuple(
+    private_name_if_imported(f"{_C10D}.{name}")
+    for name in ("_group_count", "_backend", "_default_pg_init_method")
+)
 
 
-def nccl_groups(off: Callable[[], bool]) -> tuple[Replacements, dict[Any, dict[str, Any]]]:
+def nccl_groups(off: Callable[[], bool]) -> tuple[Replacements, Additions]:
     """Let ``init_process_group("nccl")`` make torch's fake process group, unless ``off()``.
 
     Returns what is replaced, and what modules get that do not have it: builds for the CPU lack
     ``ProcessGroupNCCL``.
     """
-    c10d, distributed = sys.modules.get(_C10D), sys.modules.get("torch.distributed")
-    fake: Any = _fake_group()
-    if c10d is None or distributed is None or fake is None or _is_built() is None:
+    c10d, fake = sys.modules.get(_C10D), _fake_group()
+    if c10d is None or fake is None or _is_built() is None:
         return [], {}
-    original: Any = getattr(c10d, "ProcessGroupNCCL", None)
-    kind = _group_class(fake, original, off)
-    replaced: list[tuple[Any, dict[str, Any]]] = [
-        (c10d, {"_NCCL_AVAILABLE": True, "default_pg_nccl_timeout": _TIMEOUT}),
-        (fake, {"_set_sequence_number_for_group": lambda group: None}),
-    ]
-    groups: dict[str, Any] = {"ProcessGroupNCCL": kind}
-    if original is None:
-        return replaced, {c10d: groups, distributed: groups}
-    return [*replaced, (c10d, groups), (distributed, groups)], {}
+    replaced, added = _groups("ProcessGroupNCCL", off)
+    values = {"_NCCL_AVAILABLE": True, "default_pg_nccl_timeout": _TIMEOUT}
+    return [*replaced, (c10d, values), _sequence_numbers()], added
 
 
-def _group_class(fake: Any, original: Any, off: Callable[[], bool]) -> Any:
-    """Return what stands for ``ProcessGroupNCCL``."""
+def groups_of_world(
+    rank: int, size: int, off: Callable[[], bool]
+) -> tuple[Replacements, Additions]:
+    """Let the backends for the host make torch's fake process group, unless ``off()``."""
+    c10d = sys.modules[_C10D]
+    gloo, new_gloo = _groups("ProcessGroupGloo", off)
+    mpi, new_mpi = _groups("ProcessGroupMPI", off, (rank, size))
+    values = {flag: True for flag in ("_GLOO_AVAILABLE", "_MPI_AVAILABLE") if hasattr(c10d, flag)}
+    added = {
+        module: {**new_gloo.get(module, {}), **new_mpi.get(module, {})}
+        for module in {**new_gloo, **new_mpi}
+    }
+    return [*gloo, *mpi, (c10d, values), _sequence_numbers()], added
+
+
+def _sequence_numbers() -> tuple[Any, dict[str, Any]]:
+    return _fake_group(), {"_set_sequence_number_for_group": lambda group: None}
+
+
+def _groups(
+    name: str, off: Callable[[], bool], world: tuple[int, int] = (0, 1)
+) -> tuple[list[tuple[Any, dict[str, Any]]], Additions]:
+    """Return what stands for one backend's class, where it is and where it is not yet."""
+    modules = [sys.modules[_C10D], sys.modules["torch.distributed"]]
+    original: Any = getattr(modules[0], name, None)
+    kind = {name: _group_class(name, _fake_group(), original, off, world)}
+    replaced = [(module, kind) for module in modules if hasattr(module, name)]
+    return replaced, {module: kind for module in modules if not hasattr(module, name)}
+
+
+def _group_class(
+    name: str, fake: Any, original: Any, off: Callable[[], bool], world: tuple[int, int]
+) -> Any:
+    """Return what stands for a backend's class; ``world`` is what MPI would say."""
     kinds = (fake,) if original is None else (fake, original)
+
+    def make(rank: int, size: int) -> Any:
+        return getattr(fake, _CREATE, fake)(rank, size, fake.Options())
 
     class Kind(type):
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -51,7 +101,15 @@ def _group_class(fake: Any, original: Any, off: Callable[[], bool]) -> Any:
         def __call__(cls, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
             if original is not None and off():
                 return original(store, rank, size, *args, **kwargs)
-            return getattr(fake, _CREATE, fake)(rank, size, fake.Options())
+            return make(rank, size)
+
+        def create(cls, ranks: list[int]) -> Any:
+            if original is not None and off():
+                return original.create(ranks)
+            own, size = world
+            if not ranks:
+                return make(own, size)
+            return make(ranks.index(own), len(ranks)) if own in ranks else None
 
     class Options(fake.Options):  # type: ignore[misc]
         """``ProcessGroupNCCL.Options``, with which nothing is done."""
@@ -60,6 +118,39 @@ def _group_class(fake: Any, original: Any, off: Callable[[], bool]) -> Any:
             super().__init__()
             self.is_high_priority_stream = is_high_priority_stream
 
-    return Kind(
-        "ProcessGroupNCCL", (), {"Options": Options if original is None else original.Options}
-    )
+    return Kind(name, (), {"Options": getattr(original, "Options", Options)})
+
+
+@contextmanager
+def groups_put_aside() -> Iterator[None]:
+    """Have no process group for a while; those that were there are there again afterwards."""
+    c10d, state = sys.modules[_C10D], _state()
+    tables = {name: dict(getattr(c10d, name)) for name in _TABLES}
+    numbers = {name: getattr(c10d, name) for name in _NUMBERS}
+    default, coalesced = state.default_pg, dict(state.pg_coalesce_state)
+    names = dict(state.pg_names)
+    _let_go(names)
+    state.default_pg = None
+    setattr(c10d, _NUMBERS[0], 0)
+    for table in (*(getattr(c10d, name) for name in _TABLES), state.pg_coalesce_state):
+        table.clear()
+    try:
+        yield
+    finally:
+        _let_go(dict(state.pg_names))
+        for name, table in tables.items():
+            getattr(c10d, name).clear()
+            getattr(c10d, name).update(table)
+        state.pg_coalesce_state.clear()
+        state.pg_coalesce_state.update(coalesced)
+        state.default_pg = default
+        for name, number in numbers.items():
+            setattr(c10d, name, number)
+        for group, name in names.items():
+            _register()(name, group)
+
+
+def _let_go(names: dict[Any, str]) -> None:
+    """Let C++ know no group by its name."""
+    for name in names.values():
+        _unregister()(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.conversion import give_survivors_data
-from pytest_torchmem.interception.distributed import process_group_kept, refuse_wrapped
+from pytest_torchmem.interception.distributed.modules import refuse_wrapped
+from pytest_torchmem.interception.distributed.world import world_entered
 from pytest_torchmem.interception.fingerprint import Program, fingerprint_of_step
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
@@ -32,7 +33,8 @@ from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.device_index import NOT_LINKED
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
-from pytest_torchmem.targets.target import Target
+from pytest_torchmem.targets.target import Selected, Target
+from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, check_world_size
 from pytest_torchmem.torch_private.nowhere import nowhere
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.tracing.clone import HollowCloner
@@ -59,7 +61,9 @@ def trace(
     memory: int | str | None = None,
     calibration: Calibration | None = None,
     values: str = "auto",
-    gpus: int = 1,
+    gpus: int | None = None,
+    world_size: int | None = None,
+    rank: int | None = None,
     **kwargs: Any,
 ) -> MemoryProfile:
     """Trace one training step of ``target`` on a fake device, and return its memory in bytes.
@@ -92,13 +96,18 @@ def trace(
     ``gpus`` is how many such GPUs the program sees. Its figures are those of ``cuda:0``;
     ``MemoryProfile.devices`` has the others'.
 
+    ``world_size`` is how many processes a distributed program runs in, and ``rank`` (default 0)
+    which of them is traced: ``torch.distributed`` and ``torchrun``'s variables are as in that
+    process, and nothing is sent. Nodes have 8 GPUs, or as many as ``gpus`` says; the figures are
+    those of the rank's own one, which is current from the beginning.
+
     Raises ``UsageError`` for invalid arguments, ``UnknownValueError`` if the program needs a value
     that the trace does not have, ``UnsupportedOperatorError`` for an operator whose output shapes
     are unknown, ``UnsupportedTorchError`` if this torch is not supported, and whatever ``target``
     raises.
     """
     __tracebackhide__ = True
-    machine = _machine(device, gpu, gpus, host, calibration)
+    machine = _machine(device, gpu, gpus, host, calibration, _world(world_size, rank, gpus))
     limit = Memory(parse_options(allocator), *_limit(memory, gpu))
     passes = _passes(values)
     step = Step(loss_fn, backward, optimizer, steps)
@@ -164,7 +173,7 @@ def _trace(
         stack.enter_context(process_kept(note_compiled))
         if beside_others:
             stack.enter_context(own_generators(interceptor.threads.on_thread))
-        stack.enter_context(process_group_kept())
+        stack.enter_context(world_entered(machine.world, interceptor.threads.on_thread))
         stack.callback(give_survivors_data, ledger)
         stack.callback(interceptor.parts.conversion.return_borrowed)
         stack.enter_context(thread_kept())
@@ -230,9 +239,12 @@ def _profile(
         *_compiled(interceptor.parts.attribution),
     )
     about = machine, workload, warnings, interceptor.parts.values.known_are
-    first, *rest = map(ledger.on, machine.devices)
-    others = tuple(map(partial(_profile_of, *about), rest, memories[1:]))
-    profile = _profile_of(*about, first, memories[0] if memories else None, others)
+    reported = [
+        (ledger.on(device), memory) for device, memory in zip_longest(machine.devices, memories)
+    ]
+    own = reported.pop(machine.device.index or 0)
+    others = tuple(_profile_of(*about, *other) for other in reported)
+    profile = _profile_of(*about, *own, others)
     del outcome
     return profile
 
@@ -268,7 +280,7 @@ def _profile_of(
     """Return the profile of one device, whose own warnings stand last."""
     timeline, device = ledger.timeline(), ledger.device
     return MemoryProfile(
-        device=str(device) if device.index else device.type,
+        device=device.type if device == machine.device else str(device),
         gpu=machine.gpu.name if machine.gpu else None,
         host=machine.host.name,
         torch_version=torch.__version__,
@@ -281,6 +293,8 @@ def _profile_of(
         timeline=timeline,
         replay=memory.peaks if memory is not None else None,
         others=others,
+        world_size=machine.world.size if machine.world else None,
+        rank=machine.world.rank if machine.world else None,
         **figures_of(timeline),
     )
 
@@ -321,24 +335,44 @@ def _unknown(device: DeviceLedger, machine: Target) -> tuple[str, ...]:
     return ("; ".join(parts),) if parts else ()
 
 
+def _world(world_size: int | None, rank: int | None, gpus: int | None) -> World | None:
+    if world_size is None:
+        if rank is not None:
+            check_ranks(rank, None, "rank=")
+        return None
+    size = check_world_size(world_size, "world_size=")
+    if rank is not None and type(rank) is not int:
+        raise UsageError(f"rank={rank!r}: expected one rank, from 0 to {size - 1}")
+    (own,) = check_ranks(0 if rank is None else rank, size, "rank=")
+    return World(size, own, gpus if type(gpus) is int and gpus > 0 else min(GPUS_OF_A_NODE, size))
+
+
 def _machine(
-    device: str, gpu: str | None, gpus: int, host: str, calibration: Calibration | None
+    device: str,
+    gpu: str | None,
+    gpus: int | None,
+    host: str,
+    calibration: Calibration | None,
+    world: World | None,
 ) -> Target:
     if device not in DEVICES:
         raise UsageError(f"device={device!r}: expected one of {', '.join(map(repr, DEVICES))}")
     if host not in _HOSTS:
         raise UsageError(f"host={host!r}: expected one of {', '.join(map(repr, _HOSTS))}")
+    if gpus is None:
+        gpus = 1 if world is None else world.per_node
     if not isinstance(gpus, int) or isinstance(gpus, bool) or not 1 <= gpus <= MOST_GPUS:
         raise UsageError(
             f"gpus={gpus!r}: expected how many GPUs the program sees, from 1 to {MOST_GPUS}"
         )
     modelled = find_gpu(DEFAULT_GPU if gpu is None else gpu)
     if device == "cpu":
-        return Target(_HOSTS[host]())
+        return Target(_HOSTS[host](), world=world)
     if calibration is not None and not isinstance(calibration, Calibration):
         raise UsageError(
             f"calibration={calibration!r}: expected a Calibration, as read_calibration() returns"
         )
     if calibration is not None and not calibration.covers(modelled.name):
         calibration = None  # plans are then those of every other trace
-    return Target(_HOSTS[host](), modelled, calibration, gpus)
+    own = Selected(0 if world is None else world.local_rank)
+    return Target(_HOSTS[host](), modelled, calibration, gpus, world, own)

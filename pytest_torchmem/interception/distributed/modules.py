@@ -111,26 +111,3 @@ def _refusing(trace: TraceContext, owner: Any, name: str, message: str) -> Calla
         return original(*args, **kwargs)
 
     return method
-
-
-@contextmanager
-def process_group_kept() -> Iterator[None]:
-    """Destroy the default process group that a program made in its trace and left.
-
-    With it goes the ``sys.excepthook`` that ``init_process_group`` wrapped around the one there.
-    """
-    if _has_process_group():
-        yield
-        return
-    hook = sys.excepthook
-    try:
-        yield
-    finally:
-        if _has_process_group():
-            sys.excepthook = hook
-            torch.distributed.destroy_process_group()
-
-
-def _has_process_group() -> bool:
-    """Return whether there is a default process group; some builds of torch cannot have one."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

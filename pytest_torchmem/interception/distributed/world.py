@@ -1,0 +1,148 @@
+"""The world of a trace: groups of processes of which one is there, and ``torchrun``'s variables.
+
+A collective is an operator (``c10d::allreduce_`` and its like) with a kernel for ``meta``
+(torch/csrc/distributed/c10d/Ops.cpp): intercepted as any other, it sends nothing and waits for
+nobody, whatever the backend. So torch's fake process group can stand for that of every backend.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed
+
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.interception.distributed.store import SharedStore
+from pytest_torchmem.targets.world import World
+from pytest_torchmem.torch_private.patches import Replacements, added, replaced_all
+from pytest_torchmem.torch_private.process_groups import groups_of_world, groups_put_aside
+
+_STORES = ("TCPStore", "FileStore", "HashStore")
+
+
+@contextmanager
+def world_entered(world: World | None, on_thread: Callable[[], bool]) -> Iterator[None]:
+    """Be one process of ``world``, with no process group yet; as before afterwards.
+
+    Without one, the default process group that a program makes in its trace is destroyed.
+    """
+    if world is None:
+        with _process_group_kept():
+            yield
+        return
+    if not torch.distributed.is_available():
+        raise UsageError("world_size= needs a build of torch that has torch.distributed")
+    replacements, additions = groups_of_world(world.rank, world.size, lambda: not on_thread())
+    with ExitStack() as stack:
+        stack.enter_context(_variables(world.environment))
+        stack.enter_context(groups_put_aside())
+        stack.enter_context(added(additions))
+        stack.enter_context(replaced_all(replacements))
+        stack.enter_context(replaced_all(_rendezvous(world, on_thread)))
+        stack.enter_context(_process_group_kept())
+        yield
+
+
+@contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _rendezvous(world: World, on_thread: Callable[[], bool]) -> Replacements:
+    """Replace what waits for other processes, or takes another world for granted."""
+    c10d: Any = torch.distributed.distributed_c10d
+    rendezvous, initialise = c10d.rendezvous, c10d.init_process_group
+
+    def meet(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        if not on_thread():
+            return rendezvous(*args, **kwargs)  # type: ignore[no-any-return]
+        return iter([(SharedStore(world.size), world.rank, world.size)])
+
+    def init_process_group(
+        backend: Any = None,
+        init_method: Any = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        __tracebackhide__ = True
+        if on_thread():
+            for name, asked, there in (
+                ("world_size", world_size, world.size),
+                ("rank", rank, world.rank),
+            ):
+                if asked not in (-1, there):
+                    raise UsageError(
+                        f"init_process_group({name}={asked}) in a trace of {world}: let the "
+                        "program take both from torchrun's variables, or trace with the same "
+                        "world_size= and rank="
+                    )
+            world_size, rank = world.size, world.rank
+        initialise(backend, init_method, timeout, world_size, rank, *args, **kwargs)
+
+    functions = {"rendezvous": meet, "init_process_group": init_process_group}
+    modules = (c10d, torch.distributed)
+    stores = {
+        name: _store_class(getattr(torch.distributed, name), world.size, on_thread)
+        for name in _STORES
+        if hasattr(torch.distributed, name)
+    }
+    return [
+        (
+            module,
+            {name: one for name, one in {**functions, **stores}.items() if name in vars(module)},
+        )
+        for module in modules
+    ]
+
+
+def _store_class(original: Any, size: int, on_thread: Callable[[], bool]) -> Any:
+    """Return what stands for a class of stores, which wait for other processes."""
+
+    class Kind(type(original)):  # type: ignore[misc]
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return SharedStore(size) if on_thread() else original(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, (original, SharedStore))
+
+    return Kind(original.__name__, (), {"__doc__": original.__doc__})
+
+
+@contextmanager
+def _process_group_kept() -> Iterator[None]:
+    """Destroy the default process group that a program made in its trace and left.
+
+    With it goes the ``sys.excepthook`` that ``init_process_group`` wrapped around the one there.
+    """
+    if _has_process_group():
+        yield
+        return
+    hook = sys.excepthook
+    try:
+        yield
+    finally:
+        if _has_process_group():
+            sys.excepthook = hook
+            torch.distributed.destroy_process_group()
+
+
+def _has_process_group() -> bool:
+    """Return whether there is a default process group; some builds of torch cannot have one."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,0 +1,116 @@
+"""The world of a trace: groups, variables, stores and meshes of one process of many."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_torchmem import trace
+from pytest_torchmem.errors import UnknownValueError, UsageError
+from pytest_torchmem.targets.world import World
+
+WORLD: dict[str, Any] = {"world_size": 16, "rank": 13}
+
+
+def start(device: str, backend: str | None, **arguments: Any) -> None:
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(backend, **arguments)
+    assert (dist.get_rank(), dist.get_world_size()) == (13, 16)
+    mesh = dist.init_device_mesh(device, (4, 4), mesh_dim_names=("dp", "tp"))
+    assert mesh["tp"].get_local_rank() == 1
+    own = torch.randn(1024, device=device)
+    dist.all_reduce(own, group=mesh["tp"].get_group())
+    group = dist.new_group([0, 13])
+    assert dist.get_rank(group) == 1
+    assert dist.new_group([0, 1]) == dist.GroupMember.NON_GROUP_MEMBER
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        ("cpu", "gloo"),
+        ("cpu", "mpi"),
+        ("cpu", None),
+        ("cuda", "nccl"),
+        ("cuda", None),
+        ("cuda", "cpu:gloo,cuda:nccl"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:For MPI backend")
+def test_every_backend_is_there_and_gone_afterwards(device: str, backend: str | None) -> None:
+    hook, variables = sys.excepthook, dict(os.environ)
+    profile = trace(start, device, backend, device=device, **WORLD)
+    mesh = 64 if device == "cpu" else 0  # 16 ranks of 4 bytes, on the host
+    assert profile.peak == 17 * 4096 + mesh + 1  # what the barrier is waited for with
+    assert (profile.world_size, profile.rank) == (16, 13)
+    assert "rank 13 of 16" in profile.table()
+    if device == "cuda":
+        assert profile.device == "cuda"
+        assert set(profile.devices) == {f"cuda:{index}" for index in range(8)}
+        assert profile.devices["cuda:5"] is profile
+        assert not any(other.peak for other in profile.others)
+    assert not dist.is_initialized()
+    assert sys.excepthook is hook
+    assert dict(os.environ) == variables
+
+
+def test_stores_and_addresses_wait_for_nobody() -> None:
+    def program() -> None:
+        store = dist.TCPStore("localhost", 1, 16, False, timedelta(seconds=300))
+        assert store.add("started", 1) == 16
+        store.set("own", "x")
+        assert dist.PrefixStore("a", store).add("b", 2) == 32
+        assert store.num_keys() == 3
+        start("cpu", "gloo", store=store, rank=13, world_size=16)
+        dist.destroy_process_group()
+        start("cpu", "gloo", init_method="tcp://10.1.1.20:23456")
+
+    trace(program, **WORLD)
+    with pytest.raises(UnknownValueError, match="another process writes to the store"):
+        trace(lambda: dist.HashStore().get("theirs"), **WORLD)
+
+
+def test_a_world_that_the_program_contradicts_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"init_process_group\(world_size=2\).*rank 13 of 16"):
+        trace(lambda: dist.init_process_group("gloo", rank=13, world_size=2), **WORLD)
+    for wrong in ({"rank": 1}, {"world_size": 0}, {"world_size": 2, "rank": 2}):
+        with pytest.raises(UsageError, match=r"rank|how many processes"):
+            trace(lambda: None, **wrong)
+
+
+def test_groups_that_were_there_are_there_again() -> None:
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        before, group = dist.group.WORLD, dist.new_group([0])
+        trace(start, "cpu", "gloo", **WORLD)
+        assert dist.group.WORLD is before
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor, group=group)
+        gathered = dist._functional_collectives.all_gather_tensor(tensor, 0, group)
+        assert gathered.tolist() == [1.0, 1.0]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_variables_are_those_of_torchrun() -> None:
+    variables = World(20, 17, 8).environment
+    expected = {
+        "RANK": "17",
+        "WORLD_SIZE": "20",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+        "GROUP_RANK": "2",
+        "GROUP_WORLD_SIZE": "3",
+    }
+    assert expected.items() <= variables.items()

@@ -1,0 +1,73 @@
+"""Checks of the ranks of a distributed step: ``world_size=`` and ``ranks=`` in whole runs."""
+
+from __future__ import annotations
+
+STEP = """
+import os
+import pytest
+import torch
+import torch.distributed as dist
+
+def step(device="cpu"):
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert (rank, size) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    mesh = dist.init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("data", "tensor"))
+    held = torch.empty(1 << 16 if rank else 1 << 14)
+    parts = [torch.empty_like(held) for _ in range(mesh["tensor"].size())]
+    dist.all_gather(parts, held, group=mesh["tensor"].get_group())
+"""
+FIXTURE = STEP + (
+    "def test_it(torchmem):\n"
+    "    profiles = torchmem.check(step, device='cpu', world_size=8, ranks=(0, 7))\n"
+    "    assert {name: found.rank for name, found in profiles.items()}"
+    " == {'cpu rank 0': 0, 'cpu rank 7': 7}\n"
+)
+
+
+def test_each_rank_has_an_entry_of_its_own(project):
+    project.write(test_net=FIXTURE)
+    project.run("--torchmem-update").assert_outcomes(passed=1)
+    project.run().assert_outcomes(passed=1)
+    stored = project.file().read_text()
+    assert stored.count('"world_size": 8') == 2
+    project.write(test_net=FIXTURE.replace("1 << 16", "1 << 17"))
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E * cpu, rank 7 of 8: forward peak grew by *"])
+    result.stdout.no_fnmatch_line("*rank 0 of 8: forward peak grew*")
+    assert project.file().read_text() == stored
+
+
+def test_marker_options_and_ini_say_the_world(project):
+    body = STEP.replace("def step", "@pytest.mark.memory_budget({}device='cpu')\ndef test_it")
+    body = body.replace('device="cpu"', "")
+    project.write(test_net=body.format("'2 MiB', world_size=4, ranks=(1, 3), "))
+    project.run().assert_outcomes(passed=1)
+    project.write(test_net=body.format("'512 KiB', "))
+    result = project.run(
+        "--torchmem-world-size=4", "--torchmem-ranks=0,3", "--torchmem-json=r.json"
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["cpu, rank 3 of 4: peak * exceeds the budget *"])
+    assert '"rank": 3' in (project.path / "r.json").read_text()
+    project.run("-o", "torchmem_world_size=4", "-o", "torchmem_ranks=0").assert_outcomes(passed=1)
+
+
+def test_what_is_no_world_is_refused(project):
+    wrong = {
+        "check(step, ranks=1)": "*a rank is one of a world: give world_size= too*",
+        "check(step, world_size=0)": "*write how many processes there are*",
+        "check(step, world_size=4, ranks=(0, 4))": "*write ranks from 0 to 3*",
+        "check(step, world_size=4, rank=1)": "*write ranks=*",
+    }
+    body = "".join(
+        f"def test_{number}(torchmem):\n    torchmem.{call}\n" for number, call in enumerate(wrong)
+    )
+    project.write(test_net=STEP + body)
+    result = project.run()
+    result.assert_outcomes(failed=4)
+    for message in wrong.values():
+        result.stdout.fnmatch_lines([message])
+    result = project.run("--torchmem-ranks=x")
+    result.stderr.fnmatch_lines(["*torchmem_ranks: 'x': write ranks*"])
