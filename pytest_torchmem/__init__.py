@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_torchmem.errors import TorchmemError
+    from pytest_torchmem.graphs.nodes import node_table
     from pytest_torchmem.measurement import measure
     from pytest_torchmem.measurement.calibrate import calibrate
     from pytest_torchmem.operators.custom_operators import OperatorModel
@@ -31,6 +32,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "measure",
+    "node_table",
     "read_calibration",
     "trace",
     "write_calibration",
@@ -44,6 +46,7 @@ _HOMES = {
     "TorchmemError": "pytest_torchmem.errors",
     "calibrate": "pytest_torchmem.measurement.calibrate",
     "measure": "pytest_torchmem.measurement",
+    "node_table": "pytest_torchmem.graphs.nodes",
     "read_calibration": "pytest_torchmem.snapshots.calibration_store",
     "trace": "pytest_torchmem.tracing.trace",
     "write_calibration": "pytest_torchmem.snapshots.calibration_store",

@@ -62,6 +62,17 @@ def format_size(size: int | None) -> str:
     return f"{sign}{number:.{digits}f} {unit}"
 
 
+def format_count(count: int) -> str:
+    """Return ``count`` with three significant digits: ``"1.46 G"``, ``"12"``."""
+    number = float(count)
+    for unit in ("", "k", "M", "G", "T", "P"):
+        if number < 999.5 or unit == "P":
+            break
+        number /= 1000
+    digits = 0 if not unit or number >= 99.95 else 1 if number >= 9.995 else 2
+    return f"{number:.{digits}f} {unit}".rstrip()
+
+
 def format_change(before: int | None, after: int | None) -> str:
     """Return the step from ``before`` to ``after`` bytes: ``"+1.20 MiB (+3.4 %)"``.
 

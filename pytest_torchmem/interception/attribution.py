@@ -89,6 +89,9 @@ class Attribution:
         self.on_outermost_call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None] | None
         """Called for modules that no other module calls, except where a backward computes anew."""
         self.on_outermost_call = None
+        self.node_number = 0
+        """Of the last operator: one more than the sequence number of the node that autograd makes
+        of it, if it records it; minus that, if a node of the backward called it."""
         self.compiled: dict[str, None] = {}
         """Lines that called what ``torch.compile`` wraps; in a trace it runs eagerly."""
 
@@ -98,11 +101,13 @@ class Attribution:
         if current_graph_task() == -1:
             place = self._forward_place(modules, frame)
             number, made = sequence_number(), self._places
+            self.node_number = number
             if not made.numbers or made.numbers[-1] < number:
                 made.numbers.append(number)
                 made.places.append(place)
         elif modules and modules[-1][1] == current_graph_task():
             place = self._forward_place(modules, frame)  # a checkpoint computes its forward again
+            self.node_number = sequence_number()
         else:
             place = self._backward_place()
         key = (phase, place.module, operator, place.line)
@@ -218,8 +223,10 @@ class Attribution:
     def _backward_place(self) -> _Place:
         node = current_node()
         if node is None:
+            self.node_number = 0
             return _NOWHERE
         number = node._sequence_nr()
+        self.node_number = -1 - number
         place, made = self._node_places.of(number)
         if not made and len(self._all_places) > 1:
             for places in self._all_places:  # a node does not say which thread made it

@@ -22,6 +22,7 @@ from pytest_torchmem.interception.layouts.layouts import Layouts
 from pytest_torchmem.interception.layouts.sparse import has_sparse
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.interception.materialize import grow, make_hollow, make_outputs
+from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.placement import check_generator
 from pytest_torchmem.interception.plan import Output, Plan, Same
@@ -37,6 +38,7 @@ from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.operators.work import CallWork
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.operators.workspace_of import library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
@@ -65,6 +67,7 @@ class Kernels:
         self._ledger = parts.ledger
         self._layouts = layouts
         self._plans = Plans(parts.target)
+        self._log = OperatorLog(parts.attribution)
         self._decompositions = Decompositions(interceptor, parts.ledger, parts.numbers)
 
     # -- one operator ------------------------------------------------------------------------------
@@ -136,11 +139,26 @@ class Kernels:
                 return self._run_dynamic(call, device, frame)
             return self._follow(call, plan, device, frame, is_new=True)
         ahead = self._parts.values.ahead_of_body(call)
-        result, plan = self._decompositions.run(body, call, device)
+        result, plan = self._run_body(body, call, device, frame)
         if plan is not None:
             self._plans.remember(key, plan)
             self._parts.values.note_body(call, plan, result, ahead)
         return result
+
+    def _run_body(
+        self, body: Callable[..., Any], call: Call, device: DeviceLedger, frame: Any
+    ) -> tuple[Any, Plan | None]:
+        """Run the operators that one is made of; return its result, and its plan if it has one."""
+        __tracebackhide__ = True
+        start, origin = len(device.events), self._origin(call.operator, frame)
+        with self._log.body() as inner:
+            result, plan = self._decompositions.run(body, call, device)
+        work = CallWork(call.operator, call.args, call.kwargs, result)
+        work.of_body(tuple(inner))
+        if plan is not None:
+            plan.work = work
+        self._log.note(call, work, device, origin, start)
+        return result, plan
 
     def _follow(
         self, call: Call, plan: Plan, device: DeviceLedger, frame: Any, is_new: bool
@@ -152,12 +170,14 @@ class Kernels:
         if len(tensors) < len(spec.tensors) and device.device == _CPU:
             numbers = spec.numbers(args)
         origin, values = self._origin(spec, frame), parts.values
+        start = len(device.events)
         memories = values.compute(call, plan)
         result = make_outputs(self._ledger, plan, tensors, device, origin, memories or NO_MEMORIES)
         if is_new:
             given = with_types(args, numbers)
             where = device.device.type
             plan.workspace = workspace_of(self._target, where, spec, result, given, call.kwargs)
+            plan.work = CallWork(spec, args, call.kwargs, result)
         wrapped: tuple[int, ...] = ()
         if numbers and frame.f_code is not ENGINE_CODE:  # what the engine issues, a node has saved
             wrapped = parts.numbers.book(args, numbers, device, origin)
@@ -171,6 +191,8 @@ class Kernels:
         if len(self._ledger.devices) > 1 and spec.record.copies_across:
             self._stage(call, result, device)
         values.note(call, plan, result, memories)
+        if plan.work is not None:
+            self._log.note(call, plan.work, device, origin, start)
         return result
 
     def _body(self, spec: OperatorSpec, device: str) -> Callable[..., Any] | None:
@@ -221,13 +243,14 @@ class Kernels:
         spec, where = call.operator, device.device.type
         body = self._body(spec, where)
         if body is not None:
-            return self._decompositions.run(body, call, device)[0]
+            return self._run_body(body, call, device, frame)[0]
         self._parts.values.refuse_captured(call)
         if spec.name == "aten::equal":
             answer = equal_without_values(call)
             if answer is not None:
                 return answer
         origin, values = self._origin(spec, frame), self._parts.values
+        start = len(device.events)
         plan, real = plan_from_values(call, values, where)
         result = self._with_host_outputs(call, plan, real, device, origin)
         # Where the outputs' values decide what a kernel takes, they are known here.
@@ -236,6 +259,8 @@ class Kernels:
             self._take(workspace, device, origin)
         if values.contents.are_known(call.records):
             values.take(result, real)
+        work = CallWork(spec, call.args, call.kwargs, result)
+        self._log.note(call, work, device, origin, start)
         return result
 
     def _with_host_outputs(

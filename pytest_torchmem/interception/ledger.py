@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pytest_torchmem.allocator.private import PoolId
 from pytest_torchmem.operators.workspace import Buffer, Workspace
+from pytest_torchmem.profile.operator_calls import OperatorCall, Work
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase, Timeline
 from pytest_torchmem.targets.calibration import WorkspaceKey
 
@@ -33,6 +34,10 @@ class AllocationEntry(NamedTuple):
     confidence: Confidence = Confidence.EXACT
 
 
+_Noted = tuple[int, int, Origin, int, str, "list[StorageRecord]", Work, str]
+"""A call of an operator as it is written down: an ``OperatorCall`` with records for its reads."""
+
+
 class DeviceLedger:
     """The allocations of one device in order."""
 
@@ -47,6 +52,8 @@ class DeviceLedger:
         self.phases: list[tuple[int, Phase]] = []
         self.earlier: list[int] = []
         """Events of storages that were there before the trace and were met in its course."""
+        self.calls: list[_Noted] | None = []
+        """The operators that ran, in order; None where nobody will ask."""
         self.stream = 0
         """The stream that is current; 0 is the default one."""
         self.streams: dict[int, int] = {}
@@ -135,6 +142,7 @@ class DeviceLedger:
         self.private = {index: self.private[index] for index in live if index in self.private}
         self.pinned.intersection_update(live)
         self.earlier.clear()
+        self.calls = None
         self.events[:] = live
         del self.phases[:-1]
         self.phases[:] = [(0, phase) for _, phase in self.phases]
@@ -159,6 +167,23 @@ class DeviceLedger:
             for position, (start, phase) in enumerate(self.phases)
         )
         return Timeline(allocations, tuple(events), phases)
+
+    def operator_calls(self) -> tuple[OperatorCall, ...]:
+        """Return the operators that ran, with their places among the events of ``timeline()``."""
+        shift = len(self.earlier)
+        return tuple(
+            OperatorCall(
+                start + shift,
+                stop + shift,
+                origin,
+                node,
+                node_name,
+                tuple([record.index for record in records if record.ledger is self]),
+                work,
+                label,
+            )
+            for start, stop, origin, node, node_name, records, work, label in self.calls or ()
+        )
 
 
 def _allocation(entry: AllocationEntry) -> Allocation:

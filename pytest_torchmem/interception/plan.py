@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.geometry import on_meta
+from pytest_torchmem.operators.work import CallWork
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
@@ -97,6 +98,8 @@ class Plan:
     """How sure the bytes of a slot are, where they are not exact."""
     on_host: frozenset[int] = frozenset()
     """Slots that are made on the host, wherever the others are."""
+    work: CallWork | None = None
+    """What the kernel has to do."""
 
     def resize(self, position: int, nbytes: int | None) -> None:
         """Give the flat output at ``position`` the size that a library decides on.

@@ -8,7 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.allocator.recorded import Peaks
+from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import FIGURES
+from pytest_torchmem.profile.node_table import NodeTable, node_table_of
+from pytest_torchmem.profile.operator_calls import OperatorCall
 from pytest_torchmem.profile.tables import allocations_table, figures_table, workspace_lines
 from pytest_torchmem.profile.timeline import (
     Allocation,
@@ -61,6 +64,8 @@ class MemoryProfile:
     questions: tuple[WorkspaceKey, ...] = field(default=(), repr=False)
     """The workspaces of the step that a calibration can measure."""
     timeline: Timeline = field(default=Timeline(), repr=False)
+    calls: tuple[OperatorCall, ...] | None = field(default=None, repr=False, compare=False)
+    """The operators that ran, in order; ``None`` for a measurement."""
     replay: Callable[[], Mapping[str, Peaks]] | None = field(
         default=None, repr=False, compare=False
     )
@@ -164,6 +169,15 @@ class MemoryProfile:
             ),
             lambda allocation: allocation.confidence.value,
         )
+
+    def node_table(self) -> NodeTable:
+        """Return what each operator needs in forward and backward, in the order of the step.
+
+        Raises ``UsageError`` for a measurement, which knows no operators.
+        """
+        if self.calls is None:
+            raise UsageError("a measurement has no operators: trace() the step for its table")
+        return node_table_of(self.timeline, self.calls)
 
     def table(self, largest: int = 10) -> str:
         """Return the peaks by phase and the ``largest`` things alive at the peak, as text.

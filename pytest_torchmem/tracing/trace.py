@@ -291,6 +291,7 @@ def _profile_of(
         questions=tuple(sorted(ledger.questions)),
         values=values,
         timeline=timeline,
+        calls=ledger.operator_calls(),
         replay=memory.peaks if memory is not None else None,
         others=others,
         world_size=machine.world.size if machine.world else None,

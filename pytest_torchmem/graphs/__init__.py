@@ -1,0 +1,1 @@
+"""What is computed from graphs, and from traces of more than one step or size."""

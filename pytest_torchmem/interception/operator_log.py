@@ -1,0 +1,73 @@
+"""The calls of operators, in order: for whom the events of the ledger are not enough.
+
+Written down is what is at hand when an operator returns. Its floating-point operations are counted
+when somebody asks, once for each plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.call import Call
+from pytest_torchmem.interception.ledger import DeviceLedger
+from pytest_torchmem.operators.work import CallWork
+from pytest_torchmem.profile.operator_calls import GRAPH_NODE
+from pytest_torchmem.profile.timeline import Origin
+from pytest_torchmem.torch_private.autograd import current_node
+
+
+class OperatorLog:
+    """Writes down calls that no other operator made; what a body calls is its work."""
+
+    def __init__(self, attribution: Attribution) -> None:
+        self._attribution = attribution
+        self._recorded: set[int] = set()
+        """Numbers of the autograd nodes of calls that were written down."""
+        self._bodies: list[list[CallWork]] = []
+        """The work so far of the bodies that are running, the innermost last."""
+
+    @contextmanager
+    def body(self) -> Iterator[list[CallWork]]:
+        """Collect the work of what an operator's body calls."""
+        inner: list[CallWork] = []
+        self._bodies.append(inner)
+        try:
+            yield inner
+        finally:
+            self._bodies.pop()
+
+    def note(
+        self, call: Call, work: CallWork, device: DeviceLedger, origin: Origin, start: int
+    ) -> None:
+        """Write down a call that returned, and before which there were ``start`` events."""
+        if self._bodies:
+            self._bodies[-1].append(work)
+            return
+        calls = device.calls
+        if calls is None:
+            return
+        attribution, name = self._attribution, ""
+        number = attribution.node_number
+        if number < 0:
+            if -number not in self._recorded:
+                name = _name_of(current_node())
+        elif torch.is_grad_enabled() and _recorded(call.tensors):
+            self._recorded.add(number)
+        else:
+            number = 0
+        stop, label = len(device.events), GRAPH_NODE.get()
+        calls.append((start, stop, origin, number, name, call.records, work, label))
+
+
+def _recorded(tensors: list[Tensor]) -> bool:
+    return any(tensor.requires_grad for tensor in tensors)
+
+
+def _name_of(node: Any) -> str:
+    return "" if node is None else str(node.name())

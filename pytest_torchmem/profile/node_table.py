@@ -1,0 +1,373 @@
+"""The memory and the work of each operator of a step, its forward and its backward in one row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from pytest_torchmem.profile.operator_calls import OperatorCall
+from pytest_torchmem.profile.operator_steps import OperatorStep, operator_steps
+from pytest_torchmem.profile.timeline import Kind, Phase, Timeline
+from pytest_torchmem.units import format_count, format_size
+
+_NO_ACTIVATIONS = frozenset({Kind.PARAMETER, Kind.BUFFER})
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_BASELINE = "(before the step)"
+_OUTSIDE = "(outside of operators)"
+
+
+@dataclass(slots=True)
+class Row:
+    """One operator, or several that stand together: bytes by storage, operations by call.
+
+    ``fwd`` columns are of the operator itself, whatever phase it ran in, and ``bwd`` columns of the
+    operators that its autograd node called. What only the backward has (the node of a view, of
+    a custom function, of an accumulated gradient) is a row of its own, named by its node.
+    """
+
+    phase: str
+    module: str
+    operator: str
+    line: str
+    calls: int = 0
+    fwd_in: int = 0
+    """Activations that it reads; views count as what they are views of, parameters not at all."""
+    fwd_in_saved: int = 0
+    """The part of ``fwd_in`` that its backward reads."""
+    fwd_saved: int = 0
+    """What the backward reads of what was there when the operator returned, outputs included."""
+    fwd_tmp: int = 0
+    """What it holds at its peak beyond what is alive when it returns; of several, the most."""
+    fwd_out: int = 0
+    """What it makes and leaves alive."""
+    fwd_out_saved: int = 0
+    """The part of ``fwd_out`` that stays because its own node or a user's node saved it."""
+    fwd_peak: int = 0
+    """The most that is alive on the device while it runs; of several, the most."""
+    bwd_tmp: int = 0
+    bwd_out: int = 0
+    bwd_peak: int = 0
+    fwd_flops: int = 0
+    bwd_flops: int = 0
+    fwd_moved: int = 0
+    """Bytes that its kernels read and write, each argument and output once."""
+    bwd_moved: int = 0
+    node: str = ""
+    """The node of the graph, where one was run node by node."""
+
+
+COLUMNS = tuple(entry.name for entry in fields(Row))
+_BYTES = ("fwd_in", "fwd_in_saved", "fwd_saved", "fwd_out", "fwd_out_saved", "bwd_out")
+_MOST = ("fwd_tmp", "fwd_peak", "bwd_tmp", "bwd_peak")
+_SUMS = ("calls", "fwd_flops", "bwd_flops", "fwd_moved", "bwd_moved")
+
+
+@dataclass(slots=True)
+class _Storages:
+    """What the bytes of a row are made of: allocations as events number them."""
+
+    fwd_in: frozenset[int] = frozenset()
+    fwd_in_saved: frozenset[int] = frozenset()
+    fwd_saved: frozenset[int] = frozenset()
+    fwd_out: frozenset[int] = frozenset()
+    fwd_out_saved: frozenset[int] = frozenset()
+    bwd_out: frozenset[int] = frozenset()
+
+    def __or__(self, other: _Storages) -> _Storages:
+        return _Storages(*(getattr(self, name) | getattr(other, name) for name in _BYTES))
+
+
+class NodeTable:
+    """The operators of a step in order; every event of the timeline is in one row.
+
+    ``fwd_peak`` of the forward's rows and ``bwd_peak`` of all rows have the peaks of the phases as
+    their largest; ``peaks()`` returns them.
+    """
+
+    def __init__(
+        self, rows: Sequence[Row], storages: Sequence[_Storages], sizes: Sequence[int]
+    ) -> None:
+        self.rows = tuple(rows)
+        self._storages = tuple(storages)
+        self._sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def peaks(self) -> dict[str, int]:
+        """Return the peak of each phase that ran, in bytes, by the names of a profile's figures."""
+        found: dict[str, int] = {}
+        for row in self.rows:
+            for phase, peak in ((row.phase, row.fwd_peak), ("backward", row.bwd_peak)):
+                if peak or phase == row.phase:
+                    found[phase] = max(found.get(phase, 0), peak)
+        peaks = {f"{name}_peak": peak for name, peak in found.items() if name in _PHASES_SHOWN}
+        return peaks | {"peak": max(found.values(), default=0)}
+
+    def total(self) -> Row:
+        """Return all rows in one: storages counted once, the highest of peaks and temporaries."""
+        return next(iter(self._grouped(lambda row: ())), Row("", "", "", ""))
+
+    def by_module(self) -> NodeTable:
+        """Return a row for each module, by its path."""
+        return self._regrouped(lambda row: (row.phase, row.module))
+
+    def by_operator(self) -> NodeTable:
+        """Return a row for each operator, by its name."""
+        return self._regrouped(lambda row: (row.phase, row.operator))
+
+    def by_node(self) -> NodeTable:
+        """Return a row for each node of a graph that was run node by node."""
+        return self._regrouped(lambda row: (row.node,))
+
+    def folded(self) -> NodeTable:
+        """Return a row for each operator and line; numbers of repeated layers become ``*``."""
+        return self._regrouped(
+            lambda row: (row.phase, _NUMBER.sub("*", row.module), row.operator, row.line)
+        )
+
+    def table(self, largest: int | None = None) -> str:
+        """Return the rows as text; ``largest`` keeps the rows with the most bytes, in order."""
+        rows = [row for row in self.rows if row.operator != _OUTSIDE or row.fwd_out]
+        if largest is not None:
+            by_size = sorted(rows, key=lambda row: -_weight(row))[:largest]
+            kept = set(map(id, by_size))
+            rows = [row for row in rows if id(row) in kept]
+        shown = [*rows, self.total()]
+        lines = [
+            (row.module, row.operator, row.line, *(_text(row, name) for name in _SHOWN))
+            for row in shown
+        ]
+        align = ("left", "left", "left", *("right" for _ in _SHOWN))
+        headers = ("module", "operator", "line", *(name.replace("_", " ") for name in _SHOWN))
+        lines[-1] = ("all", *lines[-1][1:])
+        return tabulate(lines, headers=headers, colalign=align, disable_numparse=True)
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """Return the rows as comma-separated values, and write them to ``path`` if there is one.
+
+        Bytes and operations are plain numbers. The first line has the names of the columns, which
+        are the fields of ``Row``.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows([getattr(row, name) for name in COLUMNS] for row in self.rows)
+        if path is not None:
+            Path(path).write_text(text.getvalue(), encoding="utf-8")
+        return text.getvalue()
+
+    def _regrouped(self, key: Callable[[Row], tuple[str, ...]]) -> NodeTable:
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for index, row in enumerate(self.rows):
+            groups.setdefault(key(row), []).append(index)
+        storages = [self._union(members) for members in groups.values()]
+        rows = [
+            self._merged([self.rows[index] for index in members], union)
+            for members, union in zip(groups.values(), storages, strict=True)
+        ]
+        for row, name in zip(rows, groups, strict=True):
+            if len(name) == 4:
+                row.module = name[1]
+        return NodeTable(rows, storages, self._sizes)
+
+    def _grouped(self, key: Callable[[Row], tuple[str, ...]]) -> Iterable[Row]:
+        return self._regrouped(key).rows
+
+    def _union(self, members: Sequence[int]) -> _Storages:
+        return _Storages(
+            *(
+                frozenset().union(*(getattr(self._storages[at], name) for at in members))
+                for name in _BYTES
+            )
+        )
+
+    def _merged(self, rows: Sequence[Row], storages: _Storages) -> Row:
+        """Return several rows in one; a text that is not the same in all of them is left out."""
+        texts: dict[str, Any] = {
+            name: getattr(rows[0], name) if len({getattr(row, name) for row in rows}) == 1 else ""
+            for name in ("phase", "module", "operator", "line", "node")
+        }
+        figures: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in _SUMS}
+        figures |= {name: max(getattr(row, name) for row in rows) for name in _MOST}
+        figures |= {name: self._bytes(getattr(storages, name)) for name in _BYTES}
+        return Row(**texts, **figures)
+
+    def _bytes(self, storages: Iterable[int]) -> int:
+        return sum(self._sizes[index - 1] for index in storages)
+
+
+_PHASES_SHOWN = frozenset(phase.value for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER))
+_SHOWN = (
+    "fwd_in",
+    "fwd_saved",
+    "fwd_tmp",
+    "fwd_out",
+    "fwd_peak",
+    "bwd_tmp",
+    "bwd_out",
+    "bwd_peak",
+    "fwd_flops",
+    "bwd_flops",
+)
+
+
+def _weight(row: Row) -> int:
+    return row.fwd_saved + row.fwd_tmp + row.fwd_out + row.bwd_tmp + row.bwd_out
+
+
+def _text(row: Row, name: str) -> str:
+    value: int = getattr(row, name)
+    if not value:
+        return ""
+    return format_count(value) if name.endswith("flops") else format_size(value)
+
+
+def node_table_of(timeline: Timeline, calls: Sequence[OperatorCall]) -> NodeTable:
+    """Return the table of a timeline and the operators that ran in it."""
+    builder = _Builder(timeline)
+    for step in operator_steps(timeline, calls):
+        builder.add(step)
+    return builder.table()
+
+
+class _Open:
+    """A row in the making."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self.births = 0
+        """The last allocation that was made when the operator returned."""
+        self.reads: set[int] = set()
+        self.made: set[int] = set()
+        self.saved: set[int] = set()
+        self.made_in_backward: set[int] = set()
+
+
+class _Builder:
+    """Makes rows of steps: a backward's steps go to the row of the operator they belong to."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._sizes = [allocation.nbytes for allocation in timeline.allocations]
+        self._activation = [
+            allocation.kind not in _NO_ACTIVATIONS for allocation in timeline.allocations
+        ]
+        self._rows: list[_Open] = []
+        self._of_node: dict[int, _Open] = {}
+        self._named: dict[tuple[int, str], _Open] = {}
+        self._births = 0
+        """The last allocation so far: they are numbered as they are made."""
+        self._numbers: list[int] = []
+        """The numbers of the autograd nodes of the rows so far."""
+        self._births_before: list[int] = []
+        """The last allocation before each of them."""
+
+    def add(self, step: OperatorStep) -> None:
+        """Take one step into its row."""
+        call = step.call
+        if call is None:
+            self._outside(step)
+        elif call.node < 0 and step.origin.phase is Phase.BACKWARD:
+            self._backward(step, call)
+        else:
+            self._forward(step, call)
+
+    def table(self) -> NodeTable:
+        """Return the finished rows."""
+        saved = set().union(*(opened.saved for opened in self._rows))
+        storages = [
+            _Storages(
+                frozenset(opened.reads),
+                frozenset(opened.reads & opened.saved),
+                frozenset(opened.saved),
+                frozenset(opened.made),
+                frozenset(opened.made & saved),
+                frozenset(opened.made_in_backward),
+            )
+            for opened in self._rows
+        ]
+        table = NodeTable([opened.row for opened in self._rows], storages, self._sizes)
+        for row, own in zip(table.rows, storages, strict=True):
+            for name in _BYTES:
+                setattr(row, name, sum(self._sizes[index - 1] for index in getattr(own, name)))
+        return table
+
+    def _open(self, step: OperatorStep, operator: str) -> _Open:
+        origin = step.origin
+        row = Row(origin.phase.value, origin.module, operator, origin.line)
+        if step.call is not None:
+            row.node = step.call.label
+        opened = _Open(row)
+        self._rows.append(opened)
+        return opened
+
+    def _outside(self, step: OperatorStep) -> None:
+        is_baseline = step.origin.phase is Phase.BASELINE
+        opened = self._open(step, _BASELINE if is_baseline else _OUTSIDE)
+        opened.made.update(step.made)
+        self._births = max(self._births, *step.made, 0)
+        row = opened.row
+        if step.origin.phase is Phase.BACKWARD:
+            row.bwd_tmp, row.bwd_peak = step.temporary, step.peak
+        else:
+            row.fwd_tmp, row.fwd_peak = step.temporary, step.peak
+
+    def _forward(self, step: OperatorStep, call: OperatorCall) -> None:
+        births = self._births
+        self._births = max(births, *step.made, *call.reads, 0)
+        opened = self._open(step, step.origin.operator)
+        row, work = opened.row, call.work
+        row.calls, row.fwd_tmp, row.fwd_peak = 1, step.temporary, step.peak
+        row.fwd_flops, row.fwd_moved = work.flops, work.read + work.written
+        opened.reads.update(self._activations(call.reads))
+        opened.made.update(step.made)
+        opened.births = self._births
+        if call.node > 0:
+            self._of_node.setdefault(call.node, opened)
+            self._numbers.append(call.node)
+            self._births_before.append(births)
+        if step.origin.phase is Phase.BACKWARD:  # computed again, for a checkpoint
+            row.bwd_peak, row.fwd_peak = row.fwd_peak, 0
+
+    def _backward(self, step: OperatorStep, call: OperatorCall) -> None:
+        opened = self._of_node.get(-call.node)
+        if opened is None:
+            key = (call.node, call.node_name)
+            opened = self._named.get(key)
+            if opened is None:
+                name = call.node_name or step.origin.operator
+                opened = self._named[key] = self._open(step, name)
+                # What was there when the next node was made may have been saved by this one.
+                after = bisect_right(self._numbers, -call.node)
+                if after < len(self._numbers):
+                    opened.births = self._births_before[after]
+        row, work = opened.row, call.work
+        row.bwd_tmp = max(row.bwd_tmp, step.temporary)
+        row.bwd_peak = max(row.bwd_peak, step.peak)
+        row.bwd_flops += work.flops
+        row.bwd_moved += work.read + work.written
+        opened.made_in_backward.update(step.made)
+        opened.saved.update(
+            index for index in self._activations(call.reads) if index <= opened.births
+        )
+        self._births = max(self._births, *step.made, 0)
+
+    def _activations(self, reads: Iterable[int]) -> Iterator[int]:
+        return (index for index in reads if self._activation[index - 1])
+
+
+def plain_rows(table: NodeTable) -> list[dict[str, Any]]:
+    """Return the rows as dictionaries of plain values, for JSON."""
+    return [{name: getattr(row, name) for name in COLUMNS} for row in table.rows]
