@@ -18,6 +18,10 @@ pytest_plugins = ["pytester"]
 #: blob, for ``@reproduce_failure``, and ``chance`` a seed, for the environment variable.
 SEED = os.environ.setdefault("TORCHMEM_SEED", str(secrets.randbits(32)))
 
+#: Figures must not depend on which cuDNN is installed. Where ``tests/cudnn`` finds one.
+CUDNN = os.environ.setdefault("TORCHMEM_TESTED_CUDNN", os.environ.get("TORCHMEM_CUDNN", ""))
+os.environ["TORCHMEM_CUDNN"] = "off"
+
 # Explicitly, since hypothesis draws the same in every run where it finds itself in CI.
 settings.register_profile("torchmem", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("torchmem")

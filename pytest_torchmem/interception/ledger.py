@@ -19,7 +19,7 @@ from pytest_torchmem.allocator.private import PoolId
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.operator_calls import OperatorCall, Work
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase, Timeline
-from pytest_torchmem.targets.calibration import WorkspaceKey
+from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 
 
 class AllocationEntry(NamedTuple):
@@ -76,6 +76,10 @@ class DeviceLedger:
         """Those of them whose workspace is an estimate, and counted."""
         self.calibrated_workspaces: set[str] = set()
         """Operators that ran and whose workspace was measured."""
+        self.library_workspaces: set[str] = set()
+        """Operators that ran and whose workspace a library told."""
+        self.library_answers: dict[LibraryAnswer, None] = {}
+        """What libraries were asked, and what they told."""
         self.questions: set[WorkspaceKey] = set()
         """What a calibration was or would be asked."""
         self.before_adding: Callable[[AllocationEntry, int], None] | None = None
@@ -90,6 +94,9 @@ class DeviceLedger:
         if workspace.questions:
             self.questions.update(workspace.questions)
             self.calibrated_workspaces.update(workspace.calibrated)
+        if workspace.answers:
+            self.library_workspaces.update(workspace.told)
+            self.library_answers.update(dict.fromkeys(workspace.answers))
 
     def private_pool(self, stream: int) -> PoolId | None:
         """Return the private pool that serves a request on ``stream`` now (``get_pool``)."""

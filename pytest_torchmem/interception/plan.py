@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pytest_torchmem.cudnn.library import Library
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.work import CallWork
@@ -133,10 +134,12 @@ def remembered_plans(
     gpu: Gpu | None,
     calibration: Calibration | None = None,
     settings: tuple[Any, ...] = (),
+    cudnn: Library | None = None,
 ) -> PlanMemory:
     """Return the plans that earlier traces of this process found for a machine.
 
-    ``settings`` are torch's own on which a GPU's kernels and their workspaces depend.
+    ``cudnn`` is asked about the GPU, and ``settings`` are torch's own on which a GPU's kernels and
+    their workspaces depend.
     """
     return PlanMemory()
 

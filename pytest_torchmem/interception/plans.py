@@ -45,7 +45,9 @@ class Plans:
         if settings != self._settings:  # by which dtypes and kernels are chosen
             self._settings, target = settings, self._target
             on = (generation(), *settings, *self._environment)
-            self._plans = remembered_plans(target.host, target.gpu, target.calibration, on)
+            self._plans = remembered_plans(
+                target.host, target.gpu, target.calibration, on, target.cudnn
+            )
         return self._plans.get(key)
 
     def remember(self, key: Any, plan: Plan) -> None:

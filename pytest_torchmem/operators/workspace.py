@@ -8,11 +8,11 @@ The workspace of a record is a small pure function of geometry for each operator
         return machine.threads * 2 * math.prod(normalized_shape) * input.element_size()
 
 Besides arguments of the operator it may take ``machine``, the ``Host`` or ``Gpu`` that the trace
-stands for, and ``outputs``, what the operator returned. Tensors have their geometry (``shape``,
-``stride()``, ``dtype``, ``numel()``) and no data. A function returns the bytes at the kernel's own
-peak beyond what was live before it and its outputs: an ``int``, a tuple of the single requests that
-are alive together then, or a ``Workspace``, which can also say that the figure is a limit, that it
-is not known, and which buffers stay after the kernel has returned.
+stands for, ``outputs``, what the operator returned, and ``cudnn``, which it can ask. Tensors have
+their geometry (``shape``, ``stride()``, ``dtype``, ``numel()``) and no data. A function returns the
+bytes at the kernel's own peak beyond what was live before it and its outputs: an ``int``, a tuple
+of the single requests that are alive together then, or a ``Workspace``, which can also say that the
+figure is a limit, that it is not known, and which buffers stay after the kernel has returned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pytest_torchmem.profile.timeline import Confidence
-from pytest_torchmem.targets.calibration import WorkspaceKey
+from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class Workspace:
     Of a workspace whose size is ``UNKNOWN``, ``requests`` are the part that is known, and
     ``unknown`` names the operators, and so does ``calibrated`` of those whose size was measured.
     Where it ``is_estimate``, they are an estimate of the whole, and ``estimated`` names them too.
-    ``questions`` are what a calibration was or would be asked.
+    ``questions`` are what a calibration was or would be asked. ``told`` names operators whose size
+    a library told, and ``answers`` is what it was asked and said.
     """
 
     requests: tuple[int, ...] = ()
@@ -58,17 +59,21 @@ class Workspace:
     estimated: tuple[str, ...] = ()
     calibrated: tuple[str, ...] = ()
     questions: tuple[WorkspaceKey, ...] = ()
+    told: tuple[str, ...] = ()
+    answers: tuple[LibraryAnswer, ...] = ()
 
     @property
     def is_nothing(self) -> bool:
         """Whether there is nothing to write down."""
-        return not (self.requests or self.kept or self.unknown or self.questions)
+        noted = self.unknown or self.questions or self.answers
+        return not (self.requests or self.kept or noted)
 
 
 _VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUBLASLT_WORKSPACE_SIZE",
     "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
+    "TORCH_CUDNN_USE_HEURISTIC_MODE_B",
 )
 
 
@@ -80,6 +85,11 @@ def bounded(*requests: int) -> Workspace:
 def unknown(*requests: int) -> Workspace:
     """Return a workspace of which ``requests`` are known, and others not."""
     return Workspace(requests, Confidence.UNKNOWN)
+
+
+def told(*requests: int) -> Workspace:
+    """Return a workspace of ``requests`` bytes, as far as a library's own answer is right."""
+    return Workspace(requests, Confidence.LIBRARY)
 
 
 def estimate(nbytes: int) -> Workspace:
@@ -95,7 +105,8 @@ def as_workspace(found: int | tuple[int, ...] | Workspace, operator: str) -> Wor
     requests = tuple(nbytes for nbytes in result.requests if nbytes > 0)
     names = (operator,) if result.confidence is Confidence.UNKNOWN else ()
     estimated = names if result.is_estimate else ()
-    return replace(result, requests=requests, unknown=names, estimated=estimated)
+    told = (operator,) if result.confidence is Confidence.LIBRARY else ()
+    return replace(result, requests=requests, unknown=names, estimated=estimated, told=told)
 
 
 def joined(parts: Iterable[Workspace]) -> Workspace:
@@ -106,6 +117,8 @@ def joined(parts: Iterable[Workspace]) -> Workspace:
         estimated=tuple(dict.fromkeys(name for part in parts for name in part.estimated)),
         calibrated=tuple(dict.fromkeys(name for part in parts for name in part.calibrated)),
         questions=tuple(dict.fromkeys(question for part in parts for question in part.questions)),
+        told=tuple(dict.fromkeys(name for part in parts for name in part.told)),
+        answers=tuple(dict.fromkeys(answer for part in parts for answer in part.answers)),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_torchmem.operators.calibration_key import key_of
+from pytest_torchmem.operators.libraries.cudnn import Cudnn
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.without_workspace import is_iterated, takes_nothing
 from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, unknown
@@ -26,21 +27,28 @@ def workspace_of(
     kwargs: Mapping[str, Any],
 ) -> Workspace | None:
     """Return what a kernel takes beyond its outputs; None where that is nothing."""
-    found = _computed(target, device, spec, outputs, args, kwargs)
-    sure = found.confidence is Confidence.EXACT or found.is_nothing
-    if device == "cuda" and not sure:
+    if device != "cuda":
+        found = _computed(target, device, None, spec, outputs, args, kwargs)
+        return None if found.is_nothing else found
+    figure = None
+    if target.calibration is not None:  # what was measured comes before what a library tells
+        figure = _measured(target, key_of(spec, args, kwargs))
+    cudnn = Cudnn(target, silent=figure is not None)
+    found = _computed(target, device, cudnn, spec, outputs, args, kwargs)
+    unsure = found.confidence is not Confidence.EXACT and not found.is_nothing
+    if unsure or cudnn.answers:
         key = key_of(spec, args, kwargs)
-        figure = _measured(target, key)
         if figure is not None:
             requests = (figure.workspace,) if figure.workspace > 0 else ()
             found = Workspace(requests, Confidence.CALIBRATED, found.kept, calibrated=(spec.name,))
-        found = replace(found, questions=(key,))
+        found = replace(found, questions=(key,), answers=tuple(dict.fromkeys(cudnn.answers)))
     return None if found.is_nothing else found
 
 
 def _computed(
     target: Target,
     device: str,
+    cudnn: Cudnn | None,
     spec: OperatorSpec,
     outputs: Any,
     args: Sequence[Any],
@@ -49,7 +57,7 @@ def _computed(
     function = spec.on(device).workspace
     if function is None:
         return as_workspace(0 if _is_nothing(device, spec, args) else unknown(), spec.name)
-    made = function(args, kwargs, machine=target.machine(device), outputs=outputs)
+    made = function(args, kwargs, machine=target.machine(device), outputs=outputs, cudnn=cudnn)
     return as_workspace(made, spec.name)
 
 

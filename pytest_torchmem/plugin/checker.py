@@ -155,6 +155,7 @@ class Checker:
             allocator = self.context.settings.allocator
             calibration = self.context.calibrations.of(self.item.path)
             given |= {"allocator": allocator} if allocator else {}
+            given["cudnn"] = "stored"
             given |= {"gpus": self.budget.gpus} if self.budget.gpus is not None else {}
             given |= {"calibration": calibration} if calibration is not None else {}
         return given

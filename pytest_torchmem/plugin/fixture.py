@@ -28,7 +28,17 @@ if TYPE_CHECKING:
     Figures = dict[WorkspaceKey, WorkspaceSize]
 
 _DISABLED = "not checked: --torchmem-disable"
-_OF_TRACES = ("host", "allocator", "memory", "calibration", "gpus", "values", "world_size", "rank")
+_OF_TRACES = (
+    "host",
+    "allocator",
+    "memory",
+    "calibration",
+    "cudnn",
+    "gpus",
+    "values",
+    "world_size",
+    "rank",
+)
 """Options of ``check`` that are meant for its traces alone."""
 
 

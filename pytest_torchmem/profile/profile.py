@@ -21,7 +21,7 @@ from pytest_torchmem.profile.timeline import (
     Timeline,
     totals_by,
 )
-from pytest_torchmem.targets.calibration import WorkspaceKey
+from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 
 PEAK_FIELDS = {
     f"{phase.value}_peak": phase for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -61,6 +61,10 @@ class MemoryProfile:
     the budget went) or ``"none"`` (those of small integer and boolean tensors)."""
     calibrated_workspaces: tuple[str, ...] = ()
     """Operators of the step whose workspace was measured on the GPU, sorted."""
+    library_workspaces: tuple[str, ...] = ()
+    """Operators of the step whose workspace cuDNN told for this GPU, sorted."""
+    library_answers: tuple[LibraryAnswer, ...] = field(default=(), repr=False)
+    """What cuDNN was asked, and what it told; those without an answer included."""
     questions: tuple[WorkspaceKey, ...] = field(default=(), repr=False)
     """The workspaces of the step that a calibration can measure."""
     timeline: Timeline = field(default=Timeline(), repr=False)
@@ -157,9 +161,9 @@ class MemoryProfile:
     def by_confidence(self, phase: str | None = None) -> dict[str, int]:
         """Return the bytes of workspaces alive at a peak, by how sure they are, largest first.
 
-        ``"exact"`` (computed), ``"calibrated"`` (measured), ``"bounded"`` (at most these) and
-        ``"unknown"`` (at least these). What cuDNN keeps for the backward is included. Everything
-        else that is alive is a tensor, whose bytes are exact.
+        ``"exact"`` (computed), ``"calibrated"`` (measured), ``"library"`` (told by cuDNN),
+        ``"bounded"`` (at most these) and ``"unknown"`` (at least these). What cuDNN keeps for
+        the backward is included. Everything else that is alive is a tensor, whose bytes are exact.
         """
         return totals_by(
             (

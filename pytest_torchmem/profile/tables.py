@@ -20,6 +20,7 @@ def describe(allocation: Allocation) -> str:
 _HOW_SURE = {
     Confidence.EXACT: "computed",
     Confidence.CALIBRATED: "measured",
+    Confidence.LIBRARY: "told by cuDNN",
     Confidence.BOUNDED: "at most",
     Confidence.UNKNOWN: "at least",
 }

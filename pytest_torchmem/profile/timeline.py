@@ -37,6 +37,8 @@ class Confidence(str, Enum):
     """Computed as the source of the kernel computes them."""
     CALIBRATED = "calibrated"
     """Measured on the GPU that is named, for this operator and geometry."""
+    LIBRARY = "library"
+    """Told by the library that takes them, for the GPU that is named: as exact as the library."""
     BOUNDED = "bounded"
     """At most these."""
     UNKNOWN = "unknown"

@@ -54,10 +54,33 @@ class Setup:
     """The minor series, such as ``"2.13"``."""
     cudnn: str = ""
     """cuDNN's version, such as ``"9.19.0"``; empty for a torch without cuDNN."""
+    source: str = ""
+    """``"cudnn"`` for what cuDNN told without that GPU; empty for what was measured on it."""
 
     def __str__(self) -> str:
         cudnn = f", cuDNN {self.cudnn}" if self.cudnn else ""
-        return f"{self.gpu}, torch {self.torch}{cudnn}"
+        told = ", told by cuDNN" if self.source else ""
+        return f"{self.gpu}, torch {self.torch}{cudnn}{told}"
+
+
+CUDNN = "cudnn"
+"""The source of what cuDNN told."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryAnswer:
+    """What a library was asked in a trace, and the bytes it told; ``None`` where it told nothing.
+
+    ``version`` is the library's, empty where there was nobody to ask; ``why`` says why there is no
+    answer.
+    """
+
+    question: WorkspaceKey
+    nbytes: int | None
+    version: str = ""
+    stored: bool = False
+    """It comes from a file of answers, and not from the library itself."""
+    why: str = ""
 
 
 Figures = Mapping[Setup, Mapping[WorkspaceKey, WorkspaceSize]]
@@ -87,6 +110,15 @@ class Calibration:
     def covers(self, gpu: str) -> bool:
         """Return whether there is a figure of ``gpu``."""
         return any(setup.gpu == gpu and found for setup, found in self.figures.items())
+
+    def told_by(self, source: str, gpu: str) -> str:
+        """Return the latest version of a library whose answers for ``gpu`` there are, or ``""``."""
+        versions = [
+            setup.cudnn
+            for setup, found in self.figures.items()
+            if setup.gpu == gpu and setup.source == source and found
+        ]
+        return max(versions, key=_numbers, default="")
 
     def find(
         self, question: WorkspaceKey, gpu: str, series: str

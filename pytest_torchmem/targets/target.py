@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from pytest_torchmem.cudnn.library import Library
 from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.device_index import invalid_device_index, not_linked
 from pytest_torchmem.targets.gpus import Gpu
@@ -31,6 +32,10 @@ class Target:
     """How many GPUs there are, where there is one."""
     world: World | None = None
     """The process of a distributed program that is traced, if it is one."""
+    cudnn: Library | None = None
+    """The cuDNN that can be asked about the GPU."""
+    why_no_cudnn: str = ""
+    """Why there is none, where there is none."""
     selected: Selected = field(default_factory=Selected, repr=False, compare=False)
 
     @property

@@ -39,6 +39,10 @@ _PAIRS = (
     (settings.uses_cudnn, optional("torch._C._set_cudnn_enabled")),
     (settings.tries_all, optional("torch._C._set_cudnn_benchmark")),
     (settings.is_cudnn_deterministic, optional("torch._C._set_cudnn_deterministic")),
+    (
+        optional("torch._C._get_cudnn_depthwise_kernel"),
+        optional("torch._C._set_cudnn_depthwise_kernel"),
+    ),
     (optional("torch._C._get_mkldnn_enabled"), optional("torch._C._set_mkldnn_enabled")),
     (
         optional("torch._C._get_mkldnn_deterministic"),

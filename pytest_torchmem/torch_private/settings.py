@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.torch_private.names import private
+from pytest_torchmem.torch_private.names import optional, private
 
 _default_dtype: Callable[[], torch.dtype] = torch.get_default_dtype
 uses_cudnn: Callable[[], bool] = private("torch._C._get_cudnn_enabled")
@@ -15,6 +15,8 @@ _is_deterministic: Callable[[], bool] = private("torch._C._get_deterministic_alg
 _only_warns: Callable[[], bool] = private("torch._C._get_deterministic_algorithms_warn_only")
 tries_all: Callable[[], bool] = private("torch._C._get_cudnn_benchmark")
 is_cudnn_deterministic: Callable[[], bool] = private("torch._C._get_cudnn_deterministic")
+#: Which kernels take depthwise convolutions in float16; torch 2.12 and later.
+_depthwise: Callable[[], str] | None = optional("torch._C._get_cudnn_depthwise_kernel")
 #: The precision of float32 on a backend, for one kind of operators.
 precision: Callable[[str, str], str] = private("torch._C._get_fp32_precision_getter")
 priority: Callable[[], Any] = private("torch._C._get_sdp_priority_order")
@@ -51,7 +53,25 @@ def kernel_settings() -> tuple[Any, ...]:
         tries_all(),
         is_cudnn_deterministic(),
         precision("cuda", "conv"),
+        depthwise_kernel(),
     )
+
+
+def depthwise_kernel() -> str:
+    """Return whose kernels take depthwise convolutions in float16: ``"auto"`` by their shapes,
+    ``"native"`` or ``"cudnn"``; ``torch.backends.cudnn.depthwise_kernel``.
+    """
+    return str(_depthwise()) if _depthwise is not None else "auto"
+
+
+def is_deterministic_convolution() -> bool:
+    """Return whether cuDNN may take deterministic engines alone; native/Convolution.cpp."""
+    return is_cudnn_deterministic() or _is_deterministic()
+
+
+def allows_tf32_convolution() -> bool:
+    """Return whether cuDNN may convolve float32 as TF32; ``at::Context::allowTF32CuDNN``."""
+    return precision("cuda", "conv") == "tf32"
 
 
 def library_settings() -> tuple[str, ...]:
@@ -63,8 +83,9 @@ def library_settings() -> tuple[str, ...]:
     float32 = precision("cuda", "conv")
     chosen = {
         "benchmark": tries_all(),
-        "deterministic": is_cudnn_deterministic() or _is_deterministic(),
+        "deterministic": is_deterministic_convolution(),
         f"float32 as {'ieee' if float32 == 'none' else float32}": float32 != "tf32",
+        f"depthwise {depthwise_kernel()}": depthwise_kernel() != "auto",
     }
     return tuple(name for name, holds in chosen.items() if holds)
 

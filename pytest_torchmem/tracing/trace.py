@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem.allocator import parse_options
+from pytest_torchmem.cudnn.library import library
 from pytest_torchmem.errors import NoCudaError, UsageError
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.attribution import Attribution
@@ -44,6 +45,7 @@ from pytest_torchmem.tracing.standing import lent_by_standing_gpus, present_on_s
 from pytest_torchmem.units import parse_size
 
 DEVICES = ("cpu", "cuda")
+CUDNN_SOURCES = ("auto", "stored")
 _HOSTS: dict[str, Callable[[], Host]] = {"reference": lambda: REFERENCE, "here": this_machine}
 
 
@@ -60,6 +62,7 @@ def trace(
     allocator: str = "",
     memory: int | str | None = None,
     calibration: Calibration | None = None,
+    cudnn: str = "auto",
     values: str = "auto",
     gpus: int | None = None,
     world_size: int | None = None,
@@ -87,6 +90,10 @@ def trace(
     ``calibration`` has workspaces that were measured on GPUs because they cannot be computed
     (``pytest_torchmem.read_calibration``, ``pytest_torchmem.calibrate``).
 
+    ``cudnn`` says who tells what cuDNN takes for itself: ``"auto"`` asks the cuDNN that is
+    installed (``pytest-torchmem[cudnn]``, or a CUDA build of torch; docs/cudnn.md), and takes the
+    answers that are stored in ``calibration`` if there is none; ``"stored"`` takes those alone.
+
     ``values`` says which values of tensors are computed beside the trace, on the CPU. ``"real"``
     computes all of them, so that a program that decides by its data takes the way that it takes in
     reality. ``"none"`` computes only those of small integer and boolean tensors; unknown values
@@ -108,6 +115,7 @@ def trace(
     """
     __tracebackhide__ = True
     machine = _machine(device, gpu, gpus, host, calibration, _world(world_size, rank, gpus))
+    machine = _with_cudnn(machine, cudnn)
     limit = Memory(parse_options(allocator), *_limit(memory, gpu))
     passes = _passes(values)
     step = Step(loss_fn, backward, optimizer, steps)
@@ -288,6 +296,8 @@ def _profile_of(
         warnings=(*warnings, *_unknown(ledger, machine)),
         unknown_workspaces=tuple(sorted(ledger.unknown_workspaces)),
         calibrated_workspaces=tuple(sorted(ledger.calibrated_workspaces)),
+        library_workspaces=tuple(sorted(ledger.library_workspaces)),
+        library_answers=tuple(sorted(ledger.library_answers, key=lambda one: one.question)),
         questions=tuple(sorted(ledger.questions)),
         values=values,
         timeline=timeline,
@@ -376,4 +386,16 @@ def _machine(
     if calibration is not None and not calibration.covers(modelled.name):
         calibration = None  # plans are then those of every other trace
     own = Selected(0 if world is None else world.local_rank)
-    return Target(_HOSTS[host](), modelled, calibration, gpus, world, own)
+    return Target(_HOSTS[host](), modelled, calibration, gpus, world, selected=own)
+
+
+def _with_cudnn(machine: Target, cudnn: str) -> Target:
+    """Return a machine whose cuDNN can be asked, if ``cudnn`` allows it and there is one."""
+    if cudnn not in CUDNN_SOURCES:
+        raise UsageError(f"cudnn={cudnn!r}: expected one of {', '.join(map(repr, CUDNN_SOURCES))}")
+    if machine.gpu is None:
+        return machine
+    asked = library() if cudnn == "auto" else "there is no answer among the stored ones"
+    if isinstance(asked, str):
+        return replace(machine, why_no_cudnn=asked)
+    return replace(machine, cudnn=asked)

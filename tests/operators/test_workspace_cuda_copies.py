@@ -401,7 +401,7 @@ def test_a_frozen_batch_norm_makes_convolutions_copy_gradients() -> None:
     for training in (True, False):
 
         def run(training: bool = training) -> None:
-            conv = nn.Conv2d(8, 8, 3, padding=1, device="cuda", dtype=BFLOAT)
+            conv = nn.Conv2d(8, 8, 3, padding=1, bias=False, device="cuda", dtype=BFLOAT)
             norm = nn.BatchNorm2d(8, device="cuda", dtype=BFLOAT).train(training)
             conv.to(memory_format=LAST)
             x = torch.ones(2, 8, 32, 32, dtype=BFLOAT, device="cuda").to(memory_format=LAST)

@@ -12,7 +12,9 @@ from torch import Tensor
 from pytest_torchmem.operators.arguments import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import cuda_format
 from pytest_torchmem.operators.convolution.convolution import convolution_on_cuda, convolution_shape
+from pytest_torchmem.operators.convolution.cudnn import at_peak, forward
 from pytest_torchmem.operators.geometry import contiguous_copy, like
+from pytest_torchmem.operators.libraries.cudnn import Cudnn
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import Workspace, unknown
 
@@ -46,14 +48,42 @@ def transposed_convolution(
     return convolution_on_cuda(input, weight, settings)
 
 
-@operator(
-    "aten::cudnn_convolution",
-    "aten::cudnn_convolution_transpose",
-    "aten::cudnn_convolution_relu",
-    "aten::cudnn_convolution_add_relu",
-).workspace("cuda")
-def workspace(input: Tensor, weight: Tensor) -> Workspace:
+@operator("aten::cudnn_convolution").workspace("cuda")
+def workspace(
+    outputs: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    cudnn: Cudnn,
+) -> Workspace:
     """Copies into one format, and cuDNN's workspace."""
+    settings = ConvolutionSettings(stride, padding, dilation, groups=groups)
+    return at_peak([forward(cudnn, input, weight, outputs, settings)])
+
+
+@operator("aten::cudnn_convolution_transpose").workspace("cuda")
+def workspace_of_transposed(
+    outputs: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    cudnn: Cudnn,
+) -> Workspace:
+    """As of ``cudnn_convolution``."""
+    settings = ConvolutionSettings(stride, padding, dilation, True, output_padding, groups)
+    return at_peak([forward(cudnn, input, weight, outputs, settings)])
+
+
+@operator("aten::cudnn_convolution_relu", "aten::cudnn_convolution_add_relu").workspace("cuda")
+def workspace_of_fused(input: Tensor, weight: Tensor) -> Workspace:
+    """Copies into one format, and the workspace of a graph of several operations."""
     wanted = cuda_format(input, weight)
     return unknown(contiguous_copy(input, wanted), contiguous_copy(weight, wanted))
 

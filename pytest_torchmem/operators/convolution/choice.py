@@ -10,15 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.cudnn.installed import Version
 from pytest_torchmem.operators.arguments import ConvolutionSettings
 from pytest_torchmem.operators.geometry import suggested_format
 from pytest_torchmem.targets.host import Host
+from pytest_torchmem.torch_private.settings import depthwise_kernel
 
 _CUDNN_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_LARGEST_INDEX = 2**31 - 1
 
 
 def onednn_format(input: Tensor, weight: Tensor) -> torch.memory_format:
@@ -48,28 +52,85 @@ def _of_either(input: Tensor, weight: Tensor) -> torch.memory_format:
 
 
 def uses_cudnn(input: Tensor) -> bool:
-    """``ConvParams::use_cudnn``, of a build with cuDNN."""
+    """Whether a build with cuDNN asks it at all; ``ConvParams::use_cudnn``."""
     return torch.backends.cudnn.enabled and input.dtype in _CUDNN_TYPES
 
 
-def is_native_depthwise(
-    input: Tensor, weight: Tensor, settings: ConvolutionSettings
-) -> bool | None:
-    """Whether ATen's own CUDA kernel takes a depthwise convolution; None where cuDNN may.
+class CudaBackend(Enum):
+    """Whose kernels take a convolution on a GPU; ``ConvBackend``."""
 
-    ``is_depthwise``, ``use_cudnn_depthwise``: channels last goes to cuDNN, and of float16 what
-    ``check_cudnn_depthwise_workload_with_filter`` accepts. One of a single dimension is taken for
-    one of two.
+    CUDNN = "cuDNN"
+    DEPTHWISE = "ATen's depthwise kernels"
+    SLOW = "ATen's kernels"
+
+
+def cuda_backend(
+    input: Tensor, weight: Tensor, settings: ConvolutionSettings, version: Version
+) -> CudaBackend:
+    """``_select_conv_backend`` for images and volumes, of a build with this cuDNN."""
+    channels, groups = input.shape[1], settings.groups
+    if not settings.transposed and groups == channels > 1 and not weight.shape[0] % channels:
+        native = not _cudnn_takes_depthwise(input, weight, settings, version)
+        return CudaBackend.DEPTHWISE if native else CudaBackend.CUDNN
+    taken = _cudnn_takes(input, weight, settings, version)
+    return CudaBackend.CUDNN if taken else CudaBackend.SLOW
+
+
+def _cudnn_takes(
+    input: Tensor, weight: Tensor, settings: ConvolutionSettings, version: Version
+) -> bool:
+    """``ConvParams::use_cudnn``. With cuDNN 9.8 to 9.14, torch 2.9.1 and its successors leave
+    contiguous volumes in half precision to ATen (pytorch/pytorch#163581).
     """
-    channels = input.shape[1]
-    if settings.transposed or not settings.groups == channels > 1 or weight.shape[0] % channels:
-        return False
     if not uses_cudnn(input):
-        return True
-    if cuda_format(input, weight) != torch.contiguous_format:
         return False
-    flat = input.dim() < 5 and set(settings.dilation) == {1}
-    return None if input.dtype == torch.float16 and flat and channels >= 32 else True
+    contiguous = cuda_format(input, weight) == torch.contiguous_format
+    volume = weight.dim() == 5 and input.dtype in (torch.float16, torch.bfloat16)
+    if contiguous and volume and (9, 8) <= version[:2] < (9, 15):
+        return all(size == 1 for size in weight.shape[2:])
+    return not settings.transposed or all(
+        more < step for more, step in zip(settings.output_padding, settings.stride, strict=True)
+    )
+
+
+def _cudnn_takes_depthwise(
+    input: Tensor, weight: Tensor, settings: ConvolutionSettings, version: Version
+) -> bool:
+    """``ConvParams::use_cudnn_depthwise``: channels last, and of float16 what pays."""
+    if not uses_cudnn(input):
+        return False
+    channels_last = cuda_format(input, weight) != torch.contiguous_format
+    if max(input.numel(), weight.numel()) > _LARGEST_INDEX:  # canUse32BitIndexMath
+        return not (channels_last and (9, 10, 0) < version < (9, 15, 0))
+    if channels_last:
+        return True
+    stride = settings.stride
+    pays = (
+        input.dtype == weight.dtype == torch.float16
+        and _cudnn_takes(input, weight, settings, version)
+        and input.dim() == 4
+        and set(settings.dilation) == {1}
+        and (stride[0] == stride[1] or input.shape[2] == 1)
+        and input.shape[1] >= 32
+    )
+    if not pays or depthwise_kernel() != "auto":
+        return pays and depthwise_kernel() == "cudnn"
+    return _depthwise_pays(input, weight, stride[1])
+
+
+def _depthwise_pays(input: Tensor, weight: Tensor, stride: int) -> bool:
+    """``check_cudnn_depthwise_workload_with_filter``."""
+    batch, channels, height, width = input.shape
+    if height == 1 and stride == 1:
+        return True
+    size = weight.shape[3]
+    if weight.shape[2] != size or size not in (1, 3, 5) or width < 7:
+        return False
+    if stride != 2:
+        return stride == 1
+    if size == 1:
+        return width <= 28 if batch == 1 else batch <= 16 and channels >= 128 and width <= 7
+    return batch == 1 or channels >= 512 or (channels >= 256 and width >= 28)
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,21 @@ ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu, NaiveDilatedConvolution.cu).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.arguments import ConvolutionSettings
 from pytest_torchmem.operators.convolution import columns
+from pytest_torchmem.operators.convolution import cudnn as on_cudnn
 from pytest_torchmem.operators.convolution.choice import (
     Convolution,
+    CudaBackend,
+    cuda_backend,
     cuda_format,
-    is_native_depthwise,
-    uses_cudnn,
 )
+from pytest_torchmem.operators.convolution.cudnn import as_images
 from pytest_torchmem.operators.geometry import (
     beyond,
     contiguous_copy,
@@ -28,10 +31,11 @@ from pytest_torchmem.operators.geometry import (
     laid_out,
     like,
 )
+from pytest_torchmem.operators.libraries.cudnn import Cudnn
 from pytest_torchmem.operators.libraries.onednn.problem import by_onednn
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.registry import Kind, operator
-from pytest_torchmem.operators.workspace import Workspace, unknown
+from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE, Host
 
@@ -198,6 +202,7 @@ def workspace_on_cuda(
     input: Tensor,
     weight: Tensor,
     settings: ConvolutionSettings,
+    cudnn: Cudnn,
 ) -> Workspace | tuple[int, ...]:
     """Copies and cuDNN's workspace; of a depthwise one with ATen's kernel copies alone, exactly.
 
@@ -205,13 +210,15 @@ def workspace_on_cuda(
     """
     if not input.numel() or not outputs.numel():
         return ()
-    wanted = cuda_format(input, weight)
-    copies = (contiguous_copy(input, wanted), contiguous_copy(weight, wanted))
-    if is_native_depthwise(input, weight, settings):
-        return copies
-    if not uses_cudnn(input):
-        return columns.on_cuda(machine, input, weight, outputs, settings)
-    return unknown(*copies)
+    settings, line, (input, weight, output) = as_images(settings, input, weight, outputs)
+    backend = cuda_backend(input, weight, settings, cudnn.version)
+    if backend is CudaBackend.DEPTHWISE:
+        return line, contiguous_copy(input), contiguous_copy(weight)
+    if backend is CudaBackend.SLOW:
+        found = columns.on_cuda(machine, input, weight, output, settings)
+        return replace(found, requests=(line, *found.requests))
+    taken = on_cudnn.forward(cudnn, input, weight, output, settings)
+    return on_cudnn.at_peak([replace(taken, held=(line, *taken.held))])
 
 
 @_backward.workspace("cuda")
@@ -222,6 +229,7 @@ def backward_workspace_on_cuda(
     weight: Tensor,
     settings: ConvolutionSettings,
     output_mask: Sequence[bool],
+    cudnn: Cudnn,
 ) -> Workspace | tuple[int, ...]:
     """Copies and cuDNN's workspace, then the sum of the bias's gradient.
 
@@ -230,17 +238,20 @@ def backward_workspace_on_cuda(
     """
     if not input.numel() or not grad_output.numel():
         return ()
+    settings, line, images = as_images(settings, input, weight, grad_output)
+    input, weight, gradient = images
     bias: tuple[int, ...] = ()
     if output_mask[2]:
-        dims = (0, *range(2, grad_output.dim()))
-        bias = sum_buffers(
-            machine, grad_output.shape, dims, grad_output.dtype, grad_output.stride()
-        )
-    wanted = cuda_format(input, weight)
-    copies = tuple(contiguous_copy(found, wanted) for found in (grad_output, input, weight))
-    if is_native_depthwise(input, weight, settings):
-        return max(copies, bias, key=sum)
-    if not uses_cudnn(input):
-        found = columns.on_cuda(machine, input, weight, grad_output, settings)
-        return Workspace(max(found.requests, bias, key=sum), found.confidence, found.kept)
-    return unknown(*max(copies, bias, key=sum))
+        dims = (0, *range(2, gradient.dim()))
+        bias = sum_buffers(machine, gradient.shape, dims, gradient.dtype, gradient.stride())
+    backend = cuda_backend(input, weight, settings, cudnn.version)
+    if backend is CudaBackend.DEPTHWISE:
+        copies = tuple(contiguous_copy(found) for found in (gradient, input, weight))
+        return line, *max(copies, bias, key=sum)
+    if backend is CudaBackend.SLOW:
+        found = columns.on_cuda(machine, input, weight, gradient, settings)
+        requests = (line, *max(found.requests, bias, key=sum))
+        return Workspace(requests, found.confidence, found.kept)
+    phases = on_cudnn.backward(cudnn, (gradient, input, weight), settings, output_mask)
+    phases.append(on_cudnn.Requests(bias))
+    return on_cudnn.at_peak(replace(one, held=(line, *one.held)) for one in phases)

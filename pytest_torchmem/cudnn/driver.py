@@ -1,0 +1,111 @@
+"""A stand-in for the driver's library, which machines without a GPU lack.
+
+Some builds of cuDNN name ``libcuda.so.1`` among the libraries they need, and are not loaded
+without it. To list execution plans none of its functions has to work. This one defines those that
+cuDNN wants to find, and every one of them answers ``CUDA_ERROR_NO_DEVICE``. It is written by
+Python, so that no compiler is needed and no binary is distributed, and only the process that asks
+cuDNN ever sees it.
+"""
+
+from __future__ import annotations
+
+import platform
+import struct
+from collections.abc import Sequence
+
+SONAME = "libcuda.so.1"
+FUNCTIONS = (
+    "cuGetErrorString",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuTensorMapEncodeIm2col",
+    "cuTensorMapEncodeTiled",
+)
+"""What ``libcudnn_engines_runtime_compiled.so.9`` wants defined when it is loaded."""
+
+_NO_DEVICE = 100
+#: ELF's number of the machine, and code that returns ``CUDA_ERROR_NO_DEVICE``.
+_MACHINES = {
+    "x86_64": (62, b"\xb8" + struct.pack("<I", _NO_DEVICE) + b"\xc3"),  # mov eax, 100; ret
+    "aarch64": (183, struct.pack("<II", 0x52800C80, 0xD65F03C0)),  # mov w0, #100; ret
+}
+_HEADER, _SEGMENT, _SYMBOL, _DYNAMIC = 64, 56, 24, 16
+_LOAD, _DYNAMIC_SEGMENT, _STACK = 1, 2, 0x6474E551
+_STRINGS, _SYMBOLS, _HASH, _STRINGS_SIZE, _SYMBOL_SIZE, _NAME = 5, 6, 4, 10, 11, 14
+
+
+def is_supported(machine: str = "") -> bool:
+    """Return whether a stand-in can be written for this machine, or for ``machine``."""
+    return (machine or platform.machine()) in _MACHINES
+
+
+def shared_object(
+    soname: str = SONAME, functions: Sequence[str] = FUNCTIONS, machine: str = ""
+) -> bytes:
+    """Return a shared object in ELF whose functions return ``CUDA_ERROR_NO_DEVICE``.
+
+    Raises ``KeyError`` for a machine that is not supported.
+    """
+    number, code = _MACHINES[machine or platform.machine()]
+    names = b"\0" + b"".join(name.encode() + b"\0" for name in (soname, *functions))
+    symbols = _HEADER + 3 * _SEGMENT
+    strings = symbols + _SYMBOL * (len(functions) + 1)
+    table = _hash_table(len(functions) + 1)
+    hashes = _aligned(strings + len(names), 8)
+    dynamic = _aligned(hashes + len(table), 16)
+    entries = (
+        (_NAME, _position(names, soname)),
+        (_HASH, hashes),
+        (_STRINGS, strings),
+        (_SYMBOLS, symbols),
+        (_STRINGS_SIZE, len(names)),
+        (_SYMBOL_SIZE, _SYMBOL),
+        (0, 0),
+    )
+    start = _aligned(dynamic + _DYNAMIC * len(entries), 16)
+    parts = {
+        0: _header(number),
+        _HEADER: _segment(_LOAD, 5, 0, start + len(code))
+        + _segment(_DYNAMIC_SEGMENT, 4, dynamic, _DYNAMIC * len(entries))
+        + _segment(_STACK, 6, 0, 0),
+        symbols: bytes(_SYMBOL)
+        + b"".join(
+            struct.pack("<IBBHQQ", _position(names, name), 0x12, 0, 1, start, len(code))
+            for name in functions
+        ),
+        strings: names,
+        hashes: table,
+        dynamic: b"".join(struct.pack("<QQ", *entry) for entry in entries),
+        start: code,
+    }
+    written = bytearray(start + len(code))
+    for offset, part in parts.items():
+        written[offset : offset + len(part)] = part
+    return bytes(written)
+
+
+def _header(machine: int) -> bytes:
+    """A shared object (3) of little-endian 64-bit code, without sections."""
+    magic = b"\x7fELF" + bytes((2, 1, 1)) + bytes(9)
+    sizes = (_HEADER, _SEGMENT, 3, 64, 0, 0)
+    return magic + struct.pack("<HHIQQQIHHHHHH", 3, machine, 1, 0, _HEADER, 0, 0, *sizes)
+
+
+def _segment(kind: int, flags: int, offset: int, size: int) -> bytes:
+    alignment = 0x10000 if kind == _LOAD else 16 if kind == _STACK else 8
+    return struct.pack("<IIQQQQQQ", kind, flags, offset, offset, offset, size, size, alignment)
+
+
+def _hash_table(symbols: int) -> bytes:
+    """One bucket, whose chain goes through all symbols: no hash has to be computed."""
+    chain = [0, *range(2, symbols), 0]
+    return struct.pack(f"<III{symbols}I", 1, symbols, 1, *chain[:symbols])
+
+
+def _position(names: bytes, name: str) -> int:
+    return names.index(b"\0" + name.encode() + b"\0") + 1
+
+
+def _aligned(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment

@@ -1,0 +1,199 @@
+"""cuDNN asked from a process that may hold torch: another process answers, and is asked once.
+
+The other process is started at the first question that no earlier run has an answer for. What it
+was asked when it died has no answer, and the next question starts another one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import threading
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pytest_torchmem.cudnn import driver
+from pytest_torchmem.cudnn.answers import Answer
+from pytest_torchmem.cudnn.devices import device_properties
+from pytest_torchmem.cudnn.installed import (
+    VARIABLE,
+    Installed,
+    Version,
+    find_installed,
+    version_text,
+)
+from pytest_torchmem.cudnn.memory import DiskMemory, read_answer
+from pytest_torchmem.cudnn.questions import Question
+
+PATIENCE = 120.0
+"""Seconds that one question may take; cuDNN answers in milliseconds, once its libraries are
+loaded."""
+_ATTEMPTS = 3
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from pytest_torchmem.cudnn.worker import main; main(sys.argv[2])"
+)
+
+
+class Library:
+    """One cuDNN on this machine. Questions of several threads are asked one after the other."""
+
+    def __init__(self, installed: Installed) -> None:
+        self.installed = installed
+        self._memory = DiskMemory(installed.version)
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._failures = 0
+        self._why = ""
+
+    def __repr__(self) -> str:
+        return f"<cuDNN {version_text(self.version)} at {self.installed.library}>"
+
+    @property
+    def version(self) -> Version:
+        """Its major, minor and patch level."""
+        return self.installed.version
+
+    def ask(self, capability: tuple[int, int], multiprocessors: int, question: Question) -> Answer:
+        """Return cuDNN's plans for a GPU; an answer without plans says why there are none."""
+        gpu = f"{capability[0]}.{capability[1]}x{multiprocessors}"
+        place = gpu, question.operator, question.geometry
+        with self._lock:
+            known = self._memory.get(place)
+            if known is not None:
+                return known
+            if self._failures >= _ATTEMPTS:
+                return Answer(why=self._why)
+            message = [device_properties(capability, multiprocessors), question.plain()]
+            answer = self._asked(json.dumps(message))
+            if answer is None:
+                return Answer(why=self._why)
+            self._memory.add(place, answer)
+            return answer
+
+    def _asked(self, message: str) -> Answer | None:
+        """Return what the process says, or ``None`` if there can be no process."""
+        process = self._process
+        if process is None or process.owner != os.getpid():  # after a fork it is the parent's
+            try:
+                process = self._process = _Process(self.installed)
+            except (OSError, ValueError, _EndedError) as error:
+                self._failures += 1
+                self._why = f"cuDNN cannot be loaded: {error}"
+                return None
+        try:
+            found = process.ask(message)
+            return read_answer(found["plans"], found["why"])
+        except (_EndedError, KeyError, TypeError, ValueError) as error:
+            process.close()
+            self._process = None
+            return Answer(why=f"cuDNN did not answer: {error}")
+
+
+class _EndedError(Exception):
+    """The process died, or takes too long."""
+
+
+class _Process:
+    """A process with cuDNN and without torch, and a pipe to it."""
+
+    def __init__(self, installed: Installed) -> None:
+        """Raise ``OSError`` and ``_EndedError`` where it does not come up."""
+        self.owner = os.getpid()
+        self._folder = tempfile.TemporaryDirectory(prefix="torchmem-cudnn-")
+        folder = Path(self._folder.name)
+        (folder / driver.SONAME).write_bytes(driver.shared_object())
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("CUDNN_", "LD_", "PYTHON", "COV_"))
+        }
+        environment["LD_LIBRARY_PATH"] = installed.library_path(folder)
+        package = str(Path(__file__).parents[2])
+        # Without site-packages (-I, -S): nothing that is installed runs there.
+        command = [sys.executable, "-I", "-S", "-c", _START, package, str(installed.library)]
+        self._popen = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # what interrupts a run from the keyboard leaves it alone
+        )
+        self._rest = b""
+        atexit.register(self.close)
+        try:
+            said = self._read()
+            if said.get("version") is None:
+                raise _EndedError(str(said.get("error", "it said nothing")))
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, message: str) -> dict[str, Any]:
+        """Return the answer to one message; raises ``_EndedError``."""
+        stdin = self._popen.stdin
+        assert stdin is not None
+        try:
+            stdin.write(message.encode() + b"\n")
+            stdin.flush()
+        except OSError as error:
+            raise _EndedError(self._end(error)) from None
+        return self._read()
+
+    def close(self) -> None:
+        """End the process, unless it belongs to the process that this one was forked from."""
+        if self.owner != os.getpid():
+            return
+        atexit.unregister(self.close)
+        self._popen.kill()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._popen.wait()
+        self._folder.cleanup()
+
+    def _read(self) -> dict[str, Any]:
+        stdout = self._popen.stdout
+        assert stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                if not selector.select(PATIENCE):
+                    raise _EndedError(f"it took more than {PATIENCE:.0f} seconds")
+                received = os.read(stdout.fileno(), 1 << 16)
+                if not received:
+                    raise _EndedError(self._end(None))
+                self._rest += received
+        line, _, self._rest = self._rest.partition(b"\n")
+        found = json.loads(line)
+        if not isinstance(found, dict):
+            raise _EndedError("it said something else")
+        return found
+
+    def _end(self, error: OSError | None) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"its process ended with status {self._popen.wait(5)}"
+        return str(error or "its pipe was closed")
+
+
+def library() -> Library | str:
+    """Return the cuDNN of this machine, or why there is none to ask.
+
+    What is installed is looked up once in a process, for each value of ``TORCHMEM_CUDNN``.
+    """
+    return _library(os.environ.get(VARIABLE, ""))
+
+
+@lru_cache(maxsize=8)
+def _library(named: str) -> Library | str:
+    found = find_installed()
+    return Library(found) if isinstance(found, Installed) else found

@@ -1,0 +1,150 @@
+"""The execution plans that ATen would take for a convolution, in its order.
+
+native/cudnn/Conv_v8.cpp: ``build_opgraph``, ``get_generator_sources``, ``filterEngineConfigs``,
+``try_configs`` and ``get_plans_from_find``. Runs in the process that asks cuDNN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pytest_torchmem.cudnn.answers import Answer, ExecutionPlan
+from pytest_torchmem.cudnn.backend import (
+    DATA_TYPES,
+    NOTES,
+    Attribute,
+    Backend,
+    CudnnError,
+    Kind,
+    Mode,
+    Type,
+)
+
+_CROSS_CORRELATION = 1
+_TENSOR_CORE, _DOWN_CONVERTED, _NONDETERMINISTIC = 0, 1, 4
+#: The operation by direction, and what its attributes' names begin with.
+_DIRECTIONS = {
+    "forward": (Kind.CONVOLUTION_FORWARD, "FORWARD"),
+    "backward_input": (Kind.CONVOLUTION_BACKWARD_INPUT, "BACKWARD_INPUT"),
+    "backward_weight": (Kind.CONVOLUTION_BACKWARD_WEIGHT, "BACKWARD_WEIGHT"),
+}
+
+
+def answer(backend: Backend, device: Mapping[str, Any], question: Mapping[str, Any]) -> Answer:
+    """Return the plans for a question: the first that can be built, or all of a benchmark."""
+    found: list[ExecutionPlan] = []
+    refused = ""
+    try:
+        device_descriptor = backend.device(device)
+        graph = _graph_of(backend, question)
+        for configuration, notes in _configurations(backend, device_descriptor, graph, question):
+            try:
+                found.append(_plan_of(backend, device_descriptor, configuration, notes))
+            except CudnnError as error:  # the next one is taken, as ATen does
+                refused = refused or str(error)
+                continue
+            if not question["benchmark"]:
+                break
+    except CudnnError as error:
+        refused = str(error)
+    finally:
+        backend.release()
+    return Answer(tuple(found), "" if found else refused or "cuDNN has no engine for it")
+
+
+def _graph_of(backend: Backend, question: Mapping[str, Any]) -> int:
+    kind, prefix = _DIRECTIONS[question["direction"]]
+    data_type = DATA_TYPES[question["dtype"]]
+    double = question["dtype"] == "float64"
+    tensors = [
+        backend.make(
+            Kind.TENSOR,
+            {
+                Attribute.TENSOR_TYPE: (Type.DATA_TYPE, [data_type]),
+                Attribute.TENSOR_SHAPE: (Type.INT64, shape),
+                Attribute.TENSOR_STRIDES: (Type.INT64, strides),
+                Attribute.TENSOR_ID: (Type.INT64, [ord(name)]),
+                Attribute.TENSOR_ALIGNMENT: (Type.INT64, [alignment]),
+            },
+        )
+        for name, (shape, strides, alignment) in zip("xwy", question["operands"], strict=True)
+    ]
+    computed = DATA_TYPES["float64" if double else "float32"]
+    described = backend.make(
+        Kind.CONVOLUTION,
+        {
+            Attribute.CONVOLUTION_TYPE: (Type.DATA_TYPE, [computed]),
+            Attribute.CONVOLUTION_MODE: (Type.CONVOLUTION_MODE, [_CROSS_CORRELATION]),
+            Attribute.CONVOLUTION_DIMENSIONS: (Type.INT64, [len(question["stride"])]),
+            Attribute.CONVOLUTION_STRIDES: (Type.INT64, question["stride"]),
+            Attribute.CONVOLUTION_PRE_PADDINGS: (Type.INT64, question["padding"]),
+            Attribute.CONVOLUTION_POST_PADDINGS: (Type.INT64, question["padding"]),
+            Attribute.CONVOLUTION_DILATIONS: (Type.INT64, question["dilation"]),
+        },
+    )
+    number = Type.DOUBLE if double else Type.FLOAT
+    values: dict[str, tuple[Type, Sequence[Any]]] = {
+        "ALPHA": (number, [1.0]),
+        "BETA": (number, [0.0]),
+        "CONVOLUTION": (Type.DESCRIPTOR, [described]),
+    }
+    for name, tensor in zip("XWY", tensors, strict=True):
+        values[name] = (Type.DESCRIPTOR, [tensor])
+    operation = backend.make(
+        kind, {Attribute[f"{prefix}_{name}"]: value for name, value in values.items()}
+    )
+    return backend.make(Kind.GRAPH, {Attribute.GRAPH_OPERATIONS: (Type.DESCRIPTOR, [operation])})
+
+
+def _configurations(
+    backend: Backend, device: int, graph: int, question: Mapping[str, Any]
+) -> Iterator[tuple[int, frozenset[int]]]:
+    """Yield what the heuristics list and ATen keeps of it, then the same of the fallbacks."""
+    wanted = Mode.B if question["mode_b"] and not question["benchmark"] else Mode.INSTANT
+    for mode in (wanted, Mode.FALLBACK):
+        heuristics = backend.make(
+            Kind.HEURISTICS,
+            {
+                Attribute.HEURISTICS_GRAPH: (Type.DESCRIPTOR, [graph]),
+                Attribute.HEURISTICS_MODE: (Type.HEURISTICS_MODE, [mode]),
+                Attribute.HEURISTICS_DEVICE: (Type.DESCRIPTOR, [device]),
+            },
+        )
+        for configuration in backend.descriptors(
+            heuristics, Attribute.HEURISTICS_RESULTS, Kind.ENGINE_CONFIGURATION
+        ):
+            engine = _engine_of(backend, configuration)
+            notes = backend.numbers(engine, Attribute.ENGINE_NOTES, Type.NUMERICAL_NOTE, len(NOTES))
+            if not _is_left_out(frozenset(notes), question):
+                yield configuration, frozenset(notes)
+
+
+def _is_left_out(notes: frozenset[int], question: Mapping[str, Any]) -> bool:
+    """``filterEngineConfigs``."""
+    if _DOWN_CONVERTED in notes or (question["deterministic"] and _NONDETERMINISTIC in notes):
+        return True
+    ieee = question["dtype"] == "float32" and not question["allow_tf32"]
+    return ieee and _TENSOR_CORE in notes
+
+
+def _engine_of(backend: Backend, configuration: int) -> int:
+    return backend.descriptors(configuration, Attribute.CONFIGURATION_ENGINE, Kind.ENGINE, count=1)[
+        0
+    ]
+
+
+def _plan_of(
+    backend: Backend, device: int, configuration: int, notes: frozenset[int]
+) -> ExecutionPlan:
+    plan = backend.make(
+        Kind.PLAN,
+        {
+            Attribute.PLAN_CONFIGURATION: (Type.DESCRIPTOR, [configuration]),
+            Attribute.PLAN_DEVICE: (Type.DESCRIPTOR, [device]),
+        },
+    )
+    workspace = backend.numbers(plan, Attribute.PLAN_WORKSPACE, Type.INT64)[0]
+    engine = _engine_of(backend, configuration)
+    number = backend.numbers(engine, Attribute.ENGINE_NUMBER, Type.INT64)[0]
+    return ExecutionPlan(workspace, number, tuple(NOTES[note] for note in sorted(notes)))

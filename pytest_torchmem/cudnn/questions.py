@@ -1,0 +1,131 @@
+"""What cuDNN is asked: the same text in a file of answers, on disk and in the process that asks.
+
+A question names no GPU and no version; these stand beside it where answers are kept. Its tensors
+are those that ATen hands to cuDNN, with the strides that cuDNN sees::
+
+    cudnn::convolution_forward
+    float16[32,64,56,56], float16[64,64,3,3], float16[32,64,56,56], [1,1], [1,1], [1,1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+DIRECTIONS = ("forward", "backward_input", "backward_weight")
+PREFIX = "cudnn::"
+ALIGNED = 32
+"""Bytes; what ``getAlignment`` of native/cudnn/Conv_v8.cpp looks for at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as cuDNN sees it."""
+
+    dtype: str
+    """A dtype of torch, such as ``"float16"``."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    alignment: int = ALIGNED
+    """Of its address, in bytes."""
+
+    def __str__(self) -> str:
+        dense = self.strides == contiguous_strides(self.shape)
+        strides = "" if dense else "@" + ":".join(map(str, self.strides))
+        aligned = "" if self.alignment == ALIGNED else f" aligned to {self.alignment}"
+        return f"{self.dtype}[{_list(self.shape)}]{strides}{aligned}"
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution's forward, or one of its gradients.
+
+    ``x`` is the input or its gradient, ``w`` the weight or its gradient and ``y`` the output or its
+    gradient, so that all three directions of one layer have the same operands.
+    """
+
+    direction: str
+    """One of ``DIRECTIONS``."""
+    x: Operand
+    w: Operand
+    y: Operand
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    deterministic: bool = False
+    allow_tf32: bool = True
+    benchmark: bool = False
+    """Every candidate is tried, as with ``torch.backends.cudnn.benchmark``."""
+    mode_b: bool = False
+    """``TORCH_CUDNN_USE_HEURISTIC_MODE_B``."""
+
+    @property
+    def operator(self) -> str:
+        """The name under which answers are kept."""
+        return f"{PREFIX}convolution_{self.direction}"
+
+    @property
+    def geometry(self) -> str:
+        """Everything else that decides the answer, as text."""
+        lists = (f"[{_list(numbers)}]" for numbers in (self.padding, self.stride, self.dilation))
+        settings = {
+            "benchmark": self.benchmark,
+            "deterministic": self.deterministic,
+            "float32 as ieee": self.x.dtype == "float32" and not self.allow_tf32,
+            "heuristics of mode B": self.mode_b and not self.benchmark,
+        }
+        chosen = ", ".join(name for name, holds in settings.items() if holds)
+        text = ", ".join(map(str, (self.x, self.w, self.y, *lists)))
+        return f"{text}; {chosen}" if chosen else text
+
+    def plain(self) -> dict[str, Any]:
+        """Return the question as the process that asks reads it."""
+        return {
+            "kind": "convolution",
+            "direction": self.direction,
+            "dtype": self.x.dtype,
+            "operands": [
+                [list(one.shape), list(one.strides), one.alignment]
+                for one in (self.x, self.w, self.y)
+            ],
+            "padding": list(self.padding),
+            "stride": list(self.stride),
+            "dilation": list(self.dilation),
+            "deterministic": self.deterministic,
+            "allow_tf32": self.allow_tf32,
+            "benchmark": self.benchmark,
+            "mode_b": self.mode_b,
+        }
+
+
+Question = Convolution
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
+    return tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1]
+
+
+def without_free_strides(
+    shape: Sequence[int], strides: Sequence[int], channels_last: bool
+) -> tuple[int, ...]:
+    """Return strides where those of dimensions of size 1 follow from the others.
+
+    ``fixSizeOneDimStride`` of ATen/cudnn/Descriptors.h.
+    """
+    inner = range(len(shape) - 1, 1, -1)
+    order = (1, *inner, 0) if channels_last else (*inner, 1, 0)
+    fixed, expected = list(strides), 1
+    for dim in order:
+        if shape[dim] == 1:
+            fixed[dim] = expected
+        else:
+            expected *= shape[dim]
+    return tuple(fixed)
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))

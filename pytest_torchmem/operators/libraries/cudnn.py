@@ -1,0 +1,79 @@
+"""cuDNN as a record's workspace function asks it: for the trace's GPU, its answers noted."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.cudnn.installed import PINNED, Version, parse_version, version_text
+from pytest_torchmem.cudnn.questions import ALIGNED, Operand, Question, without_free_strides
+from pytest_torchmem.targets.calibration import CUDNN, LibraryAnswer, WorkspaceKey
+from pytest_torchmem.targets.target import Target
+from pytest_torchmem.torch_private.version import TORCH_SERIES
+
+
+class Cudnn:
+    """Asks the cuDNN of a target, and then the answers that are stored for its GPU."""
+
+    def __init__(self, target: Target, silent: bool = False) -> None:
+        """Be asked for ``target``; a ``silent`` one has no answers, and notes no questions."""
+        self.answers: list[LibraryAnswer] = []
+        self._target = target
+        self._silent = silent
+
+    @property
+    def version(self) -> Version:
+        """The version that answers, else the one that this torch's CUDA builds require."""
+        target = self._target
+        if target.cudnn is not None:
+            return target.cudnn.version
+        if target.calibration is not None and target.gpu is not None:
+            stored = target.calibration.told_by(CUDNN, target.gpu.name)
+            if stored:
+                return parse_version(stored)
+        return PINNED.get(TORCH_SERIES, max(PINNED.values()))
+
+    def ask(self, question: Question) -> int | None:
+        """Return the bytes of workspace that cuDNN tells; ``None`` where there is no answer."""
+        if self._silent or self._target.gpu is None:
+            return None
+        key = WorkspaceKey(question.operator, question.geometry)
+        found = self._asked(question, key)
+        self.answers.append(found)
+        return found.nbytes
+
+    def _asked(self, question: Question, key: WorkspaceKey) -> LibraryAnswer:
+        target, gpu = self._target, self._target.gpu
+        assert gpu is not None
+        if target.cudnn is not None:
+            answer = target.cudnn.ask(gpu.capability, gpu.multiprocessors, question)
+            version = version_text(target.cudnn.version)
+            return LibraryAnswer(key, answer.workspace, version, why=answer.why)
+        if target.calibration is not None:
+            stored = target.calibration.find(key, gpu.name, TORCH_SERIES)
+            if stored is not None:
+                figure, setup = stored
+                return LibraryAnswer(key, figure.workspace, setup.cudnn, stored=True)
+        return LibraryAnswer(key, None, why=target.why_no_cudnn)
+
+
+def operand(tensor: Tensor, memory_format: torch.memory_format) -> Operand:
+    """Return a tensor as cuDNN sees it, in a convolution that is described in a format.
+
+    ``getTensorDescriptorWithTypeVirtual`` and ``getAlignment`` of native/cudnn/Conv_v8.cpp. What
+    the allocator gives is aligned; a view is as its place in the storage is.
+    """
+    offset = tensor.storage_offset() * tensor.element_size()
+    last = memory_format in (torch.channels_last, torch.channels_last_3d)
+    shape = tuple(tensor.shape)
+    strides = without_free_strides(shape, tensor.stride(), last)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Operand(dtype, shape, strides, math.gcd(offset, ALIGNED))
+
+
+def prefers_mode_b() -> bool:
+    """``TORCH_CUDNN_USE_HEURISTIC_MODE_B``, as ``c10::utils::check_env`` reads it."""
+    return os.environ.get("TORCH_CUDNN_USE_HEURISTIC_MODE_B") == "1"

@@ -1,0 +1,204 @@
+"""The process that asks cuDNN, what it answers and what is remembered of that."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_torchmem.cudnn import driver
+from pytest_torchmem.cudnn import library as asked
+from pytest_torchmem.cudnn.answers import Answer, ExecutionPlan
+from pytest_torchmem.cudnn.devices import device_properties
+from pytest_torchmem.cudnn.installed import Installed, find_installed, parse_version
+from pytest_torchmem.cudnn.library import Library
+from pytest_torchmem.cudnn.memory import DiskMemory
+from pytest_torchmem.cudnn.questions import (
+    Convolution,
+    Operand,
+    contiguous_strides,
+    without_free_strides,
+)
+
+A100 = (8, 0), 108
+LINUX = sys.platform == "linux" and driver.is_supported()
+
+
+def layer(dtype: str = "float16", batch: int = 2, **settings: bool) -> Convolution:
+    """Return the forward of a layer of 64 filters of 3 x 3."""
+
+    def dense(*shape: int) -> Operand:
+        return Operand(dtype, shape, contiguous_strides(shape))
+
+    x, w, y = dense(batch, 64, 8, 8), dense(64, 64, 3, 3), dense(batch, 64, 8, 8)
+    return Convolution("forward", x, w, y, (1, 1), (1, 1), (1, 1), **settings)
+
+
+def test_a_question_as_text() -> None:
+    question = layer(deterministic=True, allow_tf32=False)
+    assert question.operator == "cudnn::convolution_forward"
+    assert question.geometry == (
+        "float16[2,64,8,8], float16[64,64,3,3], float16[2,64,8,8], [1,1], [1,1], [1,1]; "
+        "deterministic"  # TF32 is of float32 alone
+    )
+    assert layer("float32", allow_tf32=False).geometry.endswith("; float32 as ieee")
+    strided = Operand("float16", (2, 3), (1, 2), alignment=16)
+    assert str(strided) == "float16[2,3]@1:2 aligned to 16"
+
+
+def test_strides_of_single_elements_follow_from_the_others() -> None:
+    assert without_free_strides((2, 4, 1, 8), (99, 8, 77, 1), False) == (99, 8, 8, 1)
+    assert without_free_strides((2, 4, 1, 8), (32, 1, 77, 4), True) == (32, 1, 32, 4)
+    assert without_free_strides((1, 1, 1, 1), (5, 6, 7, 8), False) == (1, 1, 1, 1)
+
+
+@pytest.mark.skipif(not LINUX, reason="shared objects are written for Linux")
+def test_the_stand_in_can_be_loaded(tmp_path: Path) -> None:
+    path = tmp_path / driver.SONAME
+    path.write_bytes(driver.shared_object())
+    stand_in = ctypes.CDLL(str(path))
+    assert [getattr(stand_in, name)() for name in driver.FUNCTIONS] == [100] * 6
+
+
+def test_a_stand_in_for_each_machine() -> None:
+    known = {machine: driver.shared_object(machine=machine) for machine in ("x86_64", "aarch64")}
+    assert {written[:4] for written in known.values()} == {b"\x7fELF"}
+    assert all(len(written) < 1024 for written in known.values())
+    assert not driver.is_supported("riscv64")
+    with pytest.raises(KeyError):
+        driver.shared_object(machine="riscv64")
+
+
+def test_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHMEM_CUDNN", "off")
+    assert find_installed() == "TORCHMEM_CUDNN is off"
+    monkeypatch.setenv("TORCHMEM_CUDNN", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert "there is no libcudnn.so.9 in it" in str(find_installed())
+    root = tmp_path / "nvidia" / "cudnn"
+    (root / "lib").mkdir(parents=True)
+    (root / "lib" / "libcudnn.so.9").touch()
+    (root / "include").mkdir()
+    header = root / "include" / "cudnn_version.h"
+    header.write_text("#define CUDNN_MAJOR 9\n#define CUDNN_MINOR 5\n#define CUDNN_PATCHLEVEL 1\n")
+    assert find_installed() == "cuDNN 9.5.1 does not answer without a GPU: 9.8.0 and later do"
+    header.write_text(header.read_text().replace("MINOR 5", "MINOR 20"))
+    found = find_installed()
+    assert isinstance(found, Installed)
+    assert (found.version, found.folders[0]) == ((9, 20, 1), root / "lib")
+    monkeypatch.setenv("TORCHMEM_CUDNN", "")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere")])
+    assert "pip install 'pytest-torchmem[cudnn]'" in str(find_installed())
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert "on Linux alone" in str(find_installed())
+
+
+def test_versions_as_text() -> None:
+    assert parse_version("9.20.0") == (9, 20, 0)
+    assert parse_version("") == parse_version("9.x.0") == (0, 0, 0)
+
+
+def test_answers_are_remembered_on_disk(cache: Path) -> None:
+    place = ("8.0x108", "cudnn::convolution_forward", "float16[1]")
+    answer = Answer((ExecutionPlan(16, 22, ("tensor core",)), ExecutionPlan(32, 45)))
+    assert answer.workspace == 32
+    assert Answer(why="none").workspace is None
+    first = DiskMemory((9, 20, 0))
+    assert first.get(place) is None
+    first.add(place, answer)
+    first.add((*place[:2], "float16[2]"), Answer(why="no engine"))
+    (file,) = cache.rglob("*.jsonl")
+    with file.open("a") as lines:
+        lines.write('["8.0x108","half a li')
+    again = DiskMemory((9, 20, 0))
+    assert again.get(place) == answer
+    assert again.get((*place[:2], "float16[2]")) == Answer(why="no engine")
+    assert DiskMemory((9, 26, 0)).get(place) is None
+
+
+def test_nothing_fails_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    memory = DiskMemory((9, 20, 0))
+    memory.add(("", "", ""), Answer(why="x"))
+    assert memory.get(("", "", "")) == Answer(why="x")
+
+
+@pytest.mark.skipif(not LINUX, reason="cuDNN is asked on Linux")
+def test_a_cudnn_that_cannot_be_loaded(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "libcudnn.so.9"
+    path.write_bytes(b"no library")
+    broken = Library(Installed(path, (9, 20, 0), (tmp_path,)))
+    for _ in range(5):
+        answer = broken.ask(*A100, layer())
+        assert answer.workspace is None
+        assert answer.why.startswith("cuDNN cannot be loaded: ")
+    assert broken._failures == 3  # it is not tried for ever
+    assert not list(cache.rglob("*.jsonl"))
+
+
+def test_a_process_that_dies_is_replaced(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        asked,
+        "_START",
+        "import sys, os\n"
+        "print('{\"version\": [9, 20, 0]}', flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    if 'bfloat16' in line: os._exit(11)\n"
+        '    print(\'{"plans": [[7, 1, []]], "why": ""}\', flush=True)\n',
+    )
+    dying = Library(Installed(tmp_path / "libcudnn.so.9", (9, 20, 0), (tmp_path,)))
+    assert dying.ask(*A100, layer()).workspace == 7
+    answer = dying.ask(*A100, layer("bfloat16"))
+    assert answer == Answer(why="cuDNN did not answer: its process ended with status 11")
+    assert dying.ask(*A100, layer(batch=3)).workspace == 7
+    assert dying.ask(*A100, layer("bfloat16")) is answer  # it is not tried again
+
+
+def test_devices_that_are_not_listed() -> None:
+    assert device_properties((8, 7), 16)["deviceVer"] == 870
+    assert device_properties((5, 0), 16)["maxThreadsPerSM"] == 2048
+    assert len(device_properties((9, 0), 132)) == 24
+
+
+def test_a_process_without_torch(cudnn: Library) -> None:
+    assert cudnn.ask(*A100, layer()).workspace is not None
+    process = cudnn._process
+    assert process is not None
+    maps = Path(f"/proc/{process._popen.pid}/maps").read_text()
+    assert "libcudnn_graph.so.9" in maps
+    assert "libtorch" not in maps
+    assert "libcudnn" not in Path("/proc/self/maps").read_text()
+
+
+def test_answers_of_cudnn(cudnn: Library) -> None:
+    """Contiguous half precision goes through channels last: copies of x, w and y, and 16 bytes."""
+    x = y = 2 * 32 * 64 * 56 * 56
+    w = 2 * 64 * 64 * 3 * 3
+    shape = (32, 64, 56, 56)
+    image = Operand("float16", shape, contiguous_strides(shape))
+    plain = Convolution("forward", image, layer().w, image, (1, 1), (1, 1), (1, 1))
+    first = cudnn.ask(*A100, plain)
+    assert first.workspace == x + w + y + 16
+    assert len(first.plans) == 1
+    tried = cudnn.ask(*A100, replace(plain, benchmark=True))
+    assert len(tried.plans) > 5
+    assert tried.plans[0] == first.plans[0]
+
+
+def test_the_package_starts_no_process_and_imports_no_torch_for_it() -> None:
+    code = (
+        "import sys, pytest_torchmem.cudnn.library as library\n"
+        "library.library()\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    environment = {**os.environ, "TORCHMEM_CUDNN": ""}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
