@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
