@@ -12,6 +12,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import FIGURES
 from pytest_torchmem.profile.node_table import NodeTable, node_table_of
 from pytest_torchmem.profile.operator_calls import OperatorCall
+from pytest_torchmem.profile.static_plan import ALIGNMENT, StaticPlan, plan_of
 from pytest_torchmem.profile.tables import allocations_table, figures_table, workspace_lines
 from pytest_torchmem.profile.timeline import (
     Allocation,
@@ -182,6 +183,17 @@ class MemoryProfile:
         if self.calls is None:
             raise UsageError("a measurement has no operators: trace() the step for its table")
         return node_table_of(self.timeline, self.calls)
+
+    def plan(self, alignment: int | None = None, outputs: bool = False) -> StaticPlan:
+        """Return the offsets of one arena for all that the step makes and gives back.
+
+        ``alignment`` is that of storages in bytes, by default the device's own: 64 on cpu, 512 on
+        cuda. With ``outputs``, what outlives the step (gradients, optimizer state) is in the arena
+        too. Raises ``UsageError`` for an alignment that is no power of two.
+        """
+        if alignment is None:
+            alignment = ALIGNMENT[self.device.partition(":")[0]]
+        return plan_of(self.timeline, alignment, self.reserved_peak, outputs)
 
     def table(self, largest: int = 10) -> str:
         """Return the peaks by phase and the ``largest`` things alive at the peak, as text.
