@@ -94,6 +94,8 @@ class Attribution:
         of it, if it records it; minus that, if a node of the backward called it."""
         self.compiled: dict[str, None] = {}
         """Lines that called what ``torch.compile`` wraps; in a trace it runs eagerly."""
+        self.fused: dict[str, str] = {}
+        """Functions that were counted as fused kernels, and the line that called each first."""
 
     def origin(self, phase: Phase, operator: str, frame: FrameType | None) -> Origin:
         """Return the origin of an operator issued now from ``frame``."""
@@ -134,6 +136,10 @@ class Attribution:
         while innermost is not None and innermost.tb_next is not None:
             innermost = innermost.tb_next
         return "" if innermost is None else self._line(innermost.tb_frame)
+
+    def note_fused(self, name: str) -> None:
+        """Take note that a function, compiled, is counted as its fused kernel."""
+        self.fused.setdefault(name, self.user_line())
 
     def note_compiled(self) -> None:
         """Take note that what ``torch.compile`` wraps is called now."""

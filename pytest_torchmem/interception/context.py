@@ -36,6 +36,8 @@ class TraceContext:
         self.placing_on = interceptor.placing_on
         self.meet = interceptor.meet
         self.keep = interceptor.keep
+        self.computed_aside = interceptor.computed_aside
+        self.note_fused = interceptor.parts.attribution.note_fused
         self.mapped = interceptor.parts.conversion.mapped
         self.streams = interceptor.parts.streams
         self.values = interceptor.parts.values

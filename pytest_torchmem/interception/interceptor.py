@@ -26,13 +26,14 @@ from pytest_torchmem.interception.layouts.sparse import parts_of
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.parts import Parts
 from pytest_torchmem.interception.threads import TraceThreads
+from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.interception.values.policy import Values
 from pytest_torchmem.operators.registry import Kind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.step.global_state import seed_what_is_imported
 from pytest_torchmem.step.imports import imports_within
-from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.dispatcher import interception, run_outside
 from pytest_torchmem.torch_private.kernels import run_composite_implicit
@@ -82,6 +83,8 @@ class Interceptor:
         self.inside = 0
         """The thread on which the profiler itself is at work, and tensors answer as torch made
         them; 0 for none."""
+        self.aside = False
+        """Whether operators are run on known values, and nothing is booked."""
         self.after_import: list[Callable[[str], None]] = [seed_what_is_imported]
         """What is called with the name of each module that the program imports."""
         self._importing: set[int] = set()
@@ -119,6 +122,8 @@ class Interceptor:
         set_excluded(FAKE, True)
         was_inside, self.inside = self.inside, thread
         try:
+            if self.aside:
+                return self._run_aside(overload, args, kwargs)
             on_host = self.real_host or (self._importing and thread in self._importing)
             if on_host and self._is_of_the_host(args, kwargs):
                 return overload(*args, **kwargs)
@@ -146,6 +151,13 @@ class Interceptor:
         self._let_pass(view)
         with self.intercepting():
             return view(*args, **kwargs)
+
+    def _run_aside(self, overload: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operator on the host, on what is known; raise ``NotKnown`` where it is not."""
+        args, kwargs = replace_tensors((args, kwargs), self.parts.values.known_value)
+        if kwargs.get("device") is not None:
+            kwargs["device"] = _CPU
+        return overload(*args, **kwargs)
 
     def _spec(self, overload: OpOverload) -> OperatorSpec:
         """Return what is to be known of an operator on this target."""
@@ -313,6 +325,24 @@ class Interceptor:
             return any(self._is_hollow(part) for part in parts_of(tensor))
         except (RuntimeError, NotImplementedError):
             return False
+
+    def computed_aside(self, compute: Callable[[], Any], operations: int) -> Any:
+        """Return what a function of the program's tensors gives on their values, or None.
+
+        Nothing of it is booked, and it makes real tensors on the host. None where a value is not
+        known, or where so many operations are not to be had.
+        """
+        values = self.parts.values
+        if not values.affords(operations):
+            return None
+        with self.threads.turn(), torch.no_grad():
+            before, self.aside = self.aside, True
+            try:
+                return compute()
+            except NotKnown:
+                return None
+            finally:
+                self.aside = before
 
     # -- what happens without an operator ----------------------------------------------------------
 

@@ -24,7 +24,7 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 @contextmanager
-def process_kept(when_compiled: Callable[[], None] = lambda: None) -> Iterator[None]:
+def process_kept(when_compiled: Callable[[bool], None] = lambda _: None) -> Iterator[None]:
     """Put back random generators, torch's settings, the garbage collector, the compiler's stance.
 
     What of torch is imported meanwhile keeps nothing of the program. ``when_compiled`` is called
@@ -35,7 +35,7 @@ def process_kept(when_compiled: Callable[[], None] = lambda: None) -> Iterator[N
 
 
 @contextmanager
-def program_kept(when_compiled: Callable[[], None] = lambda: None) -> Iterator[None]:
+def program_kept(when_compiled: Callable[[bool], None] = lambda _: None) -> Iterator[None]:
     """Put back what is no choice of the program, and would be in the way of following it."""
     with garbage_kept(), imports_apart(), weights_read_here(), eager(when_compiled):
         yield
@@ -140,7 +140,7 @@ def garbage_kept() -> Iterator[None]:
 
 
 @contextmanager
-def eager(when_called: Callable[[], None] = lambda: None) -> Iterator[None]:
+def eager(when_called: Callable[[bool], None] = lambda _: None) -> Iterator[None]:
     """Run what is compiled eagerly, and report each of its calls.
 
     Importing the compiler for it is put off to its first use.

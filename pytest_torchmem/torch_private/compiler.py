@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,14 +11,17 @@ from pytest_torchmem.torch_private.names import private_if_imported
 from pytest_torchmem.torch_private.patches import replaced
 
 _eval_frame: Callable[[], Any] = private_if_imported("torch._dynamo.eval_frame")
+_FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 _NOT_COMPILED = (None, False)
 """What ``torch.compiler.disable`` and graph breaks call it with."""
 
 
 @contextmanager
-def compiled_calls(when_called: Callable[[], None]) -> Iterator[None]:
+def compiled_calls(when_called: Callable[[bool], None]) -> Iterator[None]:
     """Call ``when_called`` at every call of what is compiled, which the stance decides about;
     torch/_dynamo/eval_frame.py, ``_callback_from_stance``. The compiler has to be imported.
+
+    It is told whether that is ``flex_attention``, which runs itself so if nobody has compiled it.
     """
     module = _eval_frame()
     original: Any = getattr(module, "_callback_from_stance", None)
@@ -27,7 +31,8 @@ def compiled_calls(when_called: Callable[[], None]) -> Iterator[None]:
 
     def from_stance(callback: Any) -> Any:
         if callback not in _NOT_COMPILED:
-            when_called()
+            compiled = sys._getframe(1).f_locals.get("fn")  # of ``compile_wrapper``
+            when_called(getattr(compiled, "__module__", None) == _FLEX_ATTENTION)
         return original(callback)
 
     with replaced(module, _callback_from_stance=from_stance):

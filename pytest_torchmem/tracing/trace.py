@@ -171,8 +171,9 @@ def _trace(
     interceptor = Interceptor(machine, ledger, attribution, gradient_held_by_engine_alone(), values)
     interceptor.parts.conversion.lender = lent_by_standing_gpus
 
-    def note_compiled() -> None:
-        if interceptor.threads.on_thread():
+    def note_compiled(flex_attention: bool) -> None:
+        # On the GPU it is told of by what stands in for its kernels.
+        if interceptor.threads.on_thread() and not (flex_attention and gpu is not None):
             attribution.note_compiled()
 
     def switch_on(stack: ExitStack) -> None:
@@ -246,6 +247,7 @@ def _profile(
         *interceptor.parts.values.warnings,
         *_touched(),
         *_compiled(interceptor.parts.attribution),
+        *_fused(interceptor.parts.attribution),
     )
     about = machine, workload, warnings, interceptor.parts.values.known_are
     reported = [
@@ -317,6 +319,14 @@ def _touched() -> tuple[str, ...]:
     return (
         "something other than an operator of torch read or wrote the memory of a traced tensor, "
         "which has none: a C++ extension, or a thread that ran before the trace; it read zeros",
+    )
+
+
+def _fused(attribution: Attribution) -> tuple[str, ...]:
+    return tuple(
+        f"{line or 'the traced program'}: {name}, compiled, is counted as its fused kernel, "
+        "without a matrix of scores"
+        for name, line in attribution.fused.items()
     )
 
 

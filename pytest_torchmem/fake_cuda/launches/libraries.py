@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from pytest_torchmem.fake_cuda.launches.bitsandbytes import bitsandbytes_library
+from pytest_torchmem.fake_cuda.launches.flex_attention import flex_attention, flex_attention_on_cpu
 from pytest_torchmem.fake_cuda.launches.raw import compiled_extensions
 from pytest_torchmem.fake_cuda.launches.triton import (
     triton_autotuned,
@@ -17,19 +18,21 @@ from pytest_torchmem.fake_cuda.launches.triton import (
 )
 from pytest_torchmem.fake_cuda.launches.triton_driver import triton_driver
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.torch_private.flex_attention import MASKS
 
 Libraries = Mapping[str, Callable[[TraceContext, Any], AbstractContextManager[None]]]
 """What is entered for a module, by its name, as soon as it is imported."""
 
 ON_GPU: Libraries = {
     "bitsandbytes": bitsandbytes_library,
+    MASKS: flex_attention,
     "torch.utils.cpp_extension": compiled_extensions,
     "triton.runtime.jit": triton_launches,
     "triton.runtime.interpreter": triton_interpreted,
     "triton.runtime.autotuner": triton_autotuned,
     "triton.runtime.driver": triton_driver,
 }
-ON_CPU: Libraries = {"triton.runtime.jit": triton_refused}
+ON_CPU: Libraries = {MASKS: flex_attention_on_cpu, "triton.runtime.jit": triton_refused}
 
 
 @contextmanager

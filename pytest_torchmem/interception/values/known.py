@@ -52,6 +52,10 @@ _NOT_COMPUTED = (RuntimeError, NotImplementedError, ValueError, TypeError)
 FAILED: Any = object()
 
 
+class NotKnown(Exception):
+    """Ends what is computed beside a trace, of a tensor whose values are not known."""
+
+
 class KnownValues(Answers):
     """Keeps the known values of one trace in step with its operators."""
 
@@ -122,6 +126,24 @@ class KnownValues(Answers):
             self._assume(call, result)
         if operator.mutated or operator.mutated_names or operator.record.also_writes:
             self._written(call)
+
+    def known_value(self, tensor: Tensor) -> Tensor:
+        """Return the values of a tensor without memory, or one that is real itself.
+
+        Raises ``NotKnown``.
+        """
+        record = self._ledger.records.get(storage_address(tensor))
+        if record is None or not (record.hollow or self.contents.known(record) is not None):
+            return tensor
+        if self.contents.known(record) is None:
+            raise NotKnown
+        return self.contents.value(record, tensor)
+
+    def affords(self, operations: int) -> bool:
+        """Return whether so many operations may be computed beside the trace."""
+        if not self.mode.computes:
+            return False
+        return self._budget is None or self._budget.spend(operations)
 
     def can_show_geometry(self, operator: OperatorSpec) -> bool:
         """Return whether an operator that is not torch's, and that nobody described, may be run for
@@ -263,6 +285,14 @@ class KnownValues(Answers):
             small = worth_knowing(tensor.dtype, tensor.numel(), 0, self.limit)
             if small or self.worth_knowing(tensor.dtype, tensor.numel()):
                 self.contents.remember(record, laid_out_as(tensor, value))
+
+    def give(self, results: list[Tensor], values: Iterable[Tensor] | None) -> None:
+        """Let tensors have values that were computed aside, or none that are known."""
+        self.forget(results)
+        for tensor, value in zip(results, values or (), strict=False):
+            record = self._ledger.records.get(storage_address(tensor))
+            if record is not None:
+                self.contents.remember(record, laid_out_as(tensor, value.to(tensor.dtype)))
 
     def _compute_whatever(self, call: Call, plan: Plan) -> Mapping[int, Tensor] | None:
         __tracebackhide__ = True

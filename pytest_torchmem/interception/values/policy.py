@@ -85,10 +85,15 @@ class Budget:
             return True
         if self.spent:
             return False
-        self._operations += operations
-        if self._operations > self._limit:
-            self.spent = f"takes more than {self._limit / 1e9:g} billion operations"
+        self.spend(operations)
         return self.holds(live + nbytes)
+
+    def spend(self, operations: int) -> bool:
+        """Count operations; return whether the budget was not exceeded."""
+        self._operations += operations
+        if self._operations > self._limit and not self.spent:
+            self.spent = f"takes more than {self._limit / 1e9:g} billion operations"
+        return not self.spent
 
     def holds(self, live: int) -> bool:
         """Return whether there is room for values of ``live`` bytes."""

@@ -1,0 +1,155 @@
+"""``flex_attention`` of torch where it is not public: its kernels in Python, and its block masks.
+
+torch/_higher_order_ops/flex_attention.py; torch/nn/attention/flex_attention.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from types import CellType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.torch_private.names import private_name_if_imported
+from pytest_torchmem.torch_private.patches import replaced
+
+MODULE = "torch._higher_order_ops.flex_attention"
+MASKS = "torch.nn.attention.flex_attention"
+private_name_if_imported(f"{MODULE}.sdpa_dense")
+_CONVERT = private_name_if_imported(f"{MASKS}._convert_mask_to_block_mask")
+_COMPILE_WRAPPER = private_name_if_imported("torch._dynamo.eval_frame.compile_wrapper")
+_KERNEL = torch._C.DispatchKey.CompositeExplicitAutograd
+_AUTOGRAD = torch._C.DispatchKey.Autograd
+_BUFFERS = 7
+"""The position of the tensors that ``score_mod`` captures among the arguments."""
+
+
+class Kernels(NamedTuple):
+    """The kernels that run eagerly, forward and backward."""
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+
+
+@contextmanager
+def flex_kernels_replaced(made_from: Callable[[Kernels], Kernels]) -> Iterator[None]:
+    """Let ``flex_attention`` run kernels that are made from torch's own; its module is imported."""
+    module = sys.modules[MODULE]
+    operators = module.flex_attention, module.flex_attention_backward
+    originals = Kernels(*(operator.py_kernels[_KERNEL] for operator in operators))
+    _set_kernels(operators, made_from(originals))
+    try:
+        yield
+    finally:
+        _set_kernels(operators, originals)
+
+
+@contextmanager
+def captured_tensors_lifted() -> Iterator[None]:
+    """Hand tensors that a ``score_mod`` captures on, which gradients go to, as Dynamo does.
+
+    Eagerly, the operator does not see them.
+    """
+    operator = sys.modules[MODULE].flex_attention
+    original = operator.py_kernels[_AUTOGRAD]
+
+    def autograd(*args: Any) -> Any:
+        if len(args) > _BUFFERS and args[_BUFFERS]:
+            return original(*args)
+        captured: list[Tensor] = []
+        score_mod = _lifted(args[3], captured)
+        if not captured:
+            return original(*args)
+
+        def with_tensors(*values: Any) -> Any:
+            return score_mod(values[-len(captured) :])(*values[: -len(captured)])
+
+        rest = args[_BUFFERS + 1 :]
+        return original(*args[:3], with_tensors, *args[4:_BUFFERS], tuple(captured), *rest)
+
+    _set_kernel(operator, _AUTOGRAD, autograd)
+    try:
+        yield
+    finally:
+        _set_kernel(operator, _AUTOGRAD, original)
+
+
+def _lifted(value: Any, captured: list[Tensor]) -> Callable[[Sequence[Tensor]], Any]:
+    """Return what gives a captured value anew, with other tensors in the place of ``captured``.
+
+    Those that gradients go to are appended there; of functions, what these capture.
+    """
+    if isinstance(value, Tensor) and value.requires_grad:
+        position = len(captured)
+        captured.append(value)
+        return lambda tensors: tensors[position]
+    if not isinstance(value, FunctionType) or not value.__closure__:
+        return lambda tensors: value
+    before = len(captured)
+    cells = [_lifted(_content(cell), captured) for cell in value.__closure__]
+    if len(captured) == before:
+        return lambda tensors: value
+
+    def with_cells(tensors: Sequence[Tensor]) -> Any:
+        closure = tuple(CellType(cell(tensors)) for cell in cells)
+        code, defaults = value.__code__, value.__defaults__
+        return FunctionType(code, value.__globals__, value.__name__, defaults, closure)
+
+    return with_cells
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+def _set_kernel(operator: Any, key: Any, kernel: Callable[..., Any]) -> None:
+    operator.py_kernels[key] = kernel
+    operator._dispatch_cache.clear()
+
+
+def _set_kernels(operators: tuple[Any, Any], kernels: Kernels) -> None:
+    for operator, kernel in zip(operators, kernels, strict=True):
+        _set_kernel(operator, _KERNEL, kernel)
+
+
+@contextmanager
+def block_masks_replaced(
+    made_from: Callable[[Callable[..., Any], Callable[..., Any]], Mapping[str, Any]],
+) -> Iterator[None]:
+    """Replace what makes a mask, and what makes blocks of one; their module is imported."""
+    module = sys.modules[MASKS]
+    make, convert = made_from(module.create_mask, getattr(module, _CONVERT)).values()
+    with replaced(module, **{"create_mask": make, _CONVERT: convert}):
+        yield
+
+
+@cache
+def _is_wrapper(name: str, filename: str) -> bool:
+    return name == _COMPILE_WRAPPER and filename.replace("\\", "/").endswith(
+        "_dynamo/eval_frame.py"
+    )
+
+
+def in_what_inductor_compiles() -> bool:
+    """Return whether the code that runs would be compiled by Inductor, outside of a trace.
+
+    A compiled function is called by ``compile_wrapper``, of a context that has a configuration of
+    the compiler only with Inductor (torch/_dynamo/eval_frame.py, ``OptimizeContext``).
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if _is_wrapper(code.co_name, code.co_filename):
+            context = frame.f_locals.get("self")
+            if getattr(context, "compiler_config", None) is not None:
+                return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
