@@ -26,6 +26,7 @@ from pytest_torchmem.snapshots.calibration_store import (
 from pytest_torchmem.snapshots.location import calibration_path
 from pytest_torchmem.snapshots.plans import change_file
 from pytest_torchmem.targets.calibration import (
+    CUDNN,
     Calibration,
     Figures,
     Setup,
@@ -35,6 +36,7 @@ from pytest_torchmem.targets.calibration import (
 
 if TYPE_CHECKING:
     from pytest_torchmem.measurement.device import Device
+    from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.targets.gpus import Gpu
 
 
@@ -43,7 +45,7 @@ class CalibrationResult:
     """Which workspaces one check asks for, and what this machine's GPU measured of them."""
 
     figures: Figures = field(default_factory=dict)
-    """What an update writes of it."""
+    """What an update writes of it: measured, and told by cuDNN."""
     asked: Mapping[str, Sequence[WorkspaceKey]] = field(default_factory=dict)
     """The workspaces that no formula gives, by the GPU that was traced for."""
     unanswered: tuple[str, ...] = ()
@@ -91,6 +93,20 @@ class Calibrations:
             )
             directory.calibration = Calibration(nested(plan.entries))
         return directory.calibration if len(directory.calibration) else None
+
+    def cudnn(self, module: Path, gpu: str) -> str:
+        """Return who tells traces of a test module what cuDNN takes: ``trace``'s ``cudnn``.
+
+        cuDNN itself is asked in an update, and where an update has stored its answers. Otherwise
+        figures would depend on what is installed.
+        """
+        asks = bool(self._settings.update & {"new", "changed"})
+        return "auto" if asks or self.told_by(module, gpu) else "stored"
+
+    def told_by(self, module: Path, gpu: str) -> str:
+        """Return the version of cuDNN whose answers are stored for a test module, or ``""``."""
+        found = Calibration(nested(self._directory(module).stored.entries))
+        return found.told_by(CUDNN, gpu)
 
     def measure(self, module: Path, target: Target) -> CalibrationResult | None:
         """Run ``target`` on this machine's GPU for what no formula gives, and no figure does yet.
@@ -154,6 +170,17 @@ class Calibrations:
         if path not in self._directories:
             self._directories[path] = _Directory(read_calibration_file(path))
         return self._directories[path]
+
+
+def told_figures(profile: MemoryProfile) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
+    """Return what cuDNN itself told in a trace, as an update stores it."""
+    figures: dict[Setup, dict[WorkspaceKey, WorkspaceSize]] = {}
+    series = ".".join(profile.torch_version.split(".")[:2])
+    for answer in profile.library_answers:
+        if answer.nbytes is not None and not answer.stored and profile.gpu is not None:
+            setup = Setup(profile.gpu, series, answer.version, CUDNN)
+            figures.setdefault(setup, {})[answer.question] = WorkspaceSize(answer.nbytes)
+    return figures
 
 
 def update_calibrations(

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks import gpu as measuring
-from pytest_torchmem.checks.calibrations import CalibrationResult
+from pytest_torchmem.checks.calibrations import CalibrationResult, told_figures
 from pytest_torchmem.checks.findings import DoesNotFit
 from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.judge import Context, Judge, stored_for
 from pytest_torchmem.checks.request import Request, Target
 from pytest_torchmem.checks.result import CheckResult
+from pytest_torchmem.snapshots.calibration_store import merged
 from pytest_torchmem.snapshots.explain import peak_contents
 from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import calibration_path
@@ -84,8 +85,14 @@ class DeviceCheck:
         if not self.key.gpu or not self.context.settings.update:
             return None
         test, found = self.request.test, found or CalibrationResult()
-        asked = {self.key.gpu: profile.questions, **found.asked}
-        return replace(found, asked=asked, file=test.relative(calibration_path(test.module)))
+        questions = [*profile.questions, *(one.question for one in profile.library_answers)]
+        asked = {self.key.gpu: questions}
+        for gpu, others in found.asked.items():
+            asked[gpu] = [*asked.get(gpu, ()), *others]
+        figures = merged([found.figures, told_figures(profile)])
+        return replace(
+            found, figures=figures, asked=asked, file=test.relative(calibration_path(test.module))
+        )
 
 
 def _out_of_memory(error: BaseException) -> OutOfMemoryError | None:

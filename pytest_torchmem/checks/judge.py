@@ -87,7 +87,9 @@ class Judge:
         """Return the result."""
         profile, gpu, calibration = self.profile, self.key.gpu, self.calibration
         fits = gpu and self.request.gpu_named
-        trace = TraceResult.of(profile, headroom(gpu, profile.figures()) if fits else None)
+        stored_by = self.context.calibrations.told_by(self.request.test.module, gpu) if gpu else ""
+        room = headroom(gpu, profile.figures()) if fits else None
+        trace = TraceResult.of(profile, room, stored_by)
         if not profile.peak:
             findings = [Finding(outcome=Outcome.NOT_CHECKED)]
             return CheckResult(self.key, tuple(findings), trace, calibration=calibration)

@@ -33,13 +33,21 @@ class TraceResult:
     """Operators whose workspace is not counted; one of the warnings names them too."""
     calibrated_workspaces: tuple[str, ...] = ()
     """Operators whose workspace comes from a calibration."""
+    library_workspaces: tuple[str, ...] = ()
+    """Operators whose workspace cuDNN told."""
+    cudnn: str = ""
+    """The version of cuDNN that told it."""
+    cudnn_before: str = ""
+    """The version whose answers are stored beside the snapshot."""
     workspaces: Mapping[str, int] = field(default_factory=dict)
     """Bytes that libraries decide on at the peak, by how sure they are."""
     headroom: int | None = None
     """What the GPU has left beyond the reserved peak; ``None`` where no GPU is named."""
 
     @classmethod
-    def of(cls, profile: MemoryProfile, headroom: int | None) -> TraceResult:
+    def of(
+        cls, profile: MemoryProfile, headroom: int | None, cudnn_before: str = ""
+    ) -> TraceResult:
         """Return what a check takes of ``profile``."""
         return cls(
             figures=profile.figures(),
@@ -48,6 +56,9 @@ class TraceResult:
             warnings=profile.warnings,
             unknown_workspaces=profile.unknown_workspaces,
             calibrated_workspaces=profile.calibrated_workspaces,
+            library_workspaces=profile.library_workspaces,
+            cudnn=max((one.version for one in profile.library_answers if one.version), default=""),
+            cudnn_before=cudnn_before,
             workspaces=profile.by_confidence(),
             headroom=headroom,
         )

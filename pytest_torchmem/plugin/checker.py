@@ -155,7 +155,8 @@ class Checker:
             allocator = self.context.settings.allocator
             calibration = self.context.calibrations.of(self.item.path)
             given |= {"allocator": allocator} if allocator else {}
-            given["cudnn"] = "stored"
+            modelled = gpu or gpu_name(self.context.settings, self.budget, None)
+            given["cudnn"] = self.context.calibrations.cudnn(self.item.path, modelled)
             given |= {"gpus": self.budget.gpus} if self.budget.gpus is not None else {}
             given |= {"calibration": calibration} if calibration is not None else {}
         return given

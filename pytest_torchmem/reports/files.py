@@ -58,6 +58,11 @@ def _workspaces(checks: Iterable[Check]) -> Iterable[str]:
     if calibrated:
         what = f"{_checks(calibrated, 'uses', 'use')} calibrated (GPU-measured) workspace for"
         yield f"{what}: {_names(calibrated)}."
+    told = [trace.library_workspaces for trace in traced if trace.library_workspaces]
+    if told:
+        versions = ", ".join(sorted({trace.cudnn for trace in traced if trace.library_workspaces}))
+        what = f"{_checks(told, 'uses', 'use')} workspace that cuDNN {versions} told for"
+        yield f"{what}: {_names(told)}."
     if unknown:
         what = f"{_checks(unknown, 'is a lower bound', 'are lower bounds')}, without the workspace"
         yield f"{what} of: {_names(unknown)}."

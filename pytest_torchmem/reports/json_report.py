@@ -67,6 +67,8 @@ def _check(check: Check) -> dict[str, Any]:
         "grew": [asdict(growth) for growth in _growths(result)],
         "workspaces": dict(trace.workspaces),
         "calibrated_workspaces": list(trace.calibrated_workspaces),
+        "library_workspaces": list(trace.library_workspaces),
+        "cudnn": trace.cudnn,
         "unknown_workspaces": list(trace.unknown_workspaces),
         "warnings": list(trace.warnings),
         "message": check.message,

@@ -27,6 +27,9 @@ def properties(result: CheckResult) -> list[tuple[str, object]]:
     found |= {f"{name}.limit": size for name, size in result.limits.items()}
     if trace.calibrated_workspaces:
         found["calibrated_workspaces"] = ", ".join(trace.calibrated_workspaces)
+    if trace.library_workspaces:
+        found["library_workspaces"] = ", ".join(trace.library_workspaces)
+        found["cudnn"] = trace.cudnn
     if trace.unknown_workspaces:
         found["unknown_workspaces"] = ", ".join(trace.unknown_workspaces)
     rank = f"rank {key.rank} of {key.world_size}" if key.world_size else ""

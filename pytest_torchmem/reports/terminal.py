@@ -40,6 +40,7 @@ def lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     plain += _written(summary, details=verbose)
     plain += [*_improved(summary.checks), *_warnings(summary.checks, every=verbose)]
     plain += _calibrated(summary.checks) if verbose else []
+    plain += _told(summary.checks) if verbose else []
     yield from ((line, {}) for line in plain)
     for line in (
         *_notices(summary.checks, every=verbose),
@@ -248,6 +249,17 @@ def _calibrated(checks: Iterable[Check]) -> Iterable[str]:
             found.setdefault(operator, []).append(check.nodeid)
     for operator, nodeids in sorted(found.items()):
         yield f"calibrated workspace: {operator}: {_first_of(nodeids)}"
+
+
+def _told(checks: Iterable[Check]) -> Iterable[str]:
+    """Yield the operators whose workspace cuDNN told, and which cuDNN."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for check in checks:
+        trace = check.result.trace
+        for operator in trace.library_workspaces:
+            found.setdefault((operator, trace.cudnn), []).append(check.nodeid)
+    for (operator, version), nodeids in sorted(found.items()):
+        yield f"workspace told by cuDNN {version}: {operator}: {_first_of(nodeids)}"
 
 
 def _not_measured(checks: Iterable[Check]) -> Iterable[str]:

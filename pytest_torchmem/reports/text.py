@@ -23,7 +23,7 @@ from pytest_torchmem.units import format_change, format_percent, format_size, fo
 
 if TYPE_CHECKING:
     from pytest_torchmem.checks.limits import Overrun
-    from pytest_torchmem.checks.result import CheckResult
+    from pytest_torchmem.checks.result import CheckResult, TraceResult
     from pytest_torchmem.profile.timeline import Allocation
     from pytest_torchmem.reports.summary import Check
     from pytest_torchmem.snapshots.explain import Growth
@@ -99,7 +99,7 @@ def _changed(found: Changed, result: CheckResult) -> Parts:
     if len(rules) > 1 and verb == "grew":
         lines = (f"  {title(change.figure)}: {change.rule}" for change in worst)
         parts.append("Exceeded tolerances\n" + "\n".join(lines))
-    return [*parts, *_circumstances(comparison)]
+    return [*parts, *_circumstances(comparison, result.trace)]
 
 
 def _above_cap(found: AboveCap, result: CheckResult) -> Parts:
@@ -246,8 +246,8 @@ def _growths(found: Iterable[Growth]) -> Iterable[str]:
         yield f"What grew at the {title(peak)}\n{table(rows, headers)}"
 
 
-def _circumstances(comparison: Comparison) -> Iterable[str]:
-    """Return what else is different and may be the cause: the workload, torch."""
+def _circumstances(comparison: Comparison, trace: TraceResult) -> Iterable[str]:
+    """Return what else is different and may be the cause: the workload, torch, cuDNN."""
     if comparison.workload_changed:
         yield (
             "The workload differs from the snapshot's: the shapes or dtypes of the inputs, or the "
@@ -257,6 +257,11 @@ def _circumstances(comparison: Comparison) -> Iterable[str]:
         yield (
             f"The snapshot comes from torch {comparison.torch_before} and this run uses torch "
             f"{comparison.torch_now}, which may be the cause"
+        )
+    if trace.cudnn and trace.cudnn_before and trace.cudnn != trace.cudnn_before:
+        yield (
+            f"The stored workspaces were told by cuDNN {trace.cudnn_before}, and those of this run "
+            f"by cuDNN {trace.cudnn}, which may be the cause"
         )
 
 

@@ -1,7 +1,7 @@
 """The format of a calibration file: figures to text and back.
 
-One object for each setup (GPU, series of torch, version of cuDNN), in it one line for each figure,
-sorted by operator and geometry, with sizes readable beside the exact bytes. The file is written by
+One object for each setup (GPU, series of torch, version of cuDNN, source), in it one line for each
+figure, sorted by operator and geometry, with sizes readable beside the exact bytes. The file is written by
 machines alone: whatever is not known is an error.
 """
 
@@ -20,12 +20,12 @@ from pytest_torchmem.snapshots.plain import (
     text_of,
     texts_of,
 )
-from pytest_torchmem.targets.calibration import Figures, Setup, WorkspaceKey, WorkspaceSize
+from pytest_torchmem.targets.calibration import CUDNN, Figures, Setup, WorkspaceKey, WorkspaceSize
 
 SCHEMA = 1
 KIND = "pytest-torchmem calibration"
 _TABLES = ("workspaces", "reserves")
-_TEXTS = ("gpu", "torch", "cudnn")
+_TEXTS = ("gpu", "torch", "cudnn", "source")
 
 
 def dump(figures: Figures) -> str:
@@ -64,6 +64,8 @@ def _plain(setup: Setup, figures: Mapping[WorkspaceKey, WorkspaceSize]) -> dict[
 
 def _setup(plain: Any, where: str) -> tuple[Setup, dict[WorkspaceKey, WorkspaceSize]]:
     setup = Setup(**texts_of(plain, _TEXTS, ("gpu", "torch"), where))
+    if setup.source not in ("", CUDNN):
+        raise SnapshotError(f"{where} has the source {text_of(setup.source)}, which is not known")
     where = f"the setup {setup}"
     _refuse_others(plain, (*_TEXTS, *_TABLES), where)
     workspaces, reserves = (_table(plain.get(name, {}), f"{where}, {name}") for name in _TABLES)

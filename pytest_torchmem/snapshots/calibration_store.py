@@ -83,7 +83,9 @@ def plan_calibration(
 
     for key, figure in sorted(flat(measured), key=lambda item: item[0]):
         before = [old for old in (*figures, *contested) if same_place(old, key)]
-        known = any(figures.get(old) == figure for old in before)
+        # What cuDNN told is kept with the version that told it last.
+        same = [key] if key[0].source else before
+        known = any(figures.get(old) == figure for old in same)
         if known or ("changed" if before else "new") not in modes:
             continue
         for old in before:

@@ -47,6 +47,10 @@ from pytest_torchmem.units import parse_size
 
 DEVICES = ("cpu", "cuda")
 CUDNN_SOURCES = ("auto", "stored")
+_NOT_STORED = (
+    "no answer is stored; pytest --torchmem-update stores them where pytest-torchmem[cudnn] is "
+    "installed"
+)
 _HOSTS: dict[str, Callable[[], Host]] = {"reference": lambda: REFERENCE, "here": this_machine}
 
 
@@ -354,6 +358,8 @@ def _unknown(device: DeviceLedger, machine: Target) -> tuple[str, ...]:
         )
         if operators
     ]
+    reasons = {answer.why for answer in device.library_answers if answer.nbytes is None}
+    parts += [f"cuDNN was not asked: {why}" for why in sorted(reasons) if why]
     return ("; ".join(parts),) if parts else ()
 
 
@@ -406,7 +412,7 @@ def _with_cudnn(machine: Target, cudnn: str) -> Target:
         raise UsageError(f"cudnn={cudnn!r}: expected one of {', '.join(map(repr, CUDNN_SOURCES))}")
     if machine.gpu is None:
         return machine
-    asked = library() if cudnn == "auto" else "there is no answer among the stored ones"
+    asked = library() if cudnn == "auto" else _NOT_STORED
     if isinstance(asked, str):
         return replace(machine, why_no_cudnn=asked)
     return replace(machine, cudnn=asked)

@@ -1,0 +1,200 @@
+"""Updates store what cuDNN tells, and checks without cuDNN give the same figures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_torchmem.cudnn.answers import Answer, ExecutionPlan
+from pytest_torchmem.cudnn.questions import Question
+from pytest_torchmem.measurement import device as devices
+from pytest_torchmem.snapshots.calibration_format import load
+from pytest_torchmem.targets.calibration import CUDNN, Setup, WorkspaceKey, WorkspaceSize
+from pytest_torchmem.torch_private.version import TORCH_SERIES
+from pytest_torchmem.tracing import trace as tracing
+from tests.measurement.stand_in import StandIn
+from tests.plugin.conftest import Project
+
+DOCS = Path(__file__).parents[2] / "docs"
+MIB = 1024**2
+FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
+MODEL = """
+import torch
+from torch import nn
+
+def net(width=4):
+    return nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU())
+
+def image(size=32):
+    return torch.zeros(2, 3, size, size)
+"""
+TEST = """
+from model import *
+def test_it(torchmem):
+    torchmem.check(net(), image(), device="cuda")
+"""
+
+
+@dataclass(eq=False)
+class Told:
+    """A cuDNN whose workspaces are the same for every question."""
+
+    workspace: int = 3 * MIB
+    version: tuple[int, int, int] = (9, 20, 0)
+    asked: list[Question] = field(default_factory=list)
+
+    def ask(self, capability: tuple[int, int], multiprocessors: int, question: Question) -> Answer:
+        """Answer, and note the question."""
+        assert (capability, multiprocessors) == ((8, 0), 108)
+        self.asked.append(question)
+        return Answer((ExecutionPlan(self.workspace, 22),))
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "cuda_device", lambda: StandIn(why_not="there is none"))
+
+
+def there_is(monkeypatch: pytest.MonkeyPatch, found: Told | str) -> Any:
+    """Let this be the cuDNN that is installed, or say why there is none."""
+    monkeypatch.setattr(tracing, "library", lambda: found)
+    return found
+
+
+def run(project: Project, *options: str) -> tuple[pytest.RunResult, dict[str, Any]]:
+    """Run the tests; return the result and the check of the JSON report."""
+    project.write(model=MODEL)
+    sys.modules.pop("model", None)
+    result = project.run("--torchmem-json=report.json", *options)
+    report = json.loads((project.path / "report.json").read_text())
+    jsonschema.validate(report, json.loads((DOCS / "report.schema.json").read_text()))
+    (check,) = report["checks"]
+    return result, check
+
+
+def stored(project: Project) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
+    text = (project.path / "__torchmem__" / "gpu-calibration.json").read_text()
+    jsonschema.validate(
+        json.loads(text), json.loads((DOCS / "calibration.schema.json").read_text())
+    )
+    return load(text)
+
+
+def test_an_update_stores_answers_and_checks_without_cudnn_take_them(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there_is(monkeypatch, Told())
+    project.write(test_net=TEST)
+    result, with_cudnn = run(project, "--torchmem-update")
+    result.stdout.fnmatch_lines(["wrote __torchmem__/gpu-calibration.json: 2 new"])
+    ((setup, figures),) = stored(project).items()
+    assert setup == Setup("a100-80gb", TORCH_SERIES, "9.20.0", CUDNN)
+    assert {question.operator for question in figures} == {
+        "cudnn::convolution_forward",
+        "cudnn::convolution_backward_weight",
+    }
+    assert set(figures.values()) == {WorkspaceSize(3 * MIB)}
+    assert with_cudnn["library_workspaces"] == [FORWARD, BACKWARD]
+    assert (with_cudnn["cudnn"], with_cudnn["warnings"]) == ("9.20.0", [])
+    # The weight's gradient is computed before the bias's is allocated: 4 numbers less.
+    assert with_cudnn["workspaces"]["library"] == 3 * MIB - 16
+    there_is(monkeypatch, "cuDNN is not installed")
+    files = ("--torchmem-markdown=report.md", "--junitxml=report.xml")
+    result, without = run(project, "--torchmem-strict", "-v", *files)
+    result.assert_outcomes(passed=1)
+    assert without["figures"] == with_cudnn["figures"]
+    assert without["library_workspaces"] == with_cudnn["library_workspaces"]
+    line = f"workspace told by cuDNN 9.20.0: {FORWARD}: test_net.py::test_it"
+    result.stdout.fnmatch_lines([line])
+    markdown = (project.path / "report.md").read_text()
+    assert f"workspace that cuDNN 9.20.0 told for: `{FORWARD}`" in markdown
+    assert (
+        'library_workspaces" value="aten::convolution' in (project.path / "report.xml").read_text()
+    )
+
+
+def test_what_is_installed_changes_nothing_before_an_update(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot that passes here must pass where there is no cuDNN."""
+    cudnn = there_is(monkeypatch, Told())
+    project.write(test_net=TEST)
+    _, check = run(project)
+    assert not cudnn.asked
+    assert check["unknown_workspaces"] == [FORWARD, BACKWARD]
+    (warning,) = check["warnings"]
+    assert "pytest --torchmem-update stores them" in warning
+
+
+def test_an_answer_that_is_missing_is_told(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there_is(monkeypatch, Told())
+    project.write(test_net=TEST)
+    run(project, "--torchmem-update")
+    there_is(monkeypatch, "cuDNN is not installed (pip install 'pytest-torchmem[cudnn]')")
+    project.write(test_net=TEST.replace("image()", "image(48)"))
+    result, check = run(project)
+    result.assert_outcomes(failed=1)  # the image is larger
+    assert check["unknown_workspaces"] == [FORWARD, BACKWARD]
+    (warning,) = check["warnings"]
+    assert warning.endswith(
+        "cuDNN was not asked: cuDNN is not installed (pip install 'pytest-torchmem[cudnn]')"
+    )
+
+
+def test_another_cudnn_is_told_like_another_torch(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there_is(monkeypatch, Told())
+    project.write(test_net=TEST)
+    run(project, "--torchmem-update")
+    there_is(monkeypatch, Told(9 * MIB, (9, 26, 0)))
+    result, check = run(project)
+    result.assert_outcomes(failed=1)
+    assert (check["outcome"], check["cudnn"]) == ("grew", "9.26.0")
+    said = "*were told by cuDNN 9.20.0, and those of this run by cuDNN 9.26.0*"
+    result.stdout.fnmatch_lines([said])
+    result, _ = run(project, "--torchmem-update")
+    result.stdout.fnmatch_lines(["wrote __torchmem__/gpu-calibration.json: 2 changed*"])
+    ((setup, figures),) = stored(project).items()
+    assert (setup.cudnn, set(figures.values())) == ("9.26.0", {WorkspaceSize(9 * MIB)})
+    run(project)[0].assert_outcomes(passed=1)
+
+
+def test_answers_that_no_test_asks_for_are_removed(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there_is(monkeypatch, Told())
+    project.write(test_net=TEST)
+    run(project, "--torchmem-update")
+    before = stored(project)
+    project.write(test_net=TEST.replace("net()", "net(8)"))
+    run(project, "--torchmem-update")
+    ((_, figures),) = stored(project).items()
+    assert len(figures) == 2
+    assert not figures.keys() & next(iter(before.values())).keys()
+
+
+def test_the_option_of_a_trace(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    there_is(monkeypatch, Told())
+    project.write(
+        test_net="""
+from model import *
+import pytest
+def test_it(torchmem):
+    asked = torchmem.trace(net(), image(), device="cuda", cudnn="auto")
+    assert asked.library_workspaces == ("aten::convolution", "aten::convolution_backward")
+    assert torchmem.trace(net(), image(), device="cuda").unknown_workspaces
+    with pytest.raises(ValueError, match="cudnn='live': expected one of 'auto', 'stored'"):
+        torchmem.trace(net(), image(), device="cuda", cudnn="live")
+"""
+    )
+    project.write(model=MODEL)
+    project.run().assert_outcomes(passed=1)
