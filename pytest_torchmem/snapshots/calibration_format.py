@@ -1,8 +1,8 @@
 """The format of a calibration file: figures to text and back.
 
 One object for each setup (GPU, series of torch, version of cuDNN, source), in it one line for each
-figure, sorted by operator and geometry, with sizes readable beside the exact bytes. The file is written by
-machines alone: whatever is not known is an error.
+figure, sorted by operator and geometry, with sizes readable beside the exact bytes. The file is
+written by machines alone: whatever is not known is an error.
 """
 
 from __future__ import annotations
