@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_torchmem.errors import TorchmemError
+    from pytest_torchmem.graphs.largest import largest
     from pytest_torchmem.graphs.nodes import node_table
+    from pytest_torchmem.graphs.scaling import scaling
     from pytest_torchmem.measurement import measure
     from pytest_torchmem.measurement.calibrate import calibrate
     from pytest_torchmem.operators.custom_operators import OperatorModel
@@ -31,9 +33,11 @@ __all__ = [
     "TorchmemError",
     "__version__",
     "calibrate",
+    "largest",
     "measure",
     "node_table",
     "read_calibration",
+    "scaling",
     "trace",
     "write_calibration",
 ]
@@ -45,8 +49,10 @@ _HOMES = {
     "OperatorModel": "pytest_torchmem.operators.custom_operators",
     "TorchmemError": "pytest_torchmem.errors",
     "calibrate": "pytest_torchmem.measurement.calibrate",
+    "largest": "pytest_torchmem.graphs.largest",
     "measure": "pytest_torchmem.measurement",
     "node_table": "pytest_torchmem.graphs.nodes",
+    "scaling": "pytest_torchmem.graphs.scaling",
     "read_calibration": "pytest_torchmem.snapshots.calibration_store",
     "trace": "pytest_torchmem.tracing.trace",
     "write_calibration": "pytest_torchmem.snapshots.calibration_store",

@@ -1,0 +1,33 @@
+"""Steps of several sizes: what a function of the sizes returns, to be traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profile.profile import MemoryProfile
+from pytest_torchmem.tracing.trace import trace
+
+Build = Callable[..., Any]
+
+
+def trace_built(build: Build, sizes: Mapping[str, int], **options: Any) -> MemoryProfile:
+    """Trace what ``build(**sizes)`` returns, with the options of ``trace``.
+
+    That is a module or callable, or a tuple of one and its arguments; a dictionary at the end of
+    a tuple has its keyword arguments.
+    """
+    __tracebackhide__ = True
+    built = build(**sizes)
+    target, *args = built if isinstance(built, tuple) else (built,)
+    if not isinstance(target, nn.Module) and not callable(target):
+        raise UsageError(
+            f"build({', '.join(f'{name}={value}' for name, value in sizes.items())}) returned "
+            f"{type(target).__name__}: expected a module or a callable, or a tuple of one and its "
+            "arguments, such as: return model, x"
+        )
+    kwargs = args.pop() if args and isinstance(args[-1], dict) else {}
+    return trace(target, *args, **kwargs, **options)

@@ -1,0 +1,132 @@
+"""The largest size that fits on a GPU, by bisection with traces that run out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.graphs.build import Build, trace_built
+from pytest_torchmem.profile.profile import MemoryProfile
+from pytest_torchmem.targets.gpus import DEFAULT_GPU, find_gpu
+from pytest_torchmem.units import parse_size
+
+_MOST = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """What fits: the largest size, its profile, and the error of the next one."""
+
+    size: int
+    """0 if not even ``start`` fits."""
+    profile: MemoryProfile | None
+    """``None`` if nothing fits."""
+    error: torch.OutOfMemoryError | None
+    """What the next larger size raises; ``None`` where ``most`` fits."""
+    traces: int
+    """How many steps were traced."""
+
+
+def largest(
+    build: Build,
+    *,
+    gpu: str | None = None,
+    memory: int | str | None = None,
+    size: str = "batch",
+    start: int = 1,
+    most: int = _MOST,
+    fixed: Mapping[str, int] | None = None,
+    **options: Any,
+) -> Largest:
+    """Return the largest ``size`` whose step fits into the memory of ``gpu``, to the last one.
+
+    ``build(batch=8)`` returns a module and its arguments, as for ``scaling``; ``size`` is the name
+    of its argument, and ``fixed`` has the values of its others. ``memory`` replaces that of the GPU
+    (``"20 GiB"``). Other ``options`` go to ``trace``. The result fits and one more does not: both
+    were traced, and a larger size is taken to need more. Build the model on ``meta``
+    (``with torch.device("meta")``): then neither needs memory.
+
+    Raises ``UsageError`` without ``gpu`` and ``memory``, and whatever the step raises.
+    """
+    __tracebackhide__ = True
+    if gpu is None and memory is None:
+        raise UsageError("largest() needs gpu= or memory=: something that the step has to fit in")
+    if not 1 <= start <= most:
+        raise UsageError(f"start={start!r}, most={most!r}: expected 1 <= start <= most")
+    search = _Search(build, size, fixed or {}, {"gpu": gpu, "memory": memory, **options})
+    good, bad = 0, most + 1
+    guess = start
+    while good + 1 < bad:
+        if search.fits(guess):
+            good = guess
+        else:
+            bad = guess
+        if bad == start:
+            break
+        guess = search.next(good, bad)
+    return Largest(good, search.profiles.get(good), search.errors.get(bad), search.traces)
+
+
+class _Search:
+    """The traces so far, and a guess of where the limit lies."""
+
+    def __init__(
+        self, build: Build, size: str, fixed: Mapping[str, int], options: dict[str, Any]
+    ) -> None:
+        self._build, self._size, self._fixed, self._options = build, size, fixed, options
+        self.profiles: dict[int, MemoryProfile] = {}
+        self.errors: dict[int, torch.OutOfMemoryError] = {}
+
+    @property
+    def traces(self) -> int:
+        """How many steps were traced."""
+        return len(self.profiles) + len(self.errors)
+
+    def fits(self, value: int) -> bool:
+        """Trace a size, and return whether it fits."""
+        __tracebackhide__ = True
+        try:
+            self.profiles[value] = trace_built(
+                self._build, {**self._fixed, self._size: value}, device="cuda", **self._options
+            )
+        except torch.OutOfMemoryError as error:
+            self.errors[value] = error.with_traceback(None)
+            return False
+        return True
+
+    def next(self, good: int, bad: int) -> int:
+        """Return a size between one that fits and one that does not.
+
+        Memory grows nearly linearly with most sizes. Where the line through two that fit has what
+        is alive meet the limit, nothing larger can fit; what is reserved meets it before, and the
+        allocator lets go of some of that. Between the two the range is halved.
+        """
+        if len(self.profiles) == 1 or not good:
+            return min(2 * good, bad - 1) if good else (good + bad) // 2
+        below = self._on_line(lambda profile: profile.reserved_peak or 0)
+        above = self._on_line(lambda profile: profile.peak)
+        above = bad if above is None or bad <= above else max(above + 1, good + 1)
+        if below is not None and good < below < above and not self.errors:
+            return below
+        if above > _MOST:
+            return 2 * good
+        return min(max((good + above) // 2, good + 1), bad - 1)
+
+    def _on_line(self, bytes_of: Callable[[MemoryProfile], int]) -> int | None:
+        """Return the last size within the limit, on the line through the two largest that fit."""
+        one, two = sorted(self.profiles)[-2:]
+        first, second = bytes_of(self.profiles[one]), bytes_of(self.profiles[two])
+        if second <= first:
+            return None
+        return two + (self._limit() - second) * (two - one) // (second - first)
+
+    def _limit(self) -> int:
+        """Return the bytes that the step may reserve."""
+        memory = self._options["memory"]
+        gpu = find_gpu(self._options["gpu"] or DEFAULT_GPU)
+        size = gpu.memory if memory is None else parse_size(memory)
+        return size - min(gpu.context, size)

@@ -1,0 +1,350 @@
+"""How the memory of a step grows with its sizes, exactly: each allocation is a polynomial of them.
+
+The same program with other sizes makes and frees the same storages in the same order, each with
+other bytes. So it is not the peaks that are fitted, which change their moment, but the bytes of
+each allocation; the peaks at other sizes follow from the order of events.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from tabulate import tabulate
+
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.figures import FIGURES
+from pytest_torchmem.graphs.build import Build, trace_built
+from pytest_torchmem.graphs.comparable import comparable
+from pytest_torchmem.graphs.polynomials import Grid, Polynomial, total
+from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile, figures_of
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
+from pytest_torchmem.units import format_size
+
+_FAR = 1024
+"""How many times its largest value a size is taken for what decides in the end."""
+_ROUNDS = 5
+"""How often sizes that were not predicted are added to the fit."""
+_NOWHERE = Origin(Phase.FORWARD)
+
+
+class Verified(NamedTuple):
+    """A step whose sizes were not among those that were fitted: figures as predicted and traced."""
+
+    sizes: dict[str, int]
+    predicted: dict[str, int]
+    traced: dict[str, int]
+
+    @property
+    def exact(self) -> bool:
+        """Whether all figures are the same to the byte."""
+        return self.predicted == self.traced
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The memory of a step as a function of its sizes; all figures are bytes."""
+
+    sizes: dict[str, tuple[int, ...]]
+    """The values of each size that were fitted. Those given that go another way are left out."""
+    largest: MemoryProfile
+    """The profile of the largest of them."""
+    verified: tuple[Verified, ...] = ()
+    _bytes: tuple[Polynomial, ...] = field(default=(), repr=False)
+    """The polynomials of allocations, one for all that have the same."""
+    _of: tuple[int, ...] = field(default=(), repr=False)
+    """Which of them each allocation has."""
+    _timeline: Timeline = field(default=Timeline(), repr=False)
+    """Of the largest sizes, with one workspace for each operator."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the figures of all steps that were traced to verify it were predicted."""
+        return all(one.exact for one in self.verified)
+
+    def predict(self, **sizes: int) -> dict[str, int]:
+        """Return the figures of a step of other sizes, by name: ``"forward_peak"``, ``"peak"``, …
+
+        Raises ``UsageError`` unless the sizes are those that were fitted.
+        """
+        if set(sizes) != set(self.sizes):
+            raise UsageError(
+                f"predict({', '.join(sizes)}): expected a value of each of {', '.join(self.sizes)}"
+            )
+        found = figures_of(self._timeline_of(sizes))
+        return {name: found[name] for name in FIGURES if found.get(name) is not None}
+
+    def polynomial(self, figure: str = "peak") -> Polynomial:
+        """Return a peak in bytes as a polynomial: what is alive at its moment when sizes are large.
+
+        ``figure`` is ``"peak"``, ``"forward_peak"``, ``"backward_peak"`` or ``"optimizer_peak"``.
+        """
+        live = self._live(figure, self._far(tuple(self.sizes)))
+        return total(tuple(self.sizes), (self._bytes[self._of[index]] for index in live))
+
+    def by_module(self, figure: str = "peak") -> dict[str, Polynomial]:
+        """Return the polynomial of a peak by module path, those that grow fastest first."""
+        return self._by(figure, lambda allocation: allocation.origin.module)
+
+    def by_operator(self, figure: str = "peak") -> dict[str, Polynomial]:
+        """Return the polynomial of a peak by operator, those that grow fastest first."""
+        return self._by(figure, lambda allocation: allocation.origin.operator)
+
+    def degree(self, size: str, figure: str = "peak") -> int:
+        """Return the power of one size that a peak grows with when this size is large.
+
+        1 is linear. Raises ``UsageError`` for a size that was not fitted.
+        """
+        if size not in self.sizes:
+            raise UsageError(f"{size!r} is none of the sizes: {', '.join(self.sizes)}")
+        live = self._live(figure, self._far((size,)))
+        return max((self._bytes[self._of[index]].degree(size) for index in live), default=0)
+
+    def fastest(self, size: str, figure: str = "peak") -> list[Allocation]:
+        """Return what makes a peak grow with the power ``degree(size)``, the largest first."""
+        degree = self.degree(size, figure)
+        allocations = self._timeline.allocations
+        found = [
+            allocations[index]
+            for index in self._live(figure, self._far((size,)))
+            if self._bytes[self._of[index]].degree(size) == degree
+        ]
+        return sorted(found, key=lambda allocation: -allocation.nbytes)
+
+    def table(self, figure: str = "peak") -> str:
+        """Return a peak's coefficients with the modules that have the largest parts in them."""
+        whole = self.polynomial(figure)
+        modules = self.by_module(figure)
+        rows = []
+        for exponents, coefficient in sorted(whole.terms.items(), reverse=True):
+            parts = sorted(
+                ((module, one.terms.get(exponents, 0)) for module, one in modules.items()),
+                key=lambda part: -part[1],
+            )
+            shown = [f"{module or '-'} {format_size(int(part))}" for module, part in parts if part]
+            more = f" and {len(shown) - 3} others" if len(shown) > 3 else ""
+            size = format_size(int(coefficient))
+            rows.append((whole.term(exponents), size, ", ".join(shown[:3]) + more))
+        return tabulate(rows, (figure.replace("_", " "), "bytes", "modules"), disable_numparse=True)
+
+    def _by(self, figure: str, key: Any) -> dict[str, Polynomial]:
+        groups: dict[str, list[Polynomial]] = {}
+        for index in self._live(figure, self._far(tuple(self.sizes))):
+            allocation = self._timeline.allocations[index]
+            groups.setdefault(key(allocation), []).append(self._bytes[self._of[index]])
+        sums = {name: total(tuple(self.sizes), members) for name, members in groups.items()}
+        far = self._far(tuple(self.sizes))
+        return dict(sorted(sums.items(), key=lambda item: (-item[1](far), item[0])))
+
+    def _far(self, names: Sequence[str]) -> dict[str, int]:
+        return {
+            name: values[-1] * (_FAR if name in names else 1) for name, values in self.sizes.items()
+        }
+
+    def _live(self, figure: str, sizes: Mapping[str, int]) -> list[int]:
+        """Return the places of the allocations that are alive at a peak."""
+        timeline = self._timeline_of(sizes)
+        peaks = timeline.peaks()
+        if figure == "peak":
+            position = max(peaks.values(), default=(0, 0), key=lambda found: found[0])[1]
+        elif figure in PEAK_FIELDS:
+            position = peaks.get(PEAK_FIELDS[figure], (0, 0))[1]
+        else:
+            raise UsageError(f"{figure!r}: expected 'peak' or one of {', '.join(PEAK_FIELDS)}")
+        live: dict[int, None] = {}
+        for event in timeline.events[:position]:
+            if event > 0:
+                live[event - 1] = None
+            else:
+                live.pop(-event - 1, None)
+        return list(live)
+
+    def _timeline_of(self, sizes: Mapping[str, int]) -> Timeline:
+        values = [max(int(polynomial(sizes)), 0) for polynomial in self._bytes]
+        same = self._timeline
+        allocations = tuple(Allocation(values[at], Kind.OTHER, _NOWHERE) for at in self._of)
+        return Timeline(allocations, same.events, same.phases)
+
+
+def scaling(
+    build: Build,
+    *,
+    verify: bool = True,
+    options: Mapping[str, Any] | None = None,
+    **sizes: Sequence[int],
+) -> Scaling:
+    """Trace ``build`` at several sizes, and return its memory as exact polynomials of these.
+
+    ``build(batch=2, sequence=256)`` returns a module and its arguments, as a tuple whose last
+    element may be a dictionary of keyword arguments, or a callable that runs a whole step.
+    ``sizes`` are the values of each of its arguments, such as ``batch=[1, 2, 4]``; n values
+    determine a polynomial of degree n - 1. With ``verify``, sizes beyond these are traced as well,
+    and where they are not predicted, they are added to the fit. ``options`` go to ``trace``.
+
+    Raises ``UsageError`` for sizes that cannot be fitted and where the program takes other ways
+    at other sizes, so that its allocations cannot be compared.
+    """
+    __tracebackhide__ = True
+    values = {name: _values(name, given) for name, given in sizes.items()}
+    if not values:
+        raise UsageError("scaling() needs values of at least one size, such as batch=[1, 2, 4]")
+    traces = _Traces(build, dict(options or {}))
+    checks: tuple[Verified, ...] = ()
+    for turn in range(_ROUNDS):
+        values = _that_go_one_way(traces, values)
+        found = _fit(traces, values)
+        if not verify:
+            return found
+        beyond = _beyond(values)
+        checks = tuple(_verify(found, traces, point) for point in beyond)
+        wrong = [one.sizes for one in checks if not one.exact]
+        if not wrong:
+            break
+        # A higher power shows with one more value. What only begins at some size (the blocks of a
+        # kernel) does not: from the second time on the smallest value goes.
+        values = {
+            name: sorted({*known, *(point[name] for point in wrong)})[
+                1 if turn and any(point[name] > known[-1] for point in wrong) else 0 :
+            ]
+            for name, known in values.items()
+        }
+    polynomials = _settled(found, [traces.at(point)[1] for point in beyond], beyond)
+    return replace(found, verified=checks, _bytes=polynomials)
+
+
+def _values(name: str, given: Sequence[int]) -> list[int]:
+    values = sorted(set(given))
+    if len(values) < 2 or any(type(one) is not int or one < 1 for one in values):
+        raise UsageError(f"{name}={given!r}: expected two or more whole numbers from 1 on")
+    return values
+
+
+class _Traces:
+    """The traces of a build, one for each sizes."""
+
+    def __init__(self, build: Build, options: dict[str, Any]) -> None:
+        self._build, self._options = build, options
+        self._known: dict[tuple[int, ...], tuple[MemoryProfile, Timeline]] = {}
+
+    def at(self, sizes: Mapping[str, int]) -> tuple[MemoryProfile, Timeline]:
+        """Return the profile of a step, and the timeline that can be compared with others'."""
+        key = tuple(sizes.values())
+        if key not in self._known:
+            profile = trace_built(self._build, sizes, **self._options)
+            self._known[key] = profile, comparable(profile)
+        return self._known[key]
+
+
+def _fit(traces: _Traces, values: Mapping[str, Sequence[int]]) -> Scaling:
+    grid = Grid(values)
+    profiles, timelines = zip(*(traces.at(point) for point in grid.points), strict=True)
+    known: dict[tuple[int, ...], int] = {}
+    of = []
+    sizes = [[allocation.nbytes for allocation in timeline.allocations] for timeline in timelines]
+    for numbers in zip(*sizes, strict=True):
+        of.append(known.setdefault(numbers, len(known)))
+    polynomials = tuple(grid.through(numbers) for numbers in known)
+    fitted = dict(zip(grid.names, grid.values, strict=True))
+    return Scaling(fitted, profiles[-1], (), polynomials, tuple(of), timelines[-1])
+
+
+def _that_go_one_way(traces: _Traces, values: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Return values of sizes for which the program makes the same storages in the same order.
+
+    A batch of one often goes a way of its own (a tensor counts as contiguous in more than one
+    layout): the value that goes another way than the largest is left out, and one beyond is taken.
+    """
+    count = {name: len(known) for name, known in values.items()}
+    for _ in range(2 * sum(count.values())):
+        points = Grid(values).points
+        largest = traces.at(points[-1])[1]
+        other = [point for point in points if traces.at(point)[1].events != largest.events]
+        if not other:
+            return values
+        for name, known in values.items():
+            at_least = [point for point in points if point[name] == known[0]]
+            if len(known) > 1 and all(point in other for point in at_least):
+                kept = known[1:]
+                step = kept[-1] - known[-2]
+                values = {**values, name: [*kept, kept[-1] + step]}
+                break
+        else:
+            break
+    raise UsageError(_another_way(other[0], points[-1], traces.at(other[0])[1], largest))
+
+
+def _another_way(
+    point: Mapping[str, int], other: Mapping[str, int], one: Timeline, two: Timeline
+) -> str:
+    """Return what to say where a program makes other storages at other sizes."""
+    pairs = enumerate(zip(one.events, two.events, strict=False))
+    shorter = min(len(one.events), len(two.events))
+    place = next((at for at, (first, second) in pairs if first != second), shorter)
+    longer = max(one, two, key=lambda timeline: len(timeline.events))
+    made = next((event for event in longer.events[place:] if event > 0), 0)
+    origin = longer.allocations[made - 1].origin if made else _NOWHERE
+    where = " ".join(part for part in (origin.operator, origin.module, origin.line) if part)
+    return (
+        f"the step makes other storages with {_shown(point)} than with {_shown(other)}, from "
+        f"{where} on: choose sizes for which the program takes the same way"
+    )
+
+
+def _settled(
+    found: Scaling, timelines: Sequence[Timeline], points: Sequence[Mapping[str, int]]
+) -> tuple[Polynomial, ...]:
+    """Return the polynomials; of one that missed a size beyond, the power that it grows with.
+
+    What a kernel takes may be rounded or cut into blocks, and a polynomial through a few of such
+    numbers tells nothing of others.
+    """
+    wrong: set[int] = set()
+    for timeline, point in zip(timelines, points, strict=True):
+        if timeline.events != found._timeline.events:
+            continue
+        expected = [polynomial(point) for polynomial in found._bytes]
+        for at, allocation in zip(found._of, timeline.allocations, strict=True):
+            if expected[at] != allocation.nbytes:
+                wrong.add(at)
+    return tuple(
+        _power(found, polynomial) if at in wrong else polynomial
+        for at, polynomial in enumerate(found._bytes)
+    )
+
+
+def _power(found: Scaling, polynomial: Polynomial) -> Polynomial:
+    """Return one term that grows as a polynomial does between the largest values of each size."""
+    top = {name: values[-1] for name, values in found.sizes.items()}
+    most = polynomial(top)
+    exponents = []
+    for name, values in found.sizes.items():
+        less = polynomial({**top, name: values[-2]})
+        ratio = most / less if less > 0 else 1
+        exponents.append(round(math.log(max(ratio, 1)) / math.log(values[-1] / values[-2])))
+    scale = math.prod(map(pow, top.values(), exponents))
+    return Polynomial(polynomial.names, {tuple(exponents): Fraction(most, scale)} if most else {})
+
+
+def _shown(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sizes.items())
+
+
+def _beyond(values: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
+    """Return sizes that lie beyond those that were fitted, each by itself and then together."""
+    base = {name: known[0] for name, known in values.items()}
+    ahead = {name: 2 * known[-1] - known[-2] for name, known in values.items()}
+    points = [{**base, name: value} for name, value in ahead.items()]
+    return points if len(points) == 1 else [*points, ahead]
+
+
+def _verify(found: Scaling, traces: _Traces, sizes: dict[str, int]) -> Verified:
+    figures = traces.at(sizes)[0].figures()
+    traced = {name: figures[name] for name in FIGURES if name in figures}
+    predicted = found.predict(**sizes)
+    names = [name for name in traced if name in predicted]
+    return Verified(
+        sizes, {name: predicted[name] for name in names}, {name: traced[name] for name in names}
+    )
