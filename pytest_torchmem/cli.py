@@ -1,4 +1,4 @@
-"""The console script ``torchmem``: compare reports or revisions, show and verify files."""
+"""The console script ``torchmem``: compare reports or revisions, show and verify files, trace."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem import __version__
+from pytest_torchmem.commands.traced import add_commands
 from pytest_torchmem.errors import SnapshotError, TorchmemError, UsageError
 from pytest_torchmem.figures import FIGURES, label
 from pytest_torchmem.reports.difference import (
@@ -87,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("files", metavar="FILE", type=Path, nargs="*")
     verify.set_defaults(run=_verify)
+    add_commands(commands)
     return parser
 
 

@@ -44,6 +44,8 @@ class Settings:
     json_path: Path | None
     markdown_path: Path | None
     proposal_path: Path | None
+    html_path: Path | None = None
+    """The directory for pages of the checks that failed."""
     world_size: int | None = None
     """How many processes distributed steps run in, for checks that do not say it."""
     ranks: tuple[int, ...] = ()
@@ -59,7 +61,8 @@ class Settings:
     @property
     def writes_reports(self) -> bool:
         """Whether files are asked for that report the run."""
-        return self.json_path is not None or self.markdown_path is not None
+        paths = (self.json_path, self.markdown_path, self.html_path)
+        return any(path is not None for path in paths)
 
     def tolerances(self, path: str) -> list[Level]:
         """Return what holds for a test file where test and entry say nothing, closest first."""

@@ -30,6 +30,7 @@ from pytest_torchmem.errors import NoCudaError, UsageError
 from pytest_torchmem.plugin.collection import Collection, test_id
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
 from pytest_torchmem.reports.junit import properties
+from pytest_torchmem.reports.pages import write_page
 from pytest_torchmem.reports.summary import Check
 from pytest_torchmem.reports.text import advice, headlines, message, together
 from pytest_torchmem.snapshots.format import Key
@@ -105,6 +106,7 @@ class Checker:
         checks = [self._reported(result, idle_may_pass) for result in results]
         for check in checks:
             self._keep(check)
+            self._picture(check, profiles.get(check.result.key.device))
         failures = [check for check in checks if check.result.failed]
         if failures:
             last_line = self.first_line if self.in_body else ""
@@ -206,6 +208,17 @@ class Checker:
         self.checked = True
         self._unsent.append(check)
         self.item.user_properties.extend(properties(check.result))
+
+    def _picture(self, check: Check, profile: MemoryProfile | None) -> None:
+        """Write the page of a check that failed, where pages are asked for."""
+        directory = self.context.settings.html_path
+        if directory is None or profile is None or not check.result.failed:
+            return
+        try:
+            write_page(directory, check, profile)
+        except OSError as error:
+            warning = pytest.PytestWarning(f"torchmem: a page cannot be written: {error}")
+            self.item.warn(warning)
 
     def _checked_test(self) -> CheckedTest:
         item = self.item

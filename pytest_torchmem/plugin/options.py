@@ -72,6 +72,7 @@ _OPTIONS = (
     ),
     _Option("json", "write the results to this file as JSON", "PATH"),
     _Option("markdown", "write the results as Markdown, for a comment on a pull request", "PATH"),
+    _Option("html", "write a page for each failing check, and an index, to this directory", "DIR"),
     _Option(
         "proposal",
         "if checks fail, write updated snapshot files to this directory "

@@ -85,6 +85,7 @@ def _read(config: pytest.Config) -> Settings:
         on_github=_on_github(value("github", GITHUB_MODES[0])),
         json_path=path("json"),
         markdown_path=path("markdown"),
+        html_path=path("html"),
         proposal_path=proposal,
         fake_cuda=fake_cuda,
         world_size=world_size,

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
+from os import PathLike
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.allocator.recorded import Peaks
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import FIGURES
+from pytest_torchmem.profile.formats.memory_snapshot import memory_snapshot
+from pytest_torchmem.profile.formats.saved import plain_timeline, read_timeline
+from pytest_torchmem.profile.formats.table import allocations_csv
+from pytest_torchmem.profile.formats.trace_events import trace_events
 from pytest_torchmem.profile.node_table import NodeTable, node_table_of
 from pytest_torchmem.profile.operator_calls import OperatorCall
+from pytest_torchmem.profile.pictures.page import Content, page
+from pytest_torchmem.profile.pictures.sparkline import sparkline
+from pytest_torchmem.profile.pictures.svg import svg
 from pytest_torchmem.profile.static_plan import ALIGNMENT, StaticPlan, plan_of
 from pytest_torchmem.profile.tables import allocations_table, figures_table, workspace_lines
 from pytest_torchmem.profile.timeline import (
@@ -200,14 +212,148 @@ class MemoryProfile:
 
         The last line says how sure the workspace of kernels is.
         """
-        device = f"{self.device} ({self.gpu})" if self.gpu else self.device
-        if self.world_size is not None:
-            device += f", rank {self.rank} of {self.world_size}"
-        parts = [figures_table(device, self.figures())]
+        parts = [figures_table(self.name, self.figures())]
         if live := self.live_at_peak()[:largest]:
             parts.append(allocations_table(live))
             parts += workspace_lines(self.by_confidence(), self.unknown_workspaces)
         return "\n\n".join(parts)
+
+    # -- files and pictures ------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The device as people read it: ``"cpu"``, or ``"cuda (h100)"``, and the rank if any."""
+        device = f"{self.device} ({self.gpu})" if self.gpu else self.device
+        if self.world_size is None:
+            return device
+        return f"{device}, rank {self.rank} of {self.world_size}"
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the profile as JSON, compressed where the name ends in ``.gz``.
+
+        ``MemoryProfile.load`` reads it. Left out are ``calls`` and what libraries were asked.
+        """
+        text = json.dumps({"kind": SAVED, "schema": SCHEMA, **self._plain()})
+        if Path(path).suffix == ".gz":
+            Path(path).write_bytes(gzip.compress(text.encode(), mtime=0))
+        else:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> MemoryProfile:
+        """Return the profile that ``save`` wrote. Raises ``UsageError`` for any other file."""
+        content = Path(path).read_bytes()
+        try:
+            if content[:2] == _GZIP:
+                content = gzip.decompress(content)
+            plain = json.loads(content)
+            if plain["kind"] != SAVED:
+                raise ValueError(f"it is of kind {plain['kind']!r:.60}")
+            if plain["schema"] != SCHEMA:
+                raise ValueError(
+                    f"its schema is {plain['schema']!r:.20}, and this version reads {SCHEMA}"
+                )
+            return cls._of_plain(plain)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+        except (EOFError, OSError, RecursionError) as error:
+            reason = str(error)
+        raise UsageError(f"{path} is not a profile saved by pytest-torchmem ({reason:.200})")
+
+    def _plain(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in _TEXTS + _FIGURES + _RANK}
+        lists = {name: list(getattr(self, name)) for name in _LISTS}
+        peaks = {name: asdict(found) for name, found in self.allocator_peaks().items()}
+        return {
+            **plain,
+            **lists,
+            "allocator_peaks": peaks,
+            "timeline": plain_timeline(self.timeline),
+            "others": [other._plain() for other in self.others],
+        }
+
+    @classmethod
+    def _of_plain(cls, plain: dict[str, Any]) -> MemoryProfile:
+        timeline = read_timeline(plain["timeline"])
+        peaks = {name: Peaks(**found) for name, found in plain["allocator_peaks"].items()}
+        values: dict[str, Any] = {name: plain[name] for name in _TEXTS + _FIGURES + _RANK}
+        if not all(isinstance(values[name], str | None) for name in _TEXTS):
+            raise TypeError("a text of it is none")
+        found = figures_of(timeline)
+        if any(values[name] != found[name] for name in found):
+            raise ValueError("its figures are not those of its timeline")
+        lists: dict[str, Any] = {name: tuple(map(str, plain[name])) for name in _LISTS}
+        others = tuple(map(cls._of_plain, plain["others"]))
+        replay = (lambda: MappingProxyType(peaks)) if peaks else None
+        return cls(**values, **lists, timeline=timeline, replay=replay, others=others)
+
+    def to_html(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        title: str = "",
+        before: MemoryProfile | None = None,
+    ) -> str:
+        """Return one page for browsers, which needs no network; write it to ``path`` too.
+
+        It shows the bytes alive by kind, module or operator in the course of the step, with phases
+        and the peak, what is alive under the pointer, and the peak by module. With ``before``,
+        another profile's timeline and figures stand beside those of this one.
+        """
+        content = Content(
+            title or f"Memory on {self.name}",
+            self.timeline,
+            self.figures(),
+            lines=[f"{self.name}, torch {self.torch_version}"],
+            notes=self.warnings,
+            before=before.figures() if before is not None else None,
+            before_timeline=before.timeline if before is not None else None,
+        )
+        return _written(path, page(content))
+
+    def to_svg(self, path: str | PathLike[str] | None = None, *, title: str = "") -> str:
+        """Return the bytes alive by kind as an SVG, 800 by 280 pixels; write it to ``path`` too."""
+        return _written(path, svg(title or f"Memory on {self.name}", self.timeline))
+
+    def to_csv(self, path: str | PathLike[str] | None = None) -> str:
+        """Return a row of comma-separated values for each allocation; write them to ``path`` too.
+
+        ``made`` and ``freed`` are positions among the events of the step; sizes are bytes.
+        """
+        return _written(path, allocations_csv(self.timeline))
+
+    def to_trace_events(self, path: str | PathLike[str] | None = None) -> str:
+        """Return the timeline for Perfetto and ``chrome://tracing`` (JSON); write it to ``path``.
+
+        An event of the timeline is a microsecond.
+        """
+        return _written(path, json.dumps(trace_events(self.name, self.timeline)))
+
+    def to_memory_snapshot(self, path: str | PathLike[str], *, allocator: str = "") -> None:
+        """Write what ``torch.cuda.memory._dump_snapshot`` writes, for PyTorch's visualizer.
+
+        The requests are replayed on one stream, with the options ``allocator``, as in
+        ``PYTORCH_ALLOC_CONF``. Open the file at https://pytorch.org/memory_viz.
+        """
+        Path(path).write_bytes(pickle.dumps(memory_snapshot(self.timeline, allocator), protocol=4))
+
+    def sparkline(self, width: int = 40) -> str:
+        """Return the course of the step in ``width`` characters, the highest at the peak."""
+        return sparkline(self.timeline, width)
+
+
+SAVED, SCHEMA = "pytest-torchmem profile", 1
+_GZIP = b"\x1f\x8b"
+_TEXTS = ("device", "gpu", "host", "torch_version", "workload", "values")
+_FIGURES = tuple(name for name in FIGURES if name != "reserved_peak")
+_LISTS = ("warnings", "unknown_workspaces", "calibrated_workspaces", "library_workspaces")
+_RANK = ("world_size", "rank")
+
+
+def _written(path: str | PathLike[str] | None, text: str) -> str:
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8")
+    return text
 
 
 def figures_of(timeline: Timeline) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.reports.difference import Difference, Group, group_of, in_order, notes_on
 from pytest_torchmem.reports.github import apply_command
 from pytest_torchmem.reports.markdown import render
+from pytest_torchmem.reports.pages import write_index
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.files import append, write
 
@@ -31,6 +32,8 @@ def write_reports(summary: Summary, report: dict[str, Any]) -> None:
     markdown = run_markdown(summary)
     if settings.markdown_path is not None:
         write(settings.markdown_path, markdown)
+    if settings.html_path is not None:
+        write_index(settings.html_path, summary)
     summary_file = os.environ.get("GITHUB_STEP_SUMMARY")
     if settings.on_github and summary_file:
         append(Path(summary_file), markdown + "\n")

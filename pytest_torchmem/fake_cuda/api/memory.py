@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.allocator import CachingAllocator, parse_options
-from pytest_torchmem.allocator.blocks import Block
+from pytest_torchmem.allocator import parse_options
 from pytest_torchmem.allocator.private import PoolId
+from pytest_torchmem.allocator.segments import segments
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 
 #: torch's own function goes through its own ``memory_stats``, which is replaced here.
@@ -89,59 +89,6 @@ def _figures(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
 def _empty_caches(memories: Sequence[DeviceMemory]) -> None:
     for memory in memories:
         memory.empty_cache()
-
-
-def segments(
-    allocator: CachingAllocator, index: int = 0, pool: PoolId | None = None
-) -> list[dict[str, Any]]:
-    """Return the segments and their blocks as ``torch.cuda.memory_snapshot`` does.
-
-    Those of one private ``pool``, or all.
-    """
-    found: list[dict[str, Any]] = []
-    last: Block | None = None
-    for block in allocator.blocks():
-        if pool not in (None, block.pool.owner):
-            continue
-        if last is None or block.before is not last:
-            found.append(
-                {
-                    "device": index,
-                    "address": block.address,
-                    "total_size": 0,
-                    "allocated_size": 0,
-                    "active_size": 0,
-                    "requested_size": 0,
-                    "stream": block.stream,
-                    "segment_type": "small" if block.pool.is_small else "large",
-                    "segment_pool_id": block.pool.owner,
-                    "is_expandable": block.expandable is not None,
-                    "frames": [],
-                    "blocks": [],
-                }
-            )
-        segment, last = found[-1], block
-        active = block.allocated or block.waiting is not None
-        segment["total_size"] += block.size
-        segment["allocated_size"] += block.size if block.allocated else 0
-        segment["active_size"] += block.size if active else 0
-        segment["requested_size"] += block.requested if active else 0
-        segment["blocks"].append(
-            {
-                "address": block.address,
-                "size": block.size,
-                "requested_size": block.requested if active else 0,
-                "state": (
-                    "active_allocated"
-                    if block.allocated
-                    else "active_pending_free"
-                    if active
-                    else "inactive"
-                ),
-                "frames": [],
-            }
-        )
-    return found
 
 
 def _nested(statistics: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 from weakref import finalize
 
 from pytest_torchmem.allocator.private import PoolId
+from pytest_torchmem.allocator.segments import segments
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.fake_cuda.api.memory import segments
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 

@@ -1,0 +1,1 @@
+"""Commands of `torchmem` about one profile."""

@@ -1,0 +1,148 @@
+"""``torchmem trace``: the memory of a function, outside of tests, and every format of it.
+
+``torchmem html``: the page of a profile that was saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchmem.errors import UsageError
+
+if TYPE_CHECKING:
+    from pytest_torchmem.profile.profile import MemoryProfile
+
+_WRITERS: tuple[tuple[str, str, Callable[[MemoryProfile, Path], object]], ...] = (
+    ("html", "a page for browsers", lambda profile, path: profile.to_html(path)),
+    ("svg", "a picture", lambda profile, path: profile.to_svg(path)),
+    ("json", "the profile, for torchmem html", lambda profile, path: profile.save(path)),
+    ("csv", "a row for each allocation", lambda profile, path: profile.to_csv(path)),
+    ("perfetto", "for Perfetto", lambda profile, path: profile.to_trace_events(path)),
+    (
+        "memory-snapshot",
+        "for https://pytorch.org/memory_viz",
+        lambda profile, path: profile.to_memory_snapshot(path),
+    ),
+)
+
+
+def add_commands(commands: Any) -> None:
+    """Add both commands to the parser's."""
+    trace = commands.add_parser(
+        "trace",
+        help="trace a function and print its memory",
+        description="Trace FUNCTION, which takes no arguments and runs a step (build the model, "
+        "forward, backward, optimizer), and print its memory. No GPU is needed.",
+    )
+    trace.add_argument(
+        "function", metavar="FUNCTION", help="package.module:function or file.py:function"
+    )
+    trace.add_argument("--device", choices=("cpu", "cuda"), default=None)
+    trace.add_argument("--gpu", metavar="NAME", help="the GPU to model, such as h100")
+    trace.add_argument("--memory", metavar="SIZE", help="limit the GPU's memory, such as 16GiB")
+    trace.add_argument("--allocator", metavar="OPTIONS", default="", help="PYTORCH_ALLOC_CONF")
+    trace.add_argument("--values", choices=("auto", "real", "none"), default="auto")
+    trace.add_argument("--largest", metavar="N", type=int, default=10, help="rows of the table")
+    for name, text, _ in _WRITERS:
+        trace.add_argument(f"--{name}", metavar="FILE", type=Path, help=f"write {text}")
+    trace.set_defaults(run=_trace)
+    html = commands.add_parser(
+        "html",
+        help="write the page of a saved profile",
+        description="Write the page of PROFILE, which torchmem trace --json or profile.save wrote.",
+    )
+    html.add_argument("profile", metavar="PROFILE", type=Path)
+    html.add_argument("--before", metavar="PROFILE", type=Path, help="shown beside it")
+    html.add_argument("--output", "-o", metavar="FILE", type=Path, required=True)
+    html.set_defaults(run=_html)
+
+
+def _trace(options: argparse.Namespace) -> int:
+    function = load_function(options.function)
+    from pytest_torchmem.tracing.trace import trace
+
+    device = options.device or ("cuda" if options.gpu or options.memory else "cpu")
+    given = {"gpu": options.gpu, "memory": options.memory}
+    if device == "cpu" and any(given.values()):
+        raise UsageError("--gpu and --memory are for --device cuda")
+    if sys.stderr.isatty():
+        print(f"tracing {options.function} on {device} ...", file=sys.stderr)
+    profile = trace(
+        function,
+        device=device,
+        allocator=options.allocator,
+        values=options.values,
+        **{name: value for name, value in given.items() if value},
+    )
+    print(profile.table(options.largest))
+    print(f"\nin the course of the step: {profile.sparkline()}")
+    for warning in profile.warnings:
+        print(f"note: {warning}")
+    for file in _written(options, profile):
+        print(f"written: {file}")
+    return 0
+
+
+def _written(options: argparse.Namespace, profile: MemoryProfile) -> Iterator[Path]:
+    for name, _, write in _WRITERS:
+        path = getattr(options, name.replace("-", "_"))
+        if path is not None:
+            write(profile, path)
+            yield path
+
+
+def load_function(written: str) -> Callable[[], object]:
+    """Return the function that ``package.module:function`` or ``file.py:function`` names.
+
+    Modules are looked for where the command was started, too. Raises ``UsageError`` where there is
+    none; what the module raises is its own.
+    """
+    place, separator, name = written.rpartition(":")
+    if not separator or not place or not name:
+        raise UsageError(f"{written!r}: write package.module:function or file.py:function")
+    sys.path.insert(0, os.getcwd())
+    found: Any = _of_file(Path(place)) if place.endswith(".py") else _of_name(place)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{place} has no {name!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"{written} is no function: {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _of_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UsageError(f"{path} is no file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _of_name(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a module that the module itself asks for
+        raise UsageError(f"there is no module {name!r} here, nor installed") from None
+
+
+def _html(options: argparse.Namespace) -> int:
+    from pytest_torchmem.profile.profile import MemoryProfile
+
+    before = MemoryProfile.load(options.before) if options.before is not None else None
+    MemoryProfile.load(options.profile).to_html(options.output, before=before)
+    print(f"written: {options.output}")
+    return 0

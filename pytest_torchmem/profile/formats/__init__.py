@@ -1,0 +1,1 @@
+"""Profiles in formats that other programs read."""

@@ -1,0 +1,1 @@
+"""Pictures of a profile: a page for browsers, an SVG, and a line of characters."""

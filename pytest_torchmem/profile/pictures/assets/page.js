@@ -1,0 +1,257 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const COLORS = [
+    "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951",
+    "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",
+  ];
+  const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  const at = (id) => document.getElementById(id);
+  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  /** Write bytes as the rest of the package does: "1.46 GiB". */
+  function size(bytes) {
+    let number = Math.abs(bytes), unit = 0;
+    while (number >= 1023.995 && unit < UNITS.length - 1) { number /= 1024; unit += 1; }
+    const digits = unit === 0 ? 0 : number < 99.995 ? 2 : 1;
+    return (bytes < 0 ? "-" : "") + number.toFixed(digits) + " " + UNITS[unit];
+  }
+
+  function element(tag, text, kind) {
+    const made = document.createElement(tag);
+    if (text !== undefined) made.textContent = text;
+    if (kind) made.className = kind;
+    return made;
+  }
+
+  function row(cells, tag = "td") {
+    const made = element("tr");
+    for (const [text, kind] of cells) made.append(element(tag, text, kind));
+    return made;
+  }
+
+  function head() {
+    document.querySelector("h1").textContent = data.title;
+    for (const line of data.lines) at("lines").append(element("li", line));
+    for (const note of data.notes) at("notes").append(element("li", note));
+    if (!data.notes.length) at("notes").parentElement.hidden = true;
+    if (data.message) { at("message").textContent = data.message; at("message").hidden = false; }
+    const before = data.before;
+    const cells = [["", ""], ["", "number"], ["bytes", "number"]];
+    if (before) cells.push(["snapshot", "number"], ["change", "number"]);
+    at("figures").append(row(cells, "th"));
+    for (const [name, bytes] of Object.entries(data.figures)) {
+      const found = [
+        [name.replaceAll("_", " "), ""], [size(bytes), "number"],
+        [bytes.toLocaleString("en-US"), "number"],
+      ];
+      if (before) {
+        const known = name in before, step = bytes - before[name];
+        const kind = step > 0 ? "number grown" : step < 0 ? "number shrunk" : "number";
+        found.push([known ? size(before[name]) : "-", "number"]);
+        found.push([known ? (step > 0 ? "+" : "") + size(step) : "-", kind]);
+      }
+      at("figures").append(row(found));
+    }
+  }
+
+  // -- the chart ------------------------------------------------------------------------------
+
+  let chart = null, held = false;
+
+  function cumulated(stack) {
+    const sums = [];
+    let below = new Array(data.positions.length).fill(0);
+    for (const series of stack.series) {
+      below = series.map((bytes, index) => bytes + below[index]);
+      sums.push(below);
+    }
+    return sums;
+  }
+
+  function draw() {
+    const stack = data.stacks[at("by").value];
+    const sums = cumulated(stack);
+    const series = [{}], columns = [data.positions], bands = [];
+    // The highest line is drawn first, so that every area reaches down to the next one.
+    for (let index = sums.length - 1; index >= 0; index -= 1) {
+      const color = COLORS[index % COLORS.length];
+      series.push({ label: stack.names[index], stroke: color, fill: color + "cc", width: 0,
+                    points: { show: false } });
+      if (index > 0) bands.push({ series: [series.length - 1, series.length] });
+      columns.push(sums[index]);
+    }
+    if (data.earlier) {
+      series.push({ label: "before", stroke: style("--text"), width: 1.5, dash: [4, 4],
+                    points: { show: false } });
+      columns.push(data.earlier);
+    }
+    const axis = { stroke: style("--muted"), grid: { stroke: style("--line"), width: 1 },
+                   ticks: { stroke: style("--line"), width: 1 } };
+    const options = {
+      width: at("chart").clientWidth, height: 340, legend: { show: false }, series, bands,
+      scales: { x: { time: false }, y: { range: (_, __, most) => [0, most * 1.08 || 1] } },
+      axes: [
+        { ...axis, label: "allocations and frees, in order", labelSize: 20,
+          values: (_, ticks) => ticks.map((tick) => tick.toLocaleString("en-US")) },
+        { ...axis, size: 84, splits: splits, values: (_, ticks) => ticks.map(size) },
+      ],
+      cursor: { points: { show: false } },
+      hooks: { drawClear: [shade], draw: [mark], setCursor: [follow] },
+    };
+    if (chart) chart.destroy();
+    at("chart").replaceChildren();
+    chart = new uPlot(options, columns, at("chart"));
+    chart.over.addEventListener("click", () => { held = !held; });
+    at("legend").replaceChildren(...stack.names.map((name, index) => {
+      const item = element("li"), square = element("i");
+      square.style.background = COLORS[index % COLORS.length];
+      item.append(square, name);
+      return item;
+    }));
+  }
+
+  /** Return ticks at powers of two times 1, 2 or 4, so that sizes are round. */
+  function splits(_, __, least, most) {
+    const step = 2 ** Math.max(0, Math.ceil(Math.log2(Math.max(1, most - least) / 6)));
+    const found = [];
+    for (let tick = Math.ceil(least / step) * step; tick <= most; tick += step) found.push(tick);
+    return found;
+  }
+
+  /** Shade every second phase, and name those that are wide enough. */
+  function shade(plot) {
+    const { ctx, bbox } = plot, ratio = devicePixelRatio;
+    ctx.save();
+    ctx.beginPath(); ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height); ctx.clip();
+    ctx.font = `${12 * ratio}px system-ui, sans-serif`;
+    data.phases.forEach(([start, stop, phase], index) => {
+      const left = plot.valToPos(start, "x", true), right = plot.valToPos(stop, "x", true);
+      if (index % 2) {
+        ctx.fillStyle = style("--soft");
+        ctx.fillRect(left, bbox.top, right - left, bbox.height);
+      }
+      if (right - left > ctx.measureText(phase).width + 8 * ratio) {
+        ctx.fillStyle = style("--muted");
+        ctx.fillText(phase, Math.max(left, bbox.left) + 4 * ratio, bbox.top + 13 * ratio);
+      }
+    });
+    ctx.restore();
+  }
+
+  function mark(plot) {
+    const { ctx, bbox } = plot, ratio = devicePixelRatio;
+    const x = plot.valToPos(data.peak.position, "x", true);
+    if (x < bbox.left || x > bbox.left + bbox.width) return;
+    const text = `peak ${size(data.peak.nbytes)}`;
+    ctx.save();
+    ctx.strokeStyle = ctx.fillStyle = style("--text");
+    ctx.setLineDash([4 * ratio, 3 * ratio]);
+    ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
+    ctx.font = `600 ${12 * ratio}px system-ui, sans-serif`;
+    const width = ctx.measureText(text).width, room = bbox.left + bbox.width - x;
+    ctx.fillText(text, room > width + 8 * ratio ? x + 4 * ratio : x - width - 4 * ratio,
+                 bbox.top + 28 * ratio);
+    ctx.restore();
+  }
+
+  // -- what is alive under the pointer --------------------------------------------------------
+
+  const counts = new Array(data.groups.length).fill(0);
+  const bytes = new Array(data.groups.length).fill(0);
+  let current = -1, shown = -1, asked = 0;
+
+  function move(sample) {
+    while (current < sample) { current += 1; apply(data.changes[current], 1); }
+    while (current > sample) { apply(data.changes[current], -1); current -= 1; }
+  }
+
+  function apply(changes, sign) {
+    for (let index = 0; index < changes.length; index += 3) {
+      counts[changes[index]] += sign * changes[index + 1];
+      bytes[changes[index]] += sign * changes[index + 2];
+    }
+  }
+
+  function follow(plot) {
+    if (held || plot.cursor.idx === null || plot.cursor.idx === undefined) return;
+    const sample = plot.cursor.idx;
+    cancelAnimationFrame(asked);
+    asked = requestAnimationFrame(() => list(sample));
+  }
+
+  function list(sample) {
+    if (sample === shown) return;
+    shown = sample;
+    move(sample);
+    const position = data.positions[sample];
+    const span = data.phases.find(([start, stop]) => position > start && position <= stop);
+    const of = data.events.toLocaleString("en-US");
+    at("here").textContent = `${size(data.totals[sample])} alive after event ` +
+      `${position.toLocaleString("en-US")} of ${of}` + (span ? `, in ${span[2]}` : "");
+    const largest = [...bytes.keys()].filter((group) => counts[group] > 0)
+      .sort((one, other) => bytes[other] - bytes[one]);
+    const rows = largest.slice(0, 60).map((group) => {
+      const [kind, module, operator, name, line] = data.groups[group];
+      return row([
+        [size(bytes[group]), "number"], [`${counts[group]} ×`, "number"], [kind, ""],
+        [name, "name"], [module, "name"], [operator, "name"], [line, "name"],
+      ]);
+    });
+    const titles = ["bytes", "", "kind", "what", "module", "operator", "line"];
+    const more = largest.length - 60;
+    if (more > 0) rows.push(row([["", ""], ["", ""], [`and ${more} smaller groups`, "muted"]]));
+    at("alive").replaceChildren(
+      row(titles.map((title, index) => [title, index < 2 ? "number" : ""]), "th"), ...rows);
+  }
+
+  function peak() {
+    held = true;
+    list(data.positions.indexOf(data.peak.position));
+  }
+
+  // -- the flame graph ------------------------------------------------------------------------
+
+  function flame(root) {
+    const place = at("flame"), width = place.clientWidth, boxes = [];
+    let deepest = 0;
+    const lay = (node, left, depth, path) => {
+      const span = width * node.b / Math.max(1, root.b);
+      if (span < 1) return;
+      deepest = Math.max(deepest, depth);
+      const box = element("div", `${node.n} ${size(node.b)}`);
+      box.style.left = `${left}px`; box.style.width = `${span}px`; box.style.top = `${depth * 20}px`;
+      box.style.background = depth ? COLORS[hash(node.n) % COLORS.length] + "aa" : "#c9ced6";
+      box.title = `${path}\n${size(node.b)} (${node.b.toLocaleString("en-US")} bytes)`;
+      box.addEventListener("click", () => flame(node === root ? data.flame : node));
+      boxes.push(box);
+      let next = left;
+      for (const child of node.c) {
+        lay(child, next, depth + 1, `${path}.${child.n}`);
+        next += width * child.b / Math.max(1, root.b);
+      }
+    };
+    lay(root, 0, 0, root.n);
+    place.style.height = `${(deepest + 1) * 20}px`;
+    place.replaceChildren(...boxes);
+  }
+
+  function hash(text) {
+    let found = 7;
+    for (const letter of text) found = (found * 31 + letter.codePointAt(0)) >>> 0;
+    return found;
+  }
+
+  // -- all of it ------------------------------------------------------------------------------
+
+  head();
+  for (const name of Object.keys(data.stacks)) at("by").append(element("option", name));
+  at("by").addEventListener("change", draw);
+  at("to-peak").addEventListener("click", peak);
+  const all = () => { draw(); flame(data.flame); };
+  addEventListener("resize", all);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  all();
+  peak();
+  held = false;
+})();

@@ -1,0 +1,199 @@
+"""A page for browsers: one file that needs no network.
+
+The chart is drawn by uPlot (https://github.com/leeoniya/uPlot, MIT), which is in the page.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from pytest_torchmem.profile.pictures.series import (
+    OTHER,
+    Stack,
+    by_kind,
+    by_module_of,
+    by_operator,
+    module_depth,
+    phases,
+    samples,
+    stacked,
+)
+from pytest_torchmem.profile.tables import describe_kind
+from pytest_torchmem.profile.timeline import Allocation, Timeline
+
+_SAMPLES = 1200
+_GROUPS = 10
+_ROWS = 1500
+"""Groups of allocations that are told apart in the list of what is alive, the largest ones."""
+_BYTES = 1_200_000
+"""The most that the changes of that list may take in the page."""
+_FOLDED = 1 / 2000
+"""The part of the peak below which branches of the flame graph are left out."""
+
+
+_PLACE = re.compile(r"\{\{(\w+)\}\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a page is about: ``lines`` stand under the title, ``notes`` below the chart."""
+
+    title: str
+    timeline: Timeline
+    figures: Mapping[str, int]
+    lines: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    before: Mapping[str, int] | None = None
+    """The figures of a snapshot, where there is one, to be shown beside those of today."""
+    before_timeline: Timeline | None = None
+    """What the step was compared with, to be drawn beside it."""
+    message: str = ""
+    """What a failing check says."""
+
+
+def page(content: Content) -> str:
+    """Return the page as HTML."""
+    data = json.dumps(page_data(content), separators=(",", ":"), ensure_ascii=False)
+    parts = {
+        "title": escape(content.title),
+        "styles": _asset("uPlot.min.css") + _asset("page.css"),
+        "license": _asset("uPlot.LICENSE"),
+        "chart": _asset("uPlot.iife.min.js"),
+        "script": _asset("page.js"),
+        # No "<" of a name may end the script element that holds the data.
+        "data": data.replace("<", "\\u003c").replace("\u2028", "\\u2028"),
+    }
+    pieces = _PLACE.split(_asset("page.html"))
+    return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
+
+
+def page_data(content: Content) -> dict[str, Any]:
+    """Return all that the page's script draws, as JSON types."""
+    timeline = content.timeline
+    positions = samples(timeline, _SAMPLES)
+    live = [0, *timeline.live_bytes()]
+    peak = max(range(len(live)), key=live.__getitem__)
+    depth = module_depth(timeline, 2 * _GROUPS)
+    return {
+        "title": content.title,
+        "lines": list(content.lines),
+        "notes": list(content.notes),
+        "message": content.message,
+        "figures": dict(content.figures),
+        "before": dict(content.before) if content.before is not None else None,
+        "events": len(timeline.events),
+        "positions": positions,
+        "totals": [live[position] for position in positions],
+        "earlier": _earlier(content.before_timeline, len(positions)),
+        "peak": {"position": peak, "nbytes": live[peak]},
+        "phases": [[start, stop, phase.value] for start, stop, phase in phases(timeline)],
+        "stacks": {
+            name: _plain(stacked(timeline, positions, key, _GROUPS))
+            for name, key in (
+                ("kind", by_kind),
+                ("module", by_module_of(depth)),
+                ("operator", by_operator),
+            )
+        },
+        **_alive(timeline, positions),
+        "flame": flame(timeline.live_at(peak)),
+    }
+
+
+def _plain(stack: Stack) -> dict[str, Any]:
+    return {"names": list(stack.names), "series": [list(one) for one in stack.series]}
+
+
+def _earlier(timeline: Timeline | None, points: int) -> list[int] | None:
+    """Return the bytes alive in what the step is compared with, at as many points of its own."""
+    if timeline is None:
+        return None
+    live = [0, *timeline.live_bytes()]
+    if len(live) <= 1 or points <= 1:
+        return [live[-1]] * points
+    found = []
+    for number in range(points):
+        start = number * len(live) // points
+        stop = max(start + 1, (number + 1) * len(live) // points)
+        found.append(max(live[start:stop]))
+    return found
+
+
+def _alive(timeline: Timeline, positions: Sequence[int]) -> dict[str, Any]:
+    """Return groups of allocations, and by how much each changes from sample to sample."""
+    names: dict[tuple[str, ...], int] = {}
+    group_of = [names.setdefault(_group(found), len(names)) for found in timeline.allocations]
+    largest = Counter[int]()
+    for number, found in zip(group_of, timeline.allocations, strict=True):
+        largest[number] += found.nbytes
+    for most in (_ROWS, _ROWS // 4, _ROWS // 16, _ROWS // 64):
+        kept = {number: place for place, (number, _) in enumerate(largest.most_common(most))}
+        places = [kept.get(number, len(kept)) for number in group_of]
+        changes = _changes(timeline, positions, places)
+        if len(json.dumps(changes)) <= _BYTES:
+            break
+    by_number = {number: name for name, number in names.items()}
+    rows = [list(by_number[number]) for number in kept]
+    return {"groups": [*rows, [OTHER, "", "", "", ""]], "changes": changes}
+
+
+def _group(found: Allocation) -> tuple[str, ...]:
+    geometry = f"{found.dtype}{list(found.shape)}" if found.dtype else ""
+    name = " ".join(part for part in (found.label, geometry) if part)
+    origin = found.origin
+    return (describe_kind(found), origin.module, origin.operator, name, origin.line)
+
+
+def _changes(
+    timeline: Timeline, positions: Sequence[int], places: Sequence[int]
+) -> list[list[int]]:
+    """Return for each sample group, count and bytes, over and over, of what changed before it."""
+    found: list[list[int]] = []
+    done = 0
+    for position in positions:
+        counts: dict[int, list[int]] = {}
+        for event in timeline.events[done:position]:
+            index = abs(event) - 1
+            sign = 1 if event > 0 else -1
+            change = counts.setdefault(places[index], [0, 0])
+            change[0] += sign
+            change[1] += sign * timeline.allocations[index].nbytes
+        done = position
+        flat = [[place, *change] for place, change in counts.items() if any(change)]
+        found.append([number for change in flat for number in change])
+    return found
+
+
+def flame(allocations: Sequence[Allocation]) -> dict[str, Any]:
+    """Return the bytes of allocations as a tree: modules by their path, then operators.
+
+    A node has a name ``n``, bytes ``b`` and children ``c``, the largest first.
+    """
+    total = sum(found.nbytes for found in allocations)
+    root: dict[str, Any] = {"n": "all", "b": total, "c": {}}
+    for found in allocations:
+        origin = found.origin
+        path = [part for part in origin.module.split(".") if part]
+        leaf = origin.operator or found.label.rpartition(".")[2] or f"({found.kind.value})"
+        node = root
+        for part in (*path, leaf):
+            node = node["c"].setdefault(part, {"n": part, "b": 0, "c": {}})
+            node["b"] += found.nbytes
+    return _sorted(root, total * _FOLDED)
+
+
+def _sorted(node: dict[str, Any], least: float) -> dict[str, Any]:
+    children = sorted(node["c"].values(), key=lambda child: -child["b"])
+    kept = [_sorted(child, least) for child in children if child["b"] >= least]
+    return {"n": node["n"], "b": node["b"], "c": kept}
+
+
+def _asset(name: str) -> str:
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")

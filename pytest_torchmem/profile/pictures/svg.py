@@ -1,0 +1,129 @@
+"""The memory of a step as an SVG: bytes alive by kind, phases, and the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from xml.sax.saxutils import escape
+
+from pytest_torchmem.profile.pictures.series import Stack, by_kind, phases, samples, stacked
+from pytest_torchmem.profile.timeline import Timeline
+from pytest_torchmem.units import format_size
+
+COLORS = (
+    "#4269d0",
+    "#efb118",
+    "#ff725c",
+    "#6cc5b0",
+    "#3ca951",
+    "#ff8ab7",
+    "#a463f2",
+    "#97bbf5",
+    "#9c6b4e",
+    "#9498a0",
+)
+"""The colours of groups, the largest first: Observable's categorical palette."""
+
+_WIDTH, _HEIGHT = 800, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 16, 44, 44
+_SAMPLES = 400
+_STYLE = (
+    "text{font:12px system-ui,sans-serif;fill:#24292f}.title{font-weight:600;font-size:14px}"
+    ".muted{fill:#656d76}.grid{stroke:#d0d7de}.peak{stroke:#24292f;stroke-dasharray:4 3}"
+    ".back{fill:#ffffff}@media(prefers-color-scheme:dark){text{fill:#e6edf3}.muted{fill:#8d96a0}"
+    ".grid{stroke:#30363d}.peak{stroke:#e6edf3}.back{fill:#0d1117}}"
+)
+
+
+def svg(title: str, timeline: Timeline) -> str:
+    """Return the picture, 800 pixels wide and 280 high, for light and dark pages."""
+    positions = samples(timeline, _SAMPLES)
+    stack = stacked(timeline, positions, by_kind, len(COLORS))
+    live = [0, *timeline.live_bytes()]
+    peak = max(live)
+    scale = _Scale(len(timeline.events), peak)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{_quoted(title)}">',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="back" width="{_WIDTH}" height="{_HEIGHT}"/>',
+        f'<text class="title" x="{_LEFT}" y="20">{escape(title)}</text>',
+        *_grid(scale),
+        *_areas(scale, positions, stack),
+        *_phase_labels(scale, timeline),
+        *_peak(scale, live.index(peak), peak),
+        *_legend(stack),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+class _Scale:
+    """From events and bytes to pixels."""
+
+    def __init__(self, events: int, peak: int) -> None:
+        self.events, self.peak = max(1, events), max(1, peak)
+
+    def x(self, position: int) -> float:
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * position / self.events
+
+    def y(self, nbytes: int) -> float:
+        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * nbytes / self.peak
+
+    def point(self, position: int, nbytes: int) -> str:
+        return f"{self.x(position):.1f},{self.y(nbytes):.1f}"
+
+
+def _grid(scale: _Scale) -> Iterator[str]:
+    for part in range(5):
+        nbytes = scale.peak * part // 4
+        y = scale.y(nbytes)
+        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield (
+            f'<text class="muted" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">'
+            f"{format_size(nbytes)}</text>"
+        )
+
+
+def _areas(scale: _Scale, positions: Sequence[int], stack: Stack) -> Iterator[str]:
+    below = [0] * len(positions)
+    for name, series, color in zip(stack.names, stack.series, COLORS, strict=False):
+        above = [low + own for low, own in zip(below, series, strict=True)]
+        top = list(map(scale.point, positions, above))
+        bottom = list(map(scale.point, positions, below))
+        points = " ".join((*top, *reversed(bottom)))
+        yield f'<polygon fill="{color}" points="{points}"><title>{escape(name)}</title></polygon>'
+        below = above
+
+
+def _phase_labels(scale: _Scale, timeline: Timeline) -> Iterator[str]:
+    for start, stop, phase in phases(timeline):
+        left, right = scale.x(start), scale.x(stop)
+        y = _HEIGHT - _BOTTOM
+        yield f'<line class="grid" x1="{left:.1f}" x2="{left:.1f}" y1="{_TOP}" y2="{y + 6}"/>'
+        if right - left > 7 * len(phase.value):
+            yield (
+                f'<text class="muted" x="{(left + right) / 2:.1f}" y="{y + 16}" '
+                f'text-anchor="middle">{phase.value}</text>'
+            )
+
+
+def _peak(scale: _Scale, position: int, nbytes: int) -> Iterator[str]:
+    x = scale.x(position)
+    side, shift = ("start", 5) if x < _WIDTH / 2 else ("end", -5)
+    yield f'<line class="peak" x1="{x:.1f}" x2="{x:.1f}" y1="30" y2="{_HEIGHT - _BOTTOM}"/>'
+    yield (
+        f'<text x="{x + shift:.1f}" y="38" text-anchor="{side}">'
+        f"peak {format_size(nbytes)} ({nbytes:,} bytes)</text>"
+    )
+
+
+def _legend(stack: Stack) -> Iterator[str]:
+    x = float(_LEFT)
+    for name, color in zip(stack.names, COLORS, strict=False):
+        yield f'<rect x="{x:.0f}" y="{_HEIGHT - 18}" width="10" height="10" fill="{color}"/>'
+        yield f'<text class="muted" x="{x + 14:.0f}" y="{_HEIGHT - 9}">{escape(name)}</text>'
+        x += 28 + 6.5 * len(name)
+
+
+def _quoted(text: str) -> str:
+    return escape(text, {'"': "&quot;"})

@@ -1,0 +1,41 @@
+"""``--torchmem-html``: a page for each check that failed, and an index."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+
+def pages(directory: Path) -> list[str]:
+    return sorted(file.name for file in directory.iterdir())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_page_for_each_check_that_fails(stored, workers: int) -> None:
+    stored.width(128)
+    options = ["-n", str(workers)] if workers else []
+    stored.run("--torchmem-html=out", *options)
+    written = pages(stored.path / "out")
+    index = (stored.path / "out" / "index.html").read_text()
+    links = re.findall(r'href="([^"]+\.html)"', index)
+    assert sorted([*links, "index.html"]) == written
+    assert "3 of 3 memory checks failed" in index
+    page = (stored.path / "out" / links[0]).read_text()
+    assert "grew by" in page
+    assert '"before":{"baseline"' in page
+
+
+def test_the_index_of_a_run_that_passes(stored) -> None:
+    stored.run("--torchmem-html=out")
+    assert pages(stored.path / "out") == ["index.html"]
+    assert "0 of 3 memory checks failed" in (stored.path / "out" / "index.html").read_text()
+
+
+def test_pages_that_cannot_be_written(stored) -> None:
+    stored.width(128)
+    (stored.path / "out").write_text("a file")
+    result = stored.run("--torchmem-html=out")
+    result.stdout.fnmatch_lines(["*a page cannot be written*"])
+    assert (stored.path / "out").read_text() == "a file"

@@ -1,0 +1,157 @@
+"""Profiles written for other programs, and read again."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import pickle
+import random
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+from torch.cuda import _memory_viz
+
+from pytest_torchmem import MemoryProfile, trace
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profile.formats.memory_snapshot import memory_snapshot
+from pytest_torchmem.profile.formats.saved import plain_timeline, read_timeline
+from pytest_torchmem.profile.formats.table import allocations_csv
+from pytest_torchmem.profile.formats.trace_events import trace_events
+from pytest_torchmem.profile.timeline import Timeline
+from tests.profile.test_timeline import timelines
+
+
+@pytest.fixture(scope="module")
+def profile() -> MemoryProfile:
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
+    return trace(model, torch.randn(32, 64), device="cuda", gpu="h100")
+
+
+@given(timelines())
+def test_a_timeline_is_read_as_it_was_written(timeline: Timeline) -> None:
+    plain = json.loads(json.dumps(plain_timeline(timeline)))
+    assert read_timeline(plain) == timeline
+
+
+@pytest.mark.parametrize("name", ["profile.json", "profile.json.gz"])
+def test_a_profile_is_loaded_as_it_was_saved(
+    profile: MemoryProfile, tmp_path: Path, name: str
+) -> None:
+    profile.save(tmp_path / name)
+    loaded = MemoryProfile.load(tmp_path / name)
+    assert loaded.figures() == profile.figures()
+    assert loaded.allocator_peaks() == profile.allocator_peaks()
+    assert loaded.table() == profile.table()
+    assert loaded.by_module() == profile.by_module()
+    loaded.save(tmp_path / "again.json")
+    text = (tmp_path / name).read_bytes()
+    text = gzip.decompress(text) + b"\n" if name.endswith(".gz") else text
+    assert (tmp_path / "again.json").read_bytes() == text
+
+
+def damaged(plain: dict[str, Any], chance: random.Random) -> bytes:
+    """Return the file with one value replaced by another, or one byte gone."""
+    if chance.random() < 0.2:
+        text = bytearray(json.dumps(plain).encode())
+        del text[chance.randrange(len(text))]
+        return bytes(text)
+    place: Any = plain
+    while True:
+        key = chance.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        if not isinstance(place[key], dict | list) or not place[key] or chance.random() < 0.1:
+            break
+        place = place[key]
+    place[key] = chance.choice(
+        [None, -1, 10**400, 1.5, float("nan"), "", "forward", [], [[]], {}, True, "\udc80"]
+    )
+    return json.dumps(plain).encode("utf-8", "surrogatepass")
+
+
+def test_a_damaged_file_is_refused_or_read(
+    profile: MemoryProfile, tmp_path: Path, chance: random.Random
+) -> None:
+    """Never another error, and never figures that are not those of the timeline."""
+    file = tmp_path / "profile.json"
+    profile.save(file)
+    plain = file.read_text()
+    for _ in range(60):
+        file.write_bytes(damaged(json.loads(plain), chance))
+        with suppress(UsageError):
+            loaded = MemoryProfile.load(file)
+            live = loaded.timeline.live_bytes()
+            assert loaded.peak == max(live, default=0)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", "1e999", "[" * 100_000, '{"kind": 1}'])
+def test_what_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "file.json").write_text(text)
+    with pytest.raises(UsageError, match="is not a profile saved by pytest-torchmem"):
+        MemoryProfile.load(tmp_path / "file.json")
+
+
+@given(timelines())
+def test_rows_are_the_allocations(timeline: Timeline) -> None:
+    rows = list(csv.DictReader(io.StringIO(allocations_csv(timeline))))
+    live = [0] * (len(timeline.events) + 1)
+    for row in rows:
+        stop = int(row["freed"]) if row["freed"] else len(live)
+        for position in range(int(row["made"]), stop):
+            live[position] += int(row["nbytes"])
+    assert live[1:] == timeline.live_bytes()
+
+
+@given(timelines())
+def test_counters_add_up_to_what_is_alive(timeline: Timeline) -> None:
+    events = trace_events("cpu", timeline)["traceEvents"]
+    counted = [sum(event["args"].values()) for event in events if event["ph"] == "C"]
+    assert counted == timeline.live_bytes()
+    slices = [(event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
+    assert sum(duration for _, duration in slices) == sum(
+        stop - start for start, stop, _ in timeline.spans()
+    )
+
+
+def test_trace_events_keep_to_the_format(profile: MemoryProfile) -> None:
+    """What the format asks of every phase of event."""
+    for event in json.loads(profile.to_trace_events())["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        if event["ph"] != "M":
+            assert isinstance(event["ts"], int)
+        assert {"X": "dur", "C": "args", "i": "s", "M": "args"}[event["ph"]] in event
+
+
+@settings(max_examples=30)
+@given(timelines())
+def test_a_snapshot_has_what_is_alive_in_its_segments(timeline: Timeline) -> None:
+    snapshot = memory_snapshot(timeline)
+    requested = sum(segment["requested_size"] for segment in snapshot["segments"])
+    assert requested == (timeline.live_bytes() or [0])[-1]
+    for segment in snapshot["segments"]:
+        assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+
+
+def test_the_tools_of_torch_read_the_snapshot(profile: MemoryProfile, tmp_path: Path) -> None:
+    profile.to_memory_snapshot(tmp_path / "snapshot.pickle")
+    snapshot = pickle.loads((tmp_path / "snapshot.pickle").read_bytes())
+    assert "num_segments" in _memory_viz.segsum(snapshot) or _memory_viz.segsum(snapshot)
+    assert "alloc" in _memory_viz.trace(snapshot)
+    assert "<html>" in _memory_viz.trace_plot(snapshot)
+    live = peak = 0
+    for entry in snapshot["device_traces"][0]:
+        live += {"alloc": 1, "free_completed": -1}.get(entry["action"], 0) * entry["size"]
+        peak = max(peak, live)
+    assert peak == profile.peak
+    reserved = sum(
+        entry["size"]
+        for entry in snapshot["device_traces"][0]
+        if entry["action"] == "segment_alloc"
+    )
+    assert reserved == profile.reserved_peak  # nothing was given back

@@ -1,0 +1,99 @@
+"""The commands ``torchmem trace`` and ``torchmem html``."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_torchmem.cli import main
+
+STEP = """
+import torch
+from torch import nn
+
+class Steps:
+    @staticmethod
+    def train():
+        model = nn.Linear(64, 32).to(DEVICE)
+        model(torch.zeros(8, 64, device=DEVICE)).sum().backward()
+
+DEVICE = "cpu"
+value = 3
+
+def on_cuda():
+    nn.Linear(64, 32).cuda()(torch.zeros(8, 64, device="cuda")).sum().backward()
+
+def raises():
+    raise LookupError("the program's own")
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "steps_of_commands.py").write_text(STEP)
+    monkeypatch.delitem(sys.modules, "steps_of_commands", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("place", ["steps_of_commands", "steps_of_commands.py"])
+def test_a_function_is_traced(here: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", f"{place}:Steps.train"]) == 0
+    out = capsys.readouterr().out
+    assert "forward peak" in out
+    assert "█" in out
+    assert "steps_of_commands.py:8" in out
+
+
+def test_every_format_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("html", "svg", "json", "csv", "perfetto", "memory-snapshot")
+    options = [word for name in names for word in (f"--{name}", f"out.{name}")]
+    assert main(["trace", "steps_of_commands:on_cuda", "--gpu", "h100", *options]) == 0
+    assert all((here / f"out.{name}").stat().st_size for name in names)
+    assert capsys.readouterr().out.count("written: ") == len(names)
+    assert json.loads((here / "out.perfetto").read_text())["traceEvents"]
+    assert pickle.loads((here / "out.memory-snapshot").read_bytes())["segments"]
+    page = ["html", "out.json", "-o", "again.html"]
+    assert main(page) == 0
+    assert (here / "again.html").read_text() == (here / "out.html").read_text()
+    assert main([*page, "--before", "out.json"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["steps_of_commands"], "write package.module:function"),
+        (["nowhere.at.all:f"], "there is no module 'nowhere.at.all'"),
+        (["nowhere.py:f"], "nowhere.py is no file"),
+        (["steps_of_commands:missing"], "steps_of_commands has no 'missing'"),
+        (["steps_of_commands:value"], "is no function: int"),
+        (["steps_of_commands:on_cuda"], "the program asks for cuda"),
+        (["steps_of_commands:Steps.train", "--device", "cpu", "--gpu", "h100"], "--device cuda"),
+        (["steps_of_commands:on_cuda", "--gpu", "h999"], "h999"),
+    ],
+)
+def test_what_cannot_be_traced_is_told(
+    here: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("torchmem: error: ")
+    assert said in error
+
+
+def test_the_error_of_the_program_is_its_own(here: Path) -> None:
+    with pytest.raises(LookupError, match="the program's own"):
+        main(["trace", "steps_of_commands:raises"])
+
+
+def test_a_file_that_is_no_profile_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "other.json").write_text("{}")
+    assert main(["html", "other.json", "-o", "page.html"]) == 2
+    assert "is not a profile saved by pytest-torchmem" in capsys.readouterr().err
+    assert main(["html", "missing.json", "-o", "page.html"]) == 2
+    assert not (here / "page.html").exists()
