@@ -13,6 +13,7 @@ from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.judge import Context, Judge, stored_for
 from pytest_torchmem.checks.request import Request, Target
 from pytest_torchmem.checks.result import CheckResult
+from pytest_torchmem.errors import UsageError
 from pytest_torchmem.snapshots.calibration_store import merged
 from pytest_torchmem.snapshots.explain import peak_contents
 from pytest_torchmem.snapshots.format import Key
@@ -21,6 +22,7 @@ from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
     from pytest_torchmem.fake_cuda.out_of_memory import OutOfMemoryError
+    from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.profile.profile import MemoryProfile
 
 
@@ -59,8 +61,22 @@ class DeviceCheck:
             stored=stored,
             run=self._run_for_real(profile) if profile.peak else None,
             calibration=self._calibration(calibration, profile),
+            scaling=self._scaling(must_fit_on),
         )
         return judge.judge(), profile
+
+    def _scaling(self, must_fit_on: str | None) -> Scaling | None:
+        """Trace other sizes, where the test bounds how memory may grow with them."""
+        __tracebackhide__ = True
+        names = [bound.size for bound in self.request.bounds]
+        if not names:
+            return None
+        if self.target.scale is None:
+            raise UsageError(
+                "scaling= needs the step and its inputs, to trace other sizes of them: use the "
+                "fixture, def test(torchmem), and in it torchmem.check(model, x)"
+            )
+        return self.target.scale(self.key.device, must_fit_on, self.world, names)
 
     def _run_for_real(self, profile: MemoryProfile) -> RealRun | None:
         """Run the step on this machine's GPU, where there is one and nobody forbids it."""

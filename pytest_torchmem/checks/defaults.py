@@ -16,6 +16,7 @@ _OTHERS = (
     "values",
     "world_size",
     "ranks",
+    "scaling",
 )
 ARGUMENTS = Signature(
     [

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.gpu import RealRun
+from pytest_torchmem.checks.growth import Bound
 from pytest_torchmem.checks.limits import Overrun
 from pytest_torchmem.snapshots.compare import Change, Comparison
 from pytest_torchmem.snapshots.explain import Growth
@@ -86,6 +87,18 @@ class OverBudget(Finding):
     """What was alive at each peak, where it is known."""
     measured_on: str = ""
     """The real GPU, where it is not a trace that is over budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowsFaster(Finding):
+    """The peak grows with a higher power of a size than it may."""
+
+    outcome: Outcome = Outcome.OVER_BUDGET
+    bound: Bound
+    power: int
+    polynomial: str
+    fastest: Sequence[Allocation]
+    """What grows with that power, the largest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

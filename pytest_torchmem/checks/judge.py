@@ -12,6 +12,7 @@ from pytest_torchmem.checks.findings import (
     Changed,
     EstimateOff,
     Finding,
+    GrowsFaster,
     Missing,
     Outcome,
     OverBudget,
@@ -35,6 +36,7 @@ from pytest_torchmem.snapshots.location import orphans_in, snapshot_path
 from pytest_torchmem.snapshots.store import StoredSnapshot, read
 
 if TYPE_CHECKING:
+    from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.profile.timeline import Allocation
     from pytest_torchmem.snapshots.tolerance import Level
@@ -82,6 +84,8 @@ class Judge:
     run: RealRun | None
     """The same step on a real GPU."""
     calibration: CalibrationResult | None
+    scaling: Scaling | None = None
+    """The same step at other sizes, where it is bound how it may grow."""
 
     def judge(self) -> CheckResult:
         """Return the result."""
@@ -96,7 +100,7 @@ class Judge:
         snapshot = self._snapshot(trace)
         measurement = self._measurement(snapshot)
         limits = limits_of(self.request.budget, gpu)
-        findings = self._against_limits(limits)
+        findings = [*self._against_limits(limits), *self._against_bounds()]
         findings += self._against_snapshot(snapshot) if snapshot is not None else []
         if measurement is not None and self.run is not None:
             findings += self._against_measurement(self.run, measurement, findings)
@@ -209,6 +213,19 @@ class Judge:
         if measured is not None and measured.figures and measured.gpu == self.key.gpu:
             over = overruns(limits, measured.figures)
         return [_over_budget(over, {}, self.key.gpu)] if over else []
+
+    def _against_bounds(self) -> list[Finding]:
+        found: list[Finding] = []
+        for bound in self.request.bounds if self.scaling is not None else ():
+            assert self.scaling is not None
+            power = self.scaling.degree(bound.size)
+            if power > bound.power:
+                polynomial = str(self.scaling.polynomial())
+                fastest = self.scaling.fastest(bound.size)
+                found.append(
+                    GrowsFaster(bound=bound, power=power, polynomial=polynomial, fastest=fastest)
+                )
+        return found
 
     def _measurement(self, snapshot: SnapshotResult | None) -> Measurement | None:
         if self.run is None or snapshot is None:

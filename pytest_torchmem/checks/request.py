@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.checks.defaults import ARGUMENTS, LIMITS, MARKER, SIGNATURE
+from pytest_torchmem.checks.growth import Bound, parse_bounds
 from pytest_torchmem.checks.settings import (
     Settings,
     parse_devices,
@@ -24,6 +25,7 @@ from pytest_torchmem.targets.world import World, check_ranks, check_world_size
 from pytest_torchmem.units import parse_size
 
 if TYPE_CHECKING:
+    from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.measurement.cuda import MeasuredProfile
     from pytest_torchmem.measurement.device import Device
     from pytest_torchmem.profile.profile import MemoryProfile
@@ -55,11 +57,13 @@ class Budget:
     values: str | None = None
     world_size: int | None = None
     ranks: tuple[int, ...] | None = None
+    bounds: tuple[Bound, ...] = ()
+    """How fast the peak may grow with sizes of the input."""
 
     @property
     def judges(self) -> bool:
         """Whether there is a limit to keep to; a GPU named alone means "fits on it"."""
-        return bool(self.limits) or self.gpu is not None
+        return bool(self.limits or self.bounds) or self.gpu is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class Target:
         Callable[[Device, Gpu, Collection[WorkspaceKey]], dict[WorkspaceKey, WorkspaceSize]] | None
     ) = None
     """Measures workspaces there; ``None`` where the test has a calibration of its own."""
+    scale: Callable[[str, str | None, World | None, Sequence[str]], Scaling] | None = None
+    """Traces other sizes, by their names; ``None`` where none are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,8 @@ class Request:
     """Whether to run on a real GPU too: one of ``MEASURE_MODES``."""
     worlds: tuple[World | None, ...] = (None,)
     """The processes of a distributed step that are traced, one after the other."""
+    bounds: tuple[Bound, ...] = ()
+    """How fast the peak may grow with sizes of the input."""
 
 
 def make_request(
@@ -133,6 +141,7 @@ def make_request(
     gpus: object = None,
     world_size: object = None,
     ranks: object = None,
+    scaling: object = None,
 ) -> Request:
     """Return what a check asks for; raises ``UsageError`` for arguments that cannot be read."""
     if name is not None and (not isinstance(name, str) or not name):
@@ -163,6 +172,7 @@ def make_request(
         uses_snapshot=not budget.judges or any(own),
         measure=measure or budget.measure or default,
         worlds=worlds,
+        bounds=budget.bounds if scaling is None else parse_bounds(scaling, "check(scaling=)"),
     )
 
 
@@ -208,7 +218,7 @@ def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> B
         for name in LIMITS
         if name in given
     )
-    if not limits and "gpu" not in given and "tolerance" not in given:
+    if not limits and not {"gpu", "tolerance", "scaling"} & set(given):
         raise UsageError(
             f"the marker {MARKER} has no limit, so there is nothing to check. Give it one, such as "
             f'{MARKER}("2 GiB") or {MARKER}(backward="1.5 GiB"), or a GPU that the test must fit '
@@ -223,6 +233,7 @@ def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> B
         tolerance=parse_rules(given.get("tolerance"), f"the marker {source('tolerance')}"),
         measure=parse_measure(given["measure"], source("measure")) if "measure" in given else None,
         values=parse_values(given["values"], source("values")) if "values" in given else None,
+        bounds=parse_bounds(given["scaling"], source("scaling")) if "scaling" in given else (),
         **_world(given),
     )
 

@@ -15,10 +15,17 @@ Build = Callable[..., Any]
 
 
 def trace_built(build: Build, sizes: Mapping[str, int], **options: Any) -> MemoryProfile:
-    """Trace what ``build(**sizes)`` returns, with the options of ``trace``.
+    """Trace what ``build(**sizes)`` returns, with the options of ``trace``."""
+    __tracebackhide__ = True
+    target, args, kwargs = built_at(build, sizes)
+    return trace(target, *args, **kwargs, **options)
 
-    That is a module or callable, or a tuple of one and its arguments; a dictionary at the end of
-    a tuple has its keyword arguments.
+
+def built_at(build: Build, sizes: Mapping[str, int]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return what ``build(**sizes)`` does: a module or callable, and its arguments.
+
+    It returns one of these, or a tuple of it and its arguments; a dictionary at the end of a tuple
+    has keyword arguments. Raises ``UsageError`` for anything else.
     """
     __tracebackhide__ = True
     built = build(**sizes)
@@ -30,4 +37,4 @@ def trace_built(build: Build, sizes: Mapping[str, int], **options: Any) -> Memor
             "arguments, such as: return model, x"
         )
     kwargs = args.pop() if args and isinstance(args[-1], dict) else {}
-    return trace(target, *args, **kwargs, **options)
+    return target, tuple(args), kwargs

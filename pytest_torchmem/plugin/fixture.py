@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,7 @@ from pytest_torchmem.plugin.checker import Checker
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
 
 if TYPE_CHECKING:
+    from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.measurement.cuda import MeasuredProfile
     from pytest_torchmem.measurement.device import Device
     from pytest_torchmem.profile.profile import MemoryProfile
@@ -60,6 +62,8 @@ class Torchmem:
         gpus: int | None = None,
         world_size: int | None = None,
         ranks: int | Sequence[int] | None = None,
+        scaling: str | None = None,
+        sizes: Mapping[str, Sequence[int]] | None = None,
         **kwargs: Any,
     ) -> dict[str, MemoryProfile]:
         """Trace ``target`` on every configured device and fail the test if it needs too much.
@@ -70,8 +74,10 @@ class Torchmem:
         cuda only, and the trace must fit in its memory. ``gpus`` is how many of them the program
         sees; what is judged is ``cuda:0``. ``world_size`` is how many processes a distributed step
         runs in, and ``ranks`` which of them are traced (default: rank 0), each with figures of its
-        own. All else goes to ``trace``. Returns the profiles by device, or of several ranks by
-        device and rank (``"cuda rank 63"``).
+        own. ``scaling`` is how fast the peak may grow with sizes of the input (``"linear in
+        sequence"``), and ``sizes`` the values that are traced for that; a function is then called
+        with the first of each. All else goes to ``trace``. Returns the profiles by device, or of
+        several ranks by device and rank (``"cuda rank 63"``).
 
         On a machine with a GPU, and with cuda among the devices, the step is run there for real as
         well: the check also fails if trace and GPU disagree, or if the measurement grew.
@@ -87,7 +93,10 @@ class Torchmem:
         if "rank" in kwargs:
             raise UsageError("check(rank=...): write ranks=, which may be one or several")
         options = kwargs if gpus is None else {**kwargs, "gpus": gpus}
-        asked = _target(checker, target, lambda: target, args, options)
+        if sizes and not _is_module(target):
+            asked = _target_of_sizes(checker, target, args, options, sizes)
+        else:
+            asked = _target(checker, target, lambda: target, args, options, sizes)
         return checker.check(
             asked,
             on_cuda=self._on_cuda(target),
@@ -99,6 +108,7 @@ class Torchmem:
             gpus=gpus,
             world_size=world_size,
             ranks=ranks,
+            scaling=scaling,
         )
 
     def trace(
@@ -199,6 +209,7 @@ def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
             return functools.partial(body, *own_args, **own_kwargs)
 
         target = _target(checker, lambda: body(*args, **kwargs), on_copies, (), {})
+        target = replace(target, scale=None)
         checker.in_body = True
         try:
             with checker.standing.presented(checker.item):
@@ -215,6 +226,7 @@ def _target(
     real: Callable[[], Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> Target:
     """Return what is checked; ``real`` gives what to run for real in the place of ``target``."""
     of_step = {key: value for key, value in kwargs.items() if key not in _OF_TRACES}
@@ -240,7 +252,33 @@ def _target(
         step, others = Step.taken_from(of_step)
         return record_figures(device, gpu, questions, real(), args, others, step)
 
-    return Target(run, run_for_real, None if "calibration" in kwargs else calibrate)
+    def scale(device: str, gpu: str | None, world: World | None, names: Sequence[str]) -> Scaling:
+        __tracebackhide__ = True
+        from pytest_torchmem.graphs.resized import scaling_of
+
+        options = checker.trace_options(device, gpu, world)
+        given = {key: value for key, value in kwargs.items() if key in _OF_TRACES}
+        return scaling_of(target, args, of_step, names, sizes, **{**options, **given})
+
+    calibrates = None if "calibration" in kwargs else calibrate
+    return Target(run, run_for_real, calibrates, scale)
+
+
+def _target_of_sizes(
+    checker: Checker,
+    build: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    sizes: Mapping[str, Sequence[int]],
+) -> Target:
+    """Return what is checked of a function of ``sizes``: what it returns for the first of each."""
+    from pytest_torchmem.graphs.build import built_at
+
+    first = {name: values[0] for name, values in sizes.items()}
+    target, own, named = built_at(functools.partial(build, *args), first)
+    at_first = _target(checker, target, lambda: target, own, {**named, **kwargs})
+    of_sizes = _target(checker, build, lambda: build, args, kwargs, sizes)
+    return replace(at_first, scale=of_sizes.scale)
 
 
 def _is_module(target: Any) -> bool:

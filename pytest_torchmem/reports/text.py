@@ -11,11 +11,13 @@ from pytest_torchmem.checks.findings import (
     DoesNotFit,
     EstimateOff,
     Finding,
+    GrowsFaster,
     Missing,
     Outcome,
     OverBudget,
 )
 from pytest_torchmem.checks.gpu import RealRun
+from pytest_torchmem.checks.growth import word_of
 from pytest_torchmem.figures import MEASURED, phase_of, title
 from pytest_torchmem.reports.tables import allocation_table, comparison_table, table
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, main_change
@@ -149,6 +151,16 @@ def _nothing_allocated(found: Finding, result: CheckResult) -> Parts:
     ]
 
 
+def _grows_faster(found: GrowsFaster, result: CheckResult) -> Parts:
+    size = found.bound.size
+    return [
+        f"the peak is {word_of(found.power)} in {size}, and may be {found.bound.word}: "
+        f"{found.polynomial} bytes",
+        f"What is {word_of(found.power)} in {size} at that peak, at the largest size traced\n"
+        f"{allocation_table(found.fastest)}",
+    ]
+
+
 def _over_budget(found: OverBudget, result: CheckResult) -> Parts:
     how = f"measured on {found.measured_on}, " if found.measured_on else ""
     headline = how + "; ".join(map(_overrun, found.overruns))
@@ -270,6 +282,7 @@ _TEXTS: Mapping[type[Finding] | Outcome, Callable[[Any, CheckResult], Parts]] = 
     Changed: _changed,
     DoesNotFit: _does_not_fit,
     EstimateOff: _estimate_off,
+    GrowsFaster: _grows_faster,
     Missing: _missing,
     OverBudget: _over_budget,
     Outcome.NOT_CHECKED: _nothing_allocated,
