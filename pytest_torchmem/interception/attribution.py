@@ -23,6 +23,7 @@ from torch import nn
 
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.torch_private.autograd import current_graph_task, current_node, sequence_number
+from pytest_torchmem.torch_private.modes import not_jit_tracing
 
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
 #: A kernel's launch is the user's, in whose line it stands.
@@ -197,7 +198,8 @@ class Attribution:
         """Report a call that begins; return the engine's task that it is part of, -1 for none."""
         task = current_graph_task()
         if self.on_outermost_call is not None and not self._modules.calls and task == -1:
-            self.on_outermost_call(module, args, kwargs)
+            with not_jit_tracing():  # it asks for sizes, which would be written down
+                self.on_outermost_call(module, args, kwargs)
         return task
 
     def _path(self, calls: list[tuple[str, int, nn.Module]], module: nn.Module) -> str:

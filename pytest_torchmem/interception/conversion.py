@@ -29,6 +29,7 @@ from pytest_torchmem.interception.values.memory import memory_for
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
+from pytest_torchmem.torch_private.overrides import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.storages import has_memory, hollow_storage, storage_address
 from pytest_torchmem.torch_private.tensors import is_view_of_another, view_base
 
@@ -315,7 +316,7 @@ def give_survivors_data(ledger: Ledger) -> None:
     survivors = ledger.close()
     if not survivors:
         return
-    with torch.inference_mode():
+    with torch.inference_mode(), DisableTorchFunctionSubclass():
         for value in gc.get_objects():
             if not issubclass(type(value), Tensor) or is_lazy(value):
                 continue

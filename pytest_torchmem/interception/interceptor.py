@@ -25,6 +25,7 @@ from pytest_torchmem.interception.layouts.layouts import Layouts
 from pytest_torchmem.interception.layouts.sparse import parts_of
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.parts import Parts
+from pytest_torchmem.interception.plans import SubclassAsked
 from pytest_torchmem.interception.threads import TraceThreads
 from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.interception.values.policy import Values
@@ -39,13 +40,16 @@ from pytest_torchmem.torch_private.dispatcher import interception, run_outside
 from pytest_torchmem.torch_private.kernels import run_composite_implicit
 from pytest_torchmem.torch_private.keys import FAKE, is_excluded, set_excluded
 from pytest_torchmem.torch_private.modes import (
+    CONVOLUTION,
     NoFunctionModes,
+    convolution_for_jit,
     function_modes,
     jit_tracing,
     not_jit_tracing,
 )
 from pytest_torchmem.torch_private.nowhere import nowhere
 from pytest_torchmem.torch_private.operators import OpOverload, is_view
+from pytest_torchmem.torch_private.overrides import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.storages import storage_address
 
 _CPU = torch.device("cpu")
@@ -108,6 +112,8 @@ class Interceptor:
             with NoFunctionModes():
                 return self(overload, *args, **kwargs)
         if jit_tracing() is not None:
+            if overload is CONVOLUTION:
+                return convolution_for_jit(args)
             # It has written the operator down; what is asked of tensors here is not its business.
             with not_jit_tracing():
                 return self(overload, *args, **kwargs)
@@ -137,7 +143,11 @@ class Interceptor:
                 return self._run_beside_host(spec, args, kwargs, outermost=not was_inside)
             if spec.kind is Kind.LEAF:
                 return self.kernels.run(spec, args, kwargs)
-            return self._run_specially(spec, args, kwargs)
+            with DisableTorchFunctionSubclass():
+                return self._run_specially(spec, args, kwargs)
+        except SubclassAsked:
+            with DisableTorchFunctionSubclass():
+                return self.kernels.run(self._specs[overload], args, kwargs)
         finally:
             self.inside = was_inside
             set_excluded(FAKE, False)

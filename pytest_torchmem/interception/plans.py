@@ -23,6 +23,7 @@ from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import environment_settings
 from pytest_torchmem.operators.workspace_of import library_output
 from pytest_torchmem.targets.target import Target
+from pytest_torchmem.torch_private.overrides import overrides, torch_function_enabled
 from pytest_torchmem.torch_private.settings import host_settings, kernel_settings
 
 _TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
@@ -107,6 +108,13 @@ def _in_order(order: Sequence[int], plan: Plan) -> tuple[Step, ...]:
     return tuple(outputs)
 
 
+class SubclassAsked(Exception):
+    """A ``__torch_function__`` would run below the dispatcher, where torch disables none: backward.
+
+    Torch's kernels do not call it there, so the operator is run with it disabled.
+    """
+
+
 def find_plan(
     operator: OperatorSpec,
     args: tuple[Any, ...],
@@ -133,15 +141,23 @@ def find_plan(
 
 
 def geometry_of(value: Any, tensors: list[Tensor]) -> Any:
-    """Return what of an argument decides the outputs' geometry; tensors are appended in order."""
+    """Return what of an argument decides the outputs' geometry; tensors are appended in order.
+
+    Raises ``SubclassAsked`` where a subclass of tensors would be asked what it says of that.
+    """
     kind = type(value)
-    if kind in _TENSOR_TYPES or isinstance(value, Tensor):
+    if kind in _TENSOR_TYPES:
         tensors.append(value)
         return (value.shape, value.stride(), value.dtype)
     if kind is tuple or kind is list:
         return tuple([geometry_of(item, tensors) for item in value])
     if kind is float or kind is bool:
         return (kind, value)
+    if isinstance(value, Tensor):
+        if torch_function_enabled() and overrides(kind):
+            raise SubclassAsked
+        tensors.append(value)
+        return (value.shape, value.stride(), value.dtype)
     if issubclass(kind, _Generator):
         return None
     return value

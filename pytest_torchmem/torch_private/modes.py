@@ -64,3 +64,15 @@ def not_jit_tracing() -> Iterator[None]:
         yield
     finally:
         _set_jit_tracing(state)
+
+
+#: Not written down by ``torch.jit.trace``, which waits for ``_convolution``, called by its kernel
+#: (torchgen/packaged/autograd/gen_trace_type.py, ``DONT_RECORD_TRACE``).
+CONVOLUTION: Any = torch.ops.aten.convolution.default
+
+
+def convolution_for_jit(args: tuple[Any, ...]) -> Any:
+    """Run a convolution as its kernel does (native/Convolution.cpp, ``convolution``)."""
+    flags = torch.backends.cudnn
+    run: Any = torch.ops.aten._convolution.default
+    return run(*args, flags.benchmark, flags.deterministic, flags.enabled, flags.allow_tf32)

@@ -8,8 +8,11 @@ from functools import cache
 from types import MethodType, ModuleType
 from typing import Any, TypeAlias
 
+from torch import Tensor
+
 from pytest_torchmem.torch_private.holders import HOLDERS
 from pytest_torchmem.torch_private.names import Missing, find, private, unsupported
+from pytest_torchmem.torch_private.overrides import of_tensors
 
 _ABSENT = object()
 
@@ -17,7 +20,8 @@ Replacements: TypeAlias = Sequence[tuple[Any, Mapping[str, Any]]]
 """Classes or modules, and their attributes by name.
 
 A bound method among the attributes of a class becomes a method of that class: what the class is
-called with follows the object that the method is bound to.
+called with follows the object that the method is bound to. Those of ``torch.Tensor`` ask its
+subclasses first (``overrides.py``).
 """
 
 
@@ -67,6 +71,8 @@ def replaced_all(replacements: Replacements) -> Iterator[None]:
                 before.append((owner, name, own.get(name, _ABSENT)))
                 if isinstance(replacement, MethodType) and isinstance(owner, type):
                     replacement = _unbound(replacement)
+                if owner is Tensor:
+                    replacement = of_tensors(name, replacement)
                 setattr(owner, name, replacement)
         yield
     finally:

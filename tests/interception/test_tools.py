@@ -49,7 +49,16 @@ def scripted(device: str = "cpu") -> Any:
     return torch.jit.script(Padded())(torch.randn(4, 8, device=device))
 
 
-PROGRAMS = (exported, in_fake_tensor_mode, symbolic_graph, jvp, lazy, scripted)
+def jit_traced(device: str = "cpu") -> Any:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).to(device)
+    x = torch.randn(2, 3, 8, 8, device=device)
+    traced = torch.jit.trace(model, x)  # which runs it again and compares graphs and outputs
+    assert "aten::_convolution" in str(traced.inlined_graph)
+    for _ in range(3):  # constants of the graph are compared when it is optimized
+        traced(x).sum().backward()
+
+
+PROGRAMS = (exported, in_fake_tensor_mode, symbolic_graph, jvp, lazy, scripted, jit_traced)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

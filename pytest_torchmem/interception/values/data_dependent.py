@@ -62,8 +62,13 @@ def equal_without_values(call: Call) -> bool | None:
     """Return what ``aten::equal`` gives where no values are needed for it, else None.
 
     native/ReduceOps.cpp, ``cpu_equal``, looks at sizes first, and at whether both are one tensor.
+    Numbers stand here for tensors that C++ made of them (constants of a TorchScript graph).
     """
     first, second = call.args[:2]
+    if not call.tensors:
+        return bool(first == second)
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return None
     if first.shape != second.shape:
         return False
     return True if is_same(first, second) else None

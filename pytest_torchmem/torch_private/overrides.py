@@ -1,0 +1,75 @@
+"""What takes the place of a method of ``torch.Tensor`` asks subclasses first, as torch's own does.
+
+A subclass with a ``__torch_function__`` decides what ``tensor.to(device)`` does and returns
+(torch/csrc/autograd/utils/wrap_outputs.h and python_arg_parser.cpp, ``handle_torch_function``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import update_wrapper
+from types import MethodType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function
+
+from pytest_torchmem.torch_private.names import private
+
+DisableTorchFunctionSubclass: Any = private("torch._C.DisableTorchFunctionSubclass")
+torch_function_enabled: Callable[[], bool] = private("torch._C._is_torch_function_enabled")
+_DISABLED: Any = private("torch._C._disabled_torch_function_impl")
+_PLAIN: tuple[type, ...] = (Tensor, nn.Parameter)
+
+
+def overrides(kind: type) -> bool:
+    """Return whether torch asks a class of tensors before it runs a function."""
+    return kind not in _PLAIN and kind.__torch_function__ is not _DISABLED  # type: ignore[attr-defined]
+
+
+def of_tensors(name: str, replacement: Any) -> Any:
+    """Return what takes the place of an attribute of ``torch.Tensor``."""
+    if isinstance(replacement, property):
+        return _overridable(replacement)
+    return TensorMethod(getattr(Tensor, name), replacement)
+
+
+class TensorMethod:
+    """A method in the place of ``original``: equal to it, so that a subclass's table finds it."""
+
+    def __init__(self, original: Callable[..., Any], function: Callable[..., Any]) -> None:
+        self._original = original
+        self._function = function
+        update_wrapper(self, original)
+
+    def __get__(self, tensor: Tensor | None, owner: Any = None) -> Any:
+        return self if tensor is None else MethodType(self, tensor)
+
+    def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        asked = [one for one in (tensor, *args) if isinstance(one, Tensor) and overrides(type(one))]
+        if asked and torch_function_enabled():
+            return handle_torch_function(self, asked, tensor, *args, **kwargs)
+        return self._function(tensor, *args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, TensorMethod):
+            return self._original == other._original
+        return bool(self._original == other)
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+
+def _overridable(own: property) -> property:
+    get: Any = own.fget
+
+    def getter(tensor: Tensor) -> Any:
+        kind = type(tensor)
+        if kind not in _PLAIN and overrides(kind) and torch_function_enabled():
+            asked: Any = made.__get__
+            return handle_torch_function(asked, (tensor,), tensor)
+        return get(tensor)
+
+    made = property(getter, own.fset, own.fdel, own.__doc__)
+    return made

@@ -1,0 +1,88 @@
+"""Subclasses of tensors with a ``__torch_function__``: asked for what they are asked for really."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import pytest_torchmem as torchmem
+
+
+class Noted(torch.Tensor):
+    """Notes which functions it is asked for."""
+
+    asked: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.asked.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+KEPT = {torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.requires_grad_}
+
+
+class Unwrapped(torch.Tensor):
+    """Is a subclass no longer but after the functions that it knows."""
+
+    asked: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.asked.append(func.__name__)
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        plain = func not in KEPT and isinstance(result, cls)
+        return result.as_subclass(torch.Tensor) if plain else result
+
+
+def program(device: str) -> list[str]:
+    Noted.asked.clear()
+    leaf = torch.randn(3, 4).as_subclass(Noted).requires_grad_()
+    x = leaf.to(device, torch.float64) * 2
+    plain = torch.zeros(4, dtype=torch.float64, device=device)
+    plain.copy_(x.sum(0))
+    (x.relu() @ x.t() + plain.type_as(x)[:3]).sum().backward()
+    assert x.device.type == device
+    assert leaf.grad is not None
+    assert x.detach().cpu().numpy().shape == (3, 4)
+    x.detach().sum(0).tolist(), x.sum().item()
+    return list(Noted.asked)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_same_functions_are_asked_for(device: str) -> None:
+    traced: list[str] = []
+    really = program("cpu")
+    torchmem.trace(lambda: traced.extend(program(device)), device=device)
+    assert traced == really
+
+
+def test_a_subclass_finds_what_it_knows() -> None:
+    def body() -> None:
+        x = torch.randn(3).as_subclass(Unwrapped)
+        assert type(x.to("cuda")) is Unwrapped
+        assert type(x.to("cuda").cpu()) is Unwrapped
+        assert type(x.cuda()) is torch.Tensor
+        assert type(x + 1) is torch.Tensor
+        assert torch.Tensor.to in KEPT
+        assert torch.Tensor.cuda not in KEPT
+
+    torchmem.trace(body, device="cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_backward_asks_no_subclass(device: str) -> None:
+    def body(device: str) -> list[str]:
+        weight = torch.randn(4, 4).as_subclass(Unwrapped).to(device).requires_grad_()
+        x = torch.randn(4, 4, device=device, requires_grad=True)
+        loss = (x @ weight).relu().sum() + (weight * x.detach()).sum() + (weight * x).sum()
+        Unwrapped.asked.clear()
+        loss.backward()
+        return list(Unwrapped.asked)
+
+    traced: list[str] = []
+    really = body("cpu")
+    torchmem.trace(lambda: traced.extend(body(device)), device=device)
+    assert traced == really
