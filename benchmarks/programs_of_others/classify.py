@@ -32,8 +32,6 @@ class Run:
     where: str = ""
     seconds: float = 0.0
     figures: dict[str, Any] | None = None
-    passes: int = 1
-    """How often the program ran: a trace may run it again with values."""
     note: str = ""
 
 

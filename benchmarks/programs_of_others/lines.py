@@ -20,6 +20,9 @@ from typing import Any
 Counts = dict[str, dict[int, int]]
 DEVICE = re.compile(r"cuda|device|is_available|accel|amp\b|autocast|fused|gpu", re.IGNORECASE)
 
+#: What whoever looks at a module or a tensor calls.
+_LOOKS = ("__hash__", "__eq__", "__repr__", "shape", "dtype", "device", "ndim")
+
 
 @contextmanager
 def executed_lines(folders: tuple[str, ...], script: str) -> Iterator[Counts]:
@@ -36,7 +39,7 @@ def executed_lines(folders: tuple[str, ...], script: str) -> Iterator[Counts]:
             return None
         if name.endswith("_meta_registrations.py"):  # what a trace asks for the outputs' shapes
             return None
-        if code.co_name in ("__hash__", "__eq__", "__repr__"):  # whoever looks at a module calls it
+        if code.co_name in _LOOKS:
             return None
         return counts.setdefault(name, Counter())
 

@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,6 @@ def outcome(
     started = time.monotonic()
     result: dict[str, Any] = {"ended": "ok"}
     lines: Counts = {}
-    passes: list[None] = []
     try:
         if entry.suite:
             result.update(suite(entry.suite, mode))
@@ -78,12 +77,11 @@ def outcome(
         else:
             recorded = program
             if entry.compare:
-                recorded = with_lines(program, folders, sys.argv[0], lines, passes)
+                recorded = with_lines(program, folders, sys.argv[0], lines)
             result["figures"] = run(recorded, entry, mode, options)
     except BaseException as error:
         result.update(how_it_failed(error))
     result["seconds"] = time.monotonic() - started
-    result["passes"] = len(passes)
     return result, lines
 
 
@@ -121,7 +119,7 @@ def prepare(
         return program_of_nothing, ()
     else:
         arguments = entry.arguments
-        if mode != "cuda":
+        if not mode.startswith("cuda"):
             arguments = tuple(word.replace("cuda", "cpu") for word in arguments)
         forget_modules_beside(files / entry.script)
         sys.argv = [str(files / entry.script), *arguments]
@@ -186,16 +184,11 @@ def ended_after(steps: int) -> Iterator[None]:
 
 
 def with_lines(
-    program: Callable[[], None],
-    folders: tuple[str, ...],
-    script: str,
-    lines: Counts,
-    passes: list[None],
+    program: Callable[[], None], folders: tuple[str, ...], script: str, lines: Counts
 ) -> Callable[[], None]:
-    """Return the program with a record of the lines that it executes, and of how often it ran."""
+    """Return the program with a record of the lines that it executes."""
 
     def recorded() -> None:
-        passes.append(None)
         with executed_lines(folders, script) as counts:
             program()
         lines.clear()  # a trace may run the program again: its last run counts
@@ -218,22 +211,34 @@ def run(
     program: Callable[[], None], entry: Entry, mode: str, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Run the program for real or in a trace, and return the figures of the trace."""
-    if mode in ("real", "real twice"):
-        with ExitStack() as stack:
-            if entry.needs_cuda:
-                stack.enter_context(cuda_is_the_cpu())
-            if mode == "real twice":
-                program()
+    where, _, warm = mode.partition(" ")
+    if warm:
+        with on_the_cpu(entry):
+            program()
+    if where == "real":
+        with on_the_cpu(entry):
             program()
         return {}
     import pytest_torchmem
 
-    gpu = {"gpu": GPU} if mode == "cuda" else {}
-    profile = pytest_torchmem.trace(program, device=mode, memory="unlimited", **gpu, **options)
+    gpu = {"gpu": GPU} if where == "cuda" else {}
+    profile = pytest_torchmem.trace(program, device=where, memory="unlimited", **gpu, **options)
     return {
         "peak": profile.peak,
         "warnings": list(profile.warnings),
     }
+
+
+@contextmanager
+def on_the_cpu(entry: Entry) -> Iterator[None]:
+    """Let a program run for real although it may be for a GPU."""
+    arguments = sys.argv
+    sys.argv = [*arguments[:1], *(word.replace("cuda", "cpu") for word in arguments[1:])]
+    try:
+        with cuda_is_the_cpu() if entry.needs_cuda else nullcontext():
+            yield
+    finally:
+        sys.argv = arguments
 
 
 @contextmanager
@@ -288,7 +293,7 @@ def plugin() -> list[str]:
 
 
 def suite(arguments: tuple[str, ...], mode: str) -> dict[str, Any]:
-    """Run a test suite; traced, each of its tests has a budget that it meets."""
+    """Run a test suite: for real, as if a GPU were there, or on the CPU with a budget for all."""
     import pytest
 
     failed: list[tuple[str, BaseException]] = []
@@ -296,9 +301,9 @@ def suite(arguments: tuple[str, ...], mode: str) -> dict[str, Any]:
 
     class Plugin:
         def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-            if not mode.startswith("real"):
-                for item in items:
-                    item.add_marker(pytest.mark.memory_budget(peak="1 TiB", device="cpu"))
+            if mode == "cpu":
+                for module in {item.getparent(pytest.Module) for item in items}:
+                    module.add_marker(pytest.mark.memory_budget(peak="1 TiB", device="cpu"))
 
         @pytest.hookimpl(hookwrapper=True)
         def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
@@ -309,6 +314,7 @@ def suite(arguments: tuple[str, ...], mode: str) -> dict[str, Any]:
                 failed.append((item.nodeid, call.excinfo.value))
 
     common = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-c", os.devnull]
+    common += [f"--torchmem-fake-cuda={GPU}"] if mode == "cuda" else []
     pytest.main([*common, *plugin(), "--rootdir=.", *arguments], plugins=[Plugin()])
     if not failed:
         return {"ended": "ok" if passed else "lost"}

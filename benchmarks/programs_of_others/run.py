@@ -96,6 +96,8 @@ def judge(entry: Entry, settings: Settings) -> list[Verdict]:
             verdicts.append(_verdict(entry, mode, real, Run("lost"), ""))
             continue
         traced, lines = start(entry, mode, files, settings)
+        if entry.suite and mode == "cuda" and traced.ended == "ok":  # without markers, then with
+            traced, _ = start(entry, "cpu", files, settings)
         difference = ""
         if entry.compare and mode != "pytest" and traced.ended == "ok":
             traced, difference = _compared(entry, mode, files, settings, real_lines, traced, lines)
@@ -114,29 +116,36 @@ def _compared(
 ) -> tuple[Run, str]:
     """Return where the traced run parted from the real one, and notes on where it may.
 
-    A program may do other things on a GPU: it errs if it parts on the fake CPU too. A trace may
-    run it again with values, in a process that has been through it: the real run is then the
-    second one of a process, too.
+    A program may do other things on a GPU: it errs if it parts on the fake CPU too.
     """
 
-    def difference(run: Run, found: dict[str, Any]) -> str:
+    def difference(where: str, found: dict[str, Any]) -> str:
         parted = first_difference(_placed(real_lines, files), _placed(found, files))
-        if parted and run.passes > 1:
-            again, again_lines = start(entry, "real twice", files, settings)
-            if again.ended != "ok":
-                return ""
-            parted = first_difference(_placed(again_lines, files), _placed(found, files))
-        return parted
+        return _when_warm(entry, where, files, settings, parted) if parted else ""
 
-    parted = difference(traced, lines)
+    parted = difference(mode, lines)
     if parted and mode == "cuda":
         on_cpu, cpu_lines = start(entry, "cpu", files, settings)
         if on_cpu.ended == "ok":
             note = parted
-            parted = difference(on_cpu, cpu_lines)
+            parted = difference("cpu", cpu_lines)
             if not parted:
                 traced = replace(traced, note=note)
     return traced, parted
+
+
+def _when_warm(entry: Entry, mode: str, files: Path, settings: Settings, parted: str) -> str:
+    """Return where two runs part in processes that have both been through the program for real.
+
+    Some lines run once in a process: they fill a cache, or warn. A trace that runs a program again
+    with values may have been through these before. Where the program cannot be run twice,
+    ``parted`` is returned.
+    """
+    real, real_lines = start(entry, "real warm", files, settings)
+    traced, lines = start(entry, f"{mode} warm", files, settings)
+    if real.ended != "ok" or traced.ended != "ok":
+        return parted
+    return first_difference(_placed(real_lines, files), _placed(lines, files))
 
 
 def _verdict(entry: Entry, mode: str, real: Run, traced: Run, difference: str) -> Verdict:

@@ -14,7 +14,8 @@ import pytest
 
 from pytest_torchmem.checks.check import DeviceCheck
 from pytest_torchmem.checks.defaults import MARKER
-from pytest_torchmem.checks.judge import Context
+from pytest_torchmem.checks.findings import Outcome
+from pytest_torchmem.checks.judge import Context, stored_for
 from pytest_torchmem.checks.request import (
     Budget,
     CheckedTest,
@@ -103,6 +104,9 @@ class Checker:
                 profiles[f"{device}{rank}"] = profile
         # A test may well leave one of the configured devices alone, but not all of them.
         idle_may_pass = not request.devices_named and any(p.peak for p in profiles.values())
+        if self._may_be_idle(request) and all(map(_is_idle, results)):
+            self._leave_out(results)
+            return profiles
         checks = [self._reported(result, idle_may_pass) for result in results]
         for check in checks:
             self._keep(check)
@@ -196,6 +200,27 @@ class Checker:
             why = f"not checked on cpu: already on cuda: {on_cuda}"
             self.not_checked(why, key, "checked on cuda alone, where their fixtures are")
         return replace(request, devices=("cuda",))
+
+    def _may_be_idle(self, request: Request) -> bool:
+        """Whether a test need not allocate anything: its marker is that of a class or module.
+
+        It has to where a snapshot says that it did. On cuda alone the device may be forgotten.
+        """
+        if not self.in_body or "cpu" not in request.devices:
+            return False
+        if any(node is self.item for node, _ in self.item.iter_markers_with_node(MARKER)):
+            return False
+        stored = stored_for(request, self.context)
+        known = stored.entries if stored is not None else ()
+        return not any(key.test == request.test.id for key in known)
+
+    def _leave_out(self, results: list[CheckResult]) -> None:
+        """Record that a test allocates nothing, so that there is nothing to be checked."""
+        notice = "allocated nothing, so nothing was checked"
+        for result in results:
+            found, text = result.unchecked(), message(result)
+            self._keep(Check(self.item.nodeid, self._location(), found, text, notice=notice))
+            notice = ""  # one for all devices
 
     def _reported(self, result: CheckResult, idle_may_pass: bool) -> Check:
         """Return a check with the text of what was found."""
@@ -296,3 +321,8 @@ def _expected_to_fail(item: pytest.Item) -> bool:
     from _pytest.skipping import evaluate_xfail_marks
 
     return evaluate_xfail_marks(item) is not None
+
+
+def _is_idle(result: CheckResult) -> bool:
+    """Whether a check found that nothing was allocated."""
+    return result.outcome is Outcome.NOT_CHECKED and result.figures.get("peak") == 0

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.measurement.cuda import MeasuredProfile
     from pytest_torchmem.measurement.device import Device
     from pytest_torchmem.profile.profile import MemoryProfile
+    from pytest_torchmem.step.program_state import ProgramState
     from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
     from pytest_torchmem.targets.gpus import Gpu
     from pytest_torchmem.targets.world import World
@@ -231,8 +232,14 @@ def _target(
     """Return what is checked; ``real`` gives what to run for real in the place of ``target``."""
     of_step = {key: value for key, value in kwargs.items() if key not in _OF_TRACES}
 
+    states: list[ProgramState | None] = []
+
     def run(device: str, gpu: str | None, world: World | None) -> MemoryProfile:
         __tracebackhide__ = True
+        if states and states[0] is not None:
+            states[0].restore()  # on each device as on the first
+        elif not _is_module(target):
+            states.append(_state_of(target, args, kwargs))
         return _trace(target, *args, **{**checker.trace_options(device, gpu, world), **kwargs})
 
     def run_for_real() -> MeasuredProfile:
@@ -279,6 +286,17 @@ def _target_of_sizes(
     at_first = _target(checker, target, lambda: target, own, {**named, **kwargs})
     of_sizes = _target(checker, build, lambda: build, args, kwargs, sizes)
     return replace(at_first, scale=of_sizes.scale)
+
+
+def _state_of(*reached: Any) -> ProgramState | None:
+    """Return what a function finds before its first trace, ``None`` where torch is missing."""
+    try:
+        from pytest_torchmem.step.program_state import ProgramState
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return None
+    return ProgramState(*reached)
 
 
 def _is_module(target: Any) -> bool:

@@ -30,6 +30,7 @@ from pytest_torchmem.profile.profile import MemoryProfile, figures_of
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.global_state import process_kept, thread_kept
+from pytest_torchmem.step.program_state import ProgramState, optimizers_kept
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.device_index import NOT_LINKED
@@ -126,9 +127,13 @@ def trace(
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
     check_torch()
+    again = len(passes) > 1 and not isinstance(target, nn.Module)
+    state = ProgramState(target, args, kwargs) if again else None
     for one in passes[:-1]:
         with suppress(ValuesNeeded):
             return _trace(machine, limit, target, args, kwargs, step, one)
+        if state is not None:
+            state.restore()
     return _trace(machine, limit, target, args, kwargs, step, passes[-1])
 
 
@@ -188,6 +193,7 @@ def _trace(
         if beside_others:
             stack.enter_context(own_generators(interceptor.threads.on_thread))
         stack.enter_context(world_entered(machine.world, interceptor.threads.on_thread))
+        stack.enter_context(optimizers_kept(interceptor.threads.on_thread))
         stack.callback(give_survivors_data, ledger)
         stack.callback(interceptor.parts.conversion.return_borrowed)
         stack.enter_context(thread_kept())

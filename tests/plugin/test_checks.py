@@ -178,6 +178,26 @@ def test_a_body_that_leaves_a_named_device_alone_was_not_checked(project):
     result.stdout.fnmatch_lines(["*cuda (a100-80gb) *not checked"])
 
 
+def test_of_a_marked_module_some_tests_may_allocate_nothing(project):
+    test = (
+        "from model import *\n{}\n"
+        "def test_it():\n    make()(inputs()).sum().backward()\n"
+        "def test_names():\n    assert make.__name__ == 'make'\n"
+    )
+    project.write(test_net=test.format("pytestmark = pytest.mark.memory_budget('1 GiB')"))
+    result = project.run()
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(
+        ["*1 test allocated nothing, so nothing was checked: *::test_names*"]
+    )
+    # On the GPU alone, the model may have been forgotten on the host.
+    marker = "pytestmark = pytest.mark.memory_budget('1 GiB', device='cuda')"
+    project.write(test_net=test.format(marker))
+    result = project.run()
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*not checked: nothing was allocated on cuda*"])
+
+
 def test_a_marked_test_that_never_checks_is_not_green(project):
     project.write(
         test_net="import pytest\n@pytest.mark.memory_budget('1 GiB')\n"
