@@ -1,4 +1,4 @@
-"""Triton kernels: a launch takes nothing, and leaves what the kernel writes unknown."""
+"""Triton kernels: a launch takes nothing; what the kernel writes is computed, or unknown."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.fake_cuda.launches.triton_values import computed
 from pytest_torchmem.fake_cuda.launches.triton_writes import written_arguments
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import replaced_all
@@ -82,10 +83,7 @@ def _launches_of(kernels: Any, trace: TraceContext) -> Iterator[None]:
 def launch(
     trace: TraceContext, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Any
 ) -> None:
-    """Forget the values of what a kernel writes.
-
-    This is where a kernel could be computed, from the contents of its tensors and the grid.
-    """
+    """Compute what a kernel writes, or forget what was there."""
     __tracebackhide__ = True
     given = _bound(kernel, args, kwargs)
     sizes = grid(given) if callable(grid) else grid
@@ -94,6 +92,8 @@ def launch(
     for position, (name, value) in enumerate(given.items()):
         for tensor in _tensors(value):
             _check_device(kernel, position, name, tensor)
+    if computed(trace, kernel, given, sizes):
+        return
     written = written_arguments(kernel)
     trace.values.forget(
         [

@@ -229,6 +229,31 @@ class KnownValues(Answers):
         with torch.no_grad():
             values[0].add_(values[1])
 
+    def compute_launch(
+        self,
+        kernel: str,
+        tensors: list[Tensor],
+        operations: int,
+        run: Callable[[list[Tensor]], object],
+    ) -> bool:
+        """Let ``run`` compute what a launched kernel writes, in the values of its tensors.
+
+        Return False where these are not known, or it takes more operations than there may be.
+        """
+        contents, found = self.contents, self._ledger.records
+        records = [found.get(storage_address(tensor)) for tensor in tensors]
+        known = [record for record in records if record is not None]
+        if self._recordings or len(known) < len(records) or not contents.are_known(known):
+            return False
+        if not self.affords(operations):
+            return False
+        try:
+            run([contents.value(*pair) for pair in zip(known, tensors, strict=True)])
+        except Exception as error:
+            self._note_failure(f"the kernel {kernel}", error)
+            return False
+        return True
+
     def forget(self, tensors: Iterable[Tensor]) -> None:
         """Know nothing any more of the storages of tensors that something else wrote to."""
         for tensor in tensors:
@@ -322,11 +347,14 @@ class KnownValues(Answers):
         except Exception as error:
             if not operator.opaque and not isinstance(error, _NOT_COMPUTED):
                 raise
-            if not self._failed:
-                line = self._attribution.user_line() or "the traced program"
-                what = str(error).partition("\n")[0]
-                self._failed = f"{line}: {operator.name} could not be computed ({what})"
+            self._note_failure(operator.name, error)
             return FAILED
+
+    def _note_failure(self, name: str, error: Exception) -> None:
+        if not self._failed:
+            line = self._attribution.user_line() or "the traced program"
+            what = str(error).partition("\n")[0]
+            self._failed = f"{line}: {name} could not be computed ({what})"
 
     def _compute_small(self, call: Call, plan: Plan) -> Mapping[int, Tensor] | None:
         operator = call.operator

@@ -1,4 +1,4 @@
-"""Launches of triton kernels: nothing is taken, what they write is unknown, hooks run."""
+"""Launches of triton kernels: nothing is taken, what they write is computed, hooks run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tuned(x_ptr, out_ptr, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):  # type: 
     tl.atomic_add(out_ptr + offsets, tl.load(x_ptr + offsets))
 
 
-def test_a_launch_takes_nothing_and_what_it_writes_is_unknown() -> None:
+def test_a_launch_takes_nothing_and_without_values_what_it_writes_is_unknown() -> None:
     def program() -> None:
         x = torch.arange(N, device="cuda")
         out = torch.zeros_like(x)
@@ -60,9 +60,47 @@ def test_a_launch_takes_nothing_and_what_it_writes_is_unknown() -> None:
     profile = trace(program, device="cuda", values="none")
     assert profile.peak == 2 * N * 8 + 8
     assert launched == [256, N * (N - 1) // 2, False]
-    with pytest.raises(UnknownValueError, match="a launched kernel"):
-        trace(program, device="cuda")
     assert "unknown value" in profile.warnings[0]
+
+
+@triton.jit
+def scaled(x, factor):  # type: ignore[no-untyped-def]
+    return x * factor
+
+
+@triton.jit
+def sums(x_ptr, out_ptr, n, factor, SCALE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets, mask=offsets < n, other=0.0)
+    if SCALE:
+        x = scaled(x, factor)
+    tl.atomic_add(out_ptr, tl.sum(x, 0))
+
+
+@pytest.mark.parametrize("values", ["auto", "real"])
+def test_what_a_kernel_writes_is_computed_by_the_interpreter(values: str) -> None:
+    def program() -> None:
+        x = torch.arange(N, device="cuda", dtype=torch.float32)
+        out = torch.zeros(1, device="cuda")
+        sums[(triton.cdiv(N, 64),)](x, out, N, 2.0, SCALE=True, BLOCK=64)
+        assert out.item() == N * (N - 1)
+
+    names = set(sums.fn.__globals__)
+    trace(program, device="cuda", values=values)
+    assert set(sums.fn.__globals__) == names
+    with pytest.raises(RuntimeError, match="outside of the scope of a kernel"):
+        scaled(1, 2)
+
+
+def test_a_kernel_that_reads_beyond_its_tensors_is_not_computed() -> None:
+    def program() -> None:
+        x = torch.ones(N, device="cuda")
+        out = torch.zeros(1, device="cuda")
+        sums[(1,)](x, out, 1 << 20, 2.0, SCALE=False, BLOCK=1 << 20)
+        assert out.item() == N
+
+    with pytest.raises(UnknownValueError, match=r"kernel sums could not be computed .*beyond"):
+        trace(program, device="cuda")
 
 
 def test_a_launch_without_blocks_writes_nothing() -> None:
