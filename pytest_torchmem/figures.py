@@ -46,6 +46,8 @@ JUDGED = tuple(SELECTORS.values())
 MEASURED = tuple(name for name in FIGURES if name.endswith("peak"))
 """The figures that a real GPU gives as well."""
 RESERVED = "reserved_peak"
+RETAINED = "retained"
+END = "end"
 PEAKS = tuple(name for name in MEASURED if name != RESERVED)
 """The figures that are explained by module and operator."""
 PHASE_PEAKS = tuple(name for name in PEAKS if _BY_NAME[name].phase)

@@ -15,7 +15,6 @@ from pytest_torchmem.checks.request import Request, Target
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.snapshots.calibration_store import merged
-from pytest_torchmem.snapshots.explain import peak_contents
 from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import calibration_path
 from pytest_torchmem.targets.world import World
@@ -57,7 +56,6 @@ class DeviceCheck:
             self.context,
             key=self.key,
             profile=profile,
-            contents=peak_contents(profile),
             stored=stored,
             run=self._run_for_real(profile) if profile.peak else None,
             calibration=self._calibration(calibration, profile),

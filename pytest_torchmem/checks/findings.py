@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.growth import Bound
 from pytest_torchmem.checks.limits import Overrun
+from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.snapshots.compare import Change, Comparison
-from pytest_torchmem.snapshots.explain import Growth
 from pytest_torchmem.snapshots.format import Key
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class Changed(Finding):
     """Figures grew or shrank beyond their tolerance, or a phase of the snapshot did not run."""
 
     comparison: Comparison
-    growths: tuple[Growth, ...] = ()
+    diagnosis: Diagnosis | None = None
+    """What grew and why, where a peak did."""
     measured_on: str = ""
     """The real GPU, where it is not the trace that changed."""
 

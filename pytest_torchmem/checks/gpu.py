@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from pytest_torchmem.checks.request import Target
 from pytest_torchmem.errors import DeviceMemoryError, UsageError
 from pytest_torchmem.figures import MEASURED, PEAKS
+from pytest_torchmem.snapshots.alive import contents_of
 from pytest_torchmem.snapshots.compare import Comparison, compare
-from pytest_torchmem.snapshots.explain import peak_contents
 from pytest_torchmem.snapshots.format import Entry, Measured
 from pytest_torchmem.units import format_size
 
@@ -190,7 +190,7 @@ def _apart(
     profile: MemoryProfile, estimate: MemoryProfile
 ) -> tuple[tuple[tuple[int, int], ...], tuple[Allocation, ...]]:
     """Return what is alive at the highest peak on one side only, by its size, largest first."""
-    measured, traced = peak_contents(profile), peak_contents(estimate)
+    measured, traced = contents_of(profile), contents_of(estimate)
     figures = profile.figures()
     both = [name for name in PEAKS if name in measured and name in traced]
     highest = max(both, key=lambda name: figures.get(name, 0), default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,12 +28,14 @@ from pytest_torchmem.checks.result import (
     TraceResult,
 )
 from pytest_torchmem.checks.settings import Settings
+from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
 from pytest_torchmem.errors import SnapshotError, UsageError
+from pytest_torchmem.snapshots.alive import Alive, alive_of, contents_of
 from pytest_torchmem.snapshots.changes import moves, renames
-from pytest_torchmem.snapshots.compare import beyond, compare, with_entry
-from pytest_torchmem.snapshots.explain import explain, grown_peak, what_grew
+from pytest_torchmem.snapshots.compare import Comparison, beyond, compare, with_entry
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import orphans_in, snapshot_path
+from pytest_torchmem.snapshots.profiles import entry_of
 from pytest_torchmem.snapshots.store import StoredSnapshot, read
 
 if TYPE_CHECKING:
@@ -70,7 +73,7 @@ def stored_for(request: Request, context: Context) -> StoredSnapshot | None:
     return stored
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Judge:
     """Judges one check of a test on one device by what there is of it."""
 
@@ -78,14 +81,17 @@ class Judge:
     context: Context
     key: Key
     profile: MemoryProfile
-    contents: dict[str, list[Allocation]]
-    """What was alive at each peak of the trace."""
     stored: StoredSnapshot | None
     run: RealRun | None
     """The same step on a real GPU."""
     calibration: CalibrationResult | None
     scaling: Scaling | None = None
     """The same step at other sizes, where it is bound how it may grow."""
+
+    @cached_property
+    def alive(self) -> Alive:
+        """What was alive at the peaks of the trace."""
+        return alive_of(self.profile)
 
     def judge(self) -> CheckResult:
         """Return the result."""
@@ -126,10 +132,17 @@ class Judge:
             return SnapshotResult(file, now)
         comparison = compare(before, now, self._levels(before))
         comparison = self.request.test.on_comparison(before, now, comparison)
-        grown = grown_peak(comparison)
-        contents = self.contents.get(grown, ())
-        growths = what_grew(grown, before.explained.get(grown), contents) if grown else []
-        return SnapshotResult(file, now, comparison, before, tuple(growths))
+        return SnapshotResult(
+            file, now, comparison, before, self._diagnose(before, now, comparison)
+        )
+
+    def _diagnose(self, before: Entry, now: Entry, comparison: Comparison) -> Diagnosis | None:
+        """Return what grew and why, ``None`` where nothing did."""
+        moment = grown_moment(comparison)
+        if not moment:
+            return None
+        seen = dict(self.profile.broadcasts)
+        return diagnose(before, now, moment, self.alive, seen)
 
     def _entry(self, trace: TraceResult) -> Entry:
         """Return what the snapshot would hold now."""
@@ -141,14 +154,8 @@ class Judge:
             )
         if self.context.settings.split_by_torch:
             key = replace(key, torch_series=".".join(trace.torch.split(".")[:2]))
-        return Entry(
-            key,
-            trace.torch,
-            trace.workload,
-            trace.figures,
-            explain(self.contents),
-            measured=self.run.entry if self.run is not None else {},
-        )
+        measured = self.run.entry if self.run is not None else {}
+        return entry_of(key, profile, self.alive, measured)
 
     def _against_snapshot(self, snapshot: SnapshotResult) -> list[Finding]:
         before, now, comparison = snapshot.before, snapshot.entry, snapshot.comparison
@@ -163,8 +170,8 @@ class Judge:
             above = self._above_cap(snapshot)
             return [above or Finding(outcome=Outcome.UPDATED, fails=False)]
         if comparison.grew:
-            growths = snapshot.growths
-            return [Changed(outcome=Outcome.GREW, comparison=comparison, growths=growths)]
+            why = snapshot.diagnosis
+            return [Changed(outcome=Outcome.GREW, comparison=comparison, diagnosis=why)]
         if comparison.shrank:
             strict = self.context.settings.strict
             return [Changed(outcome=Outcome.SHRANK, fails=strict, comparison=comparison)]
@@ -207,7 +214,7 @@ class Judge:
     def _against_limits(self, limits: tuple[Limit, ...]) -> list[Finding]:
         over = overruns(limits, self.profile.figures())
         if over:
-            return [_over_budget(over, self.contents)]
+            return [_over_budget(over, contents_of(self.profile))]
         measured = self.run.measurement if self.run is not None else None
         # A limit is for the bytes of one GPU; another one's say nothing about it.
         if measured is not None and measured.figures and measured.gpu == self.key.gpu:

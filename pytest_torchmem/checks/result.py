@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pytest_torchmem.checks.calibrations import CalibrationResult
 from pytest_torchmem.checks.findings import Finding, Outcome
 from pytest_torchmem.checks.gpu import Measurement
+from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.snapshots.compare import Change, Comparison
-from pytest_torchmem.snapshots.explain import Growth
 from pytest_torchmem.snapshots.format import Entry, Key
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class SnapshotResult:
     """``None`` where the snapshot had no entry."""
     before: Entry | None = None
     """The snapshot's entry."""
-    growths: tuple[Growth, ...] = ()
-    """The modules and operators that grew, with their source lines."""
+    diagnosis: Diagnosis | None = None
+    """What grew and why, where a figure grew beyond its tolerance."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from pytest_torchmem.interception.facts import FactCollector, Mode
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.torch_private.autograd import current_graph_task, current_node, sequence_number
 from pytest_torchmem.torch_private.modes import not_jit_tracing
@@ -47,11 +48,14 @@ class _Place(NamedTuple):
 _NOWHERE = _Place("", "")
 
 
+_Call = tuple[str, int, nn.Module, Mode]
+
+
 class _Modules(threading.local):
-    """The calls of modules that a thread is in: path, the engine's task, and module."""
+    """The calls of modules that a thread is in: path, the engine's task, module, and its mode."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, int, nn.Module]] = []
+        self.calls: list[_Call] = []
 
 
 class _Places:
@@ -78,7 +82,8 @@ class Attribution:
     def __init__(self) -> None:
         self._modules = _Modules()
         self._paths: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
-        self._origins: dict[tuple[Phase, str, str, str], Origin] = {}
+        self._origins: dict[tuple[Phase, str, str, str, bool], Origin] = {}
+        self.facts = FactCollector()
         self._codes: dict[CodeType, int] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}
         self._places = _Places()
@@ -100,7 +105,7 @@ class Attribution:
 
     def origin(self, phase: Phase, operator: str, frame: FrameType | None) -> Origin:
         """Return the origin of an operator issued now from ``frame``."""
-        modules = self._modules.calls
+        modules, recomputed = self._modules.calls, False
         if current_graph_task() == -1:
             place = self._forward_place(modules, frame)
             number, made = sequence_number(), self._places
@@ -109,14 +114,16 @@ class Attribution:
                 made.numbers.append(number)
                 made.places.append(place)
         elif modules and modules[-1][1] == current_graph_task():
-            place = self._forward_place(modules, frame)  # a checkpoint computes its forward again
+            place, recomputed = self._forward_place(modules, frame), True  # by a checkpoint
             self.node_number = sequence_number()
         else:
             place = self._backward_place()
-        key = (phase, place.module, operator, place.line)
+        key = (phase, place.module, operator, place.line, recomputed)
         origin = self._origins.get(key)
         if origin is None:
             origin = self._origins[key] = Origin(*key)
+        calls = self.facts.calls
+        calls[origin] = calls.get(origin, 0) + 1
         return origin
 
     def cut(self) -> None:
@@ -126,6 +133,7 @@ class Attribution:
             places.numbers.clear()
             places.places.clear()
         self._paths.clear()
+        self.facts = FactCollector()
 
     def user_line(self) -> str:
         """Return the innermost line outside of torch and of this package, or ""."""
@@ -145,6 +153,10 @@ class Attribution:
     def note_compiled(self) -> None:
         """Take note that what ``torch.compile`` wraps is called now."""
         self.compiled.setdefault(self.user_line())
+
+    def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take note of an optimizer that begins a step."""
+        self.facts.optimizer(optimizer)
 
     @staticmethod
     def asked_from(filename: str) -> bool:
@@ -170,7 +182,9 @@ class Attribution:
             if stack and stack[-1][2] is self:  # a subclass's ``__call__`` that calls ours
                 return original(self, *args, **kwargs)
             task = attribution._begin_call(self, args, kwargs)
-            stack.append((attribution._path(stack, self), task, self))
+            path = attribution._path(stack, self)
+            mode = attribution.facts.called(path, self, task, stack[-1][3] if stack else None)
+            stack.append((path, task, self, mode))
             try:
                 return original(self, *args, **kwargs)
             finally:
@@ -202,13 +216,12 @@ class Attribution:
                 self.on_outermost_call(module, args, kwargs)
         return task
 
-    def _path(self, calls: list[tuple[str, int, nn.Module]], module: nn.Module) -> str:
+    def _path(self, calls: list[_Call], module: nn.Module) -> str:
         if not calls:
             self.outermost_calls += 1
-            root, name = module, type(module).__name__
+            root, name = module, self._path_before(module)
         else:
-            root = calls[0][2]
-            name = type(root).__name__
+            name, _, root, _ = calls[0]
         known = self._paths.get(id(root))
         if known is None or known[0]() is not root:
             names = {id(child): path for path, child in root.named_modules()}
@@ -218,9 +231,18 @@ class Attribution:
             return f"{calls[-1][0]}.{type(module).__name__}"
         return f"{name}.{path}" if path else name
 
-    def _forward_place(
-        self, calls: list[tuple[str, int, nn.Module]], frame: FrameType | None
-    ) -> _Place:
+    def _path_before(self, module: nn.Module) -> str:
+        """Return the path of a module that no other calls; a checkpoint calls one by itself."""
+        name = type(module).__name__
+        if current_graph_task() == -1:
+            return name
+        for reference, names in self._paths.values():
+            root, path = reference(), names.get(id(module))
+            if path and root is not None:
+                return f"{type(root).__name__}.{path}"
+        return name
+
+    def _forward_place(self, calls: list[_Call], frame: FrameType | None) -> _Place:
         return _Place(calls[-1][0] if calls else "", self._line(frame))
 
     def _places_of_new_thread(self) -> _Places:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pytest_torchmem.interception.facts import FactCollector
 from pytest_torchmem.interception.ledger import AllocationEntry, Ledger
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import tensors_in
@@ -48,8 +49,9 @@ class Program:
     order does not count: that is for the figures to show.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, facts: FactCollector) -> None:
         self._ledger = ledger
+        self._facts = facts
         self._calls: set[str] = set()
         # Weak: a module that the program lets go of has to go.
         self._parameters: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
@@ -62,6 +64,11 @@ class Program:
         if known is None or known[0]() is not module:
             known = weakref.ref(module), self._name_tensors(module)
             self._parameters[id(module)] = known
+            self._facts.model(module)
+        own = type(module).__name__
+        self._facts.given(f"input of {own}", tensors_in(args))
+        for name in kwargs:
+            self._facts.given(f"{name} of {own}", tensors_in(kwargs[name]))
         given = list(_geometries(args))
         given += [
             f"{name} {found}" for name in sorted(kwargs) for found in _geometries(kwargs[name])

@@ -25,7 +25,7 @@ from pytest_torchmem.interception.materialize import grow, make_hollow, make_out
 from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.placement import check_generator
-from pytest_torchmem.interception.plan import Output, Plan, Same
+from pytest_torchmem.interception.plan import Output, Plan, Same, broadcast_of
 from pytest_torchmem.interception.plans import Plans, find_plan, geometry_of, with_types
 from pytest_torchmem.interception.staging import stage, staged_pairs
 from pytest_torchmem.interception.values.data_dependent import (
@@ -178,6 +178,9 @@ class Kernels:
             where = device.device.type
             plan.workspace = workspace_of(self._target, where, spec, result, given, call.kwargs)
             plan.work = CallWork(spec, args, call.kwargs, result)
+            plan.broadcast = broadcast_of(spec.overload, tensors, plan)
+        if plan.broadcast:
+            parts.attribution.facts.broadcasts.setdefault(origin, plan.broadcast)
         wrapped: tuple[int, ...] = ()
         if numbers and frame.f_code is not ENGINE_CODE:  # what the engine issues, a node has saved
             wrapped = parts.numbers.book(args, numbers, device, origin)

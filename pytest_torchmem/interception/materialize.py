@@ -127,7 +127,8 @@ def make_hollow(
     if memory is None:
         memory = memory_for(output.dtype, nbytes, origin.operator)
     storage = hollow_storage(nbytes, memory)
-    kind, shape, dtype = _KIND_OF_PHASE[origin.phase], output.shape, output.dtype
+    kind = Kind.ACTIVATION if origin.recomputed else _KIND_OF_PHASE[origin.phase]
+    shape, dtype = output.shape, output.dtype
     entry = AllocationEntry(nbytes, kind, origin, shape, dtype, "", confidence)
     ledger.book(storage, entry, device, memory=memory)
     return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -101,6 +102,8 @@ class Plan:
     """Slots that are made on the host, wherever the others are."""
     work: CallWork | None = None
     """What the kernel has to do."""
+    broadcast: str = ""
+    """The inputs' shapes, where a pointwise operator makes more elements than any of them has."""
 
     def resize(self, position: int, nbytes: int | None) -> None:
         """Give the flat output at ``position`` the size that a library decides on.
@@ -198,6 +201,31 @@ def plan_pointwise(tensors: list[Tensor]) -> Plan | None:
             return None
     nbytes = first.numel() * first.element_size()
     return Plan((nbytes,), Output(0, dtype, tuple(shape), stride, 0))
+
+
+def broadcast_of(operator: OpOverload, tensors: list[Tensor], plan: Plan) -> str:
+    """Return which shapes were broadcast to more elements than any of them has, and to which.
+
+    Losses get their arguments expanded (``broadcast_tensors`` in torch.nn.functional), and count
+    with the elements that they have in memory.
+    """
+    if len(tensors) < 2 or type(plan.outputs) not in (Output, Same):
+        return ""
+    whole = 0
+    if type(plan.outputs) is Output and torch.Tag.pointwise in operator.tags:
+        whole = prod(plan.outputs.shape)
+    elif all(tensor.shape == tensors[0].shape for tensor in tensors):
+        whole = tensors[0].numel()
+    own = [_without_expansion(tensor) for tensor in tensors]
+    if whole < 2 or any(prod(shape) >= whole for shape in own):
+        return ""
+    made = torch.broadcast_shapes(*own)
+    return f"{' with '.join(f'{list(shape)}' for shape in own)} made {list(made)}"
+
+
+def _without_expansion(tensor: Tensor) -> tuple[int, ...]:
+    dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+    return tuple(1 if stride == 0 else size for size, stride in dimensions)
 
 
 def plan_on_meta(

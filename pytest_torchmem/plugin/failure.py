@@ -25,7 +25,9 @@ class MemoryCheckFailed(AssertionError, pytest.fail.Exception):  # type: ignore[
 
 
 def shorten(report: pytest.TestReport, error: BaseException) -> None:
-    """Let pytest's short summary and JUnit's message show only the headline of a failed check.
+    """Let pytest's short summary and JUnit's message be the headline of a failed check.
+
+    It begins with the number: the summary cuts lines at the terminal's width.
 
     pytest prints all of ``reprcrash.message`` there in CI and with ``-vv``
     (``_get_line_with_reprcrash_message`` in ``_pytest/terminal.py``), and all of the message once
@@ -33,4 +35,4 @@ def shorten(report: pytest.TestReport, error: BaseException) -> None:
     """
     crash = getattr(report.longrepr, "reprcrash", None)
     if isinstance(error, MemoryCheckFailed) and crash is not None:
-        crash.message = f"{type(error).__name__}: {error.headline}"
+        crash.message = error.headline

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchmem.allocator.recorded import Peaks
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import FIGURES
+from pytest_torchmem.profile.facts import Facts
 from pytest_torchmem.profile.formats.memory_snapshot import memory_snapshot
 from pytest_torchmem.profile.formats.saved import plain_timeline, read_timeline
 from pytest_torchmem.profile.formats.table import allocations_csv
@@ -30,6 +31,7 @@ from pytest_torchmem.profile.timeline import (
     Allocation,
     Confidence,
     Kind,
+    Origin,
     Phase,
     Timeline,
     totals_by,
@@ -80,6 +82,10 @@ class MemoryProfile:
     """What cuDNN was asked, and what it told; those without an answer included."""
     questions: tuple[WorkspaceKey, ...] = field(default=(), repr=False)
     """The workspaces of the step that a calibration can measure."""
+    facts: Facts = field(default_factory=dict, repr=False)
+    """What the step was run with: text by topic and name."""
+    broadcasts: tuple[tuple[Origin, str], ...] = field(default=(), repr=False)
+    """Where operators made more elements than any input has, and the inputs' shapes."""
     timeline: Timeline = field(default=Timeline(), repr=False)
     calls: tuple[OperatorCall, ...] | None = field(default=None, repr=False, compare=False)
     """The operators that ran, in order; ``None`` for a measurement."""

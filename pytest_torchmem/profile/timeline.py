@@ -55,6 +55,8 @@ class Origin:
     module: str = ""
     operator: str = ""
     line: str = ""
+    recomputed: bool = False
+    """Whether a checkpoint computes its forward again in a backward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem import __version__
 from pytest_torchmem.checks.findings import Outcome
+from pytest_torchmem.snapshots.alive_format import alive_to_plain
 
 if TYPE_CHECKING:
     from pytest_torchmem.checks.gpu import Measurement
     from pytest_torchmem.checks.result import CheckResult
+    from pytest_torchmem.diagnosis.causes import Cause
+    from pytest_torchmem.diagnosis.difference import Row
     from pytest_torchmem.reports.summary import Check, Summary
     from pytest_torchmem.snapshots.compare import Change
-    from pytest_torchmem.snapshots.explain import Growth
 
 KIND = "pytest-torchmem report"
-SCHEMA = 1
+SCHEMA = 2
+"""2: what grew is rows and causes; with what was alive."""
 
 
 def build(summary: Summary) -> dict[str, Any]:
@@ -64,7 +67,8 @@ def _check(check: Check) -> dict[str, Any]:
         "headroom": trace.headroom,
         "snapshot": _snapshot(result),
         "measurement": _measurement(result.measurement),
-        "grew": [asdict(growth) for growth in _growths(result)],
+        "growth": _growth(result),
+        **_recorded(result),
         "workspaces": dict(trace.workspaces),
         "calibrated_workspaces": list(trace.calibrated_workspaces),
         "library_workspaces": list(trace.library_workspaces),
@@ -78,9 +82,57 @@ def _check(check: Check) -> dict[str, Any]:
     }
 
 
-def _growths(result: CheckResult) -> Iterable[Growth]:
-    snapshot = result.snapshot
-    return snapshot.growths if snapshot is not None and result.outcome is Outcome.GREW else ()
+def _growth(result: CheckResult) -> dict[str, Any] | None:
+    """Return what grew and why, ``None`` where nothing did."""
+    diagnosis = result.snapshot.diagnosis if result.snapshot is not None else None
+    if diagnosis is None or result.outcome is not Outcome.GREW:
+        return None
+    found = diagnosis.difference
+    return {
+        "moment": found.moment,
+        "before": found.before,
+        "now": found.now,
+        "causes": [plain_cause(cause) for cause in diagnosis.causes],
+        "rows": [plain_row(row) for row in found.rows],
+        "rest": found.rest,
+        "recorded": found.recorded,
+    }
+
+
+def _recorded(result: CheckResult) -> dict[str, Any]:
+    """Return what a snapshot would keep of what was alive, and of what the step was run with."""
+    entry = result.snapshot.entry if result.snapshot is not None else None
+    alive = entry.alive if entry is not None else None
+    facts = entry.facts if entry is not None else {}
+    return {
+        "alive": alive_to_plain(alive) if alive is not None else None,
+        "facts": {topic: dict(known) for topic, known in facts.items()},
+    }
+
+
+def plain_cause(cause: Cause) -> dict[str, Any]:
+    """Return a cause of builtin types."""
+    row = plain_row(cause.row) if cause.row is not None else None
+    return {"rule": cause.rule, "text": cause.text, "bytes": cause.nbytes, "row": row}
+
+
+def plain_row(row: Row) -> dict[str, Any]:
+    """Return a row of a difference of builtin types; a side that is missing is null."""
+    sides = {"before": (row.before, row.count_before), "now": (row.now, row.count_now)}
+    plain = {
+        name: None
+        if what is None
+        else {
+            "count": count,
+            "bytes": what.nbytes,
+            "kind": what.role,
+            "operator": what.source,
+            "tensor": what.tensor,
+            "line": what.line,
+        }
+        for name, (what, count) in sides.items()
+    }
+    return {"change": row.change, "module": row.module, **plain}
 
 
 def _snapshot(result: CheckResult) -> dict[str, Any] | None:

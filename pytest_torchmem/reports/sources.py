@@ -12,6 +12,7 @@ from typing import Any
 from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.reports.json_report import KIND, SCHEMA
+from pytest_torchmem.snapshots.alive_format import read_alive, read_facts
 from pytest_torchmem.snapshots.format import Entry, Key, load
 from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_snapshot
 from pytest_torchmem.snapshots.store import read
@@ -78,7 +79,7 @@ def _entries(path: Path) -> Mapping[Key, Entry]:
 
 
 def _report(name: str, data: dict[str, Any]) -> Source:
-    if data.get("schema") != SCHEMA:
+    if data.get("schema") not in range(1, SCHEMA + 1):
         raise UsageError(
             f"{name} is a report of schema {data.get('schema')!r}, and this pytest-torchmem reads "
             f"schema {SCHEMA}"
@@ -91,11 +92,18 @@ def _report(name: str, data: dict[str, Any]) -> Source:
             key = Key(**{name: check[name] for name in names}, **world)
             where = (check["nodeid"].removesuffix(f"::{key.test}"), key)
             if check["outcome"] != Outcome.NOT_CHECKED.value:
-                entry = Entry(key, check["torch"], check["workload"], dict(check["figures"]))
+                entry = Entry(
+                    key,
+                    check["torch"],
+                    check["workload"],
+                    dict(check["figures"]),
+                    alive=read_alive(alive, "alive") if (alive := check.get("alive")) else None,
+                    facts=read_facts(check.get("facts", {}), "facts"),
+                )
                 source.entries[where] = entry
             elif check["failed"] or not check["test_passed"]:
                 source.unchecked[where] = check["message"].partition("\n")[0] or check["outcome"]
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, SnapshotError) as error:
         raise UsageError(f"{name} is not a complete report: {error!r} in its checks") from None
     return source
 

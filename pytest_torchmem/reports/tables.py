@@ -15,26 +15,22 @@ if TYPE_CHECKING:
 _LARGEST = 5
 _SIZES = ("snapshot", "now", "change", "allowed", "traced", "measured", "difference")
 """The headers of columns that stand on the right."""
-_MARKS = {
-    Verdict.GREW: "too much",
-    Verdict.SHRANK: "less",
-    Verdict.NOT_RUN: "did not run",
-    Verdict.NEW: "new",
-}
+_MARKS = {Verdict.GREW: "▲", Verdict.SHRANK: "▼", Verdict.NOT_RUN: "?", Verdict.NEW: "+"}
+"""What stands before a figure that grew or shrank beyond its tolerance, or has no other side."""
 
 
 def comparison_table(comparison: Comparison) -> str:
     """Return every figure of a comparison, with those marked that are beyond their tolerance."""
     rows = [
         (
+            _MARKS.get(change.verdict, ""),
             label(change.figure),
             *format_step(change.before, change.now),
             f"±{format_size(change.allowed)}" if change.rule else "",
-            _MARKS.get(change.verdict, ""),
         )
         for change in comparison.changes
     ]
-    return table(rows, ("", "snapshot", "now", "change", "allowed", ""))
+    return table(rows, ("", "", "snapshot", "now", "change", "allowed"))
 
 
 def allocation_table(allocations: Sequence[Allocation]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.checks.findings import (
@@ -18,7 +19,11 @@ from pytest_torchmem.checks.findings import (
 )
 from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.growth import word_of
-from pytest_torchmem.figures import MEASURED, phase_of, title
+from pytest_torchmem.diagnosis.diagnose import Diagnosis
+from pytest_torchmem.diagnosis.difference import MomentDifference
+from pytest_torchmem.figures import MEASURED, label, phase_of, title
+from pytest_torchmem.reports import growth
+from pytest_torchmem.reports.layout import joined, wrapped
 from pytest_torchmem.reports.tables import allocation_table, comparison_table, table
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, main_change
 from pytest_torchmem.units import format_change, format_percent, format_size, format_step
@@ -28,7 +33,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.checks.result import CheckResult, TraceResult
     from pytest_torchmem.profile.timeline import Allocation
     from pytest_torchmem.reports.summary import Check
-    from pytest_torchmem.snapshots.explain import Growth
     from pytest_torchmem.snapshots.format import Key
 
 _MOST_SIZES = 5
@@ -37,14 +41,42 @@ Parts = list[str]
 """A headline, and the sections below it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is said of one finding: at first in short, and the tables that come last."""
+
+    parts: Parts
+    details: Parts = field(default_factory=list)
+    headline: str = ""
+    cause: tuple[str, str] | None = None
+    """Why and where, for what grew."""
+    size: str = ""
+    """By how much, and on which device."""
+
+    def again(self, first: Told) -> Parts:
+        """Return what is left to say where ``first`` has been told."""
+        if self.cause is None:
+            return self.parts
+        if self.cause == first.cause:
+            return [f"{self.size}: for the same reason"]
+        return self.parts[:1]
+
+
 def message(result: CheckResult) -> str:
     """Return what was found, "" for a check that found nothing to say."""
-    where, parts = where_of(result.key), []
-    for found in result.findings:
-        text = _TEXTS.get(found.outcome if type(found) is Finding else type(found))
-        if text is not None:
-            parts.append(f"{where}: " + "\n\n".join(text(found, result)))
-    return "\n\n".join(parts)
+    told = [one for found in result.findings if (one := _told(found, result)) is not None]
+    return "\n\n".join(part for one in told for part in (*one.parts, *one.details))
+
+
+def _told(found: Finding, result: CheckResult) -> Told | None:
+    text = _TEXTS.get(found.outcome if type(found) is Finding else type(found))
+    if text is None:
+        return None
+    told = text(found, result)
+    if isinstance(told, Told):
+        return told
+    first, *others = told
+    return Told([f"{where_of(result.key)}: {first}", *others])
 
 
 def advice(result: CheckResult, command: str) -> str:
@@ -60,19 +92,50 @@ def where_of(key: Key) -> str:
 
 
 def together(failures: Sequence[Check]) -> str:
-    """Return one message for all devices of a check; what is the same for several comes once."""
-    said = _by_text(failures, lambda check: check.message)
-    messages = [f"{', '.join(where)}: {text}".split("\n\n") for text, where in said.items()]
-    shared = [part for part in messages[0] if all(part in message for message in messages)]
-    parts = [part for message in messages for part in message if part not in shared]
-    parts += [*shared, *dict.fromkeys(check.advice for check in failures if check.advice)]
-    return "\n\n".join(parts)
+    """Return one message for all devices of a check, the worst first; what is the same for several
+    comes once.
+    """
+    told = [one for check in _worst_first(failures) for one in _all_told(check)]
+    parts, details = told[0].parts[:], [part for one in told for part in one.details]
+    for one in told[1:]:
+        parts += one.again(told[0]) if told[0].cause else one.parts
+    parts = _merged(told) if not any(one.cause for one in told) else parts
+    what_to_do = dict.fromkeys(check.advice for check in failures if check.advice)
+    return "\n\n".join([*dict.fromkeys(parts), *what_to_do, *details])
 
 
 def headlines(failures: Sequence[Check]) -> str:
     """Return the first lines of the messages of all devices of a check as one line."""
+    told = [one for check in _worst_first(failures) for one in _all_told(check)[:1]]
+    if any(one.cause for one in told):
+        return "; ".join(dict.fromkeys(one.headline for one in told))
     said = _by_text(failures, lambda check: check.message.partition("\n")[0])
     return "; ".join(f"{', '.join(where)}: {first}" for first, where in said.items())
+
+
+def _all_told(check: Check) -> list[Told]:
+    found = (_told(finding, check.result) for finding in check.result.findings)
+    return [one for one in found if one is not None]
+
+
+def _worst_first(failures: Sequence[Check]) -> list[Check]:
+    def grown(check: Check) -> int:
+        broken = [c for c in check.result.changes if c.verdict is Verdict.GREW]
+        main = main_change(broken)
+        return (main.now or 0) - (main.before or 0) if main is not None else 0
+
+    return sorted(failures, key=lambda check: -grown(check))
+
+
+def _merged(told: Sequence[Told]) -> list[str]:
+    """Return the parts of several devices' messages, those that say the same once."""
+    said: dict[str, list[str]] = {}
+    for one in told:
+        where, _, text = "\n\n".join(one.parts).partition(": ")
+        said.setdefault(text, []).append(where)
+    messages = [f"{', '.join(where)}: {text}".split("\n\n") for text, where in said.items()]
+    shared = [part for part in messages[0] if all(part in message for message in messages)]
+    return [part for message in messages for part in message if part not in shared] + shared
 
 
 def _by_text(checks: Sequence[Check], text: Callable[[Check], str]) -> dict[str, list[str]]:
@@ -83,25 +146,57 @@ def _by_text(checks: Sequence[Check], text: Callable[[Check], str]) -> dict[str,
     return said
 
 
-def _changed(found: Changed, result: CheckResult) -> Parts:
+def _changed(found: Changed, result: CheckResult) -> Parts | Told:
     comparison, on = found.comparison, found.measured_on
+    if found.outcome is Outcome.GREW and comparison.having(Verdict.GREW):
+        return _grew(found, result)
     verb = "shrank" if found.outcome is Outcome.SHRANK else "grew"
     worst = comparison.having(Verdict.SHRANK if verb == "shrank" else Verdict.GREW)
     missing = comparison.having(Verdict.NOT_RUN) if verb == "grew" else ()
     measured = f" measured on {on}" if on else ""
-    parts = [
-        _never_ran(f"the snapshot has {_one(title(change.figure))}{measured}", change.figure)
-        for change in missing
-    ]
+    parts = _not_run(missing, measured)
     if worst:
         parts.insert(0, f"{f'measured on {on}, ' if on else ''}{_step(worst, verb)}")
     parts.insert(1, comparison_table(comparison))
-    parts += _growths(found.growths)
-    rules = {change.rule for change in worst}
-    if len(rules) > 1 and verb == "grew":
-        lines = (f"  {title(change.figure)}: {change.rule}" for change in worst)
-        parts.append("Exceeded tolerances\n" + "\n".join(lines))
-    return [*parts, *_circumstances(comparison, result.trace)]
+    return [*parts, *_tolerances(worst, verb), *_circumstances(comparison, result.trace)]
+
+
+def _grew(found: Changed, result: CheckResult) -> Told:
+    """Return the message of a growth: the number and the cause, the place, what changed."""
+    comparison, where = found.comparison, where_of(result.key)
+    diagnosis = found.diagnosis or Diagnosis(MomentDifference("", 0, 0))
+    worst = comparison.having(Verdict.GREW)
+    moment = diagnosis.difference.moment
+    change = next((c for c in worst if c.figure == moment), None) or main_change(worst)
+    assert change is not None
+    size = f"{format_change(change.before, change.now)} {label(change.figure)}, {where}"
+    why, place = growth.why(diagnosis), growth.place(diagnosis)
+    headline = joined(size, why, separator=": ")
+    circumstances = [wrapped(text) for text in _circumstances(comparison, result.trace, diagnosis)]
+    also = [*growth.others(diagnosis.causes[1:3])]
+    missing = _not_run(comparison.having(Verdict.NOT_RUN), "")
+    most = growth.MOST_ROWS - min(len(also) + len(circumstances), 2)
+    parts = ["\n".join(filter(None, (wrapped(headline), wrapped(place)))), *also]
+    parts += [growth.section(diagnosis, most), *missing, *circumstances]
+    details = [f"{where}\n{comparison_table(comparison)}", *_tolerances(worst, "grew")]
+    return Told([*filter(None, parts)], details, headline, (why, place), size)
+
+
+def _not_run(missing: Sequence[Change], measured: str) -> Parts:
+    return [
+        _never_ran(f"the snapshot has {_one(title(change.figure))}{measured}", change.figure)
+        for change in missing
+    ]
+
+
+def _tolerances(worst: Sequence[Change], verb: str) -> Parts:
+    by_rule: dict[str, list[str]] = {}
+    for change in worst if verb == "grew" else ():
+        by_rule.setdefault(change.rule, []).append(label(change.figure))
+    if not by_rule:
+        return []
+    lines = (wrapped(f"  {', '.join(names)}: {rule}", "    ") for rule, names in by_rule.items())
+    return ["Exceeded tolerances\n" + "\n".join(lines)]
 
 
 def _above_cap(found: AboveCap, result: CheckResult) -> Parts:
@@ -246,21 +341,15 @@ def _one(noun: str) -> str:
     return noun if noun.startswith("memory") else f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
-def _growths(found: Iterable[Growth]) -> Iterable[str]:
-    by_peak: dict[str, list[tuple[str, ...]]] = {}
-    for growth in found:
-        sizes = (growth.before, growth.now, growth.now - growth.before)
-        before, now, step = map(format_size, sizes)
-        row = (growth.what, growth.name, before, now, f"+{step}", growth.detail, growth.line)
-        by_peak.setdefault(growth.peak, []).append(row)
-    for peak, rows in by_peak.items():
-        headers = ("", "", "snapshot", "now", "change", "mostly", "allocated at")
-        yield f"What grew at the {title(peak)}\n{table(rows, headers)}"
-
-
-def _circumstances(comparison: Comparison, trace: TraceResult) -> Iterable[str]:
+def _circumstances(
+    comparison: Comparison, trace: TraceResult, diagnosis: Diagnosis | None = None
+) -> Iterable[str]:
     """Return what else is different and may be the cause: the workload, torch, cuDNN."""
-    if comparison.workload_changed:
+    inputs = diagnosis.inputs if diagnosis is not None else ()
+    if comparison.workload_changed and inputs:
+        changed = "; ".join(_input(*one) for one in inputs)
+        yield f"The workload differs from the snapshot's: {changed}"
+    elif comparison.workload_changed:
         yield (
             "The workload differs from the snapshot's: the shapes or dtypes of the inputs, or the "
             "sizes of the parameters, have changed"
@@ -277,7 +366,13 @@ def _circumstances(comparison: Comparison, trace: TraceResult) -> Iterable[str]:
         )
 
 
-_TEXTS: Mapping[type[Finding] | Outcome, Callable[[Any, CheckResult], Parts]] = {
+def _input(name: str, before: str, now: str) -> str:
+    if not before or not now:
+        return f"{name} {now or before} is {'new' if now else 'gone'}"
+    return f"{name} {before} → {now}"
+
+
+_TEXTS: Mapping[type[Finding] | Outcome, Callable[[Any, CheckResult], Parts | Told]] = {
     AboveCap: _above_cap,
     Changed: _changed,
     DoesNotFit: _does_not_fit,

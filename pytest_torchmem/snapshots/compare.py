@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pytest_torchmem.figures import FIGURES, JUDGED, PHASE_PEAKS, RESERVED, phase_of
+from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.snapshots.format import Entry
 from pytest_torchmem.snapshots.tolerance import Level, Rule, Tolerance, find_rule, parse_rules
 
@@ -76,7 +77,8 @@ def compare(before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
             if name == "peak" and rule.figure is None:
                 # The overall peak is that of a phase, whose own rule is then meant for it as well.
                 rule = find_rule(levels, device, _highest_phase(now.figures))
-            changes.append(_judge(name, before.figures.get(name), now.figures.get(name), rule))
+            values = before.figures.get(name), now.figures.get(name)
+            changes.append(_judge(name, *values, rule, _of_libraries(before, name)))
     return Comparison(
         changes=tuple(changes),
         workload_changed=before.workload != now.workload
@@ -126,14 +128,28 @@ def _highest_phase(figures: Mapping[str, int]) -> str:
     return max(PHASE_PEAKS, key=lambda name: figures.get(name, -1))
 
 
-def _judge(name: str, before: int | None, now: int | None, rule: Rule) -> Change:
+def _of_libraries(entry: Entry, figure: str) -> int:
+    """Return the bytes of libraries' buffers in a figure: cuBLAS's alone is 8 MiB.
+
+    What a relative tolerance is taken of is the model's own memory.
+    """
+    alive = entry.alive
+    if alive is None or figure == RESERVED:
+        return 0
+    if figure == "peak" and figure not in alive.moments:
+        figure = _highest_phase(entry.figures)
+    groups = (group for group in alive.groups if group.what.role == Role.LIBRARY.value)
+    return sum(group.nbytes(figure) for group in groups)
+
+
+def _judge(name: str, before: int | None, now: int | None, rule: Rule, apart: int) -> Change:
     if now is None:
         return Change(name, before, now, Verdict.NOT_RUN if phase_of(name) else Verdict.SHOWN)
     if before is None:
         return Change(name, before, now, Verdict.NEW)
     if name not in JUDGED:
         return Change(name, before, now, Verdict.SHOWN)
-    allowed = rule.tolerance.allowance(before)
+    allowed = rule.tolerance.allowance(max(before - apart, 0))
     if now == before:
         verdict = Verdict.SAME
     elif abs(now - before) <= allowed:

@@ -13,6 +13,9 @@ from typing import Any
 
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, MEASURED, PEAKS
+from pytest_torchmem.profile.facts import Facts
+from pytest_torchmem.snapshots.alive import Alive
+from pytest_torchmem.snapshots.alive_format import alive_to_plain, read_alive, read_facts
 from pytest_torchmem.snapshots.plain import (
     Contents,
     dump_file,
@@ -24,7 +27,8 @@ from pytest_torchmem.snapshots.plain import (
 )
 from pytest_torchmem.snapshots.tolerance import parse_rules
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: what was alive at each peak, in groups, and what the step was run with."""
 _IDENTITY = ("test", "name", "device", "gpu", "torch_series")
 _WORLD = ("world_size", "rank")
 _TEXTS = ("torch", "workload")
@@ -62,7 +66,10 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The bytes alive at a peak, by module and by operator: the largest, and the rest as one."""
+    """The bytes alive at a peak, by module and by operator: the largest, and the rest as one.
+
+    Entries that schema 1 wrote have these, and keep them until their figures change.
+    """
 
     modules: Mapping[str, int] = field(default_factory=dict)
     operators: Mapping[str, int] = field(default_factory=dict)
@@ -86,6 +93,10 @@ class Entry:
     """A digest of the inputs' geometry and the parameters' bytes; empty where nothing is known."""
     figures: Mapping[str, int]
     explained: Mapping[str, Explanation] = field(default_factory=dict)
+    alive: Alive | None = None
+    """What was alive at the peaks; ``None`` where it was not recorded."""
+    facts: Facts = field(default_factory=dict)
+    """What the step was run with."""
     tolerance: Any = None
     reason: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -107,11 +118,16 @@ class Entry:
 
         Another torch version, or another attribution of the same bytes, is no reason to rewrite an
         entry: a file that changes without a cause is not read any more. Nor is that ``other`` was
-        measured on fewer GPUs.
+        measured on fewer GPUs. That it does not say what was alive is one.
         """
-        return self.same_trace(other) and all(
-            gpu in self.measured and self.measured[gpu].figures == found.figures
-            for gpu, found in other.measured.items()
+        recorded = self.alive is not None or other.alive is None
+        return (
+            recorded
+            and self.same_trace(other)
+            and all(
+                gpu in self.measured and self.measured[gpu].figures == found.figures
+                for gpu, found in other.measured.items()
+            )
         )
 
     def to_plain(self) -> dict[str, Any]:
@@ -131,6 +147,10 @@ class Entry:
                 found = self.explained[peak]
                 tables = {name: sorted(getattr(found, name).items()) for name in _TABLES}
                 plain[f"at_{peak}"] = {name: sized(dict(rows)) for name, rows in tables.items()}
+        if self.facts:
+            plain["facts"] = {topic: dict(known) for topic, known in self.facts.items()}
+        if self.alive is not None:
+            plain["alive"] = alive_to_plain(self.alive)
         if self.measured:
             plain["measured"] = {
                 gpu: {"torch": found.torch, **sized(_in_order(found.figures))}
@@ -179,7 +199,7 @@ def _entry(plain: Any, where: str) -> Entry:
     if "peak" not in plain:
         raise SnapshotError(f'{where} has no "peak"')
     identity: dict[str, Any] = {name: texts[name] for name in _IDENTITY}
-    ours = {"reason", "tolerance", "measured", *(f"at_{peak}" for peak in PEAKS)}
+    ours = {"reason", "tolerance", "measured", "alive", "facts", *(f"at_{peak}" for peak in PEAKS)}
     known = {*_IDENTITY, *_WORLD, *_TEXTS, *FIGURES, *ours}
     return Entry(
         key=Key(**identity, **_world(plain, where)),
@@ -191,6 +211,8 @@ def _entry(plain: Any, where: str) -> Entry:
             for peak in PEAKS
             if f"at_{peak}" in plain
         },
+        alive=read_alive(plain["alive"], f"{where}, alive") if "alive" in plain else None,
+        facts=read_facts(plain.get("facts", {}), f"{where}, facts"),
         tolerance=tolerance,
         reason=reason,
         extra={key: value for key, value in plain.items() if key not in known},

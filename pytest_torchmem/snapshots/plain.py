@@ -123,7 +123,7 @@ def sized(table: Mapping[str, int]) -> dict[str, list[Any]]:
 
 
 def block(plain: Mapping[str, Any], indent: str) -> str:
-    """Return an object with one value a line; only objects are opened up, lists stay on a line."""
+    """Return an object with one value a line; objects and lists of lists are opened up."""
     if not plain:
         return indent + "{}"
     lines = [
@@ -135,6 +135,9 @@ def block(plain: Mapping[str, Any], indent: str) -> str:
 def _value(value: Any, indent: str) -> str:
     if isinstance(value, dict):
         return block(value, indent).lstrip(" ")
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        rows = ",\n".join(f"{indent}  {text_of(row)}" for row in value)
+        return f"[\n{rows}\n{indent}]"
     return text_of(value)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 from torch.optim.optimizer import (
+    Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
@@ -113,19 +114,25 @@ def optimizer_steps(
     begin: Callable[[], None],
     end: Callable[[], None],
     on_thread: Callable[[], bool] | None = None,
+    met: Callable[[Optimizer], None] | None = None,
 ) -> Iterator[None]:
     """Call ``begin`` and ``end`` around each step of an optimizer on this thread, or where
-    ``on_thread()`` is true.
+    ``on_thread()`` is true, and ``met`` with the optimizer.
     """
     thread = threading.get_ident()
     is_here = on_thread or (lambda: threading.get_ident() == thread)
-    hooks = [
-        register(lambda *_, note=note: note() if is_here() else None)
-        for register, note in (
-            (register_optimizer_step_pre_hook, begin),
-            (register_optimizer_step_post_hook, end),
-        )
-    ]
+
+    def before(optimizer: Optimizer, *_: Any) -> None:
+        if is_here():
+            begin()
+            if met is not None:
+                met(optimizer)
+
+    def after(*_: Any) -> None:
+        if is_here():
+            end()
+
+    hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
     try:
         yield
     finally:

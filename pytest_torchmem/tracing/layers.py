@@ -98,7 +98,12 @@ def layers(
         stack.enter_context(data_functions(context))
         stack.enter_context(interceptor.parts.attribution.following_modules(on_thread))
         stack.enter_context(
-            optimizer_steps(interceptor.enter_optimizer, interceptor.leave_optimizer, on_thread)
+            optimizer_steps(
+                interceptor.enter_optimizer,
+                interceptor.leave_optimizer,
+                on_thread,
+                interceptor.parts.attribution.note_optimizer,
+            )
         )
         stack.enter_context(interceptor.running())
         yield

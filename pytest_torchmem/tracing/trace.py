@@ -26,12 +26,14 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.python_api.cuda import asked_for_cuda
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
+from pytest_torchmem.profile.facts import Facts
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
-from pytest_torchmem.profile.timeline import Phase
+from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.global_state import process_kept, thread_kept
 from pytest_torchmem.step.program_state import ProgramState, optimizers_kept
 from pytest_torchmem.step.step import Step
+from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.device_index import NOT_LINKED
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, find_gpu
@@ -233,11 +235,18 @@ def _profile(
 ) -> MemoryProfile:
     __tracebackhide__ = True
     ledger, machine = interceptor.parts.ledger, interceptor.parts.target
-    program = Program(ledger)
+    facts = interceptor.parts.attribution.facts
+    facts.device = machine.device.type
+    program = Program(ledger, facts)
     fingerprint = ""
     if isinstance(target, nn.Module):
         refuse_wrapped(target)
         ledger.begin(Phase.BASELINE)
+        facts.model(target)
+        for position, tensor in enumerate(tensors_in(args)):
+            facts.given(f"input {position}", (tensor,))
+        for name, value in kwargs.items():
+            facts.given(name, tensors_in(value))
         cloner = HollowCloner(interceptor, machine.device)
         target = cloner.clone_module(target)
         args, kwargs = cloner.clone_inputs(args, kwargs)
@@ -259,7 +268,8 @@ def _profile(
         *_compiled(interceptor.parts.attribution),
         *_fused(interceptor.parts.attribution),
     )
-    about = machine, workload, warnings, interceptor.parts.values.known_are
+    seen = facts.facts(), tuple(facts.broadcasts.items())
+    about = machine, workload, warnings, interceptor.parts.values.known_are, seen
     reported = [
         (ledger.on(device), memory) for device, memory in zip_longest(machine.devices, memories)
     ]
@@ -294,6 +304,7 @@ def _profile_of(
     workload: str,
     warnings: tuple[str, ...],
     values: str,
+    seen: tuple[Facts, tuple[tuple[Origin, str], ...]],
     ledger: DeviceLedger,
     memory: DeviceMemory | None,
     others: tuple[MemoryProfile, ...] = (),
@@ -313,6 +324,8 @@ def _profile_of(
         library_answers=tuple(sorted(ledger.library_answers, key=lambda one: one.question)),
         questions=tuple(sorted(ledger.questions)),
         values=values,
+        facts=seen[0],
+        broadcasts=seen[1],
         timeline=timeline,
         calls=ledger.operator_calls(),
         replay=memory.peaks if memory is not None else None,

@@ -14,19 +14,30 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.errors import SnapshotError
+from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.files import locked, write
 from pytest_torchmem.snapshots.format import Entry, Explanation, Key, Measured, Snapshot, dump, load
 from pytest_torchmem.snapshots.store import read
 
+TABLES = Explanation({"net.*": 9}, {"aten::mm": 9})
+
 
 def _entry(test: str = "test_it", peak: int = 1536, **details: object) -> Entry:
     key = Key(test, device="cuda", gpu="h100")
-    tables = Explanation({"net.*": peak}, {"aten::mm": peak})
-    return Entry(key, "2.13.0", "w", {"peak": peak}, {"peak": tables}, **details)
+    what = What("saved for backward", "Net.*", "aten::mm", "float32", (2, 192), "net.py:3", peak)
+    alive = Alive((Group(what, {"peak": 1}, "0-3"),), {"end": 8}, ("peak", "end"))
+    given = {"alive": alive, "facts": {"inputs": {"x": "float32[2, 8]"}}, **details}
+    return Entry(key, "2.13.0", "w", {"peak": peak}, **given)
 
 
 def _file(*entries: Entry, **extra: object) -> str:
     return dump(Snapshot({entry.key: entry for entry in entries}, extra))
+
+
+GROUP = (
+    '["saved for backward", "Net.*", "0-3", "aten::mm", "float32[2, 192]", "net.py:3", 1536, '
+    '[1, 0], "1.50 KiB"]'
+)
 
 
 def test_format_is_made_for_review():
@@ -34,7 +45,7 @@ def test_format_is_made_for_review():
     assert (
         text
         == """{
-  "schema": 1,
+  "schema": 2,
   "entries": [
     {
       "test": "test_a",
@@ -47,12 +58,18 @@ def test_format_is_made_for_review():
       },
       "reason": "why",
       "peak": [1536, "1.50 KiB"],
-      "at_peak": {
-        "modules": {
-          "net.*": [1536, "1.50 KiB"]
-        },
-        "operators": {
-          "aten::mm": [1536, "1.50 KiB"]
+      "facts": {
+        "inputs": {
+          "x": "float32[2, 8]"
+        }
+      },
+      "alive": {
+        "at": ["peak", "end"],
+        "groups": [
+          GROUP
+        ],
+        "rest": {
+          "end": [8, "8 B"]
         }
       }
     },
@@ -63,18 +80,24 @@ def test_format_is_made_for_review():
       "torch": "2.13.0",
       "workload": "w",
       "peak": [1536, "1.50 KiB"],
-      "at_peak": {
-        "modules": {
-          "net.*": [1536, "1.50 KiB"]
-        },
-        "operators": {
-          "aten::mm": [1536, "1.50 KiB"]
+      "facts": {
+        "inputs": {
+          "x": "float32[2, 8]"
+        }
+      },
+      "alive": {
+        "at": ["peak", "end"],
+        "groups": [
+          GROUP
+        ],
+        "rest": {
+          "end": [8, "8 B"]
         }
       }
     }
   ]
 }
-"""
+""".replace("GROUP", GROUP)
     )
 
 
@@ -82,6 +105,7 @@ def test_round_trip_keeps_everything():
     entries = [
         _entry("test[a/b::c \"'\\ é \U0001f525 \n]", extra={"note": {"deep": [1, {"x": None}]}}),
         _entry("test", peak=0, reason="", tolerance=0),
+        _entry("old", alive=None, facts={}, explained={"peak": TABLES}),
         _entry("real", measured={"h100": Measured("2.14.1", {"peak": 3}), "a": Measured("2", {})}),
     ]
     snapshot = Snapshot({entry.key: entry for entry in entries}, {"$comment": ["ours"]})
@@ -109,7 +133,7 @@ MEASURED_HAS = 'measured: "h100": expected an object with "torch" and forward_pe
         ("[]", "expected an object, found a list"),
         ("{}", 'has no valid "schema" number'),
         ('{"schema": true, "entries": []}', 'has no valid "schema" number'),
-        ('{"schema": 2, "entries": []}', "written by a newer pytest-torchmem (schema 2; this one"),
+        ('{"schema": 3, "entries": []}', "written by a newer pytest-torchmem (schema 3; this one"),
         ('{"schema": 0, "entries": []}', 'has no valid "schema" number'),
         ('{"schema": 1}', 'has no list "entries"'),
         ('{"schema": 1, "schema": 1, "entries": []}', 'the key "schema" twice'),
@@ -123,7 +147,14 @@ MEASURED_HAS = 'measured: "h100": expected an object with "torch" and forward_pe
         (_file(_entry()).replace("1536", "true"), "must be bytes such as"),
         (_file(_entry()).replace("1536", "9" * 5000), "cannot be read as JSON"),
         (_file(_entry()).replace('"cuda"', "null"), '"device" must be a string, found null'),
-        (_file(_entry()).replace('"modules"', '"modul"'), 'an object with "modules" and'),
+        (
+            _file(_entry(explained={"peak": TABLES})).replace('"modules"', '"modul"'),
+            'an object with "modules" and',
+        ),
+        (_file(_entry()).replace('"groups"', '"group"'), 'with "at", "groups" and "rest"'),
+        (_file(_entry()).replace("[1, 0]", "[1]"), 'a count for each moment of "at"'),
+        (_file(_entry()).replace("[2, 192]", "[2, x]"), "which is no type and shape"),
+        (_file(_entry()).replace('"float32[2, 8]"', "7"), '"x" must be a string'),
         (_file(_entry(tolerance="x")), "the tolerance in the entry of test_it: 'x' is not a"),
         (_file(_entry()).replace('"peak": [', '"top": ['), 'has no "peak"'),
         (_file(_entry(measured=MEASURED)).replace('"torch": "2.14', '"t": "2.14'), MEASURED_HAS),
@@ -146,7 +177,7 @@ def test_what_is_no_snapshot(text, message, tmp_path):
     assert file.read_text() == text
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b'{"schema": 2, "entries": []}', b""])
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b'{"schema": 3, "entries": []}', b""])
 @pytest.mark.parametrize("options", [[], ["--torchmem-update"], ["--torchmem-dry-run"]])
 def test_a_bad_file_fails_its_tests_and_is_left_alone(stored, content, options):
     stored.file().write_bytes(content)

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_torchmem.errors import SnapshotError
+from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.changes import plan_file
 from pytest_torchmem.snapshots.format import Entry, Explanation, Key, Measured, Snapshot, dump, load
 from pytest_torchmem.snapshots.store import read
@@ -22,13 +23,31 @@ NOW = Entry(
     "2.13.0",
     "w2",
     {"baseline": 5, "forward_peak": 70, "peak": 70},
-    {"forward_peak": Explanation({"net.*": 70}, {"aten::mm": 70})},
+    alive=Alive((Group(What("activation", "net.*", "aten::mm", "int8", (70,), "a:1", 70), {}),)),
+    facts={"inputs": {"x": "int8[70]"}},
 )
 
 
 def _original() -> str:
     entries = [
-        Entry(Key("test_a[x/y::z]", device="cpu"), "2.12.1", "w", {"peak": 100, "end": 7}),
+        Entry(
+            Key("test_a[x/y::z]", device="cpu"),
+            "2.12.1",
+            "w",
+            {"peak": 100, "end": 7},
+            alive=Alive(
+                (
+                    Group(
+                        What("parameter", "net.*", "weight", "int8", (5, 4), "", 20),
+                        {"peak": 5},
+                        "0-4",
+                    ),
+                ),
+                {"end": 7},
+                ("peak", "end"),
+            ),
+            facts={"inputs": {"x": "int8[70]"}},
+        ),
         Entry(
             Key("test_b", "large", "cuda", "h100"),
             "2.13.0",

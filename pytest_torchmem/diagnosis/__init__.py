@@ -1,0 +1,1 @@
+"""Why memory changed: what came and went at a peak, and the rules that name the cause."""

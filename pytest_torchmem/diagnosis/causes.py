@@ -1,0 +1,158 @@
+"""The registry of causes: small functions that look at the evidence of a growth.
+
+A rule that recognises its cause returns the words of its sentence and the row that shows it. What
+is sure comes from facts of the step (``profile/facts.py``); what is likely, from the rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pytest_torchmem.diagnosis.difference import MomentDifference, Row
+from pytest_torchmem.profile.facts import FactChange, changed_facts
+from pytest_torchmem.profile.lifetimes import Role
+from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
+from pytest_torchmem.profile.timeline import Origin
+from pytest_torchmem.snapshots.alive import Alive, What
+from pytest_torchmem.snapshots.format import Entry
+
+WEIGHTY = 0.1
+"""The part of a growth that a cause has to explain in order to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why memory grew: what a rule found."""
+
+    rule: str
+    values: Mapping[str, str] = field(default_factory=dict)
+    """What stands for the names in the rule's sentence."""
+    row: Row | None = None
+    """The row that shows it: its module, operator and line."""
+    nbytes: int = 0
+    """The bytes of the growth that it explains."""
+
+    @property
+    def text(self) -> str:
+        """The cause as a part of a sentence."""
+        return RULES[self.rule].sentence.format(**self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a second trace saw of the moment at which the first one was largest."""
+
+    attention: Mapping[str, str] = field(default_factory=dict)
+    """By the line that calls it: why attention did not take a faster implementation."""
+    holders: Mapping[What, str] = field(default_factory=dict)
+    """What refers to a tensor of a group, such as ``Trainer.losses[3]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What rules may look at."""
+
+    before: Entry
+    now: Entry
+    difference: MomentDifference
+    alive: Alive
+    """Everything that is alive now, at every moment."""
+    broadcasts: Mapping[Origin, str] = field(default_factory=dict)
+    watched: Watched = field(default_factory=Watched)
+
+    @property
+    def facts(self) -> tuple[FactChange, ...]:
+        """The facts that changed; none where the snapshot has no facts."""
+        if not self.before.facts:
+            return ()
+        return tuple(changed_facts(self.before.facts, self.now.facts))
+
+    def came(self, *roles: str) -> Iterator[Row]:
+        """Yield the rows that grew, the largest first; of some ``roles`` alone, if any is given."""
+        return (row for row in self.difference.came if not roles or row.what.role in roles)
+
+    def order(self, row: Row) -> int:
+        """Return when the first tensor of a row was made, as a number that grows."""
+        group = next((one for one in self.alive.groups if one.what == row.now), None)
+        return group.first if group is not None else sys.maxsize
+
+    def module(self, pattern: str, numbers: str) -> str:
+        """Return a module's path with its numbers, or a star where it is all of them."""
+        every = EveryNumber()
+        known = self.before.alive.groups if self.before.alive is not None else ()
+        for group in (*self.alive.groups, *known):
+            every.add(group.what.module, group.numbers)
+        return unfold(pattern, every.marked(pattern, numbers))
+
+    def about(self, topic: str) -> list[FactChange]:
+        """Return the changed facts of a topic."""
+        return [change for change in self.facts if change.topic == topic]
+
+
+Finder = Callable[[Evidence], Cause | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A cause that can be recognised."""
+
+    name: str
+    sentence: str
+    find: Finder
+    rank: int
+    """Causes that facts prove come first, and those that are only not excluded last."""
+
+
+RULES: dict[str, Rule] = {}
+"""By name, in the order in which causes of equal weight are told."""
+
+
+def rule(
+    name: str, sentence: str, *, sure: bool = False, last: bool = False
+) -> Callable[[Finder], Finder]:
+    """Register a rule; ``sentence`` has names in braces for the values of its causes.
+
+    It is ``sure`` if it finds nothing but what facts prove; ``last`` is told where nothing else is.
+    """
+
+    def register(find: Finder) -> Finder:
+        if name in RULES:
+            raise ValueError(f"there is a rule {name!r} already")
+        RULES[name] = Rule(name, sentence, find, 0 if sure else 2 if last else 1)
+        return find
+
+    return register
+
+
+def cause(name: str, rows: Iterable[Row], **values: str) -> Cause | None:
+    """Return the cause that ``rows`` show together, ``None`` where there are none."""
+    found = [row for row in rows if row.change > 0]
+    if not found:
+        return None
+    return Cause(name, values, shown_by(found), sum(row.change for row in found))
+
+
+def shown_by(rows: Sequence[Row]) -> Row:
+    """Return the row that shows what rows have in common: the largest that has a line."""
+    placed = [row for row in rows if row.what.line and row.what.role != Role.LIBRARY.value]
+    return max(placed or rows, key=lambda row: row.change)
+
+
+def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
+    """Return the causes of a growth that explain a weighty part of it, the first one to be told
+    first.
+    """
+    growth = sum(row.change for row in evidence.difference.came) or evidence.difference.change
+    found = [one for each in RULES.values() if (one := each.find(evidence)) is not None]
+    weighty = [one for one in found if one.nbytes >= WEIGHTY * growth]
+    places = {name: place for place, name in enumerate(RULES)}
+    weighty.sort(key=lambda one: (RULES[one.rule].rank, -one.nbytes, places[one.rule]))
+    return tuple(weighty)
+
+
+def within(pattern: str, module: str) -> bool:
+    """Tell whether the path of a module, with or without its numbers, is below another's."""
+    own, outer = fold(module)[0], fold(pattern)[0]
+    return own == outer or own.startswith(f"{outer}.")

@@ -1,0 +1,63 @@
+"""One growth explained: the moment, what is different there, and the causes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pytest_torchmem.diagnosis import rules  # noqa: F401
+from pytest_torchmem.diagnosis.causes import Cause, Evidence, Watched, find_causes
+from pytest_torchmem.diagnosis.difference import MomentDifference, difference
+from pytest_torchmem.figures import PEAKS
+from pytest_torchmem.profile.timeline import Origin
+from pytest_torchmem.snapshots.alive import MOMENTS, Alive
+from pytest_torchmem.snapshots.compare import Comparison, Verdict
+from pytest_torchmem.snapshots.format import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What grew at the moment that grew most, and why where it can be told."""
+
+    difference: MomentDifference
+    causes: tuple[Cause, ...] = ()
+    inputs: tuple[tuple[str, str, str], ...] = field(default=())
+    """Inputs that changed: name, then and now."""
+
+
+def grown_moment(comparison: Comparison) -> str:
+    """Return the moment whose growth is worth explaining: the largest peak, of a phase if it is
+    one, and another moment where no peak grew.
+
+    The overall peak is one of the phases' peaks, so it is left out where that phase is there.
+    """
+    grown = sorted(
+        comparison.having(Verdict.GREW), key=lambda change: (change.before or 0) - (change.now or 0)
+    )
+    phases = {change.now for change in grown if change.figure != "peak"}
+    moments = [change for change in grown if change.figure in MOMENTS]
+    own = [c.figure for c in moments if c.figure != "peak" or c.now not in phases]
+    return next((name for name in own if name in PEAKS), next(iter(own), ""))
+
+
+def diagnose(
+    before: Entry,
+    now: Entry,
+    moment: str,
+    alive: Alive | None = None,
+    broadcasts: Mapping[Origin, str] | None = None,
+    watched: Watched | None = None,
+) -> Diagnosis:
+    """Return what grew at ``moment`` and why.
+
+    ``alive`` is everything that is alive now, where more is known than the entry keeps.
+    """
+    whole = alive or now.alive or Alive()
+    found = difference(before, whole, moment)
+    evidence = Evidence(before, now, found, whole, broadcasts or {}, watched or Watched())
+    inputs = [change for change in evidence.facts if change.topic == "inputs"]
+    return Diagnosis(
+        found,
+        find_causes(evidence),
+        tuple((change.name, change.before, change.now) for change in inputs),
+    )

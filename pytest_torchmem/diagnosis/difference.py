@@ -1,0 +1,285 @@
+"""What came, what went and what became larger between two steps, at one moment of each.
+
+Rows are data; their changes add up to the change of the figure. What a snapshot did not record is
+never made up: such a row has no bytes before, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from pytest_torchmem.profile.lifetimes import Role
+from pytest_torchmem.profile.module_paths import EveryNumber, only_in, unfold
+from pytest_torchmem.snapshots.alive import Alive, Group, What
+from pytest_torchmem.snapshots.format import Entry
+
+REST = "(rest)"
+"""What snapshots of schema 1 call what they do not name."""
+_Key = Callable[[What], tuple[object, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Equal allocations, then and now; one of both sides may be missing."""
+
+    before: What | None
+    now: What | None
+    count_before: int
+    count_now: int
+    numbers: str = ""
+    """Which modules of the pattern it is about, as ``write_numbers`` writes it."""
+
+    @property
+    def what(self) -> What:
+        """The present side, or that of what went."""
+        found = self.now or self.before
+        assert found is not None
+        return found
+
+    @property
+    def change(self) -> int:
+        """The bytes by which it grew."""
+        now = self.now.nbytes * self.count_now if self.now is not None else 0
+        return now - (self.before.nbytes * self.count_before if self.before is not None else 0)
+
+    @property
+    def module(self) -> str:
+        """The module's path, with the numbers of those that it is about."""
+        return unfold(self.what.module, self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Everything of one module, where a snapshot recorded no more than that."""
+
+    module: str
+    before: int | None
+    """``None`` where it was not recorded."""
+    now: int
+    largest: What | None = None
+    """What most of the present bytes are."""
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MomentDifference:
+    """How what is alive at one moment differs from what was."""
+
+    moment: str
+    """The figure's name."""
+    before: int
+    now: int
+    rows: tuple[Row, ...] = ()
+    """The largest change first; without those that changed nothing."""
+    moved: tuple[Row, ...] = ()
+    """What is as large as it was, and stands elsewhere or for something else."""
+    rest: int = 0
+    """By how much everything changed that neither side names."""
+    totals: tuple[Total, ...] = ()
+    """In the place of rows, where the snapshot did not record what they need."""
+    recorded: bool = True
+    """Whether the snapshot has what rows need."""
+
+    @property
+    def change(self) -> int:
+        """The bytes by which the figure grew."""
+        return self.now - self.before
+
+    @property
+    def came(self) -> tuple[Row, ...]:
+        """The rows that grew."""
+        return tuple(row for row in self.rows if row.change > 0)
+
+
+def difference(before: Entry, now: Alive, moment: str) -> MomentDifference:
+    """Return how ``now`` differs from an entry at ``moment``, the name of a figure."""
+    total = now.total(moment)
+    old = before.figures.get(moment, 0)
+    if before.alive is None or moment not in before.alive.moments:
+        totals = _totals(before, now, moment)
+        return MomentDifference(moment, old, total, totals=totals, recorded=False)
+    known = before.alive
+    left, left_now = _Remaining(known.groups, moment), _Remaining(now.groups, moment)
+    rows: list[Row] = []
+    moved: list[Row] = []
+    for key in _SAME:
+        for was, one, number in _pairs(left, left_now, key):
+            left.take(was, number)
+            left_now.take(one, number)
+            if not _same_place(was.what, one.what):
+                moved.append(Row(was.what, one.what, number, number, one.numbers))
+    for key in _ALIKE:
+        for was, one in list(_replaced(left, left_now, key)):
+            numbers = one.numbers if one.numbers == was.numbers else _new_numbers(one, was)
+            was_count, count = left.counts.pop(was), left_now.counts.pop(one)
+            rows.append(Row(was.what, one.what, was_count, count, numbers))
+    then = {group.what[:6]: group.numbers for group in known.groups}
+    present = {group.what[:6]: group.numbers for group in now.groups}
+    rows += [
+        Row(None, one.what, 0, count, _only(one.numbers, then.get(one.what[:6])))
+        for one, count in left_now.counts.items()
+        if one.what.nbytes * count > known.floor(moment)
+    ]
+    rows += [
+        Row(was.what, None, count, 0, _only(was.numbers, present.get(was.what[:6])))
+        for was, count in left.counts.items()
+        if was.what.nbytes * count > now.floor(moment)
+    ]
+    every = EveryNumber()
+    for group in (*known.groups, *now.groups):
+        every.add(group.what.module, group.numbers)
+    rows = [_marked(row, every) for row in rows]
+    moved = [_marked(row, every) for row in moved]
+    rest = total - old - sum(row.change for row in rows)
+    changed = sorted(
+        (row for row in rows if row.change), key=lambda row: (-abs(row.change), row.what)
+    )
+    moved += [row for row in rows if not row.change]
+    return MomentDifference(moment, old, total, tuple(changed), tuple(moved), rest)
+
+
+class _Remaining:
+    """The groups of one side, and how many allocations of each are not matched so far."""
+
+    def __init__(self, groups: Iterable[Group], moment: str) -> None:
+        self.counts = {
+            group: group.counts[moment] for group in map(_Hashed, groups) if moment in group.counts
+        }
+
+    def take(self, group: _Hashed, number: int) -> None:
+        left = self.counts[group] - number
+        if left:
+            self.counts[group] = left
+        else:
+            del self.counts[group]
+
+    def by(self, key: _Key) -> dict[tuple[object, ...], list[_Hashed]]:
+        found: dict[tuple[object, ...], list[_Hashed]] = {}
+        for group in self.counts:
+            found.setdefault(key(group.what), []).append(group)
+        return found
+
+
+class _Hashed:
+    """A group by its identity: two of one side are never the same."""
+
+    __slots__ = ("counts", "numbers", "what")
+
+    def __init__(self, group: Group) -> None:
+        self.what, self.counts, self.numbers = group.what, group.counts, group.numbers
+
+
+def _file(line: str) -> str:
+    return line.rpartition(":")[0]
+
+
+_SAME: tuple[_Key, ...] = (
+    lambda w: tuple(w),
+    lambda w: (*w[:5], w.nbytes, _file(w.line)),  # the line has moved
+    lambda w: (*w[:5], w.nbytes),
+    lambda w: (w.role, w.source, w.dtype, w.shape, w.nbytes, w.line),  # a module was renamed
+    lambda w: (w.role, w.source, w.dtype, w.shape, w.nbytes),
+    lambda w: (w.module, w.source, w.dtype, w.shape, w.nbytes),  # it lives longer or shorter
+    lambda w: (w.role, w.module, w.dtype, w.shape, w.nbytes) if w.dtype else (id(w),),
+)
+"""By what two groups of equal bytes are the same; of each, what is left goes to the next."""
+_ALIKE: tuple[_Key, ...] = (
+    lambda w: (w.role, w.module, w.source, w.line, w.shape),  # another type
+    lambda w: (w.role, w.module, w.source, w.shape),
+    lambda w: (w.role, w.module, w.source, w.line, w.dtype),  # another size
+    lambda w: (w.role, w.module, w.source, w.line),
+    lambda w: (w.role, w.module, w.source, w.dtype),
+    lambda w: (w.role, w.source, w.line, w.shape),
+)
+"""By what one group took the place of another."""
+
+
+def _pairs(
+    left: _Remaining, left_now: _Remaining, key: _Key
+) -> Iterable[tuple[_Hashed, _Hashed, int]]:
+    """Yield groups that are the same by ``key``, with how many of both there are."""
+    then = left.by(key)
+    for name, members in left_now.by(key).items():
+        for one in members:
+            for was in then.get(name, ()):
+                number = min(left.counts.get(was, 0), left_now.counts.get(one, 0))
+                if number:
+                    yield was, one, number
+
+
+def _replaced(
+    left: _Remaining, left_now: _Remaining, key: _Key
+) -> Iterable[tuple[_Hashed, _Hashed]]:
+    """Yield groups of which one took the other's place by ``key``.
+
+    Of several, those of the same modules belong together, and what is then alone on both sides.
+    """
+    then = left.by(key)
+    for name, members in left_now.by(key).items():
+        olds = then.get(name, [])
+        for numbers in {group.numbers for group in members}:
+            was = [group for group in olds if group.numbers == numbers]
+            now = [group for group in members if group.numbers == numbers]
+            if len(was) == len(now) == 1:
+                olds.remove(was[0])
+                members.remove(now[0])
+                yield was[0], now[0]
+        if len(olds) == len(members) == 1:
+            yield olds[0], members[0]
+
+
+def _same_place(was: What, now: What) -> bool:
+    return was.role == now.role and was.source == now.source
+
+
+def _new_numbers(now: _Hashed, was: _Hashed) -> str:
+    return only_in(now.numbers, was.numbers) if was.what.module == now.what.module else now.numbers
+
+
+def _marked(row: Row, every: EveryNumber) -> Row:
+    return replace(row, numbers=every.marked(row.what.module, row.numbers))
+
+
+def _only(numbers: str, other: str | None) -> str:
+    return numbers if other is None else only_in(numbers, other)
+
+
+def _totals(before: Entry, now: Alive, moment: str) -> tuple[Total, ...]:
+    """Return the modules that grew since a snapshot that has the bytes of the largest alone."""
+    explained = before.explained.get(moment)
+    by_module: dict[str, list[Group]] = {}
+    for group in now.groups:
+        if group.counts.get(moment):
+            name = group.what.module or f"({_kind_of(group.what.role)})"
+            by_module.setdefault(name, []).append(group)
+    found = []
+    for name, groups in by_module.items():
+        largest = max(groups, key=lambda group: group.nbytes(moment))
+        old = explained.modules.get(name) if explained is not None else None
+        if old is None and explained is not None and REST not in explained.modules:
+            old = 0
+        nbytes = sum(group.nbytes(moment) for group in groups)
+        found.append(Total(name, old, nbytes, largest.what, largest.counts[moment]))
+    for name, old in explained.modules.items() if explained is not None else ():
+        if name not in by_module and name != REST:
+            found.append(Total(name, old, 0))
+    return tuple(sorted(found, key=lambda one: (-_step(one), -one.now, one.module)))
+
+
+def _step(total: Total) -> int:
+    """Return by how much a module certainly grew."""
+    return total.now - total.before if total.before is not None else 0
+
+
+def _kind_of(role: str) -> str:
+    """Return what schema 1 called what has no module."""
+    if role in (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.EARLIER.value):
+        return "activation"
+    names = {
+        Role.GRADIENT_TEMPORARY.value: "gradient",
+        Role.RECOMPUTED.value: "gradient",
+        Role.OPTIMIZER_TEMPORARY.value: "optimizer state",
+        Role.LIBRARY.value: "workspace",
+    }
+    return names.get(role, role)

@@ -1,0 +1,5 @@
+"""The rules, by what they look at. To import them registers them."""
+
+from pytest_torchmem.diagnosis.rules import attention, copies, lifetimes, setup, types
+
+__all__ = ["attention", "copies", "lifetimes", "setup", "types"]

@@ -1,0 +1,64 @@
+"""Causes in attention: another implementation takes a call, or a cache is kept."""
+
+from __future__ import annotations
+
+from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule
+from pytest_torchmem.profile.lifetimes import Role
+
+_KERNELS = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "aten::_scaled_dot_product_flash_attention": "flash",
+    "aten::_scaled_dot_product_efficient_attention": "memory-efficient",
+    "aten::_scaled_dot_product_cudnn_attention": "cuDNN",
+}
+"""The operators of fused attention, by what they are called."""
+_ORDER = ("flash", "cuDNN", "memory-efficient")
+_SOFTMAX = ("aten::_safe_softmax", "aten::_softmax")
+
+
+@rule("attention", "attention fell from {before} to {now}{reason}", sure=True)
+def attention_fell(evidence: Evidence) -> Cause | None:
+    """A call of attention that a fused kernel took takes another way, which keeps more."""
+    alive = evidence.before.alive
+    if alive is None:
+        return None
+    kernels = {_KERNELS[g.what.source] for g in alive.groups if g.what.source in _KERNELS}
+    before = next((name for name in _ORDER if name in kernels), "")
+    if not before:
+        return None
+    for row in evidence.came():
+        source = row.what.source.partition(".")[0]
+        is_math = source in _SOFTMAX and row.what.dtype
+        now = "math" if is_math else _KERNELS.get(source, "")
+        if not now or now == before:
+            continue
+        at_line = [
+            one
+            for one in evidence.came()
+            if one.what.line == row.what.line and one.what.module == row.what.module
+        ]
+        if source == "aten::_softmax":  # math is ``_safe_softmax``; attention.cpp
+            now = "a softmax of the program's own"
+        found = cause(
+            "attention", at_line, before=before, now=now, reason=_reason(evidence, row.what.line)
+        )
+        return found and Cause(found.rule, found.values, row, found.nbytes)
+    return None
+
+
+def _reason(evidence: Evidence, line: str) -> str:
+    reason = evidence.watched.attention.get(line, "")
+    return f": {reason}" if reason else ""
+
+
+@rule("cache", "a cache of keys and values is kept in training")
+def cache_kept(evidence: Evidence) -> Cause | None:
+    """Keys and values of each layer are joined to those of a cache, which keeps them."""
+    rows = [
+        row
+        for row in evidence.came(Role.SAVED.value, Role.HELD.value, Role.ACTIVATION.value)
+        if row.what.source.startswith("aten::cat")
+        and len(row.what.shape) in (3, 4)
+        and row.count_now >= 2
+    ]
+    return cause("cache", rows)

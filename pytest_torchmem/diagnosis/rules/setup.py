@@ -1,0 +1,263 @@
+"""Causes that the facts of a step name: its inputs, modes, parameters and optimizers changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, within
+from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.profile.facts import (
+    IN_PLACE,
+    INPUTS,
+    MODES,
+    MODULES,
+    OPTIMIZERS,
+    PARAMETERS,
+    FactChange,
+)
+from pytest_torchmem.profile.lifetimes import Role
+from pytest_torchmem.profile.module_paths import only_in
+
+_OF_TRAINING = (Role.GRADIENT.value, Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
+_COUNT = re.compile(r"\d+")
+
+
+@rule("inputs", "the input changed, {change}", sure=True)
+def inputs_changed(evidence: Evidence) -> Cause | None:
+    """A batch, a sequence or a type of the inputs is another one."""
+    changed = [one for one in evidence.about(INPUTS) if one.before and one.now]
+    if not changed:
+        return None
+    return cause("inputs", evidence.came(), change="; ".join(map(_step_of_input, changed)))
+
+
+def _step_of_input(change: FactChange) -> str:
+    before, now = change.before, change.now
+    dtype = before.partition("[")[0]
+    if now.startswith(f"{dtype}[") and ";" not in now:
+        now = now.removeprefix(dtype)
+    return f"{change.name} {before} → {now}"
+
+
+@rule("gradients recorded", "{module} runs with gradients, and ran under no_grad", sure=True)
+def runs_with_gradients(evidence: Evidence) -> Cause | None:
+    """A teacher, a target network or an evaluation is no longer under ``no_grad``."""
+    for change, word, numbers in _lost_modes(evidence, "no_grad"):
+        module = evidence.module(change.name, numbers)
+        return cause(
+            "gradients recorded", _rows_of(evidence, change.name), module=module, mode=word
+        )
+    return None
+
+
+@rule("autocast", "{module} runs without autocast, and ran with {mode}", sure=True)
+def autocast_left(evidence: Evidence) -> Cause | None:
+    """A module is no longer called within autocast."""
+    for change, word, numbers in _lost_modes(evidence, "autocast"):
+        if word == "autocast off":
+            continue
+        module, mode = evidence.module(change.name, numbers), word.partition(" ")[2]
+        return cause("autocast", _rows_of(evidence, change.name), module=module, mode=mode)
+    for change in evidence.about(MODES):
+        if "autocast off" in _modes(change.now) and "autocast off" not in _modes(change.before):
+            module = evidence.module(change.name, _modes(change.now)["autocast off"])
+            rows = _rows_of(evidence, change.name)
+            return cause("autocast", rows, module=module, mode="it")
+    return None
+
+
+@rule("training mode", "{module} is in training mode, and was in eval mode", sure=True)
+def training_mode(evidence: Evidence) -> Cause | None:
+    """``eval()`` is no longer called."""
+    for change, _, numbers in _lost_modes(evidence, "eval"):
+        module = evidence.module(change.name, numbers)
+        return cause("training mode", _rows_of(evidence, change.name), module=module)
+    return None
+
+
+@rule("checkpoint", "{module} is no longer checkpointed", sure=True)
+def checkpointing_lost(evidence: Evidence) -> Cause | None:
+    """Modules keep their activations that a backward recomputed before."""
+    for change in evidence.about(MODES):
+        before, now = _modes(change.before), _modes(change.now)
+        if "recomputed" not in before or before["recomputed"] == now.get("recomputed"):
+            continue
+        numbers = before["recomputed"]
+        if "recomputed" in now:
+            numbers = only_in(before["recomputed"], now["recomputed"])
+            if numbers == before["recomputed"]:
+                continue
+        rows = _rows_of(evidence, change.name)
+        return cause("checkpoint", rows, module=evidence.module(change.name, numbers))
+    return None
+
+
+@rule("trained", "{module} is trained, and was frozen", sure=True)
+def no_longer_frozen(evidence: Evidence) -> Cause | None:
+    """Parameters that were frozen require gradients."""
+    lost = [
+        one
+        for one in evidence.about(PARAMETERS)
+        if one.before.startswith("frozen") and not one.now.startswith("frozen")
+    ]
+    rows = [row for one in lost for row in _rows_of(evidence, one.name)]
+    if not rows:
+        rows = [*evidence.came(*_OF_TRAINING)] if lost else []
+    return cause("trained", _once(rows), module=", ".join(one.name for one in lost[:2]))
+
+
+@rule("tied", "{parameter} is no longer tied to {other}", sure=True)
+def untied(evidence: Evidence) -> Cause | None:
+    """Two parameters that were one are two."""
+    for change in evidence.about(PARAMETERS):
+        if not change.before.startswith("is ") or change.now.startswith("is "):
+            continue
+        other = change.before.removeprefix("is ")
+        owner = change.name.rpartition(".")[0]
+        own = [row for row in evidence.came(Role.PARAMETER.value) if _is_of(row, owner)]
+        shapes = {row.what.shape for row in own}
+        rows = [
+            row
+            for row in evidence.came(Role.PARAMETER.value, *_OF_TRAINING)
+            if row.what.shape in shapes
+        ]
+        found = cause("tied", rows, parameter=change.name, other=other)
+        if found is not None:
+            rows = [row for row in rows if _is_of(row, owner)]
+            return Cause(found.rule, found.values, shown_by(rows), found.nbytes)
+    return None
+
+
+@rule("optimizer", "the optimizer is {now}, and was {before}", sure=True)
+def another_optimizer(evidence: Evidence) -> Cause | None:
+    """Another optimizer, or another implementation of it."""
+    changed = evidence.about(OPTIMIZERS)
+    if not changed:
+        return None
+    rows = evidence.came(Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
+    before = ", ".join(f"{one.name} ({one.before})" for one in changed if one.before)
+    now = ", ".join(f"{one.name} ({one.now})" for one in changed if one.now)
+    return cause("optimizer", rows, before=before or "none", now=now or "none")
+
+
+@rule("settings", "{module} has {now}, and had {before}", sure=True)
+def another_setting(evidence: Evidence) -> Cause | None:
+    """A configuration of transformers asks for another attention, or for more outputs."""
+    for change in evidence.about(MODULES):
+        before, now = change.before.split(", "), change.now.split(", ")
+        gone = [part for part in before if part and part not in now]
+        new = [part for part in now if part and part not in before]
+        rows = _rows_of(evidence, change.name)
+        return cause(
+            "settings",
+            rows,
+            module=change.name,
+            before=", ".join(gone) or "not",
+            now=", ".join(new) or "nothing of that",
+        )
+    return None
+
+
+@rule("in place", "{operator} is no longer in place ({lost} of {calls} calls)", sure=True)
+def no_longer_in_place(evidence: Evidence) -> Cause | None:
+    """An operator that wrote to what it was given makes a tensor of its own."""
+    for change in evidence.about(IN_PLACE):
+        calls, left = _number(change.before), _number(change.now)
+        plain = change.name.removesuffix("_")
+        rows = [row for row in evidence.came() if row.what.source.partition(".")[0] == plain]
+        if calls > left and rows:
+            lost = str(calls - left)
+            return cause("in place", rows, operator=plain, lost=lost, calls=str(calls))
+    return None
+
+
+@rule("size", "{module}.{parameter} is {now}, and was {before}", sure=True)
+def another_size(evidence: Evidence) -> Cause | None:
+    """A layer became wider, or a table longer."""
+    resized = [
+        row
+        for row in evidence.came(Role.PARAMETER.value)
+        if row.before is not None and row.now is not None and row.before.shape != row.now.shape
+    ]
+    if not resized:
+        return None
+    first = max(resized, key=lambda row: row.change)
+    assert first.before is not None
+    found = cause(
+        "size",
+        evidence.came(),
+        module=first.module,
+        parameter=first.what.source,
+        now=first.what.tensor,
+        before=str(list(first.before.shape)),
+    )
+    own = [row for row in evidence.came() if row.module == first.module and row.what.line]
+    return Cause(found.rule, found.values, shown_by(own), found.nbytes) if found and own else found
+
+
+@rule("new module", "{module} is new", sure=True)
+def new_module(evidence: Evidence) -> Cause | None:
+    """A part of the model was not there before."""
+    alive = evidence.before.alive
+    if alive is None or alive.rest:
+        return None
+    known = {group.what.module for group in alive.groups}
+    new = [
+        row
+        for row in evidence.came(Role.PARAMETER.value)
+        if row.before is None and row.what.module not in known
+    ]
+    if not new:
+        return None
+    modules = {row.what.module for row in new}
+    rows = [row for row in evidence.came() if any(within(one, row.what.module) for one in modules)]
+    largest = max(new, key=lambda row: row.change)
+    return cause("new module", rows, module=largest.module)
+
+
+@rule("torch", "torch is {now}, and was {before}", last=True)
+def another_torch(evidence: Evidence) -> Cause | None:
+    """Nothing that is known of the step changed but the version of torch."""
+    before, now = evidence.before, evidence.now
+    if before.torch == now.torch or before.workload != now.workload or evidence.facts:
+        return None
+    return cause("torch", evidence.came(), before=before.torch, now=now.torch)
+
+
+def _modes(text: str) -> dict[str, str]:
+    """Return the modes of a fact, and the numbers of the modules that have each."""
+    found: dict[str, str] = {}
+    for part in filter(None, text.split("; ")):
+        words = part.split(", ")
+        numbers = words.pop() if words[-1][:1].isdigit() else ""
+        found.update(dict.fromkeys(words, numbers))
+    return found
+
+
+def _lost_modes(evidence: Evidence, word: str) -> Iterator[tuple[FactChange, str, str]]:
+    """Yield modes that begin with ``word`` and that modules had and have no more."""
+    for change in evidence.about(MODES):
+        now = _modes(change.now)
+        for mode, numbers in _modes(change.before).items():
+            if mode.startswith(word) and now.get(mode) != numbers:
+                left = only_in(numbers, now[mode]) if mode in now else numbers
+                yield change, mode, left
+
+
+def _rows_of(evidence: Evidence, module: str) -> list[Row]:
+    """Return the rows of a module and of what is in it; of all, where it has none of its own."""
+    return [row for row in evidence.came() if _is_of(row, module)]
+
+
+def _is_of(row: Row, module: str) -> bool:
+    return within(module, row.what.module)
+
+
+def _once(rows: Iterable[Row]) -> list[Row]:
+    return [*{id(row): row for row in rows}.values()]
+
+
+def _number(text: str) -> int:
+    match = _COUNT.match(text)
+    return int(match.group()) if match is not None else 0

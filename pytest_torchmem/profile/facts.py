@@ -1,0 +1,46 @@
+"""What a step was run with, as far as it can change its memory: text by topic and name.
+
+A snapshot keeps the facts of its step, so that a later run can say which of them changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+INPUTS = "inputs"
+"""What the step works on: ``{"input 0": "int64[4, 512]"}``."""
+MODES = "modes"
+"""Modules that are called in another mode than what calls them, and the modules of a step in
+another than the usual one: ``{"Teacher": "no_grad", "GPT.blocks.*": "recomputed, 0-11"}``."""
+PARAMETERS = "parameters"
+"""What is frozen, and which parameters are one: ``{"GPT.head.weight": "is GPT.embed.weight"}``."""
+MODULES = "modules"
+"""Settings of outermost modules: ``{"LlamaForCausalLM": "attention sdpa"}``."""
+OPTIMIZERS = "optimizers"
+"""``{"AdamW": "foreach"}``."""
+IN_PLACE = "in place"
+"""How often modules called operators that write to what they are given."""
+TOPICS = (INPUTS, MODES, PARAMETERS, MODULES, OPTIMIZERS, IN_PLACE)
+
+Facts = Mapping[str, Mapping[str, str]]
+NO_FACTS: Facts = MappingProxyType({})
+
+
+class FactChange(NamedTuple):
+    """One fact, then and now, each "" where there was none."""
+
+    topic: str
+    name: str
+    before: str
+    now: str
+
+
+def changed_facts(before: Facts, now: Facts) -> Iterator[FactChange]:
+    """Yield the facts that differ, topic by topic, in the order of the present ones."""
+    for topic in TOPICS:
+        old, new = before.get(topic, {}), now.get(topic, {})
+        for name in (*new, *(name for name in old if name not in new)):
+            if old.get(name, "") != new.get(name, ""):
+                yield FactChange(topic, name, old.get(name, ""), new.get(name, ""))

@@ -1,0 +1,148 @@
+"""What grew, as a person would say it: the number, the cause, the place, rows that add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pytest_torchmem.diagnosis.causes import Cause
+from pytest_torchmem.diagnosis.diagnose import Diagnosis
+from pytest_torchmem.diagnosis.difference import MomentDifference, Row, Total
+from pytest_torchmem.figures import title
+from pytest_torchmem.profile.module_paths import unfold
+from pytest_torchmem.reports.layout import joined, width, wrapped
+from pytest_torchmem.snapshots.alive import What
+from pytest_torchmem.units import format_size
+
+MOST_ROWS = 6
+_SIZE = 11
+"""Columns of a change."""
+
+
+def why(diagnosis: Diagnosis) -> str:
+    """Return in one part of a sentence why memory grew, or else what is new."""
+    if diagnosis.causes:
+        return diagnosis.causes[0].text
+    row = leading_row(diagnosis)
+    if row is not None:
+        return f"{describe(row)}"
+    if diagnosis.difference.totals:
+        return "what was alive is not recorded in the snapshot"
+    return ""
+
+
+def place(diagnosis: Diagnosis) -> str:
+    """Return who allocates what grew: operator, module and line."""
+    row = leading_row(diagnosis)
+    if row is not None:
+        return place_of(row.what, row.module)
+    for total in diagnosis.difference.totals[:1]:
+        return place_of(total.largest, total.module)
+    return ""
+
+
+def leading_row(diagnosis: Diagnosis) -> Row | None:
+    """Return the row that stands for the growth: that of the first cause, else the largest."""
+    for cause in diagnosis.causes[:1]:
+        if cause.row is not None:
+            return cause.row
+    return next(iter(diagnosis.difference.came), None)
+
+
+def place_of(what: What | None, module: str) -> str:
+    """Return an operator, its module and its line: ``aten::mm in GPT.blocks.*, model.py:23``."""
+    if what is None:
+        return module
+    source = what.source or what.role
+    return joined(f"{source} in {module}" if module else source, what.line)
+
+
+def describe(row: Row) -> str:
+    """Return what became of equal allocations: ``12 × float32[8, 16] (was bfloat16[8, 16])``."""
+    before, now = row.before, row.now
+    if now is None:
+        assert before is not None
+        return f"{_times(row.count_before, before)}, {before.role}, gone"
+    text = _times(row.count_now, now)
+    if before is None:
+        return f"{text}, {now.role}"
+    was = before.tensor or format_size(before.nbytes)
+    if row.count_before != row.count_now:
+        was = f"{row.count_before} × {was}"
+    return f"{text} (was {was}), {now.role}"
+
+
+def _times(count: int, what: What) -> str:
+    tensor = what.tensor or format_size(what.nbytes)
+    return f"{count} × {tensor}" if count != 1 else tensor
+
+
+def section(diagnosis: Diagnosis, most: int = MOST_ROWS) -> str:
+    """Return what came and what went at the moment, largest first, with the sum of the rest."""
+    found = diagnosis.difference
+    if not found.rows and not found.totals:
+        return ""
+    head = f"What changed at the {title(found.moment)}" + _memory(found.moment)
+    if not found.recorded:
+        head += "; the snapshot, of an older version, has the modules alone"
+        rows = list(_total_lines(found.totals[:most]))
+        return "\n".join([wrapped(head), *rows])
+    lines = [line for row in found.rows[:most] for line in row_lines(row)]
+    return "\n".join([head, *lines, *_rest(found, most)])
+
+
+def _memory(moment: str) -> str:
+    return " of the step" if moment == "end" else ""
+
+
+def row_lines(row: Row) -> Iterator[str]:
+    """Yield the lines of a row: the change and what it is, and who allocated it."""
+    return _two_lines(signed(row.change), describe(row), place_of(row.what, row.module))
+
+
+def _two_lines(size: str, what: str, where: str) -> Iterator[str]:
+    start = f"  {size:>{_SIZE}}  "
+    text = f"{what}: {where}" if where else what
+    if len(start) + len(text) <= width():
+        yield f"{start}{text}"
+        return
+    indent = " " * len(start)
+    for part in (what, where):
+        if part:
+            yield from wrapped(f"{start}{part}", indent).split("\n")
+            start = indent
+
+
+def _rest(found: MomentDifference, most: int) -> Iterator[str]:
+    left = found.rows[most:]
+    more = sum(row.change for row in left)
+    if left:
+        noun = "row" if len(left) == 1 else "rows"
+        yield f"  {signed(more):>{_SIZE}}  in {len(left)} more {noun}"
+    if found.rest:
+        yield f"  {signed(found.rest):>{_SIZE}}  in groups too small for the snapshot"
+
+
+def _total_lines(totals: Sequence[Total]) -> Iterator[str]:
+    for total in totals:
+        now = format_size(total.now)
+        if total.before is None:
+            size, what = "?", f"{now} now; in the snapshot not recorded"
+        else:
+            size = signed(total.now - total.before)
+            what = f"{now} now, {format_size(total.before)} in the snapshot"
+        largest = total.largest
+        where = place_of(largest, unfold(total.module, "")) if largest else total.module
+        yield from _two_lines(size, what, where)
+
+
+def signed(change: int) -> str:
+    """Return a change in bytes with its sign."""
+    return f"+{format_size(change)}" if change > 0 else format_size(change)
+
+
+def others(causes: Sequence[Cause]) -> Iterator[str]:
+    """Yield further causes, each with its place."""
+    for cause in causes:
+        row = cause.row
+        where = place_of(row.what, row.module) if row is not None else ""
+        yield wrapped(f"Also: {joined(cause.text, where, separator=': ')}")

@@ -1,0 +1,32 @@
+"""How wide messages are: what does not fit goes to a line of its own, and is never cut."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+
+_OWN = 8
+"""Columns that pytest puts before a message: "E", and the indentation of the line that raised."""
+_NARROWEST = 60
+
+
+def width() -> int:
+    """Return the columns that a message has: those of ``COLUMNS`` or of the terminal, else 80."""
+    return max(shutil.get_terminal_size((80, 24)).columns - _OWN, _NARROWEST)
+
+
+def wrapped(text: str, indent: str = "  ") -> str:
+    """Return ``text`` on as many lines as it needs; those after the first are indented."""
+    lines = textwrap.wrap(
+        text,
+        width(),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines)
+
+
+def joined(*parts: str, separator: str = ", ") -> str:
+    """Return the parts that are there as one text."""
+    return separator.join(part for part in parts if part)

@@ -1,0 +1,419 @@
+"""Regressions planted in small models of every kind: what each rule has to recognise.
+
+Each is built as it was and as it is; a comment «here: <name>» marks the line that is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+WIDTH, HEADS, LENGTH, BATCH, WORDS = 32, 4, 64, 4, 200
+Step = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""A target, its arguments, and the options of its trace."""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A regression, and what the message has to say."""
+
+    name: str
+    build: Callable[[bool], Step]
+    rule: str
+    words: str
+    """A part of the sentence that names the cause."""
+    module: str
+    operator: str
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+    @property
+    def line(self) -> str:
+        """The end of the source line that is to blame."""
+        lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+        marked = [n for n, line in enumerate(lines, 1) if line.endswith(f"# here: {self.name}")]
+        return f"{Path(__file__).name}:{marked[0]}" if marked else ""
+
+
+PLANTED: list[Planted] = []
+
+
+def planted(
+    rule: str, words: str, module: str, operator: str, devices: tuple[str, ...] = ("cpu", "cuda")
+) -> Callable[[Callable[[bool], Step]], Callable[[bool], Step]]:
+    def register(build: Callable[[bool], Step]) -> Callable[[bool], Step]:
+        PLANTED.append(Planted(build.__name__, build, rule, words, module, operator, devices))
+        return build
+
+    return register
+
+
+class Block(nn.Module):
+    """One block of a decoder, with what may be wrong in it."""
+
+    def __init__(self, **wrong: Any) -> None:
+        super().__init__()
+        self.wrong = wrong
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.act = nn.GELU()
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.kept: list[Tensor] = []
+
+    def attend(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        if "strided" in self.wrong:
+            v = v.transpose(-1, -2).contiguous().transpose(-1, -2)
+        if "eager" in self.wrong:
+            scores = (q @ k.transpose(-1, -2)).softmax(-1)  # here: eager_attention
+            return scores @ v
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)  # here: strided_values
+
+    def forward(self, x: Tensor) -> Tensor:
+        attended = self.attend(self.norm(x)).transpose(1, 2).flatten(2)
+        x = x + self.out(attended)
+        hidden = self.act(self.up(x))
+        if "float" in self.wrong:
+            hidden = hidden.float().square()  # here: widened
+            hidden = hidden.to(x.dtype)
+        if "kept" in self.wrong:
+            self.kept.append(hidden.detach() * 2)  # here: kept_in_a_list
+        return x + self.down(hidden) * self.scale
+
+
+class Decoder(nn.Module):
+    """A small decoder."""
+
+    def __init__(
+        self, depth: int = 4, tied: bool = True, recompute: Any = (), wrong: Any = None
+    ) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block(**(wrong or {})) for _ in range(depth))
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.recompute = recompute
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for index, block in enumerate(self.blocks):
+            recompute = index in self.recompute
+            x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
+        return self.head(x)
+
+
+def ids(batch: int = BATCH, length: int = LENGTH) -> Tensor:
+    return torch.zeros(batch, length, dtype=torch.long)
+
+
+def cross_entropy(logits: Tensor) -> Tensor:
+    labels = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+@planted("attention", "attention fell from flash to math", "Decoder.blocks.*", "softmax")
+def strided_values(wrong: bool) -> Step:
+    model = Decoder(wrong={"strided": True} if wrong else None).bfloat16()
+    return model, (ids(),), {}
+
+
+@planted(
+    "attention", "attention fell from flash to a softmax of the", "Decoder.blocks.*", "softmax"
+)
+def eager_attention(wrong: bool) -> Step:
+    return Decoder(wrong={"eager": True} if wrong else None).bfloat16(), (ids(),), {}
+
+
+@planted("copy", "copies the", "Decoder.blocks.*", "aten::_to_copy")
+def widened(wrong: bool) -> Step:
+    return Decoder(wrong={"float": True} if wrong else None).bfloat16(), (ids(),), {}
+
+
+@planted("type", "float32 from the parameter Mixer.scale on", "Mixer", "aten::mul")
+def scale_in_float32(wrong: bool) -> Step:
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(WIDTH, 8 * WIDTH).bfloat16()
+            self.scale = nn.Parameter(
+                torch.ones(1, 8 * WIDTH).to(None if wrong else torch.bfloat16)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.up(x) * self.scale  # here: scale_in_float32
+            return x.sin().cos()
+
+    return Mixer(), (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
+
+
+@planted("held", "keeps what it made in the forward", "Decoder.blocks.*", "aten::mul")
+def kept_in_a_list(wrong: bool) -> Step:
+    return Decoder(wrong={"kept": True} if wrong else None), (ids(),), {}
+
+
+@planted("checkpoint", "Decoder.blocks.2 is no longer checkpointed", "Decoder.blocks.", "aten::")
+def one_block_without_checkpoint(wrong: bool) -> Step:
+    recompute = (0, 1, 3) if wrong else (0, 1, 2, 3)
+    return Decoder(recompute=recompute), (ids(),), {}
+
+
+@planted("checkpoint", "Decoder.blocks.* is no longer checkpointed", "Decoder.blocks.*", "aten::")
+def no_checkpoints(wrong: bool) -> Step:
+    return Decoder(recompute=() if wrong else (0, 1, 2, 3)), (ids(),), {}
+
+
+@planted(
+    "tied", "Decoder.head.weight is no longer tied to Decoder.embed", "Decoder.head", "aten::mm"
+)
+def untied_weights(wrong: bool) -> Step:
+    return Decoder(depth=1, tied=not wrong), (ids(1, 8),), {"optimizer": torch.optim.AdamW}
+
+
+@planted("inputs", "input 0 int64[4, 64] → [6, 64]", "Decoder", "aten::")
+def larger_batch(wrong: bool) -> Step:
+    return Decoder(), (ids(6 if wrong else BATCH),), {}
+
+
+@planted("copy", "copies the", "", "aten::_to_copy")
+def logits_twice(wrong: bool) -> Step:
+    def loss(logits: Tensor) -> Tensor:
+        if wrong:
+            logits = logits.float()  # here: logits_twice
+        return cross_entropy(logits)
+
+    return Decoder(depth=1).bfloat16(), (ids(),), {"loss_fn": loss}
+
+
+@planted("optimizer", "the optimizer is AdamW (", "", "aten::")
+def another_optimizer(wrong: bool) -> Step:
+    optimizer = torch.optim.AdamW if wrong else torch.optim.SGD
+    return Decoder(), (ids(1, 8),), {"optimizer": optimizer}
+
+
+@planted("optimizer", "AdamW (foreach), and was AdamW (loop)", "", "aten::_foreach")
+def another_implementation(wrong: bool) -> Step:
+    def adam(parameters: Any) -> Any:
+        return torch.optim.AdamW(parameters, foreach=wrong)
+
+    return Decoder(), (ids(1, 8),), {"optimizer": adam}
+
+
+class Net(nn.Module):
+    """A small convolutional net."""
+
+    def __init__(self, positions: Tensor, width: int = 16) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.layers = nn.Sequential(*(self._layer(width) for _ in range(3)))
+        self.head = nn.Linear(width, 10)
+        self.register_buffer("positions", positions)
+
+    def _layer(self, width: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x * self.positions  # here: positions_in_float64
+        x = x.square()
+        x = self.layers(x.to(self.head.weight.dtype))
+        return self.head(x.mean((2, 3)))
+
+
+def images(batch: int = 4) -> Tensor:
+    return torch.zeros(batch, 3, 16, 16)
+
+
+@planted("in place", "relu is no longer in place (1 of 1 calls)", "Stem.act", "aten::relu")
+def not_in_place(wrong: bool) -> Step:
+    class Stem(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.act = nn.Conv2d(3, 64, 3), nn.ReLU(inplace=not wrong)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.conv(x)).mean((2, 3))
+
+    return Stem(), (images(),), {}
+
+
+@planted("float64", "float64 comes from the buffer Net.positions", "Net", "aten::mul")
+def positions_in_float64(wrong: bool) -> Step:
+    dtype = torch.float64 if wrong else torch.float32
+    return Net(positions=torch.zeros(4, 16, 16, 16, dtype=dtype)), (images(),), {}
+
+
+@planted("size", "and was [", "Wide.", "aten::")
+def wider_layer(wrong: bool) -> Step:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            hidden = 64 if wrong else 16
+            self.wide, self.narrow = nn.Linear(32, hidden), nn.Linear(hidden, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.narrow(self.wide(x).relu())
+
+    return Wide(), (torch.zeros(64, 32),), {}
+
+
+@planted("broadcast", "broadcasting", "", "aten::mse_loss")
+def product_of_vectors(wrong: bool) -> Step:
+    def loss(output: Tensor) -> Tensor:
+        target = torch.zeros(256, device=output.device)
+        prediction = output[:, :1] if wrong else output[:, 0]
+        return F.mse_loss(prediction, target)  # here: product_of_vectors
+
+    return nn.Linear(8, 4), (torch.zeros(256, 8),), {"loss_fn": loss}
+
+
+@planted("settings", "attention eager, and had attention sdpa", "Configured", "aten::")
+def another_attention(wrong: bool) -> Step:
+    class Configured(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = SimpleNamespace(_attn_implementation="eager" if wrong else "sdpa")
+            self.block = Block(**({"eager": True} if wrong else {}))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(x)
+
+    return Configured(), (torch.zeros(BATCH, LENGTH, WIDTH),), {}
+
+
+class Program:
+    """Training loops, whose whole body is traced; ``device`` is where they run."""
+
+    def __init__(self, run: Callable[[str], None]) -> None:
+        self.run = run
+
+
+@planted("gradients kept", "gradients of an earlier step are alive in the forward", "", "aten::")
+def gradients_not_set_to_none(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Linear(256, 256).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=not wrong)
+            y = model(torch.zeros(300, 256, device=device))
+            y.sum().backward()
+            optimizer.step()
+
+    return Program(run), (), {}
+
+
+@planted("earlier steps", "tensors of an earlier step are still alive", "Sequential", "aten::")
+def graphs_of_several_steps(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)).to(device)
+        total = torch.zeros((), device=device)
+        for _ in range(3):
+            loss = model(torch.zeros(64, 32, device=device)).square().sum()
+            loss.backward(retain_graph=wrong)
+            total = total + (loss if wrong else loss.detach())
+
+    return Program(run), (), {}
+
+
+@planted("gradients recorded", "Teacher runs with gradients", "Teacher", "aten::")
+def teacher_with_gradients(wrong: bool) -> Step:
+    class Teacher(nn.Sequential):
+        pass
+
+    def run(device: str) -> None:
+        student = nn.Linear(32, 32).to(device)
+        teacher = Teacher(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32)).to(device)
+        x = torch.zeros(64, 32, device=device)
+        with torch.set_grad_enabled(wrong):
+            wanted = teacher(x)
+        F.mse_loss(student(x), wanted).backward()
+
+    return Program(run), (), {}
+
+
+@planted("autocast", "Decoder runs without autocast", "Decoder", "aten::")
+def outside_of_autocast(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = Decoder().to(device)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=not wrong):
+            loss = cross_entropy(model(ids(16).to(device)))
+        loss.backward()
+
+    return Program(run), (), {}
+
+
+@planted("trained", "Backbone", "Backbone", "aten::")
+def backbone_is_trained(wrong: bool) -> Step:
+    class Backbone(nn.Sequential):
+        pass
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.Backbone = Backbone(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32))
+            self.Backbone.requires_grad_(wrong)
+            self.head = nn.Linear(32, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.Backbone(x))
+
+    return Model(), (torch.zeros(16, 32),), {"optimizer": torch.optim.AdamW}
+
+
+@planted("cache", "a cache of keys and values is kept", "Cached.layers.*", "aten::cat")
+def cache_in_training(wrong: bool) -> Step:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kv = nn.Linear(WIDTH, 2 * WIDTH)
+
+        def forward(self, x: Tensor, cache: list[Tensor] | None) -> Tensor:
+            k, v = self.kv(x).view(BATCH, LENGTH, HEADS, -1).transpose(1, 2).chunk(2, -1)
+            if cache is not None:
+                grown = [torch.cat([a[:, :, :0], a], 2) for a in (k, v)]  # here: cache_in_training
+                cache += grown
+            y = F.scaled_dot_product_attention(k, k, v)
+            return x + y.transpose(1, 2).flatten(2)
+
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(3))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor] | None]:
+            cache: list[Tensor] | None = [] if wrong else None
+            for layer in self.layers:
+                x = layer(x, cache)
+            return x, cache
+
+    def loss(output: tuple[Tensor, Any]) -> Tensor:
+        return output[0].sum()
+
+    return Cached(), (torch.zeros(BATCH, LENGTH, WIDTH),), {"loss_fn": loss}
+
+
+@planted("training mode", "Cell is in training mode, and was in eval mode", "Cell", "aten::")
+def not_in_eval(wrong: bool) -> Step:
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.GRU(16, 32, batch_first=True)
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dropout(self.rnn(x)[0]) * 2
+
+    return Cell().train(wrong), (torch.zeros(4, 16, 16),), {}
