@@ -58,7 +58,7 @@ class Told:
         if self.cause is None:
             return self.parts
         if self.cause == first.cause:
-            return [f"{self.size}: for the same reason"]
+            return [f"{self.size}: for the same reason" if any(self.cause) else self.size]
         return self.parts[:1]
 
 
