@@ -239,10 +239,28 @@ def _lines(entry: Entry) -> Iterable[str]:
     for gpu, measured in sorted(entry.measured.items()):
         for figure, nbytes in measured.figures.items():
             yield f"{label(figure)} measured on {gpu} {_exact(nbytes)}, torch {measured.torch}"
+    for topic, known in entry.facts.items():
+        for name, value in known.items():
+            yield f"{topic}: {name}: {value}"
+    yield from _alive(entry)
     for peak, explanation in entry.explained.items():
         for what, table in (("module", explanation.modules), ("operator", explanation.operators)):
             for name in sorted(table):
                 yield f"at the {label(peak)}, {what} {name}: {format_size(table[name])}"
+
+
+def _alive(entry: Entry) -> Iterable[str]:
+    """Yield a line for each group at each moment, without what changes when a line moves."""
+    alive = entry.alive
+    for moment in alive.moments if alive is not None else ():
+        for group in alive.groups if alive is not None else ():
+            if moment in group.counts:
+                what = group.what
+                parts = (what.role, what.source, what.module)
+                name = ", ".join(filter(None, parts))
+                tensor = what.tensor or format_size(what.nbytes)
+                total = format_size(group.nbytes(moment))
+                yield f"at the {label(moment)}, {group.counts[moment]} × {tensor}, {name}: {total}"
 
 
 def _exact(nbytes: int) -> str:

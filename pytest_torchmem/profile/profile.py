@@ -84,7 +84,7 @@ class MemoryProfile:
     """The workspaces of the step that a calibration can measure."""
     facts: Facts = field(default_factory=dict, repr=False)
     """What the step was run with: text by topic and name."""
-    broadcasts: tuple[tuple[Origin, str], ...] = field(default=(), repr=False)
+    broadcasts: tuple[tuple[Origin, str], ...] = field(default=(), repr=False, compare=False)
     """Where operators made more elements than any input has, and the inputs' shapes."""
     timeline: Timeline = field(default=Timeline(), repr=False)
     calls: tuple[OperatorCall, ...] | None = field(default=None, repr=False, compare=False)
@@ -274,6 +274,7 @@ class MemoryProfile:
             **plain,
             **lists,
             "allocator_peaks": peaks,
+            "facts": {topic: dict(known) for topic, known in self.facts.items()},
             "timeline": plain_timeline(self.timeline),
             "others": [other._plain() for other in self.others],
         }
@@ -289,9 +290,13 @@ class MemoryProfile:
         if any(values[name] != found[name] for name in found):
             raise ValueError("its figures are not those of its timeline")
         lists: dict[str, Any] = {name: tuple(map(str, plain[name])) for name in _LISTS}
+        facts = {
+            str(topic): {str(name): str(value) for name, value in known.items()}
+            for topic, known in plain["facts"].items()
+        }
         others = tuple(map(cls._of_plain, plain["others"]))
         replay = (lambda: MappingProxyType(peaks)) if peaks else None
-        return cls(**values, **lists, timeline=timeline, replay=replay, others=others)
+        return cls(**values, **lists, facts=facts, timeline=timeline, replay=replay, others=others)
 
     def to_html(
         self,

@@ -43,7 +43,10 @@ def plain_timeline(timeline: Timeline) -> dict[str, Any]:
         "label": [texts(found.label) for found in allocations],
         "confidence": [texts(found.confidence.value) for found in allocations],
         "origins": [
-            [texts(part) for part in (found.phase.value, found.module, found.operator, found.line)]
+            [
+                *map(texts, (found.phase.value, found.module, found.operator, found.line)),
+                int(found.recomputed),
+            ]
             for found in origins.values()
         ],
         "shapes": [list(shape) for shape in shapes.values()],
@@ -61,8 +64,8 @@ def read_timeline(plain: Any) -> Timeline:
     texts = [_as(str, text) for text in plain["texts"]]
     shapes = [tuple(_as(int, size) for size in shape) for shape in plain["shapes"]]
     origins = [
-        Origin(Phase(texts[phase]), texts[module], texts[operator], texts[line])
-        for phase, module, operator, line in plain["origins"]
+        Origin(Phase(texts[phase]), texts[module], texts[operator], texts[line], again == 1)
+        for phase, module, operator, line, again in plain["origins"]
     ]
     allocations = tuple(
         Allocation(
