@@ -1,35 +1,85 @@
 """A stand-in for the driver's library, which machines without a GPU lack.
 
-Some builds of cuDNN name ``libcuda.so.1`` among the libraries they need, and are not loaded
-without it. To list execution plans none of its functions has to work. This one defines those that
-cuDNN wants to find, and every one of them answers ``CUDA_ERROR_NO_DEVICE``. It is written by
-Python, so that no compiler is needed and no binary is distributed, and only the process that asks
-cuDNN ever sees it.
+cuDNN leaves out what is compiled when it runs (attention, fused graphs, some convolutions) unless
+it finds the driver and all of the functions below, and some builds are not loaded at all without
+``libcuda.so.1``. To build execution plans the functions have to do nothing: those that load and
+describe kernels succeed, and every other one answers ``CUDA_ERROR_NO_DEVICE``, as a driver without
+a GPU does. The library is written by Python, so that no compiler is needed and no binary is
+distributed, and only the process that asks cuDNN ever sees it.
 """
 
 from __future__ import annotations
 
 import platform
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 SONAME = "libcuda.so.1"
-FUNCTIONS = (
-    "cuGetErrorString",
+LOADING = (
+    "cuLibraryGetKernel",
+    "cuLibraryLoadData",
+    "cuLibraryLoadFromFile",
     "cuModuleGetFunction",
     "cuModuleLoadData",
+)
+"""What gives a handle: kernels are loaded while a plan is built, and none of them is launched."""
+SETTING = (
+    "cuKernelGetAttribute",
+    "cuKernelSetAttribute",
+    "cuLibraryUnload",
     "cuModuleUnload",
+)
+"""What is done with such handles, and succeeds."""
+OTHERS = (
+    "cuCtxGetCurrent",
+    "cuCtxGetLimit",
+    "cuCtxPopCurrent",
+    "cuCtxPushCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetCount",
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuLaunchCooperativeKernel",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cuLinkAddData",
+    "cuLinkComplete",
+    "cuLinkCreate",
+    "cuLinkDestroy",
+    "cuOccupancyMaxPotentialClusterSize",
+    "cuStreamGetCtx",
     "cuTensorMapEncodeIm2col",
     "cuTensorMapEncodeTiled",
 )
-"""What ``libcudnn_engines_runtime_compiled.so.9`` wants defined when it is loaded."""
-
-_NO_DEVICE = 100
-#: ELF's number of the machine, and code that returns ``CUDA_ERROR_NO_DEVICE``.
-_MACHINES = {
-    "x86_64": (62, b"\xb8" + struct.pack("<I", _NO_DEVICE) + b"\xc3"),  # mov eax, 100; ret
-    "aarch64": (183, struct.pack("<II", 0x52800C80, 0xD65F03C0)),  # mov w0, #100; ret
+"""What else ``libcudnn_engines_runtime_compiled.so.9`` wants defined, from 9.8 to 9.28."""
+HANDLE = -1
+"""For a function that writes a handle to where its first argument points, and succeeds."""
+FUNCTIONS = {
+    **dict.fromkeys(LOADING, HANDLE),
+    **dict.fromkeys(SETTING, 0),
+    **dict.fromkeys(OTHERS, 100),
 }
+"""The functions with what they return: success, or ``CUDA_ERROR_NO_DEVICE``."""
+
+_CODE = 16
+"""The bytes of a function."""
+
+
+def _on_x86_64(answer: int) -> bytes:
+    if answer == HANDLE:  # mov qword ptr [rdi], 16; xor eax, eax; ret
+        return b"\x48\xc7\x07\x10\x00\x00\x00\x31\xc0\xc3"
+    return b"\xb8" + struct.pack("<I", answer) + b"\xc3"  # mov eax, answer; ret
+
+
+def _on_aarch64(answer: int) -> bytes:
+    if answer == HANDLE:  # mov x1, #16; str x1, [x0]; mov w0, #0; ret
+        return struct.pack("<IIII", 0xD2800201, 0xF9000001, 0x52800000, 0xD65F03C0)
+    return struct.pack("<II", 0x52800000 | answer << 5, 0xD65F03C0)  # mov w0, #answer; ret
+
+
+#: ELF's number of the machine, and a function's code there.
+_MACHINES = {"x86_64": (62, _on_x86_64), "aarch64": (183, _on_aarch64)}
 _HEADER, _SEGMENT, _SYMBOL, _DYNAMIC = 64, 56, 24, 16
 _LOAD, _DYNAMIC_SEGMENT, _STACK = 1, 2, 0x6474E551
 _STRINGS, _SYMBOLS, _HASH, _STRINGS_SIZE, _SYMBOL_SIZE, _NAME = 5, 6, 4, 10, 11, 14
@@ -41,13 +91,14 @@ def is_supported(machine: str = "") -> bool:
 
 
 def shared_object(
-    soname: str = SONAME, functions: Sequence[str] = FUNCTIONS, machine: str = ""
+    soname: str = SONAME, functions: Mapping[str, int] = FUNCTIONS, machine: str = ""
 ) -> bytes:
-    """Return a shared object in ELF whose functions return ``CUDA_ERROR_NO_DEVICE``.
+    """Return a shared object in ELF with functions that return these numbers, or a ``HANDLE``.
 
     Raises ``KeyError`` for a machine that is not supported.
     """
-    number, code = _MACHINES[machine or platform.machine()]
+    number, coded = _MACHINES[machine or platform.machine()]
+    code = b"".join(coded(answer).ljust(_CODE, b"\0") for answer in functions.values())
     names = b"\0" + b"".join(name.encode() + b"\0" for name in (soname, *functions))
     symbols = _HEADER + 3 * _SEGMENT
     strings = symbols + _SYMBOL * (len(functions) + 1)
@@ -71,8 +122,8 @@ def shared_object(
         + _segment(_STACK, 6, 0, 0),
         symbols: bytes(_SYMBOL)
         + b"".join(
-            struct.pack("<IBBHQQ", _position(names, name), 0x12, 0, 1, start, len(code))
-            for name in functions
+            struct.pack("<IBBHQQ", _position(names, name), 0x12, 0, 1, start + _CODE * at, _CODE)
+            for at, name in enumerate(functions)
         ),
         strings: names,
         hashes: table,

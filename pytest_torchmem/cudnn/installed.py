@@ -45,6 +45,8 @@ class Installed:
     version: Version
     folders: tuple[Path, ...]
     """Where it and the libraries that it needs are."""
+    frontend: Path | None = None
+    """The folder that has cudnn-frontend, which attention is asked with."""
 
     def library_path(self, stand_in: Path) -> str:
         """Return ``LD_LIBRARY_PATH``; ``stand_in`` is the folder of the driver's stand-in."""
@@ -92,7 +94,17 @@ def _in(place: Path) -> Installed | None:
         library = folder / _LIBRARY
         if library.is_file():
             version = _version_of(folder)
-            return Installed(library, version, tuple(_folders(folder))) if version else None
+            if version is None:
+                return None
+            return Installed(library, version, tuple(_folders(folder)), _frontend(place))
+    return None
+
+
+def _frontend(place: Path) -> Path | None:
+    """Return the folder with ``nvidia-cudnn-frontend``, beside cuDNN or on ``sys.path``."""
+    for folder in (place, *(Path(entry) for entry in sys.path if entry)):
+        if any((folder / "cudnn").glob("_compiled_module*.so")):
+            return folder
     return None
 
 

@@ -30,7 +30,7 @@ from pytest_torchmem.cudnn.installed import (
     version_text,
 )
 from pytest_torchmem.cudnn.memory import DiskMemory, read_answer
-from pytest_torchmem.cudnn.questions import Question
+from pytest_torchmem.cudnn.questions import Convolution, Question
 
 PATIENCE = 120.0
 """Seconds that one question may take; cuDNN answers in milliseconds, once its libraries are
@@ -38,7 +38,7 @@ loaded."""
 _ATTEMPTS = 3
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from pytest_torchmem.cudnn.worker import main; main(sys.argv[2])"
+    "from pytest_torchmem.cudnn.worker import main; main(*sys.argv[2:])"
 )
 
 
@@ -75,7 +75,8 @@ class Library:
             answer = self._asked(json.dumps(message))
             if answer is None:
                 return Answer(why=self._why)
-            self._memory.add(place, answer)
+            # Without an answer about attention, what it needs beside cuDNN may be missing here.
+            self._memory.add(place, answer, bool(answer.plans or isinstance(question, Convolution)))
             return answer
 
     def _asked(self, message: str) -> Answer | None:
@@ -119,6 +120,7 @@ class _Process:
         package = str(Path(__file__).parents[2])
         # Without site-packages (-I, -S): nothing that is installed runs there.
         command = [sys.executable, "-I", "-S", "-c", _START, package, str(installed.library)]
+        command.append(str(installed.frontend or ""))
         self._popen = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

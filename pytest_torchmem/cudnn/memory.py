@@ -43,14 +43,14 @@ class DiskMemory:
             self._found = self._read()
         return self._found.get(place)
 
-    def add(self, place: Place, answer: Answer) -> None:
-        """Remember an answer; where nothing can be written, for this process alone."""
+    def add(self, place: Place, answer: Answer, on_disk: bool = True) -> None:
+        """Remember an answer; where nothing can or shall be written, for this process alone."""
         if self._found is None:
             self._found = self._read()
         self._found[place] = answer
         plans = [[plan.workspace, plan.engine, plan.notes] for plan in answer.plans]
         line = json.dumps([*place, plans, answer.why], separators=(",", ":")) + "\n"
-        if self._path is not None:
+        if self._path is not None and on_disk:
             with contextlib.suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 with self._path.open("ab", buffering=0) as file:  # one write, at the end

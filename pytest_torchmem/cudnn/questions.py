@@ -101,7 +101,47 @@ class Convolution:
         }
 
 
-Question = Convolution
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention through cuDNN, its forward or its backward.
+
+    Operands are there by name: ``query``, ``key``, ``value`` and ``output``; ``statistics`` where a
+    backward follows; ``bias`` where there is a mask; ``gradient`` in a backward.
+    """
+
+    direction: str
+    """``"forward"`` or ``"backward"``."""
+    operands: tuple[tuple[str, Operand], ...]
+    causal: bool = False
+    dropout: float = 0.0
+
+    @property
+    def operator(self) -> str:
+        """The name under which answers are kept."""
+        return f"{PREFIX}attention_{self.direction}"
+
+    @property
+    def geometry(self) -> str:
+        """Everything else that decides the answer, as text."""
+        text = ", ".join(f"{name}={operand}" for name, operand in self.operands)
+        settings = {"causal": self.causal, f"dropout {self.dropout:g}": self.dropout > 0}
+        chosen = ", ".join(name for name, holds in settings.items() if holds)
+        return f"{text}; {chosen}" if chosen else text
+
+    def plain(self) -> dict[str, Any]:
+        """Return the question as the process that asks reads it."""
+        return {
+            "kind": "attention",
+            "direction": self.direction,
+            "operands": {
+                name: [one.dtype, list(one.shape), list(one.strides)] for name, one in self.operands
+            },
+            "causal": self.causal,
+            "dropout": self.dropout,
+        }
+
+
+Question = Convolution | Attention
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -12,12 +12,16 @@ import os
 import sys
 from typing import IO, Any
 
+from pytest_torchmem.cudnn.attention import Frontend
 from pytest_torchmem.cudnn.backend import Backend
 from pytest_torchmem.cudnn.plans import answer
 
 
-def main(path: str) -> None:
-    """Answer questions until the input ends; ``path`` is ``libcudnn.so.9``."""
+def main(path: str, frontend: str = "") -> None:
+    """Answer questions until the input ends.
+
+    ``path`` is ``libcudnn.so.9``, and ``frontend`` the folder that has cudnn-frontend, if any does.
+    """
     # cuDNN and what it loads may print; the answers have the pipe for themselves.
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -30,9 +34,13 @@ def main(path: str) -> None:
         _write(pipe, {"error": str(error)})
         return
     _write(pipe, {"version": list(version)})
+    attention = Frontend(frontend)
     for line in sys.stdin:
         device, question = json.loads(line)
-        found = answer(backend, device, question)
+        if question["kind"] == "attention":
+            found = attention.answer(device, question)
+        else:
+            found = answer(backend, device, question)
         plans = [[plan.workspace, plan.engine, plan.notes] for plan in found.plans]
         _write(pipe, {"plans": plans, "why": found.why})
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from pytest_torchmem.cudnn.installed import Installed, find_installed, parse_ver
 from pytest_torchmem.cudnn.library import Library
 from pytest_torchmem.cudnn.memory import DiskMemory
 from pytest_torchmem.cudnn.questions import (
+    Attention,
     Convolution,
     Operand,
     contiguous_strides,
@@ -63,13 +65,16 @@ def test_the_stand_in_can_be_loaded(tmp_path: Path) -> None:
     path = tmp_path / driver.SONAME
     path.write_bytes(driver.shared_object())
     stand_in = ctypes.CDLL(str(path))
-    assert [getattr(stand_in, name)() for name in driver.FUNCTIONS] == [100] * 6
+    for name, answer in driver.FUNCTIONS.items():
+        handle = ctypes.c_uint64(0)
+        assert getattr(stand_in, name)(ctypes.byref(handle)) == max(answer, 0), name
+        assert bool(handle.value) == (answer == driver.HANDLE), name
 
 
 def test_a_stand_in_for_each_machine() -> None:
     known = {machine: driver.shared_object(machine=machine) for machine in ("x86_64", "aarch64")}
     assert {written[:4] for written in known.values()} == {b"\x7fELF"}
-    assert all(len(written) < 1024 for written in known.values())
+    assert all(len(written) < 4096 for written in known.values())
     assert not driver.is_supported("riscv64")
     with pytest.raises(KeyError):
         driver.shared_object(machine="riscv64")
@@ -202,3 +207,38 @@ def test_the_package_starts_no_process_and_imports_no_torch_for_it() -> None:
     )
     environment = {**os.environ, "TORCHMEM_CUDNN": ""}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def attention(direction: str, **settings: Any) -> Attention:
+    """Return attention over 2 x 16 heads of 1,024 rows of 64."""
+
+    def dense(*shape: int, dtype: str = "bfloat16") -> Operand:
+        return Operand(dtype, shape, contiguous_strides(shape))
+
+    names = ["query", "key", "value", "output", *(["gradient"] if direction == "backward" else [])]
+    operands = [(name, dense(2, 16, 1024, 64)) for name in names]
+    operands.append(("statistics", dense(2, 16, 1024, 1, dtype="float32")))
+    return Attention(direction, tuple(operands), **settings)
+
+
+def test_a_question_about_attention_as_text() -> None:
+    question = attention("forward", causal=True, dropout=0.1)
+    assert question.operator == "cudnn::attention_forward"
+    assert question.geometry.startswith("query=bfloat16[2,16,1024,64], key=")
+    assert question.geometry.endswith("statistics=float32[2,16,1024,1]; causal, dropout 0.1")
+
+
+def test_attention_of_cudnn(cudnn: Library) -> None:
+    """A backward sums the query's gradient in float, and has a number for each row."""
+    if cudnn.installed.frontend is None:
+        answer = cudnn.ask((9, 0), 132, attention("forward"))
+        assert answer.why == "nvidia-cudnn-frontend is not installed"
+        pytest.skip(answer.why)
+    forward = cudnn.ask((9, 0), 132, attention("forward"))
+    backward = cudnn.ask((9, 0), 132, attention("backward", causal=True))
+    assert (forward.why, backward.why) == ("", "")
+    assert forward.workspace is not None
+    assert forward.workspace <= 4096
+    rows = 2 * 16 * 1024
+    assert backward.workspace is not None
+    assert 0 <= backward.workspace - (rows * 64 * 4 + rows * 4) <= 4096

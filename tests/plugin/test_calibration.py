@@ -201,7 +201,7 @@ from pytest_torchmem.checks.calibrations import CalibrationResult, Calibrations
 from pytest_torchmem.targets.calibration import WorkspaceSize, WorkspaceKey, Setup
 
 def measure(self, module, target):
-    size = target.trace("cuda", None).peak
+    size = target.trace("cuda", None, None).peak
     one, other = WorkspaceKey("aten::b", f"[{size}]"), WorkspaceKey("aten::a", "")
     sizes = {one: WorkspaceSize(size, 7), other: WorkspaceSize(size)}
     return CalibrationResult({Setup("h100", "2.13"): sizes})

@@ -5,12 +5,14 @@ native/transformers/attention.cpp, ``scaled_dot_product_attention``; native/cudn
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from pytest_torchmem.cudnn.questions import Attention as CudnnAttention
 from pytest_torchmem.operators.arguments import Attention
 from pytest_torchmem.operators.attention.choice import (
     CUDNN,
@@ -19,8 +21,9 @@ from pytest_torchmem.operators.attention.choice import (
     choose,
 )
 from pytest_torchmem.operators.geometry import dense_bytes
+from pytest_torchmem.operators.libraries.cudnn import Cudnn, attention_operand
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, unknown
+from pytest_torchmem.operators.workspace import Workspace, told, unknown
 from pytest_torchmem.targets.gpus import Gpu
 
 _aten: Any = torch.ops.aten
@@ -101,18 +104,77 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
 @operator("aten::_scaled_dot_product_cudnn_attention", "aten::_cudnn_attention_forward").workspace(
     "cuda"
 )
-def cudnn_forward() -> Workspace:
-    """``mha_graph->get_workspace_size()``, which cuDNN alone knows; native/cudnn/MHA.cpp."""
-    return unknown()
+def cudnn_forward(
+    outputs: Sequence[Tensor | None],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float,
+    is_causal: bool,
+    cudnn: Cudnn,
+) -> Workspace:
+    """``mha_graph->get_workspace_size()``; native/cudnn/MHA.cpp, ``run_cudnn_SDP_fprop``."""
+    output = outputs[0]
+    if output is None or query.dim() != 4:
+        return unknown()
+    statistics = _statistics(query) if compute_log_sumexp else None
+    given = {"query": query, "key": key, "value": value, "output": output, "statistics": statistics}
+    bias = _expanded(attn_bias, query, key)
+    return _told(cudnn, _asked("forward", {**given, "bias": bias}, is_causal, dropout_p))
 
 
 @operator(
     "aten::_scaled_dot_product_cudnn_attention_backward",
     not_in_key=("philox_seed", "philox_offset"),
 ).workspace("cuda")
-def cudnn_backward(grad_out: Tensor, out: Tensor) -> Workspace:
+def cudnn_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    attn_bias: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    cudnn: Cudnn,
+) -> Workspace:
     """A copy of a gradient that lies otherwise than the output, and cuDNN's; MHA.cpp,
     ``run_cudnn_SDP_bprop``.
     """
-    alike = grad_out.stride() == out.stride()
-    return unknown(0 if alike else dense_bytes(grad_out))
+    copied = 0 if grad_out.stride() == out.stride() else dense_bytes(grad_out)
+    if query.dim() != 4:
+        return unknown(copied)
+    given = {"query": query, "key": key, "value": value, "output": out}
+    given |= {"statistics": _statistics(query), "gradient": out}
+    bias = _expanded(attn_bias, query, key)
+    return _told(cudnn, _asked("backward", {**given, "bias": bias}, is_causal, dropout_p), copied)
+
+
+def _statistics(query: Tensor) -> Tensor:
+    return torch.empty((*query.shape[:3], 1), dtype=torch.float32, device="meta")
+
+
+def _expanded(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """Return a mask as ``_cudnn_attention_forward`` of attention.cu hands it on."""
+    if bias is None:
+        return None
+    heads = bias.shape[1] if bias.dim() == 4 else 1
+    if bias.dim() == 3:
+        bias = bias.unsqueeze(1)
+    return bias.expand(query.shape[0], heads, query.shape[2], key.shape[2])
+
+
+def _asked(
+    direction: str, given: Mapping[str, Tensor | None], is_causal: bool, dropout: float
+) -> CudnnAttention:
+    operands = tuple(
+        (name, attention_operand(tensor)) for name, tensor in given.items() if tensor is not None
+    )
+    return CudnnAttention(direction, operands, is_causal, dropout)
+
+
+def _told(cudnn: Cudnn, question: CudnnAttention, *copies: int) -> Workspace:
+    found = cudnn.ask(question)
+    return unknown(*copies) if found is None else told(*copies, found)

@@ -18,6 +18,7 @@ from torch import Tensor
 from pytest_torchmem.cudnn.installed import Version
 from pytest_torchmem.operators.arguments import ConvolutionSettings
 from pytest_torchmem.operators.geometry import suggested_format
+from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.settings import depthwise_kernel
 
@@ -65,24 +66,27 @@ class CudaBackend(Enum):
 
 
 def cuda_backend(
-    input: Tensor, weight: Tensor, settings: ConvolutionSettings, version: Version
+    gpu: Gpu, input: Tensor, weight: Tensor, settings: ConvolutionSettings, version: Version
 ) -> CudaBackend:
     """``_select_conv_backend`` for images and volumes, of a build with this cuDNN."""
     channels, groups = input.shape[1], settings.groups
     if not settings.transposed and groups == channels > 1 and not weight.shape[0] % channels:
-        native = not _cudnn_takes_depthwise(input, weight, settings, version)
+        native = not _cudnn_takes_depthwise(gpu, input, weight, settings, version)
         return CudaBackend.DEPTHWISE if native else CudaBackend.CUDNN
-    taken = _cudnn_takes(input, weight, settings, version)
+    taken = _cudnn_takes(gpu, input, weight, settings, version)
     return CudaBackend.CUDNN if taken else CudaBackend.SLOW
 
 
 def _cudnn_takes(
-    input: Tensor, weight: Tensor, settings: ConvolutionSettings, version: Version
+    gpu: Gpu, input: Tensor, weight: Tensor, settings: ConvolutionSettings, version: Version
 ) -> bool:
-    """``ConvParams::use_cudnn``. With cuDNN 9.8 to 9.14, torch 2.9.1 and its successors leave
-    contiguous volumes in half precision to ATen (pytorch/pytorch#163581).
+    """``ConvParams::use_cudnn``; bfloat16 from sm80 on (CUDAHooks.cpp,
+    ``supportsBFloat16ConvolutionWithCuDNNv8``). With cuDNN 9.8 to 9.14, torch 2.9.1 and its
+    successors leave contiguous volumes in half precision to ATen (pytorch/pytorch#163581).
     """
     if not uses_cudnn(input):
+        return False
+    if torch.bfloat16 in (input.dtype, weight.dtype) and gpu.capability < (8, 0):
         return False
     contiguous = cuda_format(input, weight) == torch.contiguous_format
     volume = weight.dim() == 5 and input.dtype in (torch.float16, torch.bfloat16)
@@ -94,7 +98,7 @@ def _cudnn_takes(
 
 
 def _cudnn_takes_depthwise(
-    input: Tensor, weight: Tensor, settings: ConvolutionSettings, version: Version
+    gpu: Gpu, input: Tensor, weight: Tensor, settings: ConvolutionSettings, version: Version
 ) -> bool:
     """``ConvParams::use_cudnn_depthwise``: channels last, and of float16 what pays."""
     if not uses_cudnn(input):
@@ -107,7 +111,7 @@ def _cudnn_takes_depthwise(
     stride = settings.stride
     pays = (
         input.dtype == weight.dtype == torch.float16
-        and _cudnn_takes(input, weight, settings, version)
+        and _cudnn_takes(gpu, input, weight, settings, version)
         and input.dim() == 4
         and set(settings.dilation) == {1}
         and (stride[0] == stride[1] or input.shape[2] == 1)

@@ -211,7 +211,7 @@ def workspace_on_cuda(
     if not input.numel() or not outputs.numel():
         return ()
     settings, line, (input, weight, output) = as_images(settings, input, weight, outputs)
-    backend = cuda_backend(input, weight, settings, cudnn.version)
+    backend = cuda_backend(machine, input, weight, settings, cudnn.version)
     if backend is CudaBackend.DEPTHWISE:
         return line, contiguous_copy(input), contiguous_copy(weight)
     if backend is CudaBackend.SLOW:
@@ -244,7 +244,7 @@ def backward_workspace_on_cuda(
     if output_mask[2]:
         dims = (0, *range(2, gradient.dim()))
         bias = sum_buffers(machine, gradient.shape, dims, gradient.dtype, gradient.stride())
-    backend = cuda_backend(input, weight, settings, cudnn.version)
+    backend = cuda_backend(machine, input, weight, settings, cudnn.version)
     if backend is CudaBackend.DEPTHWISE:
         copies = tuple(contiguous_copy(found) for found in (gradient, input, weight))
         return line, *max(copies, bias, key=sum)

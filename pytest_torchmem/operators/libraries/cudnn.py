@@ -74,6 +74,16 @@ def operand(tensor: Tensor, memory_format: torch.memory_format) -> Operand:
     return Operand(dtype, shape, strides, math.gcd(offset, ALIGNED))
 
 
+def attention_operand(tensor: Tensor) -> Operand:
+    """Return a tensor as cuDNN sees it in attention; ``fixSizeOneDimStrideSDPA`` of MHA.cpp."""
+    strides = list(tensor.stride())
+    for dim, size in enumerate(tensor.shape):
+        if size == 1 and strides[dim] == 0:
+            strides[dim] = math.prod(strides[dim + 1 :])
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Operand(dtype, tuple(tensor.shape), tuple(strides))
+
+
 def prefers_mode_b() -> bool:
     """``TORCH_CUDNN_USE_HEURISTIC_MODE_B``, as ``c10::utils::check_env`` reads it."""
     return os.environ.get("TORCH_CUDNN_USE_HEURISTIC_MODE_B") == "1"
