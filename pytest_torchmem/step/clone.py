@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import threading
+import types
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +21,18 @@ from pytest_torchmem.step.signals import undisturbed
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
+_SHARED = frozenset(
+    {
+        *(type(None), bool, int, float, complex, bytes, str, range, type, type(...)),
+        *(types.FunctionType, types.BuiltinFunctionType, types.CodeType, property, weakref.ref),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    }
+)
+"""Types of which a copy is the same; torch's own here do not change."""
+_COPY_RULES: Mapping[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
+_OWN_RULES = ("__deepcopy__", "__getnewargs_ex__", "__getnewargs__")
+_RULES_OF_ONE = ("__deepcopy__", "__reduce_ex__", "__getstate__")
+_ABSENT: Any = object()
 
 
 class Cloner(ABC):
@@ -30,9 +45,11 @@ class Cloner(ABC):
         self.device = device
         self._memo: dict[int, Any] = {}
         self._originals: list[Any] = []
-        """Tensors that nobody else may hold, so that their ids stay theirs."""
+        """What nobody else may hold, so that its id stays its own."""
         self._left_to_torch: set[int] = set()
         """Tensors that are copied as torch itself does, by their ids."""
+        self._cloning_on: int | None = None
+        """The thread on which ``copy.deepcopy`` clones tensors in this way."""
 
     @abstractmethod
     def clone_strided(self, tensor: Tensor) -> Tensor:
@@ -52,8 +69,68 @@ class Cloner(ABC):
 
     def clone(self, value: Any) -> Any:
         """Return a deep copy of ``value``, with the clones of its tensors."""
+        return self.copy(value)
+
+    def copy(self, value: Any) -> Any:
+        """Return what ``copy.deepcopy`` makes of ``value``, with the clones of its tensors.
+
+        Modules and what they mostly consist of are copied here, by the same rules in a fraction of
+        the time (Lib/copy.py); anything else by ``copy.deepcopy``.
+        """
+        kind = type(value)
+        if kind in _SHARED:
+            return value
+        known = self._memo.get(id(value), _ABSENT)
+        if known is not _ABSENT:
+            return known
+        if kind is dict or (kind is OrderedDict and not value.__dict__):
+            made = self._remember(value, kind())
+            for key, item in value.items():
+                key = key if type(key) is str else self.copy(key)
+                made[key] = item if type(item) in _SHARED else self.copy(item)
+            return made
+        if kind is list:
+            items: list[Any] = self._remember(value, [])
+            items.extend(map(self.copy, value))
+            return items
+        if kind is set:
+            return self._remember(value, set(map(self.copy, value)))
+        if kind is tuple:
+            return self._copy_tuple(value)
+        if isinstance(value, Tensor):
+            return self._copy_as_python(value) if self._left_to_torch else self.clone_tensor(value)
+        return self._copy_object(value) if _is_plain(value) else self._copy_as_python(value)
+
+    def _copy_tuple(self, value: tuple[Any, ...]) -> Any:
+        made = tuple([self.copy(item) for item in value])
+        known = self._memo.get(id(value), _ABSENT)
+        if known is not _ABSENT:  # it is part of itself
+            return known
+        same = all(one is other for one, other in zip(value, made, strict=True))
+        return value if same else self._remember(value, made)
+
+    def _copy_object(self, value: Any) -> Any:
+        """Copy an object that is nothing but its attributes, which it gets when all are there."""
+        made = self._remember(value, value.__class__.__new__(value.__class__))
+        state = value.__getstate__() if _has_state(type(value)) else value.__dict__ or None
+        if state is not None:
+            state = self.copy(state)
+            if hasattr(made, "__setstate__"):
+                made.__setstate__(state)
+            else:
+                made.__dict__.update(state)
+        return made
+
+    def _copy_as_python(self, value: Any) -> Any:
+        if self._cloning_on == threading.get_ident():
+            return copy.deepcopy(value, self._memo)
         with self._cloning():
             return copy.deepcopy(value, self._memo)
+
+    def _remember(self, value: Any, made: Any) -> Any:
+        self._memo[id(value)] = made
+        self._originals.append(value)
+        return made
 
     def clone_tensor(self, tensor: Tensor) -> Tensor:
         """Return the clone of one tensor, with its gradient and attributes."""
@@ -77,7 +154,7 @@ class Cloner(ABC):
         self._originals.append(tensor)
         if strided:
             if tensor.__dict__:
-                clone.__dict__.update(copy.deepcopy(tensor.__dict__, self._memo))
+                clone.__dict__.update(self.copy(tensor.__dict__))
             if tensor.is_leaf and tensor.grad is not None:
                 clone.grad = self.clone_tensor(tensor.grad)
         return clone
@@ -86,7 +163,7 @@ class Cloner(ABC):
         """Return what ``copy.deepcopy`` makes of a tensor."""
         self._left_to_torch.add(id(tensor))
         try:
-            return copy.deepcopy(tensor, self._memo)
+            return cast(Tensor, self._copy_as_python(tensor))
         finally:
             self._left_to_torch.discard(id(tensor))
 
@@ -130,13 +207,41 @@ class Cloner(ABC):
             with undisturbed():
                 for kind, original in originals.items():
                     kind.__deepcopy__ = replacement(original)
+            self._cloning_on = thread
             yield
         finally:
+            self._cloning_on = None
             try:
                 with undisturbed():
                     put_back()
             finally:
                 put_back()  # what a signal kept the first from putting back
+
+
+class _Plain:
+    """What is nothing but its attributes."""
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether ``copy.deepcopy`` makes an object of this class and copies its attributes."""
+    kind = type(value)
+    return (
+        kind.__basicsize__ == _Plain.__basicsize__
+        and kind.__dictoffset__ == _Plain.__dictoffset__
+        and kind.__weakrefoffset__ == _Plain.__weakrefoffset__
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__reduce__ is object.__reduce__
+        and kind not in copyreg.dispatch_table
+        and kind not in _COPY_RULES
+        and (hasattr(kind, "__setstate__") or not _has_state(kind))
+        and not any(hasattr(kind, name) for name in _OWN_RULES)
+        and not any(name in value.__dict__ for name in _RULES_OF_ONE)
+    )
+
+
+def _has_state(kind: Any) -> bool:
+    """Return whether a class says itself what its objects consist of."""
+    return getattr(kind, "__getstate__", None) is not getattr(object, "__getstate__", None)
 
 
 def compressed_parts(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:

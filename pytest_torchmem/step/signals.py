@@ -6,6 +6,7 @@ timeout's ``SIGALRM``): halfway through, some of what a trace replaces would sta
 
 from __future__ import annotations
 
+import _signal
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,10 @@ from types import FrameType
 from typing import Any
 
 _Handler = Callable[[int, FrameType | None], Any]
-_SIGNALS: tuple[int, ...] = tuple(sorted(signal.valid_signals()))
+_SIGNALS: tuple[int, ...] = tuple(sorted(map(int, signal.valid_signals())))
+_handler_of: Callable[[int], Any] = _signal.getsignal
+"""``signal.getsignal`` without a search for the name of what it returns, which takes ten times as
+long (Lib/signal.py)."""
 
 
 @contextmanager
@@ -28,7 +32,8 @@ def undisturbed() -> Iterator[None]:
     try:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                _hold(number, held, arrived)
+                if callable(_handler_of(number)):
+                    _hold(number, held, arrived)
         yield
     finally:
         try:
@@ -44,7 +49,7 @@ def _hold(
     held: list[tuple[int, _Handler]],
     arrived: list[tuple[_Handler, int, FrameType | None]],
 ) -> None:
-    handler = signal.getsignal(number)
+    handler = _handler_of(number)
     if callable(handler):
         held.append((number, handler))
         signal.signal(number, lambda number, frame: arrived.append((handler, number, frame)))

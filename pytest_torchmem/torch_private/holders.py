@@ -19,7 +19,8 @@ class Holders:
 
     def __init__(self) -> None:
         self._wanted: dict[int, Any] = {}
-        self._seen: dict[str, ModuleType] = {}
+        self._seen: dict[str, Any] = {}
+        """What ``sys.modules`` had when it was looked at; it need not be a module."""
         self._state: object = None
         """What told the last time which modules there are."""
         self._names: dict[str, dict[str, Any]] = {}
@@ -43,10 +44,11 @@ class Holders:
 
     def give_back(self, originals: Mapping[int, Any]) -> None:
         """Let modules that were imported meanwhile hold originals, by the ids of what they got."""
-        if len(sys.modules) == len(self._seen):
+        if self._state is not None and self._state == _state_of_modules():
             return
+        seen = self._seen
         for name, module in tuple(sys.modules.items()):
-            if self._seen.get(name) is module or not isinstance(module, ModuleType):
+            if seen.get(name) is module or not isinstance(module, ModuleType):
                 continue
             attributes = vars(module)
             for key, value in tuple(attributes.items()):
@@ -55,13 +57,16 @@ class Holders:
 
     def _look(self) -> None:
         """Look at modules that are new, and at the one that runs, which may have grown."""
-        last = next(reversed(sys.modules))
-        state = len(sys.modules), last, id(sys.modules[last])
+        state = _state_of_modules()
         if state != self._state:
             self._state = state
             for name, module in tuple(sys.modules.items()):
-                if self._seen.get(name) is not module and isinstance(module, ModuleType):
+                if self._seen.get(name) is module:
+                    continue
+                if isinstance(module, ModuleType):
                     self._look_at(name, module)
+                else:
+                    self._seen[name] = module
         main = sys.modules.get("__main__")
         if main is not None:
             self._look_at("__main__", main)
@@ -78,6 +83,12 @@ class Holders:
         found = {key: one for key, one in tuple(attributes.items()) if id(one) in wanted}
         if found:
             self._names.setdefault(name, {}).update(found)
+
+
+def _state_of_modules() -> tuple[int, str, int]:
+    """Return what is another as soon as a module was imported."""
+    last = next(reversed(sys.modules))
+    return len(sys.modules), last, id(sys.modules[last])
 
 
 HOLDERS = Holders()

@@ -38,12 +38,15 @@ class HollowCloner(Cloner):
 
     def clone_module(self, module: nn.Module) -> nn.Module:
         """Return the clone of a module, with its hooks, parametrizations and shared storages."""
-        for name, parameter in module.named_parameters():
-            self._labels[id(parameter)] = (Kind.PARAMETER, name, owner_of(module, name))
-        for name, buffer in module.named_buffers():
-            self._labels[id(buffer)] = (Kind.BUFFER, name, owner_of(module, name))
+        own: list[Tensor] = []
+        for kind, named in (
+            (Kind.PARAMETER, module.named_parameters()),
+            (Kind.BUFFER, module.named_buffers()),
+        ):
+            for name, tensor in named:
+                self._labels[id(tensor)] = (kind, name, owner_of(module, name))
+                own.append(tensor)
         values = self._interceptor.parts.values
-        own = (*module.parameters(), *module.buffers())
         dense = (one for one in own if one.layout is torch.strided and not is_lazy(one))
         values.expect(sum(one.numel() * one.element_size() for one in dense))
         clone = self.clone(module)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -376,6 +377,7 @@ def test_an_interrupt_waits_until_everything_is_put_back(monkeypatch: pytest.Mon
 def test_an_interrupt_while_copies_are_made_leaves_nothing_replaced() -> None:
     """The signal arrives between any two of the instructions that replace, or put back."""
     model = nn.Linear(4, 4)
+    model.history = deque([1])  # type: ignore[assignment]  # is left to ``copy.deepcopy``
     trace(model, torch.ones(2, 4))
     before = places()
     code = next(
