@@ -93,7 +93,8 @@ class Interceptor:
         """What is called with the name of each module that the program imports."""
         self._importing: set[int] = set()
         """Threads that are importing a module."""
-        self._specs: dict[OpOverload, OperatorSpec] = {}
+        self._specs: dict[int, OperatorSpec] = {}
+        """By the ids of their overloads, which they hold; an overload's own hash is Python's."""
         self._layouts = Layouts(self, self.parts)
         self.kernels = Kernels(self, self.parts, self._layouts, alone)
         self._let_pass: Callable[[OpOverload], None]
@@ -133,11 +134,11 @@ class Interceptor:
             on_host = self.real_host or (self._importing and thread in self._importing)
             if on_host and self._is_of_the_host(args, kwargs):
                 return overload(*args, **kwargs)
-            spec = self._specs.get(overload)
+            spec = self._specs.get(id(overload))
             if spec is None:
                 if is_view(overload):
                     return self._pass(overload, args, kwargs)
-                spec = self._specs[overload] = self._spec(overload)
+                spec = self._specs[id(overload)] = self._spec(overload)
             self.parts.numbers.settle()
             if self.real_host:
                 return self._run_beside_host(spec, args, kwargs, outermost=not was_inside)

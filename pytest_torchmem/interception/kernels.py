@@ -26,7 +26,13 @@ from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.placement import check_generator
 from pytest_torchmem.interception.plan import Output, Plan, Same, broadcast_of
-from pytest_torchmem.interception.plans import Plans, find_plan, geometry_of, with_types
+from pytest_torchmem.interception.plans import (
+    Plans,
+    find_plan,
+    geometry_of,
+    geometry_of_arguments,
+    with_types,
+)
 from pytest_torchmem.interception.staging import stage, staged_pairs
 from pytest_torchmem.interception.values.data_dependent import (
     equal_without_values,
@@ -83,7 +89,7 @@ class Kernels:
             return self._layouts.run_sparse(spec, args, kwargs)
         tensors: list[Tensor] = []
         try:
-            key: Any = geometry_of(args, tensors)
+            key: Any = geometry_of_arguments(args, tensors)
             if kwargs:
                 key = (key, geometry_of(tuple(kwargs.items()), tensors))
         except RuntimeError:  # of a tensor that has no strides
@@ -122,7 +128,7 @@ class Kernels:
                 return call.args[0]
             planned = (plain, call.kwargs)
             key = (key, geometry_of(plain, []))
-        key = (spec.overload, device.device, key)
+        key = (spec.cpu, device.device, key)  # as the overload does, and is the same for a spec
         captured = bool(device.routes) and self._parts.values.is_captured(call)
         if captured and spec.on(device.device.type).host_outputs:
             key = (*key, "captured")
@@ -289,22 +295,23 @@ class Kernels:
     def _records(self, tensors: list[Tensor]) -> list[StorageRecord] | None:
         """Return the ledger's records of ``tensors``; None where torch's own kernel has to run."""
         get, conversion = self._ledger.records.get, self._parts.conversion
-        found: list[StorageRecord] = []
-        for tensor in tensors:
-            try:
-                record = get(storage_address(tensor))
-            except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, …
-                return None
-            if record is None:
-                if tensor.device.type == "meta":
-                    return None
-                if self._parts.placement.nested is not None and tensor.dim() == 0:
-                    # of a number, made by C++ just now
-                    record = conversion.meet(tensor, _CPU, sys._getframe(2))
-                else:
-                    record = conversion.borrow(tensor)
-            found.append(record)
-        return found
+        try:
+            found = [get(address) for address in map(storage_address, tensors)]
+        except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, …
+            return None
+        if None in found:
+            for position, tensor in enumerate(tensors):
+                record = get(storage_address(tensor))  # it may be the same as one before
+                if record is None:
+                    if tensor.device.type == "meta":
+                        return None
+                    if self._parts.placement.nested is not None and tensor.dim() == 0:
+                        # of a number, made by C++ just now
+                        record = conversion.meet(tensor, _CPU, sys._getframe(2))
+                    else:
+                        record = conversion.borrow(tensor)
+                found[position] = record
+        return cast(list[StorageRecord], found)
 
     def _run_unrecorded(
         self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]

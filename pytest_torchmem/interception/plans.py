@@ -140,6 +140,21 @@ def find_plan(
     return plan_on_meta(operator.overload, own or operator.overload, args, kwargs)
 
 
+def geometry_of_arguments(args: tuple[Any, ...], tensors: list[Tensor]) -> Any:
+    """Return the same as ``geometry_of`` of an operator's arguments, most of which are simple."""
+    key: list[Any] = []
+    for value in args:
+        kind = type(value)
+        if kind in _TENSOR_TYPES:
+            tensors.append(value)
+            key.append((value.shape, value.stride(), value.dtype))
+        elif value is None or kind is int:
+            key.append(value)
+        else:
+            key.append(geometry_of(value, tensors))
+    return tuple(key)
+
+
 def geometry_of(value: Any, tensors: list[Tensor]) -> Any:
     """Return what of an argument decides the outputs' geometry; tensors are appended in order.
 

@@ -65,6 +65,8 @@ class WrappedNumbers:
         self.per_thread = {"_pending": list}
         self._hidden: weakref.WeakKeyDictionary[_Hidden, int] = weakref.WeakKeyDictionary()
         """The sequence number of the ``CopySlices`` that each belongs to."""
+        self._are_hidden = False
+        """Whether there may be any of them: asked for every operator."""
 
     def book(
         self, args: Sequence[Any], positions: tuple[int, ...], device: DeviceLedger, origin: Origin
@@ -106,7 +108,12 @@ class WrappedNumbers:
                 self._hide(pending)
             else:
                 self._follow(pending)
-        for hidden, number in tuple(self._hidden.items()) if self._hidden else ():
+        if self._are_hidden:
+            self._settle_hidden()
+
+    def _settle_hidden(self) -> None:
+        self._are_hidden = bool(self._hidden)
+        for hidden, number in tuple(self._hidden.items()):
             if not hidden.runs:
                 continue
             node = current_node()
@@ -121,6 +128,7 @@ class WrappedNumbers:
         if pending.operator.record.saves_number and node is not None:
             node.register_prehook(hidden)
             self._hidden[hidden] = node._sequence_nr()
+            self._are_hidden = True
 
     def _follow(self, pending: _Pending) -> None:
         """Strike the numbers off when the node releases them; at once where it saved none."""

@@ -224,7 +224,7 @@ class _Plain:
 
 def _is_plain(value: Any) -> bool:
     """Return whether ``copy.deepcopy`` makes an object of this class and copies its attributes."""
-    kind = type(value)
+    kind: Any = type(value)
     return (
         kind.__basicsize__ == _Plain.__basicsize__
         and kind.__dictoffset__ == _Plain.__dictoffset__

@@ -6,7 +6,7 @@ timeout's ``SIGALRM``): halfway through, some of what a trace replaces would sta
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 from collections.abc import Callable, Iterator

@@ -19,6 +19,7 @@ _NO_RESERVE = 0x4000
 """``MAP_NORESERVE`` of Linux: pages that nobody touches are not counted (mmap(2))."""
 _LOOKED_AT = 256
 """Pages at the beginning by which a touch is seen."""
+_LOWEST_BITS = int.from_bytes(b"\1" * _LOOKED_AT, "little")
 
 
 class Nowhere:
@@ -63,7 +64,7 @@ class Nowhere:
         size = _LOOKED_AT * mmap.PAGESIZE
         if self._mincore(self.address, size, self._seen):
             return False
-        return any(page & 1 for page in self._seen)
+        return bool(int.from_bytes(self._seen, "little") & _LOWEST_BITS)
 
     def forget(self) -> None:
         """Give touched pages back; they are zeros again."""

@@ -31,6 +31,7 @@ _ALWAYS = {
     UnknownOutputs.POSITIONS: Assumption.FIRST,
     UnknownOutputs.IS_IN: Assumption.GUESSED_FALSE,
 }
+_OF_TRUTHS = frozenset({UnknownOutputs.AND, UnknownOutputs.OR, UnknownOutputs.NOT})
 
 
 def assumed_output(rule: UnknownOutputs, result: Any) -> torch.Tensor | None:
@@ -42,6 +43,8 @@ def assumed_output(rule: UnknownOutputs, result: Any) -> torch.Tensor | None:
 
 def assume(rule: UnknownOutputs, call: Call, contents: Contents) -> Assumption | None:
     """Return what is assumed of the output of an operator whose inputs are not all known."""
+    if rule in _OF_TRUTHS and call.tensors[0].dtype.is_floating_point:
+        return None  # as it would come out below; most of a step's operators are such
     if rule in _ALWAYS:
         return _ALWAYS[rule]
     if rule is UnknownOutputs.CARRIED:

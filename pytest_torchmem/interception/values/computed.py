@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,12 +15,16 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.step.generators import own_generator
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
+from pytest_torchmem.torch_private.intra_op import on_one_thread
 from pytest_torchmem.torch_private.keys import at_kernels
 from pytest_torchmem.torch_private.operators import OpOverload, schema
 from pytest_torchmem.torch_private.storages import storage_address
 
 _CPU = torch.device("cpu")
 _DROPOUT = "aten::native_dropout"
+_FEW = 1 << 15
+"""Elements up to which one thread is as fast as several: ``at::internal::GRAIN_SIZE``
+(ATen/Parallel.h), up to which pointwise kernels use one by themselves."""
 
 #: Types that some of the CPU's kernels do not know, computed in ``float32`` instead.
 _HALVES = (torch.float16, torch.bfloat16)
@@ -55,7 +60,8 @@ def _run(call: Call, values: list[Tensor]) -> Any:
     args = replace_tensors(call.args, lambda tensor: real[id(tensor)])
     kwargs = replace_tensors(kwargs, lambda tensor: real[id(tensor)])
     equivalent = operator.values
-    with at_kernels():
+    few = sum([value.numel() for value in values]) <= _FEW
+    with on_one_thread() if few else nullcontext(), at_kernels():
         if equivalent is not None:
             return equivalent(args, kwargs)
         overload = operator.overload

@@ -69,6 +69,14 @@ class Contents:
             return not records
         return all(record.address in known for record in records)
 
+    def have_values(self, records: Sequence[Storage], tensors: Sequence[Tensor]) -> bool:
+        """Return whether the contents of all storages are known whose ``tensors`` have elements."""
+        known = self._known
+        for position, record in enumerate(records):
+            if record.address not in known and tensors[position].numel():
+                return False
+        return True
+
     def assumed(self, record: Storage) -> Assumption | None:
         """Return what the elements of an unknown storage count as, if anything is assumed."""
         return self._assumed.get(record.address)

@@ -61,6 +61,7 @@ class KnownValues(Answers):
 
     def __init__(self, ledger: Ledger, attribution: Attribution, mode: Values) -> None:
         super().__init__(ledger, attribution, mode)
+        self._computes = mode.computes
         self.limit = LIMIT_INTEGER
         """Elements up to which values of integers and booleans are always kept."""
         self._recordings: list[Recording] = []
@@ -93,7 +94,9 @@ class KnownValues(Answers):
         operator = call.operator
         if self._recordings and self.is_captured(call):
             return None
-        if self.mode.computes:
+        if self._computes:
+            if not (self.contents.have_values(call.records, call.tensors) or operator.shared.fills):
+                return None
             return self._compute_whatever(call, plan)
         if operator.opaque:
             return None
@@ -122,7 +125,7 @@ class KnownValues(Answers):
                         self.contents.show(self._ledger.records[storage_address(tensor)])
             return
         operator = call.operator
-        if call.records and not operator.opaque:
+        if operator.record.unknown_outputs is not None and call.records and not operator.opaque:
             self._assume(call, result)
         if operator.mutated or operator.mutated_names or operator.record.also_writes:
             self._written(call)
@@ -324,12 +327,6 @@ class KnownValues(Answers):
         operator, contents = call.operator, self.contents
         if operator.opaque and operator.overload.namespace == "c10d":
             return None  # other processes would have to be there
-        known = contents.are_known(call.records) or all(
-            contents.known(record) is not None or not tensor.numel()
-            for tensor, record in zip(call.tensors, call.records, strict=True)
-        )
-        if not known and not operator.shared.fills:
-            return None
         if self._budget is not None and not self._budget.affords(contents.live, call, plan):
             return None
         memories: Mapping[int, Tensor] | None = self._attempt(

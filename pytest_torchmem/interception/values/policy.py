@@ -10,15 +10,17 @@ never counted in time, so that a trace is the same on every machine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.step.trees import argument_leaves, replace_leaves
+from pytest_torchmem.torch_private.operators import OpOverload
 from pytest_torchmem.units import format_size
 
 
@@ -104,11 +106,10 @@ class Budget:
 
 def operations_of(call: Call, plan: Plan) -> int:
     """Return how many operations a call takes: torch's own count where it has one, or elements."""
-    outputs = argument_leaves(plan.outputs, (Output, Same))
-    shapes: list[Sequence[int]] = [output.shape for output in outputs if type(output) is Output]
-    shapes += [tensor.shape for tensor in call.tensors]
-    count = sum(map(_elements, shapes))
-    formula = _formulas().get(call.operator.overload.overloadpacket)
+    outputs = argument_leaves(plan.outputs, Output)
+    count = sum([math.prod(output.shape) for output in outputs])
+    count += sum([tensor.numel() for tensor in call.tensors])
+    formula = _formula_of(call.operator.overload)
     if formula is not None:
         made = replace_leaves(plan.outputs, Output, lambda output: output.shape)
         # It may know another form of this operator.
@@ -117,11 +118,9 @@ def operations_of(call: Call, plan: Plan) -> int:
     return count
 
 
-def _elements(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+@lru_cache(maxsize=1000)
+def _formula_of(overload: OpOverload) -> Callable[..., int] | None:
+    return _formulas().get(overload.overloadpacket)
 
 
 @cache

@@ -1,0 +1,51 @@
+"""Small kernels that a trace runs for values keep to their thread; no other thread notices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from pytest_torchmem import trace
+from pytest_torchmem.torch_private.intra_op import on_one_thread
+
+
+@pytest.fixture(autouse=True)
+def _several_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(torch.get_num_threads() == 1, reason="torch was built for one thread")
+def test_other_threads_keep_theirs() -> None:
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(torch.get_num_threads())
+
+    with on_one_thread():
+        seen.append(torch.get_num_threads())
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert seen == [1, 2]
+    assert torch.get_num_threads() == 2
+
+
+def test_an_error_gives_the_threads_back() -> None:
+    with pytest.raises(ValueError, match="kernel"), on_one_thread():
+        raise ValueError("of a kernel")
+    assert torch.get_num_threads() == 2
+
+
+def test_a_traced_program_sees_what_it_set() -> None:
+    def program() -> None:
+        mask = torch.ones(64, 64, dtype=torch.bool).tril()
+        assert mask.sum().item() == 64 * 65 // 2
+        assert torch.get_num_threads() == 2
+
+    trace(program)
