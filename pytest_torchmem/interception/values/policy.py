@@ -18,7 +18,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from pytest_torchmem.interception.call import Call
-from pytest_torchmem.interception.plan import Output, Plan, Same
+from pytest_torchmem.interception.plan import Output, Plan
 from pytest_torchmem.step.trees import argument_leaves, replace_leaves
 from pytest_torchmem.torch_private.operators import OpOverload
 from pytest_torchmem.units import format_size
