@@ -24,6 +24,7 @@ from torch import nn
 from pytest_torchmem.interception.facts import FactCollector, Mode
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.torch_private.autograd import current_graph_task, current_node, sequence_number
+from pytest_torchmem.torch_private.module_calls import module_calls
 from pytest_torchmem.torch_private.modes import not_jit_tracing
 
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
@@ -169,32 +170,31 @@ class Attribution:
     @contextmanager
     def following_modules(self, on_thread: Callable[[], bool]) -> Iterator[None]:
         """Follow every module's call where ``on_thread()`` is true."""
-        original = nn.Module.__call__
         attribution, modules = self, self._modules
 
-        # torch's Python tracer reads this frame's module as its local ``self``, and ends the
-        # process where there is none (torch/csrc/autograd/profiler_python.cpp, recordPyCall).
-        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
-            if not on_thread():
-                return original(self, *args, **kwargs)
-            stack = modules.calls
-            if stack and stack[-1][2] is self:  # a subclass's ``__call__`` that calls ours
-                return original(self, *args, **kwargs)
-            task = attribution._begin_call(self, args, kwargs)
-            path = attribution._path(stack, self)
-            mode = attribution.facts.called(path, self, task, stack[-1][3] if stack else None)
-            stack.append((path, task, self, mode))
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                stack.pop()
+        def following(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                __tracebackhide__ = True
+                if not on_thread():
+                    return original(self, *args, **kwargs)
+                stack = modules.calls
+                if stack and stack[-1][2] is self:  # a subclass's ``__call__`` that calls ours
+                    return original(self, *args, **kwargs)
+                task = attribution._begin_call(self, args, kwargs)
+                path = attribution._path(stack, self)
+                mode = attribution.facts.called(path, self, task, stack[-1][3] if stack else None)
+                stack.append((path, task, self, mode))
+                try:
+                    return original(self, *args, **kwargs)
+                finally:
+                    stack.pop()
 
-        nn.Module.__call__ = call  # type: ignore[method-assign]
+            return call
+
         try:
-            yield
+            with module_calls(following):
+                yield
         finally:
-            nn.Module.__call__ = original  # type: ignore[method-assign]
             modules.calls.clear()
             self._paths.clear()
 

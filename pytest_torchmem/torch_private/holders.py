@@ -23,24 +23,39 @@ class Holders:
         """What ``sys.modules`` had when it was looked at; it need not be a module."""
         self._state: object = None
         """What told the last time which modules there are."""
-        self._names: dict[str, dict[str, Any]] = {}
-        """By module, what its names stand for while nothing is replaced."""
+        self._places: dict[int, dict[tuple[str, str], None]] = {}
+        """The modules and names that hold each, while nothing is replaced, by its id."""
+        self._replaced: dict[int, Any] = {}
+        """What stands in the place of something now, by the ids of what stands there."""
 
     def of(self, originals: Sequence[Any]) -> Iterator[tuple[ModuleType, str, Any]]:
-        """Yield modules, and the names by which they hold one of ``originals``."""
-        wanted = {id(one): one for one in originals}
-        if not wanted.keys() <= self._wanted.keys():
-            self._wanted |= wanted
+        """Yield modules, and the names by which they hold one of ``originals``.
+
+        These may themselves stand in the place of something.
+        """
+        replaced, wanted, places = self._replaced, self._wanted, self._places
+        first = [replaced.get(id(one), one) for one in originals]
+        new = {id(one): one for one in first if id(one) not in wanted}
+        if new:
+            wanted |= new
             self._seen.clear()
             self._state = None
         self._look()
-        for name, held in self._names.items():
-            module = sys.modules.get(name)
-            if module is None:  # it was taken away
-                continue
-            for attribute, value in held.items():
-                if id(value) in wanted and vars(module).get(attribute) is value:
-                    yield module, attribute, value
+        for one, standing in zip(first, originals, strict=True):
+            for name, attribute in places.get(id(one), ()):
+                module = sys.modules.get(name)  # it may have been taken away
+                if module is not None and vars(module).get(attribute) is standing:
+                    yield module, attribute, standing
+
+    def note(self, replacements: Mapping[int, Any]) -> None:
+        """Take note of what stands in the place of what from now on, by the ids of what does."""
+        for number, original in replacements.items():
+            self._replaced[number] = self._replaced.get(id(original), original)
+
+    def forget(self, replacements: Mapping[int, Any]) -> None:
+        """Forget what was noted and stands there no more."""
+        for number in replacements:
+            self._replaced.pop(number, None)
 
     def give_back(self, originals: Mapping[int, Any]) -> None:
         """Let modules that were imported meanwhile hold originals, by the ids of what they got."""
@@ -68,21 +83,22 @@ class Holders:
                 else:
                     self._seen[name] = module
         main = sys.modules.get("__main__")
-        if main is not None:
+        if main is not None and not self._replaced:  # once for all that is replaced together
             self._look_at("__main__", main)
 
     def _look_at(self, name: str, module: ModuleType) -> None:
-        wanted, attributes = self._wanted, vars(module)
+        wanted, replaced, attributes = self._wanted, self._replaced, vars(module)
         if getattr(attributes.get("__spec__"), "_initializing", False):
             self._state = None  # it has not all its names yet
         else:
             self._seen[name] = module
         if name.partition(".")[0] in _OWN:
             return
-        # What is replaced now is found as its replacement: what was found before stays.
-        found = {key: one for key, one in tuple(attributes.items()) if id(one) in wanted}
-        if found:
-            self._names.setdefault(name, {}).update(found)
+        # What was found before stays.
+        for attribute, one in tuple(attributes.items()):
+            if id(one) in wanted or id(one) in replaced:
+                number = id(replaced.get(id(one), one))
+                self._places.setdefault(number, {})[name, attribute] = None
 
 
 def _state_of_modules() -> tuple[int, str, int]:

@@ -56,14 +56,16 @@ def replaced_all(replacements: Replacements) -> Iterator[None]:
     """Replace attributes of several classes and modules together, which all must be there."""
     _check(replacements)
     before = []
-    held = _held_elsewhere(replacements)
-    given = {
-        id(replacement): original
+    of_modules = [
+        (original, replacement)
         for owner, attributes in replacements
         if isinstance(owner, ModuleType)
         for name, replacement in attributes.items()
-        if callable(original := vars(owner).get(name))
-    }
+        if callable(original := owner.__dict__.get(name))
+    ]
+    held = _held_elsewhere(of_modules)
+    given = {id(replacement): original for original, replacement in of_modules}
+    HOLDERS.note(given)
     try:
         for owner, attributes in (*replacements, *held):
             own = vars(owner)
@@ -78,6 +80,7 @@ def replaced_all(replacements: Replacements) -> Iterator[None]:
     finally:
         if given:
             HOLDERS.give_back(given)
+            HOLDERS.forget(given)
         for owner, name, original in reversed(before):
             if vars(owner).get(name, _ABSENT) is original:
                 continue  # it could not be replaced
@@ -104,24 +107,18 @@ def added(additions: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
                 delattr(owner, name)
 
 
-def _held_elsewhere(replacements: Replacements) -> Replacements:
+def _held_elsewhere(of_modules: Sequence[tuple[Any, Any]]) -> Replacements:
     """Return the replacements of functions and classes that other modules hold by their own names.
 
-    A module that is imported meanwhile holds the replacement, and is given the original afterwards.
+    ``of_modules`` are the originals and what replaces them. A module that is imported meanwhile
+    holds the replacement, and is given the original afterwards.
     """
-    by_original = {
-        id(original): (original, replacement)
-        for owner, attributes in replacements
-        if isinstance(owner, ModuleType)
-        for name, replacement in attributes.items()
-        if callable(original := vars(owner).get(name))
-    }
-    originals = [original for original, _ in by_original.values()]
-    if not originals:
+    if not of_modules:
         return []
+    by_original = {id(original): replacement for original, replacement in of_modules}
     return [
-        (module, {name: by_original[id(original)][1]})
-        for module, name, original in HOLDERS.of(originals)
+        (module, {name: by_original[id(original)]})
+        for module, name, original in HOLDERS.of([original for original, _ in of_modules])
     ]
 
 

@@ -1,0 +1,57 @@
+"""``nn.Module.__call__`` replaced for a while, without what that costs of a class with subclasses.
+
+To set ``__call__`` of a class, Python goes through all of its subclasses, of which ``nn.Module``
+has thousands (Objects/typeobject.c, ``update_subclasses``). The function that is there gets other
+code instead: for all who hold it, as others would look it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FunctionType
+from typing import Any
+
+from torch import nn
+
+_PLACE = "what is called instead"
+
+
+@contextmanager
+def module_calls(instead: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Have ``instead(original)`` called for every call of a module.
+
+    It is called with the module, and with what that is called with.
+    """
+    function: Any = nn.Module.__call__
+    if type(function) is not FunctionType or function.__code__.co_freevars:
+        nn.Module.__call__ = instead(function)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = function  # type: ignore[method-assign]
+        return
+    code = function.__code__
+    original = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    original.__kwdefaults__ = function.__kwdefaults__
+    # Whoever is in the midst of a call, on another thread, goes on in the code that he has.
+    function.__code__ = _calling(instead(original))
+    try:
+        yield
+    finally:
+        function.__code__ = code
+
+
+def _calling(call: Callable[..., Any]) -> CodeType:
+    """Return code that calls ``call``, one of its constants: the function has no other names."""
+    code = _call.__code__
+    constants = (call if one == _PLACE else one for one in code.co_consts)
+    return code.replace(co_consts=tuple(constants))
+
+
+# torch's Python tracer reads this frame's module as its local ``self``, and ends the process where
+# there is none (torch/csrc/autograd/profiler_python.cpp, recordPyCall). A constant cannot be called
+# without a name, or Python warns of it.
+def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    __tracebackhide__ = True
+    return (call := "what is called instead")(self, *args, **kwargs)  # type: ignore[operator]

@@ -1,0 +1,91 @@
+"""Calls of modules are followed, and ``nn.Module.__call__`` is itself all the while."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchmem import trace
+from pytest_torchmem.torch_private.module_calls import module_calls
+
+
+class Net(nn.Module):
+    """Two layers, of which the second is called from a method that is not ``forward``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+def test_the_function_is_the_same_and_has_its_code_again() -> None:
+    function: Any = nn.Module.__call__
+    code, held = function.__code__, []
+
+    def program() -> None:
+        held.append((nn.Module.__call__, function.__code__))
+        Net()(torch.ones(2, 4)).sum().backward()
+
+    profile = trace(program)
+    assert held[0][0] is function
+    assert held[0][1] is not code
+    assert nn.Module.__call__ is function
+    assert function.__code__ is code
+    modules = {allocation.origin.module for allocation in profile.timeline.allocations}
+    assert {"Net.first", "Net.second"} <= modules
+
+
+def test_who_saved_the_function_is_followed_too() -> None:
+    saved: Callable[..., Any] = nn.Module.__call__
+    net = Net()
+    profile = trace(lambda: saved(net, torch.ones(2, 4)))
+    modules = {allocation.origin.module for allocation in profile.timeline.allocations}
+    assert {"Net.first", "Net.second"} <= modules
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_a_function_that_others_put_there_stays(
+    captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original: Any = nn.Module.__call__
+    calls: list[nn.Module] = []
+    names = {"original": original, "calls": calls}
+    text = "def call(self, *args, **kwargs):\n calls.append(self)\n return original(self, *args)"
+    exec(text, names)
+
+    def capturing(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        calls.append(self)
+        return original(self, *args, **kwargs)
+
+    call: Any = capturing if captures else names["call"]
+    monkeypatch.setattr(nn.Module, "__call__", call)
+    trace(Net(), torch.ones(2, 4))
+    assert len(calls) == 3
+    assert nn.Module.__call__ is call
+
+
+def test_an_error_gives_the_code_back_and_other_threads_call_the_original() -> None:
+    function: Any = nn.Module.__call__
+    code, seen = function.__code__, []
+
+    def instead(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            seen.append(threading.get_ident())
+            return original(self, *args, **kwargs)
+
+        return call
+
+    with pytest.raises(ValueError, match="broken"), module_calls(instead):
+        assert nn.Identity()(1) == 1
+        raise ValueError("broken")
+    assert seen == [threading.get_ident()]
+    assert function.__code__ is code
+    assert nn.Identity()(2) == 2
+    assert len(seen) == 1
