@@ -50,8 +50,8 @@ def _calling(call: Callable[..., Any]) -> CodeType:
 
 
 # torch's Python tracer reads this frame's module as its local ``self``, and ends the process where
-# there is none (torch/csrc/autograd/profiler_python.cpp, recordPyCall). A constant cannot be called
-# without a name, or Python warns of it.
+# there is none (torch/csrc/autograd/profiler_python.cpp, recordPyCall).
 def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     __tracebackhide__ = True
-    return (call := "what is called instead")(self, *args, **kwargs)  # type: ignore[operator]
+    call: Any = "what is called instead"
+    return call(self, *args, **kwargs)
