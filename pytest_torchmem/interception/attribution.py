@@ -24,8 +24,8 @@ from torch import nn
 from pytest_torchmem.interception.facts import FactCollector, Mode
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.torch_private.autograd import current_graph_task, current_node, sequence_number
-from pytest_torchmem.torch_private.module_calls import module_calls
 from pytest_torchmem.torch_private.modes import not_jit_tracing
+from pytest_torchmem.torch_private.module_calls import module_calls
 
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
 #: A kernel's launch is the user's, in whose line it stands.
