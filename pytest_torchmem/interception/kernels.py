@@ -144,11 +144,9 @@ class Kernels:
                     raise
                 return self._run_dynamic(call, device, frame)
             return self._follow(call, plan, device, frame, is_new=True)
-        ahead = self._parts.values.ahead_of_body(call)
         result, plan = self._run_body(body, call, device, frame)
         if plan is not None:
             self._plans.remember(key, plan)
-            self._parts.values.note_body(call, plan, result, ahead)
         return result
 
     def _run_body(
@@ -157,12 +155,15 @@ class Kernels:
         """Run the operators that one is made of; return its result, and its plan if it has one."""
         __tracebackhide__ = True
         start, origin = len(device.events), self._origin(call.operator, frame)
+        of_torch = call.operator.on(device.device.type).decomposition is None
+        ahead = self._parts.values.ahead_of_body(call, of_torch=of_torch)
         with self._log.body() as inner:
             result, plan = self._decompositions.run(body, call, device)
         work = CallWork(call.operator, call.args, call.kwargs, result)
         work.of_body(tuple(inner))
         if plan is not None:
             plan.work = work
+            self._parts.values.note_body(call, plan, result, ahead, of_torch=of_torch)
         self._log.note(call, work, device, origin, start)
         return result, plan
 

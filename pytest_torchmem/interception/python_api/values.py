@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -12,7 +13,10 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values.captured import not_permitted
 from pytest_torchmem.interception.values.unknown_numbers import functions_of_math
+from pytest_torchmem.torch_private.keys import FAKE, is_excluded
 from pytest_torchmem.torch_private.patches import Replacements
+
+_CONVERSIONS = ("__float__", "__int__", "__index__", "__bool__", "__complex__")
 
 
 class Values:
@@ -35,6 +39,7 @@ class Values:
             "numpy": self.numpy,
             "__dlpack__": self.dlpack,
             "__repr__": self.text,
+            **{name: self._number_in_cpp(name) for name in _CONVERSIONS},
         }
         return [
             (Tensor, methods),
@@ -58,6 +63,25 @@ class Values:
         ):
             return self._item(tensor)
         return self._trace.values.number(tensor)
+
+    def _number_in_cpp(self, name: str) -> Callable[[Tensor], Any]:
+        """Return the conversion to a number that C++ asks of elements of a list, too.
+
+        It excludes the key of the interception meanwhile (torch/csrc/utils/tensor_new.cpp,
+        ``internal_new_from_data``), and reads memory that holds nothing if a value is not known.
+        """
+        original: Any = getattr(Tensor, name)
+
+        def method(tensor: Tensor) -> Any:
+            __tracebackhide__ = True
+            record = self._trace.without_memory(tensor) if is_excluded(FAKE) else None
+            if record is None:
+                return original(tensor)
+            with self._trace.working():
+                asked = "read an unknown value of a tensor in C++"
+                return original(self._trace.values.stand_in(tensor.detach(), record, asked))
+
+        return method
 
     def tolist(self, tensor: Tensor) -> Any:
         """Return lists of numbers."""

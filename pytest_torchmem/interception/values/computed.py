@@ -175,6 +175,20 @@ def memories_of(plan: Plan, real: Any, given: list[Tensor]) -> dict[int, Tensor]
     return memories
 
 
+def place_of_grown(output: Same) -> int:
+    """Return what the values of an argument that is resized go by, beside those of new storages."""
+    return -1 - output.position
+
+
+def grown_of(plan: Plan, real: Any) -> dict[int, Tensor]:
+    """Return the values of arguments that an operator has resized (``out=``)."""
+    return {
+        place_of_grown(output): value
+        for output, value in in_pairs(plan.outputs, real)
+        if isinstance(output, Same) and output.grown is not None
+    }
+
+
 def _is_buffer(value: Tensor, output: Output) -> bool:
     """Return whether it is what a library keeps for itself, in a size of each machine's own."""
     return value.dim() == len(output.shape) == 1 and value.dtype == output.dtype == torch.uint8

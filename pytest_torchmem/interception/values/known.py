@@ -24,9 +24,11 @@ from pytest_torchmem.interception.values.assumptions import assume, assumed_outp
 from pytest_torchmem.interception.values.captured import Captured, Recording, not_permitted
 from pytest_torchmem.interception.values.computed import (
     Ahead,
+    grown_of,
     in_pairs,
     laid_out_as,
     memories_of,
+    place_of_grown,
     run_for_real,
 )
 from pytest_torchmem.interception.values.memory import (
@@ -121,8 +123,13 @@ class KnownValues(Answers):
         if memories is not None:
             if memories:
                 for output, tensor in in_pairs(plan.outputs, result):
+                    record = self._ledger.records[storage_address(tensor)]
                     if type(output) is Output and output.slot in memories:
-                        self.contents.show(self._ledger.records[storage_address(tensor)])
+                        self.contents.show(record)
+                    elif isinstance(output, Same) and output.grown is not None:
+                        value = memories.get(place_of_grown(output))
+                        if value is not None:
+                            self.contents.remember(record, laid_out_as(tensor, value))
             return
         operator = call.operator
         if operator.record.unknown_outputs is not None and call.records and not operator.opaque:
@@ -155,16 +162,19 @@ class KnownValues(Answers):
         of_torch = operator.overload.namespace in ("aten", "prims", "c10d")
         return self.mode.computes and not of_torch and has_kernel(operator.name, CPU)
 
-    def ahead_of_body(self, call: Call) -> Ahead | int | None:
+    def ahead_of_body(self, call: Call, *, of_torch: bool) -> Ahead | int | None:
         """Compute the values of an operator whose body is about to be run for what it allocates.
 
-        The operators in the body need not be those of the CPU's kernel. In the capture of a graph
-        nothing is computed, and this is how many operators were captured before.
+        The operators in the body need not be those of the CPU's kernel; where it is not
+        ``of_torch`` it only requests what the kernel does. In the capture of a graph nothing is computed, and
+        this is how many operators were captured before.
         """
         if self._recordings and (recording := self._recording_of(call)) is not None:
             return recording.length
         contents, operator = self.contents, call.operator
-        if not self.mode.computes or operator.opaque or not contents.are_known(call.records):
+        if operator.opaque or not contents.are_known(call.records):
+            return None
+        if not self.mode.computes and (of_torch or not self._is_small(call)):
             return None
         if self._budget is not None and not self._budget.affords(contents.live, call, NOTHING):
             return None
@@ -181,7 +191,23 @@ class KnownValues(Answers):
         real = self._attempt(call, lambda: self.run(call, given))
         return None if real is FAILED else Ahead.now(real, copies)
 
-    def note_body(self, call: Call, plan: Plan, result: Any, ahead: Ahead | int | None) -> None:
+    def _is_small(self, call: Call) -> bool:
+        """Return whether a call's values are kept whatever else is computed, as far as it shows."""
+        if call.operator.random and not call.operator.shared.makes_values:
+            return False
+        return all(
+            worth_knowing(tensor.dtype, tensor.numel(), limit=self.limit) for tensor in call.tensors
+        )
+
+    def note_body(
+        self,
+        call: Call,
+        plan: Plan,
+        result: Any,
+        ahead: Ahead | int | None,
+        *,
+        of_torch: bool,
+    ) -> None:
         """Note what is known of what an operator's body made and wrote to; else what is assumed."""
         if isinstance(ahead, int):
             recording = self._recording_of(call)
@@ -201,9 +227,16 @@ class KnownValues(Answers):
                 record = records.get(storage_address(tensor))
                 if record is None or record.address in given or tensor.shape != value.shape:
                     continue
+                small = worth_knowing(tensor.dtype, tensor.numel(), limit=self.limit)
+                if not self.mode.computes and not small:
+                    self.contents.assume(record, None)
+                    continue
                 self.contents.remember(record, laid_out_as(tensor, value))
             return
         outputs = argument_tensors(result)
+        if not of_torch:  # it has made them of anything
+            self.forget(outputs)
+            self._written(call)
         found = [self._ledger.records.get(storage_address(tensor)) for tensor in outputs]
         if any(one is not None and self.contents.known(one) is None for one in found):
             self._assume(call, result)
@@ -386,9 +419,10 @@ class KnownValues(Answers):
             for tensor, record in zip(call.tensors, call.records, strict=True)
         ]
         real = self.run(call, given)
+        grown = grown_of(plan, real)
         if not plan.slots:
-            return NO_MEMORIES
-        memories = memories_of(plan, real, given)
+            return grown or NO_MEMORIES
+        memories = memories_of(plan, real, given) | grown
         if call.operator.values is not None:  # what that leaves out, nobody reads
             for slot, nbytes in enumerate(plan.slots):
                 if slot not in memories and nbytes > 0:
