@@ -166,8 +166,8 @@ class KnownValues(Answers):
         """Compute the values of an operator whose body is about to be run for what it allocates.
 
         The operators in the body need not be those of the CPU's kernel; where it is not
-        ``of_torch`` it only requests what the kernel does. In the capture of a graph nothing is computed, and
-        this is how many operators were captured before.
+        ``of_torch`` it only requests what the kernel does. In the capture of a graph nothing is
+        computed, and this is how many operators were captured before.
         """
         if self._recordings and (recording := self._recording_of(call)) is not None:
             return recording.length
