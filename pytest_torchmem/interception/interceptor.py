@@ -148,7 +148,7 @@ class Interceptor:
                 return self._run_specially(spec, args, kwargs)
         except SubclassAsked:
             with DisableTorchFunctionSubclass():
-                return self.kernels.run(self._specs[overload], args, kwargs)
+                return self.kernels.run(self._specs[id(overload)], args, kwargs)
         finally:
             self.inside = was_inside
             set_excluded(FAKE, False)
