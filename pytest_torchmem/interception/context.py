@@ -41,6 +41,8 @@ class TraceContext:
         self.mapped = interceptor.parts.conversion.mapped
         self.streams = interceptor.parts.streams
         self.values = interceptor.parts.values
+        self.resized = interceptor.parts.ledger.resized
+        """What storages hold that have been resized, by their addresses."""
         self.noted_tensors: list[Any] = [interceptor.parts.conversion.borrowed]
         """Dictionaries of what is noted of tensors, which they are the weak keys of."""
         self.noted_contents: list[Any] = []
@@ -119,6 +121,11 @@ class TraceContext:
         with self.working():
             made = torch.empty(0, dtype=torch.uint8).set_(storage)
             self._interceptor.parts.conversion.borrow(made)
+
+    def resize(self, record: StorageRecord, nbytes: int) -> None:
+        """Write down that a storage has been resized, for whoever called that."""
+        with self.turn():
+            self._interceptor.resize(record, nbytes)
 
     def unknown_bytes(self, nbytes: int) -> Tensor:
         """Return bytes of the host that are not known and take no memory."""

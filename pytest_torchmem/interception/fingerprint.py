@@ -21,6 +21,7 @@ from pytest_torchmem.interception.ledger import AllocationEntry, Ledger
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.tensors import is_wrapper, wrapped_tensors
 
 _RANDOM = frozenset(("rand", "randn", "randint", "randperm", "normal"))
 """Factories by which a program without modules makes its inputs."""
@@ -98,16 +99,17 @@ class Program:
     def _name(self, module: nn.Module, tensor: Tensor, kind: Kind, name: str) -> int:
         if is_lazy(tensor) or tensor.layout is not torch.strided:
             return 0
-        try:
-            address = storage_address(tensor)
-        except NotImplementedError:  # what ``torch.func`` puts in a parameter's place
-            return 0
-        owner = owner_of(module, name)
-        record = self._ledger.records.get(address)
-        if record is None:
-            self.names.setdefault(address, (kind, name, owner))
-        else:
-            record.ledger.name(record.index, kind, name, owner)
+        for part in wrapped_tensors(tensor) if is_wrapper(tensor) else [tensor]:
+            try:
+                address = storage_address(part)
+            except (NotImplementedError, RuntimeError):  # what ``torch.func`` puts in its place
+                return 0
+            owner = owner_of(module, name)
+            record = self._ledger.records.get(address)
+            if record is None:
+                self.names.setdefault(address, (kind, name, owner))
+            else:
+                record.ledger.name(record.index, kind, name, owner)
         return tensor.numel() * tensor.element_size()
 
 

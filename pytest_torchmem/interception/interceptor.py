@@ -23,7 +23,7 @@ from pytest_torchmem.interception.gradient_accumulation import References
 from pytest_torchmem.interception.kernels import Kernels
 from pytest_torchmem.interception.layouts.layouts import Layouts
 from pytest_torchmem.interception.layouts.sparse import parts_of
-from pytest_torchmem.interception.ledger import Ledger
+from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.parts import Parts
 from pytest_torchmem.interception.plans import SubclassAsked
 from pytest_torchmem.interception.threads import TraceThreads
@@ -374,6 +374,13 @@ class Interceptor:
             return
         with self.working():
             self.parts.conversion.meet(tensor, device, sys._getframe(1), **hollow)
+
+    def resize(self, record: StorageRecord, nbytes: int) -> None:
+        """Book that a storage was resized, without an operator."""
+        parts = self.parts
+        parts.phases.find()
+        origin = parts.attribution.origin(parts.ledger.phase, "resize_", sys._getframe(1))
+        parts.ledger.resize(record, nbytes, origin)
 
     def keep(self, buffer: Buffer, overload: OpOverload) -> None:
         """Book a library's workspace that stays and that ``overload`` makes on its first use."""

@@ -110,6 +110,8 @@ class Kernels:
             check_generator(kwargs["generator"], device.device)
         frame = sys._getframe(2)
         self._parts.phases.find()
+        if spec.holds:
+            self._ledger.note_kinds(spec.held(args, kwargs))
         if self._ledger.phase is Phase.BACKWARD and self._sums_in_place(call, device, frame):
             return tensors[0]
         if spec.dynamic and self._plans.own_meta(spec, device.device.type) is None:

@@ -7,7 +7,7 @@ from it afterwards.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.operator_calls import OperatorCall, Work
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase, Timeline
 from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
+from pytest_torchmem.torch_private.storages import storage_address
 
 
 class AllocationEntry(NamedTuple):
@@ -228,6 +229,8 @@ class Ledger:
         self.phase = Phase.FORWARD
         self.when_forgotten: Callable[[int], None] = lambda address: None
         """Called with the address of a storage that is struck off."""
+        self.resized: dict[int, int] = {}
+        """What storages hold now that have been resized, by their addresses."""
 
     def on(self, device: torch.device) -> DeviceLedger:
         """Return the ledger of ``device``, opened at first use."""
@@ -278,6 +281,7 @@ class Ledger:
         record.hollow, record.memory, record.lent = hollow, memory, False
         if address in self.records:
             self.when_forgotten(address)
+            self.resized.pop(address, None)
         self.records[address] = record
         return record
 
@@ -286,6 +290,33 @@ class Ledger:
         index = ledger.add(record.ledger.entries[record.index - 1])
         record.ledger.remove(record.index)
         record.index, record.ledger = index, ledger
+
+    def note_kinds(self, held: Iterable[tuple[Tensor, Kind]]) -> None:
+        """Write down what the storages of tensors turn out to be."""
+        for tensor, kind in held:
+            record = self.records.get(storage_address(tensor))
+            if record is not None:
+                entries, index = record.ledger.entries, record.index - 1
+                entries[index] = entries[index]._replace(kind=kind)
+
+    def resize(self, record: StorageRecord, nbytes: int, origin: Origin) -> None:
+        """Write down that a storage gets memory of another size, or gives all of it back.
+
+        As ``resize_bytes_cpu`` and ``resize_bytes_cuda`` do (aten/src/ATen/native/Resize.cpp, cuda/
+        Resize.cpp): the old memory is given back when the new is there.
+        """
+        address, ledger = record.address, record.ledger
+        entry = ledger.entries[record.index - 1]
+        held = self.resized.get(address, entry.nbytes)
+        if nbytes == held:
+            return
+        self.when_forgotten(address)
+        self.resized[address] = nbytes
+        before = record.index
+        if nbytes:
+            record.index = ledger.add(entry._replace(nbytes=nbytes, origin=origin))
+        if held:
+            ledger.remove(before)
 
     def workspace(
         self,
@@ -346,4 +377,5 @@ class Ledger:
     def _strike(self, record: StorageRecord) -> None:
         if self.records.pop(record.address, None) is record:
             self.when_forgotten(record.address)
-            record.ledger.remove(record.index)
+            if self.resized.pop(record.address, -1) != 0:
+                record.ledger.remove(record.index)

@@ -12,6 +12,7 @@ _MODULES = {
     ),
     "attention": "choice dot_product efficient encoder_layer flash flash_for_cpu multi_head values",
     "convolution": "alone convolution",
+    "distributed": "lists",
     "embedding": "bag rows",
     "indexing": "advanced masks rearrange rows scatter",
     "linear_algebra": "distance lapack lu",

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
+from pytest_torchmem.profile.timeline import Kind as Holding
 from pytest_torchmem.torch_private.patches import is_another
 
 DEVICES = ("cpu", "cuda")
@@ -143,6 +144,8 @@ class OperatorRecord:
     """Whether its kernel for compressed tensors reads no values itself; for every overload."""
     asks_cusparse: bool = False
     """Whether cuSPARSE decides what it takes of compressed tensors on CUDA."""
+    holds: Mapping[str, Holding] = field(default_factory=dict)
+    """What the storages of an argument turn out to be by its being called with them."""
     copies_across: bool = False
     """Whether it copies between host and GPU, by temporaries where the ends do not fit."""
 

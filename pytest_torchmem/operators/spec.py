@@ -20,6 +20,8 @@ from pytest_torchmem.operators.registry import (
     find_record,
 )
 from pytest_torchmem.operators.third_party import describe_namespace
+from pytest_torchmem.profile.timeline import Kind as Holding
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.operators import (
     OpOverload,
     composite_key,
@@ -136,6 +138,8 @@ class OperatorSpec:
     """Keyword-only arguments it writes to (``out=``)."""
     takes_device: bool
     """Whether it has a ``device`` argument."""
+    holds: tuple[tuple[int, str, Holding], ...]
+    """Positions and names of arguments, and what their storages turn out to be by this call."""
     keeps_geometry: bool
     """Whether it is pointwise and makes one tensor, in the dtype of its floating arguments."""
 
@@ -153,7 +157,7 @@ class OperatorSpec:
         family = name.partition(".")[0]
         shared = find_record(family) or OperatorRecord(family)
         arguments = schema(overload).arguments
-        collective = overload.namespace == "c10d"
+        collective = overload.namespace in COLLECTIVES
         written = [
             (position, argument)
             for position, argument in enumerate(arguments)
@@ -193,6 +197,11 @@ class OperatorSpec:
             argument_names=tuple(str(argument.name) for argument in arguments),
             mutated=tuple(position for position, argument in written if not argument.kwarg_only),
             mutated_names=tuple(argument.name for _, argument in written if argument.kwarg_only),
+            holds=tuple(
+                (position, argument.name, record.holds[argument.name])
+                for position, argument in enumerate(arguments)
+                if argument.name in record.holds
+            ),
             takes_device=any(argument.name == "device" for argument in arguments),
             keeps_geometry=torch.Tag.pointwise in tags
             and not (written or shared.other_dtype)
@@ -247,6 +256,18 @@ class OperatorSpec:
             converted[position] = torch.full((), args[position], dtype=dtype, device=device)
         return tuple(converted)
 
+    def held(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[torch.Tensor, Holding]]:
+        """Return tensors of this call with what their storages turn out to be."""
+        return [
+            (tensor, kind)
+            for position, name, kind in self.holds
+            for tensor in argument_tensors(
+                args[position] if position < len(args) else kwargs.get(name)
+            )
+        ]
+
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the arguments that this call writes to."""
         return [args[position] for position in self.mutated if position < len(args)] + [
@@ -261,6 +282,10 @@ def _dtype_beside(tensor: torch.Tensor | None, number: complex) -> torch.dtype |
         return tensor.dtype if tensor.is_complex() else None
     integral = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
     return None if isinstance(number, float) and integral else tensor.dtype
+
+
+COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+"""Namespaces of operators that need other processes."""
 
 
 def _is_received(name: str, argument: str) -> bool:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
-_DESCRIBED_IN = {"bitsandbytes": "pytest_torchmem.operators.libraries.bitsandbytes"}
+_COLLECTIVES = "pytest_torchmem.operators.distributed.collectives"
+_DESCRIBED_IN = {
+    "bitsandbytes": "pytest_torchmem.operators.libraries.bitsandbytes",
+    "c10d": _COLLECTIVES,
+    "_c10d_functional": _COLLECTIVES,
+    "_c10d_functional_autograd": _COLLECTIVES,
+    "fsdp": "pytest_torchmem.operators.distributed.fully_shard",
+}
 """Modules by the namespace of the operators that their ``describe()`` makes records of."""
 
 

@@ -148,7 +148,8 @@ def takes_nothing(overload: OpOverload, device: str) -> bool:
         return True
     namespace, _, rest = str(overload.name()).partition("::")
     if namespace not in ("aten", "prims"):
-        return False
+        record = find_record(str(overload.name()))
+        return record is not None and device in record.takes_nothing
     name = rest.partition(".")[0]
     if any(_is_named(one, device) for one in (rest, name, name.removesuffix("_"))):
         return True

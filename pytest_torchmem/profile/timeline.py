@@ -26,6 +26,10 @@ class Kind(str, Enum):
     ACTIVATION = "activation"
     GRADIENT = "gradient"
     OPTIMIZER_STATE = "optimizer state"
+    UNSHARDED = "all-gathered parameter"
+    """A whole parameter, of which each process of ``fully_shard`` has a part."""
+    COMMUNICATION = "communication buffer"
+    """What is sent to other processes together, or received from them."""
     WORKSPACE = "workspace"
     OTHER = "other"
 

@@ -47,10 +47,10 @@ apply_to_module = Replaceable("torch.nn.Module._apply")
 begin_loading = Replaceable("torch.utils.data.dataloader._MultiProcessingDataLoaderIter.__init__")
 next_batch = Replaceable("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._next_data")
 pin_memory: Callable[[Any], Any] = private("torch.utils.data._utils.pin_memory.pin_memory")
-#: What holds the parameters of one ``fully_shard``.
-sharded_parameters = private_if_imported(
-    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"
-)
+#: What ``fully_shard`` and its like made, by module.
+module_states = private_if_imported("torch.distributed._composable_state._module_state_mapping")
+#: What ``fully_shard`` makes for a module.
+sharding_state = private_if_imported("torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState")
 #: Every run of the autograd engine that Python starts goes through it (autograd/graph.py).
 engine = Replaceable("torch.autograd.Variable._execution_engine")
 #: What hands a storage to another process (torch/multiprocessing/reductions.py).

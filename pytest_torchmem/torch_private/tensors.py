@@ -49,9 +49,13 @@ def has_dispatch(tensor: Tensor) -> bool:
 
 
 def wrapped_tensors(tensor: Tensor) -> list[Tensor]:
-    """Return the tensors that a subclass wraps, where it ``is_wrapper``."""
+    """Return the tensors that a subclass wraps, where it ``is_wrapper``.
+
+    Wrappers may have other parts: a ``DTensor`` has its mesh.
+    """
     names, _ = cast(Any, tensor).__tensor_flatten__()
-    return [getattr(tensor, name) for name in names]
+    parts = (getattr(tensor, name) for name in names)
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 def unwrapped(tensor: Tensor) -> Tensor | None:

@@ -17,7 +17,7 @@ from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.conversion import give_survivors_data
-from pytest_torchmem.interception.distributed.modules import module_wrappers_refused
+from pytest_torchmem.interception.distributed.modules import split_modules
 from pytest_torchmem.interception.gradient_accumulation import References
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
@@ -85,7 +85,7 @@ def layers(
     device_constructors()  # torch remembers the functions that are there when it is first asked
     with ExitStack() as stack:
         stack.enter_context(python_functions(context, gives_back=not interceptor.real_host))
-        stack.enter_context(module_wrappers_refused(context))
+        stack.enter_context(split_modules(context))
         if gpu is not None:
             from pytest_torchmem.fake_cuda.api.identity import cuda_identity
             from pytest_torchmem.fake_cuda.decompositions import cuda_dispatch

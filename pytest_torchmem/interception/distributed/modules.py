@@ -1,45 +1,33 @@
-"""``torch.distributed`` in a trace: collectives move nothing, wrappers of modules are refused.
+"""Modules that are split over processes: ``fully_shard`` and ``DistributedDataParallel``.
 
-A collective is an operator (``c10d::allreduce_`` and its like) with a kernel for ``meta``
-(torch/csrc/distributed/c10d/Ops.cpp): intercepted as any other, it sends nothing and waits for
-nobody, whatever the backend. ``DistributedDataParallel`` and ``fully_shard`` reach around
-operators: the first reads parameters in C++ (``_verify_params_across_processes``, reducer.cpp) and
-copies gradients into its buckets there, the second takes the memory of a storage away
-(``free_storage`` of torch/distributed/fsdp/_fully_shard/_fsdp_common.py). Neither is modelled.
+Both are Python and operators, and run as they are where the program itself wraps its modules. One
+that was wrapped before belongs to other groups of processes, and is refused.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
-import torch
 from torch import nn
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import replaced_all
-from pytest_torchmem.torch_private.replaceable import sharded_parameters
+from pytest_torchmem.torch_private.replaceable import module_states, sharding_state
 
-_DATA_PARALLEL = (
-    "DistributedDataParallel cannot be traced, because it reads and copies memory in C++ that "
-    "traced tensors do not have. Trace the module that it wraps (ddp.module). In a real step, "
-    "DDP's buckets take as many bytes again as the gradients, unless gradient_as_bucket_view is "
-    "True"
+_BEFORE = (
+    " was wrapped for several processes before the trace. Build and wrap it in the function that "
+    "is traced, with world_size="
 )
-_SHARDED = (
-    "fully_shard (FSDP) cannot be traced, because it frees and refills the memory of storages, "
-    "which traced tensors do not have. Trace the module without it; parameters, gradients and "
-    "optimizer state are then those of a single process, not of one shard"
+_OLD = (
+    "FullyShardedDataParallel is not supported in a trace. Use "
+    "torch.distributed.fsdp.fully_shard, its successor, which is"
 )
-_RESIZED = (
-    "UntypedStorage.resize_ is not supported in a trace, because it changes memory without an "
-    "operator. Use tensor.resize_(size), or make a new tensor. If torch.distributed (FSDP) called "
-    "it: "
-) + _SHARDED
 
 
 def _of_fsdp(name: str) -> Any:
@@ -47,17 +35,10 @@ def _of_fsdp(name: str) -> Any:
     return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)
 
 
-_SHARDING = (
-    (sharded_parameters, "__init__"),
-    (partial(_of_fsdp, "FSDPModule"), "__call__"),
-    (partial(_of_fsdp, "FullyShardedDataParallel"), "__init__"),
-    (partial(_of_fsdp, "FullyShardedDataParallel"), "forward"),
-)
-"""What wrapping calls, and a wrapped module's forward; only of modules that are imported."""
-_WRAPPED = (
-    (lambda: nn.parallel.DistributedDataParallel, _DATA_PARALLEL),
-    (partial(_of_fsdp, "FSDPModule"), _SHARDED),
-    (partial(_of_fsdp, "FullyShardedDataParallel"), _SHARDED),
+_WRAPPERS: tuple[Callable[[], Any], ...] = (
+    lambda: nn.parallel.DistributedDataParallel,
+    partial(_of_fsdp, "FSDPModule"),
+    partial(_of_fsdp, "FullyShardedDataParallel"),
 )
 
 
@@ -66,48 +47,98 @@ def refuse_wrapped(target: nn.Module) -> None:
 
     Its copy could not be made, or would be wrapped anew.
     """
-    for find, message in _WRAPPED:
-        kind = find()
-        if kind is None:
-            continue
+    for kind in filter(None, (find() for find in _WRAPPERS)):
         for path, inner in target.named_modules():
             if isinstance(inner, kind):
                 where = f"{type(target).__name__}.{path}" if path else type(target).__name__
-                raise UnsupportedOperatorError(f"{where}: {message}")
+                raise UnsupportedOperatorError(f"{where} ({kind.__name__}){_BEFORE}")
 
 
 @contextmanager
-def module_wrappers_refused(trace: TraceContext) -> Iterator[None]:
-    """Raise ``UnsupportedOperatorError`` where this thread wraps a module for several processes.
+def split_modules(trace: TraceContext) -> Iterator[None]:
+    """Follow the modules that the program splits over processes, and give them back afterwards.
 
-    So does the forward of a module that was wrapped before.
+    What is imported in the course of the trace is followed from then on.
     """
-    original: Any = torch.UntypedStorage.resize_
+    wrapped: WeakSet[Any] = WeakSet()
+    sharded: WeakKeyDictionary[nn.Module, tuple[type, dict[str, Any]]] = WeakKeyDictionary()
+    with ExitStack() as stack:
+        stack.callback(_give_back, sharded)
+        followed: set[str] = set()
 
-    def resize(storage: torch.UntypedStorage, size: int) -> Any:
-        __tracebackhide__ = True
-        record = trace.record_of(storage)
-        if record is None or not record.hollow:
-            return original(storage, size)
-        raise UnsupportedOperatorError(f"{trace.user_line()}: {_RESIZED}")
+        def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+            if owner is not None and owner.__name__ not in followed:
+                followed.add(owner.__name__)
+                replacement = {name: function(getattr(owner, name, None))}
+                stack.enter_context(replaced_all([(owner, replacement)]))
 
-    parallel = nn.parallel.DistributedDataParallel
-    refused = [(parallel, name, _DATA_PARALLEL) for name in ("__init__", "forward")]
-    refused += [(owner, method, _SHARDED) for find, method in _SHARDING if (owner := find())]
-    methods = [(owner, {name: _refusing(trace, owner, name, why)}) for owner, name, why in refused]
-    with replaced_all([(torch.UntypedStorage, {"resize_": resize}), *methods]):
+        def follow(module: str) -> None:
+            if module.startswith("torch.distributed.fsdp"):
+                replace(_of_fsdp("FSDPModule"), "__call__", partial(_calling, trace, wrapped))
+                replace(_of_fsdp("FullyShardedDataParallel"), "__init__", partial(_refusing, trace))
+                replace(sharding_state(), "init", partial(_sharding, trace, wrapped, sharded))
+
+        follow("torch.distributed.fsdp")
+        stack.enter_context(trace.after_imports(follow))
         yield
 
 
-def _refusing(trace: TraceContext, owner: Any, name: str, message: str) -> Callable[..., Any]:
+def _sharding(
+    trace: TraceContext, wrapped: WeakSet[Any], sharded: Any, original: Any
+) -> Callable[..., Any]:
+    """Return ``FSDPState.init``, which ``fully_shard`` calls before it changes modules."""
+
+    def init(self: Any, modules: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if not trace.off():
+            wrapped.update(modules)
+            # What is the trace's own must not be held by what it was.
+            inner = dict.fromkeys(one for module in modules for one in module.modules())
+            own = (tensor for one in inner for tensor in one.parameters(recurse=False))
+            if all(map(trace.brought, own)):
+                for one in inner:
+                    sharded.setdefault(one, (type(one), _attributes(one)))
+        return original(self, modules, *args, **kwargs)
+
+    return init
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Return a module's attributes, those that are dictionaries as they are now."""
+    return {
+        name: value.copy() if isinstance(value, dict) else value
+        for name, value in vars(module).items()
+    }
+
+
+def _give_back(sharded: Any) -> None:
+    for module, (kind, attributes) in sharded.items():
+        module.__class__ = kind
+        vars(module).clear()
+        vars(module).update(attributes)
+        states = module_states()
+        if states is not None:
+            states.pop(module, None)
+
+
+def _calling(trace: TraceContext, wrapped: WeakSet[Any], _: Any) -> Callable[..., Any]:
     # Not yet a hook's turn: ``FSDPState._pre_forward`` would note that a forward has begun.
     # ``FSDPModule`` is mixed into a module's own class, which brings ``__call__``.
-    original = nn.Module.__call__ if name == "__call__" else getattr(owner, name)
+    def method(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if trace.on_thread() and module not in wrapped:
+            where = f"{trace.user_line()}: {type(module).__name__} (FSDPModule)"
+            raise UnsupportedOperatorError(f"{where}{_BEFORE}")
+        return nn.Module.__call__(module, *args, **kwargs)
 
+    return method
+
+
+def _refusing(trace: TraceContext, original: Any) -> Callable[..., Any]:
     def method(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if trace.on_thread():
-            raise UnsupportedOperatorError(f"{trace.user_line()}: {message}")
+            raise UnsupportedOperatorError(f"{trace.user_line()}: {_OLD}")
         return original(*args, **kwargs)
 
     return method

@@ -21,6 +21,7 @@ from pytest_torchmem.interception.distributed.store import SharedStore
 from pytest_torchmem.targets.world import World
 from pytest_torchmem.torch_private.patches import Replacements, added, replaced_all
 from pytest_torchmem.torch_private.process_groups import groups_of_world, groups_put_aside
+from pytest_torchmem.torch_private.sharding import forget_meshes
 
 _STORES = ("TCPStore", "FileStore", "HashStore")
 
@@ -44,6 +45,7 @@ def world_entered(world: World | None, on_thread: Callable[[], bool]) -> Iterato
         stack.enter_context(added(additions))
         stack.enter_context(replaced_all(replacements))
         stack.enter_context(replaced_all(_rendezvous(world, on_thread)))
+        stack.callback(forget_meshes)
         stack.enter_context(_process_group_kept())
         yield
 
@@ -141,6 +143,7 @@ def _process_group_kept() -> Iterator[None]:
         if _has_process_group():
             sys.excepthook = hook
             torch.distributed.destroy_process_group()
+            forget_meshes()
 
 
 def _has_process_group() -> bool:

@@ -1,16 +1,21 @@
-"""Real storages that C++ makes without an operator: read from files, mapped, random states."""
+"""Storages that get memory without an operator: read from files, mapped, resized, random states."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.serialization
 from torch import Tensor
 
+from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.checkpoints import unknown_regions
 from pytest_torchmem.torch_private.patches import Replacements
+
+_SIZES = ("size", "nbytes", "__len__")
+"""What says how many bytes a storage holds."""
 
 
 class RealStorages:
@@ -22,6 +27,8 @@ class RealStorages:
         self._from_file: Any = torch.UntypedStorage.from_file
         self._get: Any = torch.UntypedStorage.__getitem__
         self._get_rng_state = torch.random.get_rng_state
+        self._resize: Any = torch.UntypedStorage.resize_
+        self._sizes = {name: getattr(torch.UntypedStorage, name) for name in _SIZES}
 
     def replacements(self) -> Replacements:
         """Return what takes the place of torch's own."""
@@ -29,7 +36,12 @@ class RealStorages:
             (torch.serialization, {"default_restore_location": self.restore}),
             (
                 torch.UntypedStorage,
-                {"from_file": staticmethod(self.from_file), "__getitem__": self.get},
+                {
+                    "from_file": staticmethod(self.from_file),
+                    "__getitem__": self.get,
+                    "resize_": self.resize,
+                    **{name: self._size(name) for name in _SIZES},
+                },
             ),
             *[(module, {"get_rng_state": self.get_rng_state}) for module in (torch, torch.random)],
         ]
@@ -66,6 +78,36 @@ class RealStorages:
             return self._get(storage, index)
         with self._trace.working():
             return self._get(storage, index)
+
+    def resize(self, storage: torch.UntypedStorage, size: int) -> Any:
+        """Book that a storage without memory gets or gives back memory, as ``fully_shard`` does.
+
+        Its tensors keep their geometry, and it has room for as much as it was made for.
+        """
+        __tracebackhide__ = True
+        record = self._trace.record_of(storage)
+        if record is None or not record.hollow:
+            return self._resize(storage, size)
+        if size > self._sizes["nbytes"](storage):
+            raise UnsupportedOperatorError(
+                f"{self._trace.user_line()}: UntypedStorage.resize_ to more bytes than the storage "
+                "was made with is not supported in a trace. Use tensor.resize_(size), or make a "
+                "new tensor"
+            )
+        self._trace.resize(record, size)
+        return storage
+
+    def _size(self, name: str) -> Callable[[torch.UntypedStorage], int]:
+        original, resized = self._sizes[name], self._trace.resized
+
+        def size(storage: torch.UntypedStorage) -> int:
+            if resized and not self._trace.off():
+                found = resized.get(storage._cdata)
+                if found is not None:
+                    return found
+            return int(original(storage))
+
+        return size
 
     def get_rng_state(self) -> Tensor:
         """Book the tensor that the CPU's generator writes its state to."""

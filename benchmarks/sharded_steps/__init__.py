@@ -1,0 +1,1 @@
+"""Traces of one rank, compared with real processes on the CPU that send with gloo."""

@@ -1,0 +1,150 @@
+"""Programs in real processes, which are counted by ``measure`` and talk to each other by gloo.
+
+    python -m benchmarks.sharded_steps.real DIRECTORY NAME...
+
+is one of them, started with ``torchrun``'s variables.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pytest_torchmem.profile.profile import MemoryProfile, figures_of
+from pytest_torchmem.profile.timeline import Timeline
+
+_OF_GLOO = ("c10d::", "gloo:")
+_PATIENCE = 0.01
+"""Seconds that a thread of gloo is given to let go of what it has sent."""
+_ROOT = Path(__file__).parents[2]
+
+
+def run(names: Sequence[str], world_size: int, directory: Path) -> dict[str, list[MemoryProfile]]:
+    """Run programs in ``world_size`` processes; return the profiles of the ranks by program."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": world_size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": 1,
+        "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-m", "benchmarks.sharded_steps.real", str(directory), *names]
+    processes = [
+        subprocess.Popen(
+            command,
+            env={
+                **os.environ,
+                **{name: str(value) for name, value in shared.items()},
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+            },
+            cwd=_ROOT,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        codes = [process.wait(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    if any(codes):
+        raise RuntimeError(f"processes ended with {codes}")
+    return {
+        name: [
+            pickle.loads(_file(directory, name, rank).read_bytes()) for rank in range(world_size)
+        ]
+        for name in names
+    }
+
+
+def without_gloo(profile: MemoryProfile) -> MemoryProfile:
+    """Return a measured profile without the buffers that gloo takes.
+
+    They come and go when its threads get to it.
+    """
+    timeline = profile.timeline
+    of_gloo = {
+        number
+        for number, found in enumerate(timeline.allocations, start=1)
+        if found.origin.operator.startswith(_OF_GLOO)
+    }
+    events: list[int] = []
+    places = [0]
+    for event in timeline.events:
+        if abs(event) not in of_gloo:
+            events.append(event)
+        places.append(len(events))
+    phases = tuple((places[start], phase) for start, phase in timeline.phases)
+    own = Timeline(timeline.allocations, tuple(events), phases)
+    return replace(profile, timeline=own, **figures_of(own))
+
+
+def _let_gloo_finish() -> None:
+    """Let collectives return when gloo's threads hold their tensors no more.
+
+    What such a thread frees last, the record of the thread that asked for the collective does not
+    see: to it the tensor lives on.
+    """
+    import torch.distributed as dist
+
+    def finished(collective: Any) -> Any:
+        @functools.wraps(collective)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            work = collective(*args, **kwargs)
+            if work is not None:
+                work.wait()
+                del work
+            time.sleep(_PATIENCE)
+            return collective.done if kwargs.get("async_op") else None
+
+        collective.done = _Done()
+        return function
+
+    for name in ("all_gather_single", "reduce_scatter_single", "all_reduce"):
+        setattr(dist, name, finished(getattr(dist, name)))
+
+
+class _Done:
+    """The work of a collective that is done."""
+
+    def wait(self, *_: Any) -> bool:
+        """Return at once."""
+        return True
+
+
+def _file(directory: Path, name: str, rank: int) -> Path:
+    return directory / f"{name}.{rank}.pickle"
+
+
+def _main(directory: Path, names: Sequence[str]) -> None:
+    import torch.distributed as dist
+
+    from benchmarks.sharded_steps.programs import PROGRAMS
+    from pytest_torchmem import measure
+
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    _let_gloo_finish()
+    for name in names:
+        profile = measure(PROGRAMS[name])
+        _file(directory, name, dist.get_rank()).write_bytes(pickle.dumps(profile))
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), sys.argv[2:])

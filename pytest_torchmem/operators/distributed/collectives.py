@@ -1,0 +1,48 @@
+"""Collectives: ``c10d`` (torch/csrc/distributed/c10d/Ops.cpp) and ``_c10d_functional``.
+
+NCCL's kernels work in place, and its own buffers are outside of PyTorch's allocator. A collective
+that gets lists of tensors flattens them: ProcessGroupNCCL.cpp, ``allgather``, ``reduce_scatter``.
+On the host gloo's threads take and give back what they need, which the allocator of the thread that
+asked for the collective does not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from pytest_torchmem.operators.registry import DEVICES, Kind, operator
+from pytest_torchmem.torch_private.operators import all_operators
+
+NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+_FLATTENS = {"c10d::allgather_": "output_tensors", "c10d::reduce_scatter_": "input_tensors"}
+"""Collectives whose lists NCCL flattens into one tensor, and the argument that has the lists."""
+
+
+def describe() -> None:
+    """Make a record of every collective that this torch has."""
+    there = frozenset(all_operators())
+    wraps = "_c10d_functional::_wrap_tensor_autograd"
+    if wraps in there:  # makes a tensor subclass that waits at its first use
+        operator(wraps, kind=Kind.NATIVE)
+    names = [name for name in there if name.partition("::")[0] in NAMESPACES]
+    operator(*(name for name in names if name not in _FLATTENS), takes_nothing=frozenset(DEVICES))
+    operator(*(name for name in _FLATTENS if name in there), takes_nothing=frozenset({"cpu"}))
+    if "c10d::allgather_" in there:
+        operator("c10d::allgather_", source="ProcessGroupNCCL.cpp, allgather").workspace("cuda")(
+            _gathered
+        )
+    if "c10d::reduce_scatter_" in there:
+        scattered = operator("c10d::reduce_scatter_", source="ProcessGroupNCCL.cpp, reduce_scatter")
+        scattered.workspace("cuda")(_scattered)
+
+
+def _gathered(output_tensors: Sequence[Sequence[Tensor]]) -> int:
+    """All outputs in one tensor, unless they lie so already; ``newLikeFlat``."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in output_tensors[0])
+
+
+def _scattered(input_tensors: Sequence[Sequence[Tensor]]) -> int:
+    """All inputs in one tensor; ``newLikeFlat``."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in input_tensors[0])

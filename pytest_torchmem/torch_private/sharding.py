@@ -1,0 +1,47 @@
+"""What ``DTensor`` remembers of meshes: how it splits operators, and how it redistributes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from pytest_torchmem.torch_private.names import optional, private_if_imported
+
+_PACKAGE = "torch.distributed.tensor"
+_forget_in_cpp = optional("torch._C._clear_DTensor_sharding_propagator_cache")
+_forget_plans = private_if_imported(f"{_PACKAGE}._redistribute.clear_redistribute_planner_cache")
+
+
+def forget_meshes() -> None:
+    """Clear the caches of ``DTensor``, whose keys hold meshes and so process groups."""
+    if f"{_PACKAGE}._api" not in sys.modules:
+        return
+    for cache in tuple(_caches()):
+        cache.cache_clear()
+    forget = _forget_plans()
+    if forget is not None:
+        forget()
+    if _forget_in_cpp is not None:
+        _forget_in_cpp()
+
+
+def _caches() -> Iterator[Any]:
+    """Yield what of the package has a cache of its own, on this thread."""
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith(_PACKAGE) and isinstance(module, ModuleType):
+            for value in tuple(vars(module).values()):
+                yield from _with_cache(value)
+                if isinstance(value, type) and value.__module__ == name:
+                    for attribute in tuple(vars(value).values()):
+                        yield from _with_cache(getattr(attribute, "__func__", attribute))
+                        for inner in tuple(getattr(attribute, "__dict__", {}).values()):
+                            yield from _with_cache(inner)
+                            for deeper in tuple(getattr(inner, "__dict__", {}).values()):
+                                yield from _with_cache(deeper)
+
+
+def _with_cache(value: Any) -> Iterator[Any]:
+    if callable(getattr(value, "cache_clear", None)) and not isinstance(value, type):
+        yield value

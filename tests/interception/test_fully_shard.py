@@ -1,0 +1,140 @@
+"""``fully_shard`` in a trace, against the real CPU allocator and a group that sends nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from benchmarks.sharded_steps.programs import PROGRAMS, Decoder, shard, start, train
+from pytest_torchmem import measure, trace
+from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.targets.world import World
+
+
+def hybrid(device: str = "cpu") -> None:
+    """Sharded over two processes, replicated over two."""
+    start(device)
+    mesh = dist.init_device_mesh(device, (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = shard(Decoder().to(device), mesh=mesh, reshard_after_forward=2)
+    train(model, torch.optim.AdamW(model.parameters(), foreach=True), device=device)
+
+
+def offloaded(device: str = "cpu") -> None:
+    """Shards on the host, the next layer gathered ahead, clipped gradients."""
+    policy = CPUOffloadPolicy(pin_memory=device != "cpu")
+    model: Any = shard(Decoder(), mesh=start(device), offload_policy=policy)
+    first, second, _ = model.layers
+    first.set_modules_to_forward_prefetch([second])
+    second.set_modules_to_backward_prefetch([first])
+    optimizer = torch.optim.AdamW(model.parameters())
+    clip = lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # noqa: E731
+    train(model, optimizer, steps=1, device=device, after_backward=clip)
+
+
+NAMED = {"hybrid": hybrid, "offloaded": offloaded, **PROGRAMS}
+
+
+@contextmanager
+def real_process(world: World) -> Iterator[None]:
+    """Be a process of a world whose collectives send nothing; everything else is real."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in world.environment.items():
+            patch.setitem(os.environ, name, value)
+        dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fsdp", "fsdp_checkpointed", "fsdp_accumulated", "fsdp_lora", "hybrid", "offloaded"],
+)
+def test_a_rank_needs_what_the_real_allocator_counts(name: str) -> None:
+    program = NAMED[name]
+    traced = trace(program, host="here", world_size=4, rank=1)
+    with real_process(World(4, 1)):
+        assert traced.figures() == measure(program).figures()
+    assert not traced.warnings
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp_mixed", "offloaded"])
+def test_kinds_on_cuda_tell_shards_from_what_is_gathered(name: str) -> None:
+    profile = trace(NAMED[name], "cuda", device="cuda", world_size=8, rank=7)
+    assert not profile.warnings
+    kinds = profile.by_kind("backward")
+    assert kinds["all-gathered parameter"] > 0
+    assert profile.by_kind("forward")["communication buffer"] > 0
+    whole = sum(one.numel() * one.element_size() for one in Decoder().parameters())
+    held = kinds.get("parameter", 0)
+    assert held == 0 if name == "offloaded" else whole / 8 <= held < whole / 4
+
+
+def test_a_shard_gets_smaller_with_the_world() -> None:
+    ends = [trace(PROGRAMS["fsdp_meta"], world_size=size).end for size in (1, 2, 4)]
+    assert ends[0] > 1.9 * ends[1] > 3.6 * ends[2]
+
+
+def test_nothing_of_it_outlives_the_trace() -> None:
+    kinds = (DTensor, DeviceMesh, dist.ProcessGroup)
+    gc.collect()
+    before = {id(one) for one in gc.get_objects() if issubclass(type(one), kinds)}
+    trace(PROGRAMS["fsdp_mixed"], world_size=2)
+    gc.collect()
+    after = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+    assert not [type(one) for one in after if id(one) not in before]
+
+
+def test_a_model_from_outside_is_given_back() -> None:
+    model = Decoder(1)
+    before = {name: id(one) for name, one in model.named_parameters()}
+
+    def program() -> None:
+        shard(model, mesh=start())
+        train(model, torch.optim.SGD(model.parameters(), 0.1), steps=1)
+
+    trace(program, world_size=2)
+    assert type(model) is Decoder
+    assert {name: id(one) for name, one in model.named_parameters()} == before
+    assert not any(one._forward_pre_hooks or one._forward_hooks for one in model.modules())
+    model(torch.zeros(1, 2, dtype=torch.long)).sum().backward()
+
+
+def test_resized_storages_are_freed_and_requested() -> None:
+    def program() -> None:
+        held = torch.empty(1 << 20)
+        storage = held.untyped_storage()
+        storage.resize_(0)
+        assert storage.size() == storage.nbytes() == 0
+        other = torch.empty(1 << 20)
+        del other
+        storage.resize_(1 << 22)
+        assert storage.size() == 1 << 22
+        assert held.shape == (1 << 20,)
+
+    assert trace(program).figures() == measure(program).figures()
+    assert trace(program).peak == 1 << 22
+    with pytest.raises(UnsupportedOperatorError, match="more bytes than the storage"):
+        trace(lambda: torch.empty(4).untyped_storage().resize_(64))
+
+
+def test_what_was_wrapped_before_is_refused() -> None:
+    with real_process(World(2, 0)):
+        model = fully_shard(nn.Linear(4, 4), mesh=dist.init_device_mesh("cpu", (2,)))
+        with pytest.raises(UnsupportedOperatorError, match="wrapped for several processes before"):
+            trace(model, torch.randn(2, 4))
+        with pytest.raises(UnsupportedOperatorError, match="wrapped for several processes before"):
+            trace(lambda: model(torch.randn(2, 4)), world_size=2)
