@@ -34,6 +34,7 @@ from pytest_torchmem.snapshots.format import Entry
 from pytest_torchmem.snapshots.location import is_calibration
 from pytest_torchmem.snapshots.store import Stored, read
 from pytest_torchmem.snapshots.tolerance import parse_rules
+from pytest_torchmem.targets.gpus import DEFAULT_GPU
 from pytest_torchmem.units import format_size, format_step
 
 KIND = "pytest-torchmem comparison"
@@ -80,6 +81,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     show.add_argument("file", metavar="FILE", type=Path)
     show.set_defaults(run=_show)
+    cudnn = commands.add_parser(
+        "cudnn",
+        help="print what cuDNN takes for each layer of a step, on one or several GPUs",
+        description="Trace a step and print the workspace that cuDNN takes for each of its "
+        "convolutions and attentions, with the engine that it chooses and the copies that the "
+        "workspace consists of. No GPU is needed. STEP is a function without arguments: it returns "
+        "a module and its inputs, or runs a step itself.",
+    )
+    cudnn.add_argument("step", metavar="STEP", help="module:function")
+    cudnn.add_argument(
+        "--gpu",
+        metavar="GPU",
+        action="append",
+        help=f"several are possible; default: {DEFAULT_GPU}",
+    )
+    cudnn.add_argument(
+        "--cudnn",
+        metavar="FOLDER",
+        action="append",
+        help="a folder that pip installed nvidia-cudnn-cu13 into (--target); several are possible; "
+        "default: the cuDNN that is installed",
+    )
+    cudnn.set_defaults(run=_cudnn)
     verify = commands.add_parser(
         "verify",
         help="exit 1 if a snapshot or calibration file cannot be read or is in a merge conflict",
@@ -192,6 +216,15 @@ def _show(options: argparse.Namespace) -> int:
         return 0
     for line in shown:
         print(line)
+    return 0
+
+
+def _cudnn(options: argparse.Namespace) -> int:
+    from pytest_torchmem.reports.cudnn import columns, load_step, render
+
+    step = load_step(options.step)
+    found = columns(step, options.gpu or [DEFAULT_GPU], options.cudnn or [])
+    sys.stdout.write(render(found))
     return 0
 
 

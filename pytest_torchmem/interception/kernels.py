@@ -382,7 +382,7 @@ class Kernels:
             in_engine = in_engine_thread()
             for buffer in workspace.kept:
                 self._ledger.keep(buffer, in_engine, device, origin)
-        device.note(workspace)
+        device.note(workspace, origin.module)
         if workspace.requests:
             self._ledger.workspace(workspace.requests, device, origin, workspace.confidence)
         self._decompositions.note(workspace)

@@ -79,16 +79,16 @@ class DeviceLedger:
         """Operators that ran and whose workspace was measured."""
         self.library_workspaces: set[str] = set()
         """Operators that ran and whose workspace a library told."""
-        self.library_answers: dict[LibraryAnswer, None] = {}
-        """What libraries were asked, and what they told."""
+        self.library_answers: dict[LibraryAnswer, dict[str, None]] = {}
+        """What libraries were asked and told, with the modules that asked."""
         self.questions: set[WorkspaceKey] = set()
         """What a calibration was or would be asked."""
         self.before_adding: Callable[[AllocationEntry, int], None] | None = None
         """Is asked before anything is added, with its stream; it raises where the device has no
         memory left."""
 
-    def note(self, workspace: Workspace) -> None:
-        """Remember of a workspace that was taken what no exact formula gave."""
+    def note(self, workspace: Workspace, module: str = "") -> None:
+        """Remember of a workspace that a module took what no exact formula gave."""
         if workspace.unknown:
             self.unknown_workspaces.update(workspace.unknown)
             self.estimated_workspaces.update(workspace.estimated)
@@ -97,7 +97,8 @@ class DeviceLedger:
             self.calibrated_workspaces.update(workspace.calibrated)
         if workspace.answers:
             self.library_workspaces.update(workspace.told)
-            self.library_answers.update(dict.fromkeys(workspace.answers))
+            for answer in workspace.answers:
+                self.library_answers.setdefault(answer, {})[module] = None
 
     def private_pool(self, stream: int) -> PoolId | None:
         """Return the private pool that serves a request on ``stream`` now (``get_pool``)."""

@@ -81,6 +81,10 @@ class LibraryAnswer:
     stored: bool = False
     """It comes from a file of answers, and not from the library itself."""
     why: str = ""
+    engine: int = -1
+    """The number of cuDNN's engine, where cuDNN itself was asked."""
+    modules: tuple[str, ...] = ()
+    """The modules that asked, in the order in which they did."""
 
 
 Figures = Mapping[Setup, Mapping[WorkspaceKey, WorkspaceSize]]

@@ -34,7 +34,7 @@ from pytest_torchmem.step.global_state import process_kept, thread_kept
 from pytest_torchmem.step.program_state import ProgramState, optimizers_kept
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.targets.calibration import Calibration
+from pytest_torchmem.targets.calibration import Calibration, LibraryAnswer
 from pytest_torchmem.targets.device_index import NOT_LINKED
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
@@ -321,7 +321,7 @@ def _profile_of(
         unknown_workspaces=tuple(sorted(ledger.unknown_workspaces)),
         calibrated_workspaces=tuple(sorted(ledger.calibrated_workspaces)),
         library_workspaces=tuple(sorted(ledger.library_workspaces)),
-        library_answers=tuple(sorted(ledger.library_answers, key=lambda one: one.question)),
+        library_answers=_answers(ledger),
         questions=tuple(sorted(ledger.questions)),
         values=values,
         facts=seen[0],
@@ -334,6 +334,11 @@ def _profile_of(
         rank=machine.world.rank if machine.world else None,
         **figures_of(timeline),
     )
+
+
+def _answers(device: DeviceLedger) -> tuple[LibraryAnswer, ...]:
+    found = sorted(device.library_answers.items(), key=lambda item: item[0].question)
+    return tuple(replace(answer, modules=tuple(modules)) for answer, modules in found)
 
 
 def _touched() -> tuple[str, ...]:

@@ -51,7 +51,8 @@ class Cudnn:
         if target.cudnn is not None:
             answer = target.cudnn.ask(gpu.capability, gpu.multiprocessors, question)
             version = version_text(target.cudnn.version)
-            return LibraryAnswer(key, answer.workspace, version, why=answer.why)
+            engine = answer.plans[0].engine if answer.plans else -1
+            return LibraryAnswer(key, answer.workspace, version, why=answer.why, engine=engine)
         if target.calibration is not None:
             stored = target.calibration.find(key, gpu.name, TORCH_SERIES)
             if stored is not None:

@@ -1,0 +1,193 @@
+"""The table of ``torchmem cudnn``: what cuDNN takes for each layer of a step, on several GPUs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchmem.cudnn.installed import VARIABLE, find_installed, version_text
+from pytest_torchmem.cudnn.questions import PREFIX
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.reports.tables import table
+from pytest_torchmem.units import format_size
+
+if TYPE_CHECKING:
+    from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
+
+_ITEM_SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_REST = 512
+"""What may be left of a workspace that consists of copies: bytes for alignment and counters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One GPU as one version of cuDNN sees it, and its answers."""
+
+    gpu: str
+    version: str
+    answers: dict[WorkspaceKey, LibraryAnswer]
+
+
+def load_step(name: str) -> Callable[[], Any]:
+    """Return the function that ``module:function`` names; raises ``UsageError``.
+
+    The current directory is looked in first, as with ``python -m``.
+    """
+    module, separator, function = name.partition(":")
+    if not (module and separator and function):
+        raise UsageError(f"{name!r}: expected module:function, such as mymodels:step")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(import_module(module), function)
+    except ImportError as error:
+        raise UsageError(f"{name!r} cannot be imported: {error}") from None
+    except AttributeError:
+        raise UsageError(f"{name!r}: the module {module} has no {function}") from None
+    if not callable(found):
+        raise UsageError(f"{name!r} is not a function")
+    step: Callable[[], Any] = found
+    return step
+
+
+def columns(step: Callable[[], Any], gpus: Sequence[str], places: Sequence[str]) -> list[Column]:
+    """Trace a step for each GPU with the cuDNN of each of these places.
+
+    ``step`` returns a module, or a module and its inputs, whose step is traced; if it returns
+    anything else, it is the step itself. Raises ``UsageError`` where there is no cuDNN.
+    """
+    from pytest_torchmem.tracing.trace import trace
+
+    made = _model_of(step)
+    found = []
+    for place in places or [os.environ.get(VARIABLE, "")]:
+        with _cudnn_of(place) as version:
+            for gpu in gpus:
+                target = made or (step,)
+                profile = trace(*target, device="cuda", gpu=gpu, memory="unlimited")
+                answers = {answer.question: answer for answer in profile.library_answers}
+                found.append(Column(profile.gpu or gpu, version, answers))
+    return found
+
+
+def _model_of(step: Callable[[], Any]) -> tuple[Any, ...] | None:
+    """Return a module with its inputs if that is what the function returns, on ``meta``."""
+    import torch
+    from torch import nn
+
+    try:
+        with torch.device("meta"):
+            made = step()
+    except Exception:  # a step of its own, which wants a GPU; the trace shows what is wrong
+        return None
+    made = made if isinstance(made, tuple) else (made,)
+    return made if made and isinstance(made[0], nn.Module) else None
+
+
+@contextmanager
+def _cudnn_of(place: str) -> Iterator[str]:
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = place
+    try:
+        installed = find_installed()
+        if isinstance(installed, str):
+            raise UsageError(installed)
+        yield version_text(installed.version)
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
+def render(found: Sequence[Column]) -> str:
+    """Return the table: a row for each question, the largest workspace first."""
+    keys = list(dict.fromkeys(key for column in found for key in column.answers))
+
+    def largest(key: WorkspaceKey) -> int:
+        return max(_bytes(column, key) or 0 for column in found)
+
+    versions = {column.version for column in found}
+    heads = [
+        f"{column.gpu}, {column.version}" if len(versions) > 1 else column.gpu for column in found
+    ]
+    rows = [_row(key, found) for key in sorted(keys, key=largest, reverse=True)]
+    if not rows:
+        return "cuDNN was asked nothing: the step has no convolution or attention for it\n"
+    headers = ("layer", "", "x, w, y or query", *heads)
+    missing = sorted(
+        {a.why for column in found for a in column.answers.values() if a.nbytes is None}
+    )
+    notes = [f"cuDNN {', '.join(sorted(versions))}", *(f"no answer: {why}" for why in missing)]
+    return f"{table(rows, headers)}\n" + "\n".join(notes) + "\n"
+
+
+def _row(key: WorkspaceKey, found: Sequence[Column]) -> tuple[str, ...]:
+    modules = [column.answers[key].modules for column in found if key in column.answers]
+    names = list(dict.fromkeys(name for names in modules for name in names))
+    more = f" (+{len(names) - 1})" if len(names) > 1 else ""
+    direction = key.operator.removeprefix(PREFIX).removeprefix("convolution_").replace("_", " ")
+    cells = (_cell(column.answers.get(key)) for column in found)
+    return (f"{names[0]}{more}" if names else "", direction, _geometry(key), *cells)
+
+
+def _bytes(column: Column, key: WorkspaceKey) -> int | None:
+    answer = column.answers.get(key)
+    return answer.nbytes if answer is not None else None
+
+
+def _cell(answer: LibraryAnswer | None) -> str:
+    if answer is None:
+        return "not cuDNN's"
+    if answer.nbytes is None:
+        return "no answer"
+    engine = f" engine {answer.engine}" if answer.engine >= 0 else ""
+    copied = made_of(answer)
+    return f"{format_size(answer.nbytes)}{engine}" + (f": {copied}" if copied else "")
+
+
+def _geometry(key: WorkspaceKey) -> str:
+    operands = _operands(key)
+    formats = {"channels last" for text in operands if "@" in text}
+    shapes = [text.partition("@")[0].partition(" ")[0] for text in operands]
+    lists = ["[" + text.partition("[")[2] for text in shapes[1:]]
+    return " ".join([shapes[0], *lists, *formats])
+
+
+def _operands(key: WorkspaceKey) -> list[str]:
+    """Return the tensors of a question as text; a question has three or more."""
+    parts = key.geometry.partition(";")[0].split(", ")
+    return [part.partition("=")[2] or part for part in parts if not part.startswith("[")]
+
+
+def made_of(answer: LibraryAnswer) -> str:
+    """Return which copies of its operands a convolution's workspace consists of, if it does.
+
+    cuDNN brings operands that are contiguous into channels last, and others into another type.
+    """
+    if not answer.nbytes or "convolution" not in answer.question.operator:
+        return ""
+    sizes = [_size(text) for text in _operands(answer.question)]
+    found = []
+    for counts in itertools.product(range(3), repeat=3):
+        rest = answer.nbytes - sum(n * size for n, size in zip(counts, sizes, strict=True))
+        if any(counts) and 0 <= rest <= _REST:
+            found.append((rest, sum(counts), max(counts), counts))
+    if not found:
+        return ""
+    named = [(n, name) for n, name in zip(min(found)[-1], "xwy", strict=True) if n]
+    return " + ".join(f"{n} {name}" if n > 1 else name for n, name in named)
+
+
+def _size(operand: str) -> int:
+    dtype, _, rest = operand.partition("[")
+    nbytes = _ITEM_SIZES[dtype]
+    for number in rest.partition("]")[0].split(","):
+        nbytes *= int(number)
+    return nbytes

@@ -1,0 +1,114 @@
+"""The table of ``torchmem cudnn``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_torchmem.cli import main
+from pytest_torchmem.cudnn.answers import Answer, ExecutionPlan
+from pytest_torchmem.cudnn.installed import Installed
+from pytest_torchmem.cudnn.questions import Convolution, Question
+from pytest_torchmem.reports import cudnn as tables
+from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
+from pytest_torchmem.tracing import trace as tracing
+
+MODEL = """
+import torch
+from torch import nn
+
+def net():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(8, 8, 3, bias=False))
+    return model, torch.empty(2, 3, 16, 16)
+
+def step():
+    net()[0].cuda()(torch.empty(2, 3, 16, 16, device="cuda")).sum()
+
+def nothing():
+    torch.ones(2, device="cuda") + 1
+"""
+
+
+class Told:
+    """A cuDNN that takes a copy of the input, and knows no engine for the second layer's weight."""
+
+    version = (9, 20, 0)
+
+    def ask(self, capability: tuple[int, int], multiprocessors: int, question: Question) -> Answer:
+        """Answer for a GPU, by its number of multiprocessors."""
+        assert isinstance(question, Convolution)
+        if question.direction == "backward_weight" and question.x.shape[1] == 8:
+            return Answer(why="cuDNN has no engine for it")
+        nbytes = 4 * 2 * 3 * 16 * 16 + 16
+        return Answer((ExecutionPlan(nbytes if multiprocessors == 108 else 2 * nbytes, 22),))
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "layers_of_test_table.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    sys.modules.pop("layers_of_test_table", None)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(tracing, "library", Told)
+    installed = Installed(tmp_path / "libcudnn.so.9", (9, 20, 0), ())
+    monkeypatch.setattr(tables, "find_installed", lambda: installed)
+
+
+def test_a_model_on_two_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cudnn", "layers_of_test_table:net", "--gpu", "a100", "--gpu", "h100"]) == 0
+    table = capsys.readouterr().out
+    header, first, *_ = table.splitlines()
+    assert header.split()[-2:] == ["a100-80gb", "h100"]
+    assert "float32[2,3,16,16] [8,3,3,3] [2,8,14,14]" in table
+    assert "6.02 KiB engine 22: x " in table
+    assert "12.03 KiB engine 22" in first
+    assert "Sequential.1  backward weight" in table
+    assert table.count("no answer") == 3  # on both GPUs, and why
+    assert "\ncuDNN 9.20.0\n" in table
+    assert table.endswith("no answer: cuDNN has no engine for it\n")
+
+
+def test_a_step_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cudnn", "layers_of_test_table:step"]) == 0
+    assert "a100-80gb" in capsys.readouterr().out
+    assert main(["cudnn", "layers_of_test_table:nothing"]) == 0
+    assert "cuDNN was asked nothing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("layers_of_test_table", "expected module:function, such as mymodels:step"),
+        ("no_such_module:net", "cannot be imported: No module named 'no_such_module'"),
+        ("layers_of_test_table:other", "the module layers_of_test_table has no other"),
+        ("layers_of_test_table:torch", "is not a function"),
+    ],
+)
+def test_steps_that_are_none(step: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cudnn", step]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_cudnn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(tables, "find_installed", lambda: "cuDNN is not installed")
+    assert main(["cudnn", "layers_of_test_table:net"]) == 2
+    assert "cuDNN is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "copies"),
+    [
+        (16, ""),
+        (4096 + 16, "x"),
+        (4096 + 2304 + 8192 + 16, "x + w + y"),
+        (4096 + 2 * 8192, "x + 2 y"),
+        (4096 * 40, ""),
+        (4096 + 8192 + 1024, ""),
+    ],
+)
+def test_what_a_workspace_consists_of(nbytes: int, copies: str) -> None:
+    geometry = "float16[2,16,8,8], float16[8,16,3,3], float16[2,32,8,8], [1,1], [1,1], [1,1]"
+    question = WorkspaceKey("cudnn::convolution_forward", geometry)
+    assert tables.made_of(LibraryAnswer(question, nbytes)) == copies
