@@ -105,7 +105,7 @@ def test_without_cudnn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         (4096 + 2304 + 8192 + 16, "x + w + y"),
         (4096 + 2 * 8192, "x + 2 y"),
         (4096 * 40, ""),
-        (4096 + 8192 + 1024, ""),
+        (4096 + 8192 + 1600, ""),
     ],
 )
 def test_what_a_workspace_consists_of(nbytes: int, copies: str) -> None:
