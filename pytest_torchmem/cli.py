@@ -11,8 +11,10 @@ from typing import Any
 
 from pytest_torchmem import __version__
 from pytest_torchmem.commands.traced import add_commands
+from pytest_torchmem.diagnosis.causes import Cause
 from pytest_torchmem.errors import SnapshotError, TorchmemError, UsageError
 from pytest_torchmem.figures import FIGURES, label
+from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.difference import (
     Difference,
     Group,
@@ -21,7 +23,8 @@ from pytest_torchmem.reports.difference import (
     grouped,
     in_order,
 )
-from pytest_torchmem.reports.json_report import plain_changes
+from pytest_torchmem.reports.json_report import plain_cause, plain_changes
+from pytest_torchmem.reports.layout import joined
 from pytest_torchmem.reports.markdown import render, verdict
 from pytest_torchmem.reports.sources import Source, load_source
 from pytest_torchmem.snapshots.calibration_store import (
@@ -167,7 +170,23 @@ def _text(groups: dict[Group, list[Difference]], base: Source, head: Source) -> 
             disable_numparse=True,
         )
         lines += ["", group.value, *(line.rstrip() for line in table.splitlines())]
+        lines += _causes(members)
     return "\n".join(lines) + "\n"
+
+
+def _causes(members: Iterable[Difference]) -> Iterator[str]:
+    """Yield each cause once, with its place, what changed, and the tests that share it."""
+    found: dict[tuple[str, str], list[Difference]] = {}
+    for difference in members:
+        if difference.diagnosis is not None:
+            cause = growth.why(difference.diagnosis), growth.place(difference.diagnosis)
+            found.setdefault(cause, []).append(difference)
+    for (why, place), sharing in found.items():
+        first, diagnosis = sharing[0], sharing[0].diagnosis
+        more = f" and {len(sharing) - 1} more" if len(sharing) > 1 else ""
+        yield ""
+        yield joined(f"{first.test}, {first.device}{more}: {why}", place, separator="\n  ")
+        yield from growth.one_line_rows(diagnosis) if diagnosis is not None else ()
 
 
 def _row(difference: Difference) -> tuple[str, ...]:
@@ -199,10 +218,15 @@ def _plain(found: Iterable[Difference], base: Source, head: Source) -> dict[str,
                 "changes": plain_changes(difference.changes),
                 "figures": dict(difference.figures or {}),
                 "note": difference.note,
+                "causes": [plain_cause(one) for one in _found(difference)],
             }
             for difference in found
         ],
     }
+
+
+def _found(difference: Difference) -> tuple[Cause, ...]:
+    return difference.diagnosis.causes if difference.diagnosis is not None else ()
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
+from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, compare, main_change
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.tolerance import Level, parse_rules
@@ -36,6 +37,8 @@ class Difference:
     figures: Mapping[str, int] | None = None
     """The figures of a check that only one side has."""
     note: str = ""
+    diagnosis: Diagnosis | None = None
+    """What grew and why, where both sides say what was alive."""
 
     @property
     def main(self) -> Change | None:
@@ -79,7 +82,10 @@ def differences(base: Entries, head: Entries, option: Level) -> list[Difference]
         if now.reason and now.reason != before.reason:
             notes.append(now.reason)
         group = group_of(comparison)
-        found.append(_one(where, key, group, comparison.changes, now.figures, "; ".join(notes)))
+        moment = grown_moment(comparison) if before.alive and now.alive else ""
+        one = _one(where, key, group, comparison.changes, now.figures, "; ".join(notes))
+        why = diagnose(before, now, moment) if moment else None
+        found.append(replace(one, diagnosis=why))
     return in_order(found)
 
 

@@ -101,6 +101,7 @@ def _difference(check: Check) -> Difference:
         result.changes,
         result.figures,
         "; ".join(notes),
+        result.snapshot.diagnosis if result.snapshot is not None else None,
     )
 
 

@@ -90,6 +90,15 @@ def section(diagnosis: Diagnosis, most: int = MOST_ROWS) -> str:
     return "\n".join([head, *lines, *_rest(found, most)])
 
 
+def one_line_rows(diagnosis: Diagnosis, most: int = 10) -> Iterator[str]:
+    """Yield a line for each of the largest rows, however long it is, and the sum of the rest."""
+    found = diagnosis.difference
+    for row in found.rows[:most]:
+        what = joined(describe(row), place_of(row.what, row.module), separator=": ")
+        yield f"{signed(row.change):>{_SIZE}}  {what}"
+    yield from (line[2:] for line in _rest(found, most))
+
+
 def _memory(moment: str) -> str:
     return " of the step" if moment == "end" else ""
 

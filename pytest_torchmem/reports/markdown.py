@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pytest_torchmem.figures import label
+from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.difference import Difference, Group, grouped
+from pytest_torchmem.reports.layout import joined
 from pytest_torchmem.units import format_size, format_step
 
 MARKER = "<!-- pytest-torchmem -->"
 """By this line a workflow finds its own earlier comment."""
 _MOST = 50
+_MOST_TOLD = 5
 _FOLDED = (Group.WITHIN, Group.NEW, Group.GONE)
 
 
@@ -32,6 +35,7 @@ def render(
             lines += [f"<details><summary>{title}</summary>", "", *table, "", "</details>", ""]
         else:
             lines += [f"**{group.value} ({len(members)})**", "", *table, ""]
+            lines += _what_changed(members)
     if Group.SAME in groups:
         lines += [f"{len(groups[Group.SAME])} unchanged.", ""]
     lines += [line for part in footer for line in (part, "")]
@@ -76,7 +80,36 @@ def _changed(difference: Difference) -> str:
     else:
         sizes = format_step(change.before, change.now)
         cells = [label(change.figure), *sizes[:2], sizes[2] or "did not run"]
-    return _cells(_name(difference), difference.device, *cells, difference.note)
+    note = joined(_why(difference), difference.note, separator="; ")
+    return _cells(_name(difference), difference.device, *cells, note)
+
+
+def _why(difference: Difference) -> str:
+    """Return why memory grew, and where, if it can be told."""
+    if difference.diagnosis is None:
+        return ""
+    place = growth.place(difference.diagnosis)
+    why = growth.why(difference.diagnosis)
+    return joined(why, f"`{place}`" if place else "", separator=": ")
+
+
+def _what_changed(members: Sequence[Difference]) -> list[str]:
+    """Return what came and went, of the first test that shows it; folded."""
+    lines: list[str] = []
+    told: set[tuple[str, str]] = set()
+    for difference in members:
+        found = difference.diagnosis
+        if found is None or not found.difference.rows or len(told) >= _MOST_TOLD:
+            continue
+        cause = growth.why(found), growth.place(found)
+        if cause in told:
+            continue
+        told.add(cause)
+        rows = "\n".join(growth.one_line_rows(found))
+        title = f"What changed: {_name(difference)}, {difference.device}"
+        lines += [f"<details><summary>{title}</summary>", "", "```", rows, "```", "", "</details>"]
+        lines.append("")
+    return lines
 
 
 def _single(difference: Difference) -> str:
