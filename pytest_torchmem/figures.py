@@ -31,7 +31,7 @@ _TABLE = (
     Figure("optimizer_peak", "optimizer", "optimizer step"),
     Figure("peak", "peak"),
     Figure("retained", "retained", "forward pass", "memory retained after the forward pass"),
-    Figure("end"),
+    Figure("end", "end", title="memory alive at the end of the step"),
     # Memory is reserved in segments, most of them of 20 MiB: a byte more can take another one.
     Figure("reserved_peak", "reserved", tolerance=f"{DEFAULT_TOLERANCE}+20MiB"),
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from inspect import Parameter, Signature
 
 MARKER = "memory_budget"
+SELECTED_BY = "torchmem"
+"""The marker that every memory test gets, for ``-m torchmem``."""
 LIMITS = ("peak", "forward", "backward", "optimizer", "retained")
 _OTHERS = (
     *LIMITS[1:],
@@ -17,6 +19,8 @@ _OTHERS = (
     "world_size",
     "ranks",
     "scaling",
+    "growth",
+    "name",
 )
 ARGUMENTS = Signature(
     [

@@ -11,6 +11,7 @@ from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.growth import Bound
 from pytest_torchmem.checks.limits import Overrun
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
+from pytest_torchmem.diagnosis.steps import StepGrowth
 from pytest_torchmem.snapshots.compare import Change, Comparison
 from pytest_torchmem.snapshots.format import Key
 
@@ -100,6 +101,15 @@ class GrowsFaster(Finding):
     polynomial: str
     fastest: Sequence[Allocation]
     """What grows with that power, the largest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaks(Finding):
+    """Memory grows from step to step by more than it may."""
+
+    outcome: Outcome = Outcome.OVER_BUDGET
+    growth: StepGrowth
+    allowed: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from pytest_torchmem.checks.findings import (
     EstimateOff,
     Finding,
     GrowsFaster,
+    Leaks,
     Missing,
     Outcome,
     OverBudget,
@@ -29,6 +30,7 @@ from pytest_torchmem.checks.result import (
 )
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
+from pytest_torchmem.diagnosis.steps import FEWEST, step_growth
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.snapshots.alive import Alive, alive_of, contents_of
 from pytest_torchmem.snapshots.changes import moves, renames
@@ -107,6 +109,7 @@ class Judge:
         measurement = self._measurement(snapshot)
         limits = limits_of(self.request.budget, gpu)
         findings = [*self._against_limits(limits), *self._against_bounds()]
+        findings += self._against_steps()
         findings += self._against_snapshot(snapshot) if snapshot is not None else []
         if measurement is not None and self.run is not None:
             findings += self._against_measurement(self.run, measurement, findings)
@@ -220,6 +223,18 @@ class Judge:
         if measured is not None and measured.figures and measured.gpu == self.key.gpu:
             over = overruns(limits, measured.figures)
         return [_over_budget(over, {}, self.key.gpu)] if over else []
+
+    def _against_steps(self) -> list[Finding]:
+        """Return by how much memory grows from step to step, where that may not be."""
+        allowed = self.request.growth
+        if allowed is None:
+            return []
+        found = step_growth(self.profile)
+        if found.steps < FEWEST:
+            return [Leaks(outcome=Outcome.NOT_CHECKED, growth=found, allowed=str(allowed))]
+        if found.most <= allowed.allowance(self.profile.baseline):
+            return []
+        return [Leaks(growth=found, allowed=str(allowed))]
 
     def _against_bounds(self) -> list[Finding]:
         found: list[Finding] = []

@@ -19,7 +19,7 @@ from pytest_torchmem.checks.settings import (
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import SELECTORS
 from pytest_torchmem.snapshots.location import relative
-from pytest_torchmem.snapshots.tolerance import Level, parse_rules
+from pytest_torchmem.snapshots.tolerance import Level, Tolerance, parse_rules, parse_tolerance
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.world import World, check_ranks, check_world_size
 from pytest_torchmem.units import parse_size
@@ -57,13 +57,17 @@ class Budget:
     values: str | None = None
     world_size: int | None = None
     ranks: tuple[int, ...] | None = None
+    name: str | None = None
+    """The name of the check of a test whose whole body is traced, or that names none itself."""
+    growth: Tolerance | None = None
+    """By how much memory may grow from one step to the next."""
     bounds: tuple[Bound, ...] = ()
     """How fast the peak may grow with sizes of the input."""
 
     @property
     def judges(self) -> bool:
         """Whether there is a limit to keep to; a GPU named alone means "fits on it"."""
-        return bool(self.limits or self.bounds) or self.gpu is not None
+        return bool(self.limits or self.bounds or self.growth) or self.gpu is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,8 @@ class Request:
     """Whether to run on a real GPU too: one of ``MEASURE_MODES``."""
     worlds: tuple[World | None, ...] = (None,)
     """The processes of a distributed step that are traced, one after the other."""
+    growth: Tolerance | None = None
+    """By how much memory may grow from one step to the next, ``None`` for as much as it likes."""
     bounds: tuple[Bound, ...] = ()
     """How fast the peak may grow with sizes of the input."""
 
@@ -142,6 +148,7 @@ def make_request(
     world_size: object = None,
     ranks: object = None,
     scaling: object = None,
+    growth: object = None,
 ) -> Request:
     """Return what a check asks for; raises ``UsageError`` for arguments that cannot be read."""
     if name is not None and (not isinstance(name, str) or not name):
@@ -161,7 +168,7 @@ def make_request(
     default = "never" if several or worlds != (None,) else settings.measure
     return Request(
         test=test,
-        name=name or "",
+        name=name or budget.name or "",
         devices=devices or settings.devices,
         devices_named=devices is not None,
         gpu=gpu_name(settings, budget, gpu),
@@ -172,6 +179,7 @@ def make_request(
         uses_snapshot=not budget.judges or any(own),
         measure=measure or budget.measure or default,
         worlds=worlds,
+        growth=budget.growth if growth is None else parse_growth(growth, "check(growth=)"),
         bounds=budget.bounds if scaling is None else parse_bounds(scaling, "check(scaling=)"),
     )
 
@@ -218,7 +226,7 @@ def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> B
         for name in LIMITS
         if name in given
     )
-    if not limits and not {"gpu", "tolerance", "scaling"} & set(given):
+    if not limits and not {"gpu", "tolerance", "scaling", "growth"} & set(given):
         raise UsageError(
             f"the marker {MARKER} has no limit, so there is nothing to check. Give it one, such as "
             f'{MARKER}("2 GiB") or {MARKER}(backward="1.5 GiB"), or a GPU that the test must fit '
@@ -233,6 +241,8 @@ def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> B
         tolerance=parse_rules(given.get("tolerance"), f"the marker {source('tolerance')}"),
         measure=parse_measure(given["measure"], source("measure")) if "measure" in given else None,
         values=parse_values(given["values"], source("values")) if "values" in given else None,
+        name=_name(given["name"]) if "name" in given else None,
+        growth=parse_growth(given.get("growth"), source("growth")),
         bounds=parse_bounds(given["scaling"], source("scaling")) if "scaling" in given else (),
         **_world(given),
     )
@@ -250,6 +260,22 @@ def _world(given: Mapping[str, Any]) -> dict[str, Any]:
     if size is not None:
         several = check_ranks(several, size, f"{MARKER}(ranks=)")
     return {"world_size": size, "ranks": several}
+
+
+def parse_growth(value: object, source: str) -> Tolerance | None:
+    """Return by how much memory may grow between steps; ``"0"`` is not at all."""
+    if value is None:
+        return None
+    try:
+        return parse_tolerance(0 if str(value).strip() == "0" else value)
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{MARKER}(name={value!r}): expected a non-empty string")
+    return value
 
 
 def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

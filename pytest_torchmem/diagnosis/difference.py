@@ -99,7 +99,17 @@ def difference(before: Entry, now: Alive, moment: str) -> MomentDifference:
     if before.alive is None or moment not in before.alive.moments:
         totals = _totals(before, now, moment)
         return MomentDifference(moment, old, total, totals=totals, recorded=False)
-    known = before.alive
+    return difference_between(before.alive, now, moment, old)
+
+
+def difference_between(
+    known: Alive, now: Alive, moment: str, figure: int | None = None
+) -> MomentDifference:
+    """Return how ``now`` differs from what is ``known`` at a moment that both have.
+
+    ``figure`` is what was alive then, where it is known from elsewhere.
+    """
+    total, old = now.total(moment), known.total(moment) if figure is None else figure
     left, left_now = _Remaining(known.groups, moment), _Remaining(now.groups, moment)
     rows: list[Row] = []
     moved: list[Row] = []

@@ -14,6 +14,7 @@ import pytest
 
 from pytest_torchmem.checks.defaults import MARKER
 from pytest_torchmem.checks.request import Target
+from pytest_torchmem.diagnosis.steps import FEWEST
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.checker import Checker
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
@@ -64,6 +65,7 @@ class Torchmem:
         world_size: int | None = None,
         ranks: int | Sequence[int] | None = None,
         scaling: str | None = None,
+        growth: int | str | None = None,
         sizes: Mapping[str, Sequence[int]] | None = None,
         **kwargs: Any,
     ) -> dict[str, MemoryProfile]:
@@ -77,8 +79,10 @@ class Torchmem:
         runs in, and ``ranks`` which of them are traced (default: rank 0), each with figures of its
         own. ``scaling`` is how fast the peak may grow with sizes of the input (``"linear in
         sequence"``), and ``sizes`` the values that are traced for that; a function is then called
-        with the first of each. All else goes to ``trace``. Returns the profiles by device, or of
-        several ranks by device and rank (``"cuda rank 63"``).
+        with the first of each. ``growth`` is by how much memory may grow from one step to the next
+        (``"0"``, ``"1 KiB"``); a module then makes three ``steps``. All else goes to ``trace``.
+        Returns the profiles by device, or of several ranks by device and rank
+        (``"cuda rank 63"``).
 
         On a machine with a GPU, and with cuda among the devices, the step is run there for real as
         well: the check also fails if trace and GPU disagree, or if the measurement grew.
@@ -94,6 +98,8 @@ class Torchmem:
         if "rank" in kwargs:
             raise UsageError("check(rank=...): write ranks=, which may be one or several")
         options = kwargs if gpus is None else {**kwargs, "gpus": gpus}
+        if _is_module(target) and (growth is not None or checker.budget.growth is not None):
+            options = {"steps": FEWEST, **options}
         if sizes and not _is_module(target):
             asked = _target_of_sizes(checker, target, args, options, sizes)
         else:
@@ -110,6 +116,7 @@ class Torchmem:
             world_size=world_size,
             ranks=ranks,
             scaling=scaling,
+            growth=growth,
         )
 
     def trace(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchmem.checks.defaults import MARKER, SIGNATURE
+from pytest_torchmem.checks.defaults import MARKER, SELECTED_BY, SIGNATURE
 from pytest_torchmem.plugin.options import add_options, something_is_set
 from pytest_torchmem.snapshots.location import DIRECTORY
 
@@ -63,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and the hooks that have a state."""
     text = "limits, such as '2 GiB', on the memory that a PyTorch test needs"
     config.addinivalue_line("markers", f"{SIGNATURE}: {text}")
+    selects = f"{SELECTED_BY}: every memory test has it; select them with -m {SELECTED_BY}"
+    config.addinivalue_line("markers", selects)
     config.pluginmanager.register(_RunHooks(config), _NAME)
 
 
@@ -194,6 +196,10 @@ class _RunHooks:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
         """Notice every test before any plugin deselects some."""
         self._collected = list(items)
+        for item in items:
+            has_fixture = "torchmem" in getattr(item, "fixturenames", ())
+            if has_fixture or item.get_closest_marker(MARKER) is not None:
+                item.add_marker(SELECTED_BY)
         return (yield)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -296,7 +302,7 @@ class _RunHooks:
         if self.run is not None:
             from pytest_torchmem.reports.terminal import lines
 
-            shown = list(lines(self.run.summary, terminalreporter.verbosity))
+            shown = list(lines(self.run.summary, self.config.get_verbosity(SELECTED_BY)))
             if shown:
                 terminalreporter.section("memory (torchmem)", sep="=", bold=True)
             for line, markup in shown:

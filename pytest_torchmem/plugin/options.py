@@ -11,6 +11,8 @@ from typing import Literal
 
 import pytest
 
+from pytest_torchmem.checks.defaults import SELECTED_BY
+
 
 @dataclass(frozen=True, slots=True)
 class _Option:
@@ -93,6 +95,11 @@ _UPDATES = {
 def add_options(parser: pytest.Parser) -> None:
     """Register every option and ini key."""
     group = parser.getgroup("torchmem", "memory tests of PyTorch models (pytest-torchmem)")
+    parser.addini(
+        f"verbosity_{SELECTED_BY}",
+        "how much the summary of memory tests and their failures show, in the place of -v",
+        default="auto",
+    )
     # argparse would let "--torchmem-update" with an optional value swallow the path that follows
     # it, so each "=mode" is a flag of its own.
     for mode, text in _UPDATES.items():

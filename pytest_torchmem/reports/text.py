@@ -13,6 +13,7 @@ from pytest_torchmem.checks.findings import (
     EstimateOff,
     Finding,
     GrowsFaster,
+    Leaks,
     Missing,
     Outcome,
     OverBudget,
@@ -21,6 +22,7 @@ from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.growth import word_of
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.diagnosis.difference import MomentDifference
+from pytest_torchmem.diagnosis.steps import FEWEST
 from pytest_torchmem.figures import MEASURED, label, phase_of, title
 from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.layout import joined, wrapped
@@ -325,6 +327,26 @@ def _only_on_one_side(run: RealRun) -> Iterable[str]:
         yield f"Alive at the highest peak only in the trace\n{alive}"
 
 
+def _leaks(found: Leaks, result: CheckResult) -> Parts | Told:
+    steps, where = found.growth, where_of(result.key)
+    if steps.difference is None:
+        return [
+            f"not checked: growth={found.allowed} needs at least {FEWEST} steps, and this run made "
+            f"{steps.steps}. Run more in the test, or pass steps="
+        ]
+    diagnosis = Diagnosis(steps.difference)
+    place = growth.place(diagnosis)
+    headline = (
+        f"{growth.signed(steps.most)} alive after a step and not before it, {where}: growth="
+        f"{found.allowed} allows no more"
+    )
+    rows = "\n".join(
+        line for row in diagnosis.difference.rows[:_MOST_SIZES] for line in growth.row_lines(row)
+    )
+    parts = [f"{wrapped(headline)}\n{wrapped(place)}", f"What stays after a step\n{rows}"]
+    return Told(parts, headline=headline, cause=(headline, place), size=headline)
+
+
 def _step(changes: Sequence[Change], verb: str) -> str:
     """Return the headline for the change that stands for all ``changes``."""
     most = main_change(changes)
@@ -380,6 +402,7 @@ _TEXTS: Mapping[type[Finding] | Outcome, Callable[[Any, CheckResult], Parts | To
     GrowsFaster: _grows_faster,
     Missing: _missing,
     OverBudget: _over_budget,
+    Leaks: _leaks,
     Outcome.NOT_CHECKED: _nothing_allocated,
     Outcome.UNKNOWN_WORKSPACE: _unknown_workspace,
 }

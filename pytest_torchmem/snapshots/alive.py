@@ -117,8 +117,16 @@ class Alive:
 def alive_of(profile: MemoryProfile) -> Alive:
     """Return what was alive at the moments of a profile, everything in its group."""
     positions = positions_of(profile)
-    if not positions:
-        return Alive()
+    return alive_at(profile, positions) if positions else Alive()
+
+
+def alive_at(
+    profile: MemoryProfile, positions: Mapping[str, int], *, by_step: bool = True
+) -> Alive:
+    """Return what was alive after so many events, by the names of these moments.
+
+    Unless ``by_step``, what an earlier step made is what it was to that step.
+    """
     timeline = profile.timeline
     lifetimes = Lifetimes.of(timeline)
     live = live_indices(timeline, positions.values())
@@ -127,7 +135,7 @@ def alive_of(profile: MemoryProfile) -> Alive:
     kinds: dict[tuple[int, int], What] = {}
     first: dict[What, int] = {}
     for moment, position in positions.items():
-        step = lifetimes.step_at(timeline, position)
+        step = lifetimes.step_at(timeline, position) if by_step else 0
         for index in live[position]:
             what = kinds.get((index, step))
             if what is None:

@@ -32,13 +32,13 @@ def test_update_then_pass_then_grow(stored):
         [
             "E * +6.50 KiB (+97.3 %) backward peak, cpu: *",
             "E * What changed at the backward peak",
+            "E * +2.00 KiB * float32[[]128, 8[]] (was float32[[]64, 8[]]), gradient*",
             "E * +2.00 KiB * float32[[]128, 8[]] (was float32[[]64, 8[]]), parameter*",
-            "E * weight in Sequential.0",
             "E * The workload differs from the snapshot's*",
             "E * If this is intended: pytest --torchmem-update test_net.py::test_first",
             "E *snapshot * now * change * allowed*",
             "E *▲ * backward peak * KiB * KiB *+*KiB (+*",
-            "E * peak, retained: 1%, the built-in default",
+            "E * forward peak, backward peak, peak, retained, end: 1%, the built-in*",
             "*test_net.py::test_first * cpu * backward +*KiB (+*%) * grew*",
             "3 memory checks: 3 grew",
         ]
@@ -580,7 +580,7 @@ def test_what_several_devices_share_is_said_once(project):
     result.stdout.fnmatch_lines(
         [
             "E *: +*KiB (+*%) backward peak, c*: *",
-            "E * +*KiB (+*%) backward peak, c*: *",
+            "E * +*KiB (+*%) *peak, cuda (a100-80gb): *",
             "E * The workload differs from the snapshot's*",
             "E * If this is intended*",
         ]
@@ -599,3 +599,67 @@ def test_many_improvements_are_one_line(light):
     result.stdout.fnmatch_lines(
         ["improved: 11 tests. To lock all of it in: pytest --torchmem-update=changed"]
     )
+
+
+LEAK = """
+import pytest, torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.seen = nn.Linear(8, 8), []
+
+    def forward(self, x):
+        y = self.linear(x)
+        self.seen.append(y.detach().clone())
+        return y
+
+def test_leaks(torchmem):
+    torchmem.check(Net(), torch.zeros(4, 8), optimizer=torch.optim.AdamW, growth="0")
+
+@pytest.mark.memory_budget(growth="0", device="cpu")
+def test_does_not():
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.zeros(2, 8)).sum().backward()
+        optimizer.step()
+
+@pytest.mark.memory_budget(growth="0", device="cpu")
+def test_one_step():
+    nn.Linear(8, 8)(torch.zeros(2, 8)).sum().backward()
+
+def test_other():
+    pass
+"""
+
+
+def test_growth_between_steps(project):
+    project.pytester.makepyfile(net=LEAK)
+    project.write(test_net="from net import *\n")
+    result = project.run("-m", "torchmem")
+    result.assert_outcomes(passed=1, failed=2, deselected=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E *: +128 B alive after a step and not before it, cpu: growth=0 B allows*",
+            "E * aten::clone in Net, net.py:12",
+            "E * What stays after a step",
+            "E * +128 B  float32[[]4, 8[]], held by the program*",
+            "*not checked: growth=0 B needs at least 3 steps, and this run made 1*",
+        ]
+    )
+
+
+def test_a_marker_names_its_check_and_verbosity_has_an_ini_key(project):
+    project.write(
+        test_net="from model import *\n"
+        "@pytest.mark.memory_budget(tolerance='1%', name='small', device='cpu')\n"
+        "def test_it():\n    make()(inputs()).sum().backward()\n"
+    )
+    project.run("--torchmem-update").assert_outcomes(passed=1)
+    assert [*project.entries()] == ["test_it small cpu"]
+    assert "test_net.py::test_it · small" in project.run().stdout.str()
+    quiet = project.run("-o", "verbosity_torchmem=-1").stdout.str()
+    assert "test_net.py::test_it · small" not in quiet
