@@ -580,8 +580,8 @@ def test_what_several_devices_share_is_said_once(project):
     result.stdout.fnmatch_lines(
         [
             "E *: +*KiB (+*%) backward peak, c*: *",
-            "E * +*KiB (+*%) *peak, cuda (a100-80gb): *",
             "E * The workload differs from the snapshot's*",
+            "E *cuda (a100-80gb): for the same reason",
             "E * If this is intended*",
         ]
     )
