@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pytest_torchmem.commands.traced import add_commands
 from pytest_torchmem.diagnosis.causes import Cause
 from pytest_torchmem.errors import SnapshotError, TorchmemError, UsageError
 from pytest_torchmem.figures import FIGURES, label
+from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.difference import (
     Difference,
@@ -48,10 +50,13 @@ _GREW, _USAGE = 1, 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script and return its exit status: 0, 1 on growth, 2 on an error."""
     options = _parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a name may have letters that a terminal has not
+            stream.reconfigure(errors="backslashreplace")
     try:
         status: int = options.run(options)
     except (TorchmemError, OSError) as error:
-        print(f"torchmem: error: {error}", file=sys.stderr)
+        print(f"torchmem: error: {printable_lines(str(error))}", file=sys.stderr)
         return _USAGE
     return status
 
@@ -158,11 +163,11 @@ def compare_sources(base: Source, head: Source, tolerance: str | None) -> list[D
 def _text(groups: dict[Group, list[Difference]], base: Source, head: Source) -> str:
     from tabulate import tabulate
 
-    lines = [f"{base.name} -> {head.name}: {verdict(groups)}"]
+    lines = [printable(f"{base.name} -> {head.name}: {verdict(groups)}")]
     for group, members in groups.items():
         if group is Group.SAME:
             continue
-        rows = [_row(difference) for difference in members]
+        rows = [tuple(map(printable, _row(difference))) for difference in members]
         table = tabulate(
             rows,
             headers=("test", "device", "figure", "base", "head", "change", ""),
@@ -232,14 +237,13 @@ def _found(difference: Difference) -> tuple[Cause, ...]:
 def _show(options: argparse.Namespace) -> int:
     stored, shown = _read(options.file)
     if not stored.exists:
-        print(f"torchmem: error: {options.file} does not exist", file=sys.stderr)
-        return _USAGE
+        raise UsageError(f"{options.file} does not exist")
     if stored.conflicted:
         # A diff of a file in conflict is about the conflict.
-        sys.stdout.write(stored.text)
+        sys.stdout.write(printable_lines(stored.text))
         return 0
     for line in shown:
-        print(line)
+        print(printable(line))
     return 0
 
 
@@ -262,7 +266,7 @@ def _verify(options: argparse.Namespace) -> int:
             problem = str(error)
         if problem:
             bad += 1
-            print(f"torchmem: {problem}", file=sys.stderr)
+            print(f"torchmem: {printable(problem)}", file=sys.stderr)
     return 1 if bad else 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pytest_torchmem.printable import printable
+
 
 class TorchmemError(Exception):
     """Base of everything this package raises on purpose."""
@@ -12,7 +14,13 @@ class UsageError(TorchmemError, ValueError):
 
 
 class SnapshotError(UsageError):
-    """A snapshot or calibration file is invalid; it is not changed."""
+    """A snapshot or calibration file is invalid; it is not changed.
+
+    The message is one line, whatever is quoted from the file.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class UnknownValueError(TorchmemError, RuntimeError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from pytest_torchmem.errors import UsageError
 
@@ -14,6 +14,9 @@ _FACTORS = {
     **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgtp", start=1)},
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgtp", start=1)},
 }
+MOST = 2**63 - 1
+"""The most bytes that anything can have."""
+_TOO_MUCH = "no memory has as many bytes"
 _PATTERN = re.compile(r"\s*([0-9._]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -28,15 +31,21 @@ def parse_size(value: int | str) -> int:
     if isinstance(value, int):
         if value < 0:
             raise UsageError(f"{value} is not a size: a size cannot be negative")
+        if value > MOST:
+            raise UsageError(f"{hex(value)[:20]}… is not a size: {_TOO_MUCH}")
         return value
+    if len(value) > 100:
+        raise UsageError(f"{value[:40]!r}… is not a size: {_ACCEPTED}")
     match = _PATTERN.fullmatch(value)
     factor = _FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise UsageError(f"{value!r} is not a size: {_ACCEPTED}")
     try:
         size = Decimal(match.group(1).replace("_", "")) * factor
+        if size > MOST:  # before it is written out: "1e999999999" has as many digits
+            raise UsageError(f"{value!r} is not a size: {_TOO_MUCH}")
         return int(size.to_integral_value(rounding="ROUND_CEILING"))
-    except InvalidOperation:
+    except ArithmeticError:
         raise UsageError(f"{value!r} is not a size: {_ACCEPTED}") from None
 
 

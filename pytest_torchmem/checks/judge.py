@@ -175,6 +175,8 @@ class Judge:
         if comparison.grew:
             why = snapshot.diagnosis
             return [Changed(outcome=Outcome.GREW, comparison=comparison, diagnosis=why)]
+        if comparison.unjudged:
+            return [Changed(outcome=Outcome.GREW, comparison=comparison)]
         if comparison.shrank:
             strict = self.context.settings.strict
             return [Changed(outcome=Outcome.SHRANK, fails=strict, comparison=comparison)]

@@ -153,12 +153,15 @@ def make_request(
     """Return what a check asks for; raises ``UsageError`` for arguments that cannot be read."""
     if name is not None and (not isinstance(name, str) or not name):
         raise UsageError(f"check(name={name!r}): expected a non-empty string")
+    if name is not None and not name.isprintable():
+        raise UsageError(f"check(name={name!r}): expected one line without control characters")
     if device is not None:
         devices: tuple[str, ...] | None = parse_devices(device, "check(device=)")
     elif budget.devices is None and (gpu is not None or budget.gpu is not None):
         devices = ("cuda",)
     else:
         devices = budget.devices
+    _refuse_contradictions(budget, devices, gpu, {"gpus": gpus, "world_size": world_size})
     own = (budget.tolerance, parse_rules(tolerance, "check(tolerance=)"))
     if measure is not None:
         measure = parse_measure(measure, "check(measure=)")
@@ -202,6 +205,40 @@ def worlds_of(
         asked = check_ranks(settings.ranks or (0,), size, "torchmem_ranks")
     assert size is not None
     return tuple(World(size, rank) for rank in asked)
+
+
+def _refuse_contradictions(
+    budget: Budget, devices: tuple[str, ...] | None, gpu: str | None, numbers: Mapping[str, object]
+) -> None:
+    """Raise ``UsageError`` where a marker and a check, or a device and a GPU, do not go together.
+
+    One of them would silently not be checked.
+    """
+    here = "name it in one place"
+    others = [d for d in devices or () if budget.devices is not None and d not in budget.devices]
+    if others:
+        named = ", ".join(budget.devices or ())
+        raise UsageError(
+            f"check(device={others[0]!r}): the marker {MARKER} says device={named!r}: {here}"
+        )
+    if gpu and budget.gpu and find_gpu(gpu).name != budget.gpu:
+        raise UsageError(f"check(gpu={gpu!r}): the marker {MARKER} says gpu={budget.gpu!r}: {here}")
+    for name, asked_for in numbers.items():
+        written = getattr(budget, name)
+        if None not in (asked_for, written) and asked_for != written:
+            said = f"the marker {MARKER} says {name}={written}"
+            raise UsageError(f"check({name}={asked_for!r}): {said}: {here}")
+    asked = gpu or budget.gpu
+    if asked and devices is not None and "cuda" not in devices:
+        raise UsageError(
+            f"gpu={asked!r} is checked on cuda alone, and device='cpu' leaves cuda out. Leave out "
+            "one of them"
+        )
+    if budget.gpu and "cpu" in (devices or ()) and not budget.limits and not budget.tolerance:
+        raise UsageError(
+            f"{MARKER}(gpu={budget.gpu!r}) says what must fit on that GPU, and nothing about the "
+            'cpu. Give it a limit, such as "2 GiB", or leave out the device'
+        )
 
 
 def gpu_name(settings: Settings, budget: Budget, name: str | None) -> str:

@@ -59,6 +59,11 @@ class Settings:
         return bool(self.update) and not self.dry_run
 
     @property
+    def fails_on_obsolete(self) -> bool:
+        """Whether entries without a test fail the run: in CI nobody reads a line on them."""
+        return self.strict or self.in_ci
+
+    @property
     def writes_reports(self) -> bool:
         """Whether files are asked for that report the run."""
         paths = (self.json_path, self.markdown_path, self.html_path)

@@ -6,6 +6,8 @@ import pickle
 import re
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -28,7 +30,8 @@ from pytest_torchmem.checks.request import (
 )
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.errors import NoCudaError, UsageError
-from pytest_torchmem.plugin.collection import Collection, test_id
+from pytest_torchmem.plugin.collection import Collection, node_id, test_id
+from pytest_torchmem.plugin.expected import failure_is_expected
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
 from pytest_torchmem.reports.junit import properties
 from pytest_torchmem.reports.pages import write_page
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.snapshots.compare import Comparison
     from pytest_torchmem.snapshots.format import Entry
 
+RAISED = "caught what a check raised, so that nothing was checked"
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 
 
@@ -56,6 +60,7 @@ class Checker:
         context: Context,
         collection: Collection,
         standing: StandingGpus,
+        lost: list[str],
     ) -> None:
         self.item = item
         self.standing = standing
@@ -68,6 +73,78 @@ class Checker:
         self._unsent: list[Check] = []
         self._names: set[str] = set()
         self._budget: Budget | None = None
+        self._devices: set[str] = set()
+        """Those on which something was judged."""
+        self._failures: list[BaseException] = []
+        """What checks raised and no report has shown yet."""
+        self._running = 0
+        self._told_of_running = False
+        self._over = False
+        self._lost = lost
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Take note of a check that fails, whoever may catch it, and of one that goes on too long.
+
+        It may run on a thread of the test's, whose exceptions nobody sees.
+        """
+        __tracebackhide__ = True
+        self._running += 1
+        try:
+            yield
+        except (MemoryCheckFailed, UsageError, pytest.fail.Exception) as error:
+            if not failure_is_expected(sys._getframe(2)):
+                self._failures.append(error)
+            raise
+        finally:
+            self._running -= 1
+            if self._over:
+                self._lost.append(
+                    f"{node_id(self.item)}: torchmem.check ended when the test was over, so its "
+                    "result is not in any report. Wait in the test for the thread that calls it"
+                )
+
+    def was_seen(self, excinfo: pytest.ExceptionInfo[BaseException] | None) -> None:
+        """Take note of the failure that a report shows."""
+        if excinfo is not None:
+            self._failures = [error for error in self._failures if error is not excinfo.value]
+
+    def settle(self, error: BaseException | None, *, over: bool) -> None:
+        """Raise for what nobody else does, at the end of a phase that ``error`` ended, if anything.
+
+        That is a check that failed and whose failure was caught, and one that still runs on another
+        thread. After the last phase nothing can be told of any more in a report: it is ``over``.
+        """
+        __tracebackhide__ = True
+        self._over |= over
+        failures, self._failures = self._failures, [e for e in self._failures if e is error]
+        if error is not None and not isinstance(error, pytest.skip.Exception):
+            return  # it does not pass
+        if self._running and not self._told_of_running:
+            self._told_of_running = True
+            why = (
+                "not checked: torchmem.check still runs on another thread. Wait in the test for "
+                "its end, and pass on what it raises: ThreadPoolExecutor.submit(...).result()"
+            )
+            raise MemoryCheckFailed(why, self.first_line)
+        if failures:
+            first = failures[0]
+            headline = getattr(first, "headline", str(first).partition("\n")[0])
+            why = f"the test went on after a check of it had failed: {headline}"
+            advice = (
+                "A test must not catch what torchmem.check raises, nor call it where it is lost. "
+                "Where it is to fail, say so: with pytest.raises(AssertionError)"
+            )
+            raise MemoryCheckFailed(f"{why}\n\n{advice}\n\n{first}", self.first_line, why)
+
+    @property
+    def failed_unseen(self) -> bool:
+        """Whether a check failed that ``settle`` is going to tell of."""
+        return bool(self._failures)
+
+    def devices_left(self) -> list[str]:
+        """Return the devices that the markers name and no check was made on."""
+        return [device for device in self.budget.devices or () if device not in self._devices]
 
     @property
     def budget(self) -> Budget:
@@ -104,6 +181,7 @@ class Checker:
                 profiles[f"{device}{rank}"] = profile
         # A test may well leave one of the configured devices alone, but not all of them.
         idle_may_pass = not request.devices_named and any(p.peak for p in profiles.values())
+        self._devices.update(request.devices)
         if self._may_be_idle(request) and all(map(_is_idle, results)):
             self._leave_out(results)
             return profiles
@@ -129,10 +207,21 @@ class Checker:
         sent = [replace(check, result=check.result.light()) for check in checks]
         return {"checks": pickle.dumps(sent), "failed_by_check": by_check}
 
-    def not_checked(self, why: str, key: Key | None = None, notice: str = "") -> None:
+    def not_checked(
+        self, why: str, key: Key | None = None, notice: str = "", *, broke_off: bool = False
+    ) -> None:
         """Record that nothing was checked, and why; ``notice`` is told at the end of the run."""
         result = CheckResult(key or Key(test_id(self.item))).unchecked()
-        self._keep(Check(self.item.nodeid, self._location(), result, why, notice=notice))
+        self._keep(
+            Check(
+                node_id(self.item),
+                self._location(),
+                result,
+                why,
+                notice=notice,
+                broke_off=broke_off,
+            )
+        )
 
     def default_device(self) -> str:
         """Return the device of a trace that names none."""
@@ -186,7 +275,8 @@ class Checker:
             self.not_checked(f"not checked: {error}", key)
             raise pytest.fail.Exception(str(error), pytrace=False) from None
         except BaseException as error:
-            self.not_checked(f"not checked: {type(error).__name__} was raised", key)
+            why = f"not checked: {type(error).__name__} was raised"
+            self.not_checked(why, key, RAISED, broke_off=True)
             raise
 
     def _on_cuda_alone(self, request: Request, on_cuda: str) -> Request:
@@ -225,9 +315,9 @@ class Checker:
     def _reported(self, result: CheckResult, idle_may_pass: bool) -> Check:
         """Return a check with the text of what was found."""
         if idle_may_pass and result.figures.get("peak") == 0:
-            return Check(self.item.nodeid, self._location(), result.unchecked(), message(result))
+            return Check(node_id(self.item), self._location(), result.unchecked(), message(result))
         text, what_to_do = message(result), advice(result, self._command())
-        return Check(self.item.nodeid, self._location(), result, text, what_to_do)
+        return Check(node_id(self.item), self._location(), result, text, what_to_do)
 
     def _keep(self, check: Check) -> None:
         self.checked = True

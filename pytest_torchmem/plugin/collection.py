@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection as Container
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,13 @@ from pytest_torchmem.checks.defaults import MARKER
 from pytest_torchmem.snapshots.location import (
     CALIBRATION,
     DIRECTORY,
+    is_proposal,
     orphans_in,
     relative,
     snapshot_path,
 )
+
+_NODE_ID: pytest.StashKey[str] = pytest.StashKey()
 
 
 def test_file(item: pytest.Item) -> pytest.Collector | None:
@@ -32,10 +35,20 @@ def test_file(item: pytest.Item) -> pytest.Collector | None:
     return next(files, None)
 
 
+def note_id(item: pytest.Item) -> None:
+    """Take note of a node id before plugins change it: xdist adds groups for ``loadgroup``."""
+    item.stash[_NODE_ID] = item.nodeid
+
+
+def node_id(item: pytest.Item) -> str:
+    """Return the node id of ``item``, the same with every plugin."""
+    return item.stash.get(_NODE_ID, item.nodeid)
+
+
 def test_id(item: pytest.Item) -> str:
     """Return the id of ``item`` within its file, the whole parameter id included."""
-    file = test_file(item)
-    return item.nodeid.removeprefix(f"{file.nodeid}::") if file is not None else item.nodeid
+    file, node = test_file(item), node_id(item)
+    return node.removeprefix(f"{file.nodeid}::") if file is not None else node
 
 
 def checks_memory(node: pytest.Item | pytest.Collector) -> bool:
@@ -99,12 +112,16 @@ class Collection:
         members: Mapping[str, Iterable[pytest.Item | pytest.Collector]],
         collected: Iterable[pytest.Item],
         selected: Iterable[pytest.Item],
+        proposal: Path | None = None,
     ) -> None:
         self._config = config
+        self._proposal = None if proposal is None else Path(os.path.realpath(proposal))
         self._modules: dict[str, Module] = {}
         self._directories: dict[str, Path] = {}
         self._incomplete: set[str] = set()
         """Collectors that failed or were skipped."""
+        self._selected: dict[str, str] = {}
+        """The tests left to run: their node ids as in reports, and as they were."""
         # --lf hides tests while a module is collected, so nothing says that they are there.
         self._hidden = bool(config.getoption("lf", False))
         for report in reports:
@@ -113,7 +130,7 @@ class Collection:
         for module in self._modules.values():
             if module.nodeid in members and not self._hidden:
                 module.members = {node.name: node for node in members[module.nodeid]}
-        self._find_whole(selected)
+        self._find_whole(list(selected))
 
     def _take_report(self, report: pytest.CollectReport) -> None:
         """Take note of a collector; a module may have no tests at all any more."""
@@ -124,8 +141,14 @@ class Collection:
             self._modules.setdefault(report.nodeid, Module(report.nodeid, path))
         elif "::" not in report.nodeid:
             path = self._config.rootpath / report.nodeid
-            if report.nodeid and path.is_dir():
+            if report.nodeid and path.is_dir() and not self._is_proposal(path):
                 self._directories[report.nodeid] = path
+
+    def _is_proposal(self, directory: Path) -> bool:
+        """Tell whether what is in a directory has only been proposed."""
+        real = Path(os.path.realpath(directory))
+        inside = self._proposal is not None and self._proposal in (real, *real.parents)
+        return inside or is_proposal(Path(self._relative(directory)))
 
     def _take_items(self, items: Iterable[pytest.Item]) -> None:
         """Take note of every test, before any is deselected."""
@@ -139,9 +162,10 @@ class Collection:
             if checks_memory(item):
                 module.memory_tests.add(test_id(item))
 
-    def _find_whole(self, items: Iterable[pytest.Item]) -> None:
+    def _find_whole(self, items: Sequence[pytest.Item]) -> None:
         """Take note of what is left to run, and tell which modules are whole."""
-        left = Counter(item.nodeid for item in items)
+        self._selected = {item.nodeid: node_id(item) for item in items}
+        left = Counter(map(node_id, items))
         parts, unclear = self._named_parts()
         for module in self._modules.values():
             ids = Counter(f"{module.nodeid}::{test}" for test in module.tests)
@@ -177,12 +201,17 @@ class Collection:
         ``modules`` are those that have a snapshot file. Of directories that were collected whole,
         ``orphans`` are the snapshot files, relative to the root, of modules that do not exist any
         more, and ``calibrations`` the calibration files, each with the ids of the directory's
-        memory tests.
+        memory tests. ``unwritten`` are the memory tests of modules without a snapshot file, and
+        such modules that could not be collected. ``selected`` are the node ids of tests to run, as
+        reports have them, each with what it is called here: of all where there are orphans.
         """
         whole = self._whole_directories()
+        orphans = [self._relative(file) for path in whole for file in orphans_in(path)]
         return {
             "modules": self._plain_modules(),
-            "orphans": [self._relative(file) for path in whole for file in orphans_in(path)],
+            "orphans": orphans,
+            "unwritten": self._unwritten() if orphans else [],
+            "selected": [pair for pair in self._selected.items() if orphans or pair[0] != pair[1]],
             "calibrations": [
                 [self._relative(path / DIRECTORY / CALIBRATION), self._memory_tests_in(path)]
                 for path in whole
@@ -202,12 +231,27 @@ class Collection:
             inside = self._modules_in(directory)
             whole = (
                 any(root == real or root in real.parents for root in roots)
-                and all(module.whole for module in inside)
+                # Where there are no tests, none that was taken away can be seen.
+                and all(module.whole for module in inside or self._modules.values())
                 and not any(self._touches(other, nodeid) for other in self._incomplete)
+                and self._test_files_in(directory) <= {module.path.name for module in inside}
             )
             if whole:
                 found.append(directory)
         return found
+
+    def _test_files_in(self, directory: Path) -> set[str]:
+        """Return the names of files that pytest takes for test modules, if nothing hides them."""
+        patterns = self._config.getini("python_files")
+        files = (path for path in directory.glob("*.py") if path.name != "__init__.py")
+        return {path.name for path in files if any(map(path.match, patterns))}
+
+    def _unwritten(self) -> list[str]:
+        modules = [m for m in self._modules.values() if not snapshot_path(m.path).exists()]
+        tests = [f"{m.nodeid}::{test}" for m in modules for test in sorted(m.memory_tests)]
+        root = self._config.rootpath
+        others = [n for n in self._incomplete if n.endswith(".py") and "::" not in n]
+        return tests + [n for n in sorted(others) if not snapshot_path(root / n).exists()]
 
     def _modules_in(self, directory: Path) -> list[Module]:
         return [module for module in self._modules.values() if module.path.parent == directory]

@@ -98,26 +98,27 @@ class Torchmem:
         if "rank" in kwargs:
             raise UsageError("check(rank=...): write ranks=, which may be one or several")
         options = kwargs if gpus is None else {**kwargs, "gpus": gpus}
-        if _is_module(target) and (growth is not None or checker.budget.growth is not None):
-            options = {"steps": FEWEST, **options}
-        if sizes and not _is_module(target):
-            asked = _target_of_sizes(checker, target, args, options, sizes)
-        else:
-            asked = _target(checker, target, lambda: target, args, options, sizes)
-        return checker.check(
-            asked,
-            on_cuda=self._on_cuda(target),
-            name=name,
-            device=device,
-            gpu=gpu,
-            tolerance=tolerance,
-            measure=measure,
-            gpus=gpus,
-            world_size=world_size,
-            ranks=ranks,
-            scaling=scaling,
-            growth=growth,
-        )
+        with checker.watched():
+            if _is_module(target) and (growth is not None or checker.budget.growth is not None):
+                options = {"steps": FEWEST, **options}
+            if sizes and not _is_module(target):
+                asked = _target_of_sizes(checker, target, args, options, sizes)
+            else:
+                asked = _target(checker, target, lambda: target, args, options, sizes)
+            return checker.check(
+                asked,
+                on_cuda=self._on_cuda(target),
+                name=name,
+                device=device,
+                gpu=gpu,
+                tolerance=tolerance,
+                measure=measure,
+                gpus=gpus,
+                world_size=world_size,
+                ranks=ranks,
+                scaling=scaling,
+                growth=growth,
+            )
 
     def trace(
         self,
@@ -175,10 +176,19 @@ def judged(item: pytest.Item, checker: Checker) -> Iterator[None]:
             item.obj = body  # type: ignore[attr-defined]
         return
     yield
-    if not checker.checked and not checker.context.settings.disabled:
+    if checker.context.settings.disabled or checker.failed_unseen:
+        return
+    if not checker.checked:
         raise MemoryCheckFailed(
             f"not checked: the test has the marker {MARKER} and the fixture torchmem, but "
             "never called torchmem.check",
+            checker.first_line,
+        )
+    left = checker.devices_left()
+    if left:
+        raise MemoryCheckFailed(
+            f"not checked on {' and '.join(left)}: the marker {MARKER} names the device, but "
+            "every torchmem.check of the test names another one",
             checker.first_line,
         )
 

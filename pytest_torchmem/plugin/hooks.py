@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchmem.checks.defaults import MARKER, SELECTED_BY, SIGNATURE
-from pytest_torchmem.plugin.options import add_options, something_is_set
+from pytest_torchmem.plugin.options import add_options, refuse_unknown_keys, something_is_set
 from pytest_torchmem.snapshots.location import DIRECTORY
 
 if TYPE_CHECKING:
@@ -101,6 +101,9 @@ class _RunHooks:
         self._found: list[dict[str, list[Any]]] = []
         self._worker_died = False
         self._standing: StandingGpus | None = None
+        self._lost: list[str] = []
+        """Checks whose result came too late for the report of any test."""
+        refuse_unknown_keys(config)
         if something_is_set(config):
             self.settings()  # what cannot be understood ends the run before it begins
             if self.settings().fake_cuda:
@@ -157,6 +160,7 @@ class _RunHooks:
                 self._members,
                 self._collected,
                 self._selected,
+                self.settings().proposal_path,
             )
         return self._collection
 
@@ -169,7 +173,9 @@ class _RunHooks:
 
             if self._context is None:
                 self._context = Context(self.settings(), {}, Calibrations(self.settings()))
-            item.stash[_CHECKER] = Checker(item, self._context, self.collection(), self.standing())
+            item.stash[_CHECKER] = Checker(
+                item, self._context, self.collection(), self.standing(), self._lost
+            )
         return item.stash[_CHECKER]
 
     def pytest_report_header(self) -> str:
@@ -200,6 +206,11 @@ class _RunHooks:
             has_fixture = "torchmem" in getattr(item, "fixturenames", ())
             if has_fixture or item.get_closest_marker(MARKER) is not None:
                 item.add_marker(SELECTED_BY)
+        if self.is_worker:
+            from pytest_torchmem.plugin.collection import note_id
+
+            for item in items:
+                note_id(item)
         return (yield)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -236,12 +247,35 @@ class _RunHooks:
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
         """Judge a test that has the marker, in its call phase, as if it had asserted it itself."""
         __tracebackhide__ = True
-        if item.get_closest_marker(MARKER) is None:
-            return (yield)
-        from pytest_torchmem.plugin.fixture import judged
+        try:
+            if item.get_closest_marker(MARKER) is None:
+                result = yield
+            else:
+                from pytest_torchmem.plugin.fixture import judged
 
-        with judged(item, self.checker(item)):
-            return (yield)
+                with judged(item, self.checker(item)):
+                    result = yield
+        except BaseException as error:
+            self._settle(item, error)
+            raise
+        self._settle(item)
+        return result
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
+        """Let a check that a fixture made afterwards count as well."""
+        __tracebackhide__ = True
+        result = yield
+        self._settle(item, over=True)
+        return result
+
+    def _settle(
+        self, item: pytest.Item, error: BaseException | None = None, *, over: bool = False
+    ) -> None:
+        """Fail a phase in which a check failed that nobody came to see."""
+        __tracebackhide__ = True
+        if _CHECKER in item.stash:
+            item.stash[_CHECKER].settle(error, over=over)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -249,11 +283,12 @@ class _RunHooks:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Send the records of this phase along with its report."""
         report = yield
-        if report.when == "setup" and report.skipped:
+        if report.skipped:
             from pytest_torchmem.plugin.skipped import note_skip
 
-            note_skip(item, call.excinfo, self.checker)
+            note_skip(item, call, self.checker)
         if _CHECKER in item.stash:
+            item.stash[_CHECKER].was_seen(call.excinfo)
             packed = item.stash[_CHECKER].take_checks(call.excinfo)
             if packed is not None:
                 report.torchmem = packed  # type: ignore[attr-defined]
@@ -275,10 +310,13 @@ class _RunHooks:
         if output is None or error:
             self._worker_died = True
         else:
+            self._lost += output.get("torchmem_lost", ())
             self._found += [output["torchmem"]] if "torchmem" in output else []
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write what is to be written, where there was anything to check."""
+        if self.is_worker:
+            self.config.workeroutput["torchmem_lost"] = self._lost  # type: ignore[attr-defined]
         if self.is_worker or self.config.option.collectonly:
             return
         # The controller of workers collects nothing itself.
@@ -286,11 +324,12 @@ class _RunHooks:
         # A report that is asked for is written in any case: an older one must not be taken for it.
         asked = self._settings is not None and self._settings.writes_reports
         checked = any(hasattr(report, "torchmem") for report in self._reports)
-        if not (asked or checked or any(any(found.values()) for found in everything)):
+        found_any = any(any(found.values()) for found in everything)
+        if not (asked or checked or found_any or self._lost):
             return
         from pytest_torchmem.plugin.run import Run
 
-        self.run = Run(self.config, self.settings(), worker_died=self._worker_died)
+        self.run = Run(self.config, self.settings(), self._lost, worker_died=self._worker_died)
         for found in everything:
             self.run.collected(found)
         for report in self._reports:

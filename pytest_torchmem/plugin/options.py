@@ -131,5 +131,27 @@ def something_is_set(config: pytest.Config) -> bool:
     )
 
 
+def refuse_unknown_keys(config: pytest.Config) -> None:
+    """Raise ``pytest.UsageError`` for an ini key that looks like one of ours and is not.
+
+    pytest only warns of it, and the run would go on without what the key should have set.
+    """
+    for key in config.inicfg:
+        if not key.lower().startswith("torchmem"):
+            continue
+        try:
+            config.getini(key)
+        except ValueError:
+            from difflib import get_close_matches
+
+            known = [_destination(option) for option in _OPTIONS if option.ini]
+            like = get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.5)
+            meant = f" Did you mean {like[0]}?" if like else f" There are: {', '.join(known)}"
+            where = f" in {config.inipath}" if config.inipath is not None else ""
+            raise pytest.UsageError(
+                f"torchmem: {key!r}{where} is no setting of pytest-torchmem.{meant}"
+            ) from None
+
+
 def _destination(option: _Option) -> str:
     return f"torchmem_{option.name.replace('-', '_')}"

@@ -7,7 +7,7 @@ written here, once, when the run ends.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,33 +41,50 @@ class Attempt:
     outcome: str = "unfinished"
     failed_by_check: bool = False
     finished: bool = False
+    undecided: bool = False
+    """A check of it came to no result, although the test may have passed."""
 
 
 class Run:
     """Gathers what the tests report, and concludes when they are done."""
 
-    def __init__(self, config: pytest.Config, settings: Settings, *, worker_died: bool) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        lost: Sequence[str] = (),
+        *,
+        worker_died: bool,
+    ) -> None:
         self.config = config
+        self._lost = lost
+        """Checks whose result came too late for the report of any test."""
         self.settings = settings
         self.summary = Summary(settings, config.rootpath)
         self._attempts: dict[str, dict[str, Attempt]] = {}
         """By test and worker."""
         self._modules: dict[str, dict[str, Any]] = {}
         self._orphans: set[str] | None = None
+        self._unwritten: set[str] = set()
+        self._selected: dict[str, str] = {}
+        """The tests that were to run: their node ids in reports, and their own."""
         self._calibrations: dict[str, list[str]] = {}
         """The memory tests of directories that were collected whole, by calibration file."""
         self._worker_died = worker_died
 
     def reported(self, report: pytest.TestReport) -> None:
         """Take in one phase of one test."""
-        attempts = self._attempts.setdefault(report.nodeid, {})
+        nodeid = self._selected.get(report.nodeid, report.nodeid)
+        attempts = self._attempts.setdefault(nodeid, {})
         worker = getattr(report, "worker_id", "")
         if worker not in attempts or report.when == "setup":
             attempts[worker] = Attempt()
         attempt = attempts[worker]
         carried = getattr(report, "torchmem", None)
         if carried is not None:
-            attempt.checks += pickle.loads(carried["checks"])
+            checks: list[Check] = pickle.loads(carried["checks"])
+            attempt.checks += checks
+            attempt.undecided |= any(check.broke_off for check in checks)
             attempt.failed_by_check |= carried["failed_by_check"]
         is_subtest = hasattr(report, "context")
         if report.outcome not in ("passed", "skipped"):
@@ -88,6 +105,8 @@ class Run:
             known["whole"] = known["whole"] and module["whole"]
         orphans = set(found.get("orphans", ()))
         self._orphans = orphans if self._orphans is None else self._orphans & orphans
+        self._unwritten.update(found.get("unwritten", ()))
+        self._selected.update(found.get("selected", ()))
         self._calibrations.update(dict(found.get("calibrations", ())))
 
     def conclude(self, session: pytest.Session) -> None:
@@ -95,7 +114,9 @@ class Run:
         checks = tuple(self._checks())
         gone = self._find_gone(checks)
         clean = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
-        clean = clean and not session.shouldstop
+        # The exit status alone does not tell: pytest.exit(returncode=0) ends a run anywhere.
+        over = all(self._outcome(test) != "unfinished" for test in self._selected.values())
+        clean = clean and over and not session.shouldstop
         updated = Updated()
         calibrations: list[CalibrationPlan] = []
         if self.settings.update:
@@ -115,10 +136,10 @@ class Run:
             checks=checks,
             plans=tuple(updated.plans),
             obsolete=tuple(p for p in gone.listed() if p not in removed or self.settings.dry_run),
-            problems=tuple(dict.fromkeys((*gone.problems, *problems, *more))),
+            problems=tuple(dict.fromkeys((*self._lost, *gone.problems, *problems, *more))),
             proposal=tuple(proposal),
             orphans=frozenset(gone.orphans),
-            hints=tuple(updated.hints),
+            hints=(*gone.hints(), *updated.hints),
             calibrations=tuple(calibrations),
         )
         self._report()
@@ -144,6 +165,15 @@ class Run:
                 return outcome
         return "passed" if outcomes else "unfinished"
 
+    def _decision(self, nodeid: str) -> str:
+        """Return what became of a test; one of which a check broke off is no better than skipped.
+
+        Its entries are not gone, and it may have been given another name.
+        """
+        outcome, attempts = self._outcome(nodeid), self._attempts.get(nodeid, {}).values()
+        undecided = outcome == "passed" and any(attempt.undecided for attempt in attempts)
+        return "skipped" if undecided else outcome
+
     def _find_gone(self, checks: Iterable[Check]) -> Gone:
         """Return what belongs to tests that are gone; nothing where a worker died."""
         if self._worker_died or self.settings.disabled:
@@ -158,7 +188,8 @@ class Run:
             self.settings,
             self._modules.values(),
             sorted(self._orphans or ()),
-            self._outcome,
+            sorted(self._unwritten),
+            self._decision,
             seen,
         )
 
@@ -222,7 +253,8 @@ class Run:
     def _set_exit_status(self, session: pytest.Session) -> None:
         summary, settings = self.summary, self.settings
         fails = (
-            (settings.strict and bool(summary.obsolete))
+            (settings.fails_on_obsolete and bool(summary.obsolete))
+            or (settings.strict and any(c.broke_off and c.passed for c in summary.checks))
             or bool(summary.problems)
             or (settings.dry_run and any(plan.changes_file for plan in summary.every_plan))
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from pytest_torchmem.checks.settings import (
     parse_values,
 )
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.snapshots.location import PROPOSAL
 from pytest_torchmem.snapshots.tolerance import parse_rule_lines, parse_rules, parse_tolerance
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.world import check_ranks, check_world_size
@@ -40,9 +42,19 @@ def read_settings(config: pytest.Config) -> Settings:
 def _read(config: pytest.Config) -> Settings:
     option, ini = config.getoption, config.getini
 
+    def not_empty(name: str) -> Any:
+        """Return the option, ``None`` where it is not given."""
+        given = option(f"torchmem_{name}")
+        if isinstance(given, str) and not given.strip():
+            written = f"--torchmem-{name.replace('_', '-')}"
+            raise UsageError(
+                f"{written} has an empty value. Is a variable not set? Else leave it out"
+            )
+        return given
+
     def value(name: str, default: str = "") -> str:
         """Return the option or, where it is not given, the ini key, or the default."""
-        given = option(f"torchmem_{name}")
+        given = not_empty(name)
         return str(ini(f"torchmem_{name}") or default) if given is None else str(given or default)
 
     def flag(name: str) -> bool:
@@ -50,7 +62,7 @@ def _read(config: pytest.Config) -> Settings:
 
     def path(name: str) -> Path | None:
         """Return a path: relative to where pytest was started, or, from the ini file, the root."""
-        given, written = option(f"torchmem_{name}"), ini(f"torchmem_{name}")
+        given, written = not_empty(name), ini(f"torchmem_{name}")
         if given:
             return Path(config.invocation_params.dir, given)
         return Path(config.rootpath, written) if written else None
@@ -59,7 +71,7 @@ def _read(config: pytest.Config) -> Settings:
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false", "no")
     proposal = path("proposal")
     if proposal is None and in_ci:
-        proposal = config.rootpath / "torchmem-proposal"
+        proposal = config.rootpath / PROPOSAL
     fake_cuda = find_gpu(value("fake_cuda")).name if value("fake_cuda") else ""
     # Everything in the suite sees a GPU, and so names it: on the CPU it would not run.
     devices = "cuda" if fake_cuda else DEFAULT_DEVICES

@@ -1,4 +1,4 @@
-"""Memory tests that are skipped for want of a GPU, which no trace needs."""
+"""Memory tests that are skipped, often for want of a GPU, which no trace needs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,28 @@ NEVER_CHECKED = (
 )
 
 
+SKIPPED = "never checked, because they were skipped"
+
+
 def note_skip(
     item: pytest.Item,
-    excinfo: pytest.ExceptionInfo[BaseException] | None,
+    call: pytest.CallInfo[None],
     checker: Callable[[pytest.Item], Checker],
 ) -> None:
-    """Record a memory test as never checked where a ``skipif`` that asks for a GPU skipped it."""
-    if excinfo is None or not excinfo.errisinstance(pytest.skip.Exception):
-        return
-    if not checks_memory(item) or not any(map(_asks_for_gpu, _texts(item, excinfo))):
+    """Record a memory test as never checked that was skipped, before its first check or whole."""
+    excinfo = call.excinfo
+    if excinfo is None or not checks_memory(item) or not _was_skipped(call, excinfo):
         return
     asked = checker(item)
-    if not asked.context.settings.disabled:
-        asked.not_checked(f"never checked: {_reason(excinfo)}", notice=NEVER_CHECKED)
+    if not asked.checked and not asked.context.settings.disabled:
+        notice = NEVER_CHECKED if any(map(_asks_for_gpu, _texts(item, excinfo))) else SKIPPED
+        asked.not_checked(f"never checked: {_reason(excinfo)}", notice=notice)
+
+
+def _was_skipped(call: pytest.CallInfo[None], excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
+    """Tell a test that did not run from one that failed as expected: ``xfail(run=False)``."""
+    not_run = call.when == "setup" and excinfo.errisinstance(pytest.xfail.Exception)
+    return not_run or excinfo.errisinstance(pytest.skip.Exception)
 
 
 def _reason(excinfo: pytest.ExceptionInfo[BaseException]) -> str:

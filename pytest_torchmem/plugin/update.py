@@ -58,7 +58,11 @@ class Update:
                 written.add(file)
         for file, stored in sorted(orphans.items()):
             going = {o[1]: n for o, n in moved.items() if o[0] == file and n[0] in written}
-            rest = self.gone.orphans.get(file, ()) if self.clean else ()
+            # What has a new place that could not be written stays in the old one.
+            kept = self.clean and file not in self.gone.held
+            rest = [
+                key for key in self.gone.orphans.get(file, ()) if kept and (file, key) not in moved
+            ]
             if going or rest:
                 self._apply(stored.path, partial(plan_orphan, moved=going, removed=rest))
         return self.done
@@ -116,7 +120,8 @@ class Update:
             if stored is not None:
                 known = stored.keys
                 new += [(file, entry) for key, entry in entries.items() if key not in known]
-        return moves(gone, new, certain=self.clean and set(orphans) <= set(self.gone.orphans))
+        certain = set(orphans) <= set(self.gone.orphans) - set(self.gone.held)
+        return moves(gone, new, certain=self.clean and certain)
 
     def _extra(
         self, file: str, orphans: Mapping[str, StoredSnapshot], moved: Mapping[Place, Place]

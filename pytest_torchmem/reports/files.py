@@ -10,9 +10,10 @@ from typing import Any
 
 from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.result import CheckResult
+from pytest_torchmem.printable import printable
 from pytest_torchmem.reports.difference import Difference, Group, group_of, in_order, notes_on
 from pytest_torchmem.reports.github import apply_command
-from pytest_torchmem.reports.markdown import render
+from pytest_torchmem.reports.markdown import code, fenced, plain, render
 from pytest_torchmem.reports.pages import write_index
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.files import append, write
@@ -46,10 +47,10 @@ def run_markdown(summary: Summary) -> str:
     if summary.obsolete:
         footer.append(f"{len(summary.obsolete)} obsolete entries.")
     footer += _workspaces(summary.checks)
-    footer += [f"Error: {problem}" for problem in summary.problems]
+    footer += [f"Error: {plain(problem)}" for problem in summary.problems]
     if summary.proposal and summary.settings.proposal_path is not None:
         command = apply_command(summary.root, summary.settings.proposal_path)
-        footer.append(f"To accept these changes:\n\n```\n{command}\n```")
+        footer.append(f"To accept these changes:\n\n{fenced(printable(command))}")
     return render(found, footer=footer)
 
 
@@ -77,7 +78,7 @@ def _checks(found: Sequence[object], one: str, several: str) -> str:
 
 def _names(found: Iterable[Iterable[str]]) -> str:
     names = {operator for operators in found for operator in operators}
-    return ", ".join(f"`{name}`" for name in sorted(names))
+    return ", ".join(code(name) for name in sorted(names))
 
 
 def _is_idle(check: Check) -> bool:

@@ -7,13 +7,11 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_torchmem.snapshots.location import relative
+from pytest_torchmem.printable import printable_lines
+from pytest_torchmem.snapshots.location import PROPOSAL, relative
 
 if TYPE_CHECKING:
     from pytest_torchmem.reports.summary import Check
-
-ARTIFACT = "torchmem-proposal"
-"""The name under which the workflow in ``examples/ci`` uploads the proposed snapshots."""
 
 
 def annotation(check: Check, root: Path) -> str:
@@ -28,7 +26,7 @@ def annotation(check: Check, root: Path) -> str:
     title = f"memory: {check.result.key.test}"
     properties = f"file={_property(path)},line={line},title={_property(title)}"
     advice = f"\n\n{check.advice}" if check.advice else ""
-    return f"::error {properties}::{_data(check.message + advice)}"
+    return f"::error {properties}::{_data(printable_lines(check.message + advice))}"
 
 
 def apply_command(root: Path, proposal: Path) -> str:
@@ -39,7 +37,7 @@ def apply_command(root: Path, proposal: Path) -> str:
         run = environment.get("GITHUB_RUN_ID", "RUN_ID")
         repository = environment.get("GITHUB_REPOSITORY")
         where = f" --repo {repository}" if repository else ""
-        return f"gh run download {run}{where} --name {ARTIFACT} --dir {shlex.quote(below)}"
+        return f"gh run download {run}{where} --name {PROPOSAL} --dir {shlex.quote(below)}"
     if environment.get("GITLAB_CI"):
         job = f"{environment.get('CI_API_V4_URL')}/projects/{environment.get('CI_PROJECT_ID')}/jobs"
         url = f"{job}/{environment.get('CI_JOB_ID')}/artifacts"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from html import escape
 
 from pytest_torchmem.figures import label
+from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.difference import Difference, Group, grouped
 from pytest_torchmem.reports.layout import joined
 from pytest_torchmem.units import format_size, format_step
 
+_MARKUP = re.compile(r"[\\`*_{}\[\]~|!]")
+_MENTION = re.compile(r"[@#]|://|(?<=www)\.")
 MARKER = "<!-- pytest-torchmem -->"
 """By this line a workflow finds its own earlier comment."""
 _MOST = 50
@@ -63,7 +68,7 @@ def _table(members: Sequence[Difference], base: str, head: str) -> list[str]:
         lines = ["| test | device | forward | backward | peak |", "|---|---|---:|---:|---:|"]
     else:
         lines = [
-            f"| test | device | figure | {base} | {head} | change | |",
+            f"| test | device | figure | {plain(base)} | {plain(head)} | change | |",
             "|---|---|---|---:|---:|---:|---|",
         ]
     for difference in members[:_MOST]:
@@ -80,8 +85,8 @@ def _changed(difference: Difference) -> str:
     else:
         sizes = format_step(change.before, change.now)
         cells = [label(change.figure), *sizes[:2], sizes[2] or "did not run"]
-    note = joined(_why(difference), difference.note, separator="; ")
-    return _cells(_name(difference), difference.device, *cells, note)
+    note = joined(_why(difference), plain(difference.note), separator="; ")
+    return _cells(_name(difference), plain(difference.device), *cells, note)
 
 
 def _why(difference: Difference) -> str:
@@ -90,7 +95,7 @@ def _why(difference: Difference) -> str:
         return ""
     place = growth.place(difference.diagnosis)
     why = growth.why(difference.diagnosis)
-    return joined(why, f"`{place}`" if place else "", separator=": ")
+    return joined(plain(why), code(place) if place else "", separator=": ")
 
 
 def _what_changed(members: Sequence[Difference]) -> list[str]:
@@ -105,9 +110,11 @@ def _what_changed(members: Sequence[Difference]) -> list[str]:
         if cause in told:
             continue
         told.add(cause)
-        rows = "\n".join(growth.one_line_rows(found))
-        title = f"What changed: {_name(difference)}, {difference.device}"
-        lines += [f"<details><summary>{title}</summary>", "", "```", rows, "```", "", "</details>"]
+        rows = printable_lines("\n".join(growth.one_line_rows(found)))
+        name = f"{difference.test} · {difference.name}" if difference.name else difference.test
+        title = f"What changed: {escape(printable(f'{name}, {difference.device}'))}"
+        block = fenced(rows)
+        lines += [f"<details><summary>{title}</summary>", "", block, "", "</details>"]
         lines.append("")
     return lines
 
@@ -115,16 +122,29 @@ def _what_changed(members: Sequence[Difference]) -> list[str]:
 def _single(difference: Difference) -> str:
     figures = difference.figures or {}
     sizes = (format_size(figures.get(name)) for name in ("forward_peak", "backward_peak", "peak"))
-    return _cells(_name(difference), difference.device, *sizes)
+    return _cells(_name(difference), plain(difference.device), *sizes)
 
 
 def _name(difference: Difference) -> str:
-    name = _code(difference.test)
-    return f"{name} · {difference.name}" if difference.name else name
+    name = code(difference.test)
+    return f"{name} · {plain(difference.name)}" if difference.name else name
 
 
-def _code(text: str) -> str:
-    """Return ``text`` as code, also where it holds backticks itself."""
+def plain(text: str) -> str:
+    """Return ``text`` so that it is shown as it is: no markup, HTML, link or mention of anybody."""
+    escaped = _MARKUP.sub(r"\\\g<0>", escape(printable(text), quote=False))
+    return _MENTION.sub("\\g<0>&#8203;", escaped)
+
+
+def fenced(text: str) -> str:
+    """Return lines as a block of code, also where they hold backticks themselves."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"
+
+
+def code(text: str) -> str:
+    """Return ``text`` as code on one line, also where it holds backticks itself."""
+    text = printable(text)
     fence = "`"
     while fence in text:
         fence += "`"
@@ -133,5 +153,5 @@ def _code(text: str) -> str:
 
 
 def _cells(*cells: str) -> str:
-    escaped = (cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
+    escaped = (re.sub(r"(?<!\\)\|", r"\|", cell) for cell in cells)
     return f"| {' | '.join(escaped)} |"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +13,12 @@ from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.reports.json_report import KIND, SCHEMA
 from pytest_torchmem.snapshots.alive_format import read_alive, read_facts
 from pytest_torchmem.snapshots.format import Entry, Key, load
-from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_snapshot
+from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_proposal, is_snapshot
+from pytest_torchmem.snapshots.plain import parse, size, table_of, texts_of
 from pytest_torchmem.snapshots.store import read
+
+_KEY = ("test", "name", "device", "gpu", "torch_series")
+_TEXTS = (*_KEY, "nodeid", "outcome", "torch", "workload", "message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,11 @@ def load_source(text: str | None, directory: Path) -> Source:
 
     ``None`` is the working tree. Raises ``UsageError`` where it is none of these.
     """
+    if text is not None and not text.strip():
+        raise UsageError(
+            "an empty name is neither a file nor a revision. Is a variable not set? For the "
+            "working tree, leave HEAD out"
+        )
     if text is None:
         root = Path(_git(directory, "rev-parse", "--show-toplevel").strip())
         return Source("the working tree", _tree(root))
@@ -59,8 +67,8 @@ def module_of(file: PurePosixPath) -> str:
 
 def _file(name: str, path: Path) -> Source:
     try:
-        data = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
+        data = parse(path.read_bytes().decode("utf-8"))
+    except (ValueError, SnapshotError):
         data = None
     if isinstance(data, dict) and data.get("kind") == KIND:
         return _report(name, data)
@@ -87,32 +95,43 @@ def _report(name: str, data: dict[str, Any]) -> Source:
     source = Source(name)
     try:
         for check in data["checks"]:
-            names = ("test", "name", "device", "gpu", "torch_series")
-            world = {name: check.get(name, 0) for name in ("world_size", "rank")}
-            key = Key(**{name: check[name] for name in names}, **world)
-            where = (check["nodeid"].removesuffix(f"::{key.test}"), key)
-            if check["outcome"] != Outcome.NOT_CHECKED.value:
+            texts = texts_of(check, _TEXTS, (), "a check")
+            world, rank = _number(check, "world_size"), _number(check, "rank")
+            key = Key(*(texts[name] for name in _KEY), world_size=world, rank=rank)
+            where = (texts["nodeid"].removesuffix(f"::{key.test}"), key)
+            if texts["outcome"] != Outcome.NOT_CHECKED.value:
                 entry = Entry(
                     key,
-                    check["torch"],
-                    check["workload"],
-                    dict(check["figures"]),
+                    texts["torch"],
+                    texts["workload"],
+                    table_of(check["figures"], f"{key}: figures", size),
                     alive=read_alive(alive, "alive") if (alive := check.get("alive")) else None,
                     facts=read_facts(check.get("facts", {}), "facts"),
                 )
                 source.entries[where] = entry
-            elif check["failed"] or not check["test_passed"]:
-                source.unchecked[where] = check["message"].partition("\n")[0] or check["outcome"]
-    except (KeyError, TypeError, AttributeError, SnapshotError) as error:
+            elif check["failed"] or (key.device and not check["test_passed"]):
+                source.unchecked[where] = texts["message"].partition("\n")[0] or texts["outcome"]
+    except SnapshotError as error:
+        raise UsageError(f"{name} is not a complete report: {error}") from None
+    except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{name} is not a complete report: {error!r} in its checks") from None
     return source
+
+
+def _number(check: dict[str, Any], name: str) -> int:
+    """Return a number of a check that older reports do not have."""
+    found = check.get(name, 0)
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise SnapshotError(f'"{name}" of a check must be a number')
+    return found
 
 
 def _tree(root: Path) -> dict[tuple[str, Key], Entry]:
     entries: dict[tuple[str, Key], Entry] = {}
     for path in sorted(filter(is_snapshot, root.rglob(f"{DIRECTORY}/*.json"))):
-        module = module_of(PurePosixPath(path.relative_to(root).as_posix()))
-        entries.update(_keyed(module, _entries(path)))
+        file = PurePosixPath(path.relative_to(root).as_posix())
+        if not is_proposal(file):
+            entries.update(_keyed(module_of(file), _entries(path)))
     return entries
 
 
@@ -121,7 +140,7 @@ def _revision(revision: str, directory: Path) -> dict[tuple[str, Key], Entry]:
     entries: dict[tuple[str, Key], Entry] = {}
     for name in listed.split("\0"):
         file = PurePosixPath(name)
-        if not is_snapshot(file):
+        if not is_snapshot(file) or is_proposal(file):
             continue
         try:
             snapshot = load(_git(directory, "show", f"{revision}:{name}"))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.figures import label
+from pytest_torchmem.printable import printable
 from pytest_torchmem.snapshots.compare import Comparison, Verdict
 from pytest_torchmem.units import format_size, format_step
 
@@ -51,7 +52,7 @@ def table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
 
     used = [i for i in range(len(headers)) if any(row[i] for row in rows)]
     text = tabulate(
-        [[row[i] for i in used] for row in rows],
+        [[printable(row[i]) for i in used] for row in rows],
         headers=[headers[i] for i in used],
         colalign=["right" if headers[i] in _SIZES else "left" for i in used],
         tablefmt="plain",

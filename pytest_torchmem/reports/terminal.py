@@ -10,6 +10,7 @@ from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.gpu import Measurement
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.figures import label
+from pytest_torchmem.printable import printable
 from pytest_torchmem.reports.github import annotation, apply_command
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration_store import place_name
@@ -29,6 +30,11 @@ _HEADERS = ("test", "device", "forward", "backward", "change", "result")
 
 def lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     """Yield the lines of the summary section, none where there is nothing to show."""
+    for line, markup in _lines(summary, verbosity):
+        yield printable(line), markup
+
+
+def _lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     if not (summary.checks or summary.obsolete or summary.problems or summary.plans):
         return
     verbose = verbosity > 0
@@ -78,7 +84,9 @@ def _table(checks: Sequence[Check], *, every: bool) -> Iterator[Line]:
     if len(checks) > MOST_ROWS and not every:
         shown = [check for check in checks if check.result.outcome is not Outcome.PASSED]
         shown = shown[:MOST_ROWS]
-    rows = [(check.result.failed, row) for check in shown for row in _rows(check)]
+    rows = [
+        (check.result.failed, tuple(map(printable, row))) for check in shown for row in _rows(check)
+    ]
     if rows:
         text = tabulate(
             [row for _, row in rows],
@@ -118,8 +126,11 @@ def _change(result: CheckResult) -> str:
     """Return the change that stands for a check: the figure that failed, or that changed most."""
     verdicts = (Verdict.GREW, Verdict.NOT_RUN)
     broken = [change for change in result.changes if change.verdict in verdicts]
-    change = main_change(broken or result.changes)
+    new = result.comparison.unjudged if result.comparison is not None and not broken else ()
+    change = main_change(broken or new or result.changes)
     if change is not None:
+        if change.verdict is Verdict.NEW:
+            return f"{label(change.figure)} is not in the snapshot"
         if change.verdict is Verdict.NOT_RUN:
             return f"{label(change.figure)} did not run"
         if change.before == change.now:
@@ -158,7 +169,7 @@ def _notices(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
     """Yield each notice once, with its tests."""
     found: dict[str, list[str]] = {}
     for check in checks:
-        if check.notice:
+        if check.notice and (check.passed or not check.broke_off):
             found.setdefault(check.notice, []).append(check.nodeid)
     for notice, tests in found.items():
         shown = tests if every else tests[:MOST_NOTICED]
@@ -290,7 +301,8 @@ def _obsolete(summary: Summary) -> Iterable[str]:
             yield f"obsolete: {file}: {key}"
     yield from (f"renamed? {hint}" for hint in summary.hints)
     if summary.obsolete and not summary.settings.update:
-        yield "  Remove obsolete entries: pytest --torchmem-update=obsolete"
+        fails = " (they fail this run)" if summary.settings.fails_on_obsolete else ""
+        yield f"  Remove obsolete entries{fails}: pytest --torchmem-update=obsolete"
 
 
 def _what_to_do(summary: Summary) -> Iterable[str]:

@@ -24,6 +24,7 @@ from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.diagnosis.difference import MomentDifference
 from pytest_torchmem.diagnosis.steps import FEWEST
 from pytest_torchmem.figures import MEASURED, label, phase_of, title
+from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.layout import joined, wrapped
 from pytest_torchmem.reports.tables import allocation_table, comparison_table, table
@@ -67,7 +68,12 @@ class Told:
 def message(result: CheckResult) -> str:
     """Return what was found, "" for a check that found nothing to say."""
     told = [one for found in result.findings if (one := _told(found, result)) is not None]
-    return "\n\n".join(part for one in told for part in (*one.parts, *one.details))
+    return _shown(part for one in told for part in (*one.parts, *one.details))
+
+
+def _shown(parts: Iterable[str]) -> str:
+    """Return a message of ``parts``; what they quote moves no cursor and hides nothing."""
+    return printable_lines("\n\n".join(parts))
 
 
 def _told(found: Finding, result: CheckResult) -> Told | None:
@@ -85,7 +91,7 @@ def advice(result: CheckResult, command: str) -> str:
     """Return what to do about it with ``command``, which accepts what the test does now."""
     asked = (_ADVICE.get(one.outcome) for one in result.findings if not isinstance(one, AboveCap))
     first = next(filter(None, asked), "")
-    return f"{first}: {command}" if first else ""
+    return f"{first}: {printable(command)}" if first else ""
 
 
 def where_of(key: Key) -> str:
@@ -103,16 +109,16 @@ def together(failures: Sequence[Check]) -> str:
         parts += one.again(told[0]) if told[0].cause else one.parts
     parts = _merged(told) if not any(one.cause for one in told) else parts
     what_to_do = dict.fromkeys(check.advice for check in failures if check.advice)
-    return "\n\n".join([*dict.fromkeys(parts), *what_to_do, *details])
+    return _shown([*dict.fromkeys(parts), *what_to_do, *details])
 
 
 def headlines(failures: Sequence[Check]) -> str:
     """Return the first lines of the messages of all devices of a check as one line."""
     told = [one for check in _worst_first(failures) for one in _all_told(check)[:1]]
     if any(one.cause for one in told):
-        return "; ".join(dict.fromkeys(one.headline for one in told))
+        return printable("; ".join(dict.fromkeys(one.headline for one in told)))
     said = _by_text(failures, lambda check: check.message.partition("\n")[0])
-    return "; ".join(f"{', '.join(where)}: {first}" for first, where in said.items())
+    return printable("; ".join(f"{', '.join(where)}: {first}" for first, where in said.items()))
 
 
 def _all_told(check: Check) -> list[Told]:
@@ -156,7 +162,12 @@ def _changed(found: Changed, result: CheckResult) -> Parts | Told:
     worst = comparison.having(Verdict.SHRANK if verb == "shrank" else Verdict.GREW)
     missing = comparison.having(Verdict.NOT_RUN) if verb == "grew" else ()
     measured = f" measured on {on}" if on else ""
+    unjudged = comparison.unjudged if verb == "grew" and not on else ()
     parts = _not_run(missing, measured)
+    parts += [
+        f"not checked: this run has {_one(title(change.figure))}, and the snapshot has none"
+        for change in unjudged
+    ]
     if worst:
         parts.insert(0, f"{f'measured on {on}, ' if on else ''}{_step(worst, verb)}")
     parts.insert(1, comparison_table(comparison))
@@ -211,9 +222,9 @@ def _missing(found: Missing, result: CheckResult) -> Parts:
     parts = [f"there is no snapshot of this check in {found.file}"]
     if found.renamed is not None:
         parts.append(
-            f"That file has an entry for {found.renamed.test}, which no longer exists, with the "
-            "same workload. If you renamed the test, update the whole file: this moves the entry "
-            "and keeps your notes in it"
+            f"That file has an entry for {printable(found.renamed.test)}, which no longer exists, "
+            "with the same workload. If you renamed the test, update the whole file: this moves "
+            "the entry and keeps your notes in it"
         )
     if found.moved_from:
         parts.append(
@@ -378,8 +389,8 @@ def _circumstances(
         )
     if comparison.torch_changed:
         yield (
-            f"The snapshot comes from torch {comparison.torch_before} and this run uses torch "
-            f"{comparison.torch_now}, which may be the cause"
+            f"The snapshot comes from torch {printable(comparison.torch_before)} and this run uses "
+            f"torch {comparison.torch_now}, which may be the cause"
         )
     if trace.cudnn and trace.cudnn_before and trace.cudnn != trace.cudnn_before:
         yield (

@@ -62,6 +62,11 @@ class Comparison:
         return not self.grew and bool(self.having(Verdict.SHRANK))
 
     @property
+    def unjudged(self) -> tuple[Change, ...]:
+        """The figures that are to be judged and that the snapshot does not have."""
+        return tuple(change for change in self.having(Verdict.NEW) if change.figure in JUDGED)
+
+    @property
     def torch_changed(self) -> bool:
         """Whether the snapshot was taken with another version of torch."""
         return self.torch_before != self.torch_now

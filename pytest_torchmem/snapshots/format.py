@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, MEASURED, PEAKS
+from pytest_torchmem.printable import printable
 from pytest_torchmem.profile.facts import Facts
 from pytest_torchmem.snapshots.alive import Alive
 from pytest_torchmem.snapshots.alive_format import alive_to_plain, read_alive, read_facts
@@ -61,7 +62,7 @@ class Key:
         parts = [self.test, self.name, self.where]
         if self.torch_series:
             parts.append(f"torch {self.torch_series}")
-        return " · ".join(part for part in parts if part)
+        return printable(" · ".join(part for part in parts if part))
 
 
 @dataclass(frozen=True, slots=True)

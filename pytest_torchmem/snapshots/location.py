@@ -8,6 +8,8 @@ from pathlib import Path, PurePath
 DIRECTORY = "__torchmem__"
 CALIBRATION = "gpu-calibration.json"
 """What was measured on GPUs for a directory's snapshots; no snapshot file itself."""
+PROPOSAL = "torchmem-proposal"
+"""The directory that CI writes updated snapshots to, and the name under which it uploads them."""
 
 
 def snapshot_path(module: Path) -> Path:
@@ -26,6 +28,11 @@ def calibration_path(module: Path) -> Path:
 def is_snapshot(file: PurePath) -> bool:
     """Tell whether a path is that of a snapshot file."""
     return file.parent.name == DIRECTORY and file.suffix == ".json" and file.name != CALIBRATION
+
+
+def is_proposal(file: PurePath) -> bool:
+    """Tell whether a path, relative to the root, is in a directory of proposed snapshots."""
+    return PROPOSAL in file.parts
 
 
 def is_calibration(file: PurePath) -> bool:

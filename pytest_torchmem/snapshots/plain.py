@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Generic, TypeVar
 
 from pytest_torchmem.errors import SnapshotError
-from pytest_torchmem.units import format_size
+from pytest_torchmem.units import MOST, format_size
 
+DEEPEST = 100
+"""Levels of objects and lists in a file."""
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -89,8 +92,17 @@ def parse(text: str) -> Any:
     def constant(name: str) -> Any:
         raise SnapshotError(f"is not JSON: {name} is not a JSON value")
 
+    def number(text: str) -> float:
+        found = float(text)
+        if not isfinite(found):  # what JSON has no way to write again
+            raise SnapshotError(f"has the number {text[:40]}, which is too large")
+        return found
+
     try:
-        data = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+        data = json.loads(
+            text, object_pairs_hook=pairs, parse_constant=constant, parse_float=number
+        )
+        _refuse_deep(data)
         if "\\ud" in text.lower():
             # A lone surrogate is legal JSON, but no text that can be printed or written again.
             json.dumps(data, ensure_ascii=False).encode()
@@ -109,10 +121,25 @@ def parse(text: str) -> Any:
     return data
 
 
+def _refuse_deep(data: Any) -> None:
+    """Raise ``SnapshotError`` for what could not be written again: that takes a call a level."""
+    level = [data]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return
+    raise SnapshotError(f"cannot be read: it is nested more than {DEEPEST} levels deep")
+
+
 def size(value: Any, where: str) -> int:
     """Return the bytes of ``[1536, "1.50 KiB"]``; a plain number, written by hand, will do."""
     number = value[0] if isinstance(value, list) and len(value) == 2 else value
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST:
         raise SnapshotError(f'{where} must be bytes such as [1536, "1.50 KiB"]')
     return number
 

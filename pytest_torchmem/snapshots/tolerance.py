@@ -9,10 +9,11 @@ from decimal import Decimal
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import DEFAULT_TOLERANCE, SELECTORS, TOLERANCES
-from pytest_torchmem.units import parse_size
+from pytest_torchmem.units import MOST, parse_size
 
 DEVICES = ("cpu", "cuda")
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%")
+MOST_PERCENT = 1_000_000
 _ACCEPTED = "write '2%', '64KiB', '2%+64KiB', or an int of bytes"
 
 
@@ -34,21 +35,34 @@ class Tolerance:
 
 def parse_tolerance(value: object) -> Tolerance:
     """Return the tolerance written as ``value``; raises ``UsageError`` for what cannot be read."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST:
         return Tolerance(Decimal(0), value, f"{value} B")
-    if not isinstance(value, str) or not value.strip():
-        raise UsageError(f"{value!r} is not a tolerance: {_ACCEPTED}")
+    if not isinstance(value, str) or not value.strip() or len(value) > 200:
+        raise UsageError(f"{_short(value)} is not a tolerance: {_ACCEPTED}")
     percent, absolute = Decimal(0), 0
     for part in value.split("+"):
         match = _PERCENT.fullmatch(part.strip())
         if match:
             percent += Decimal(match.group(1))
+            if percent > MOST_PERCENT:
+                raise UsageError(f"{value!r} is not a tolerance: it allows everything")
             continue
         try:
             absolute += parse_size(part.strip())
         except UsageError:
             raise UsageError(f"{value!r} is not a tolerance: {_ACCEPTED}") from None
-    return Tolerance(percent, absolute, "+".join(part.strip() for part in value.split("+")))
+    return Tolerance(percent, absolute, "+".join(" ".join(p.split()) for p in value.split("+")))
+
+
+def _short(value: object) -> str:
+    """Return a value that may be of any size and depth, for a message."""
+    if isinstance(value, int) and abs(value) > MOST:
+        return f"{hex(value)[:20]}…"
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 @dataclass(frozen=True, slots=True)

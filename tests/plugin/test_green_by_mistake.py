@@ -1,0 +1,245 @@
+"""What was asked for and not checked never passes unseen."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatch
+
+import pytest
+
+from pytest_torchmem.cli import main
+
+HEAD = """
+import contextlib, pytest, threading, time
+from concurrent.futures import ThreadPoolExecutor
+TOO_MUCH = 5000
+"""
+
+
+@pytest.fixture
+def budgets(light):
+    """A function that runs one test with the double of the profiler."""
+
+    def run(text, *options):
+        light.write(test_net=HEAD + text)
+        return light.run(*options)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("marker", "check", "message"),
+    [
+        ("gpu='t4', device='cpu'", "", "gpu='t4' is checked on cuda alone*leaves cuda out*"),
+        ("gpu='t4', device='cpu,cuda'", "", "*nothing about the cpu. Give it a limit*"),
+        ("'1 GiB', gpu='t4', device='cpu'", "", "gpu='t4' is checked on cuda alone*"),
+        ("'1 GiB', device='cuda'", "device='cpu'", "check(device='cpu'): the marker*'cuda'*"),
+        ("'1 GiB', device='cpu'", "gpu='t4'", "gpu='t4' is checked on cuda alone*"),
+        ("'1 GiB', gpu='t4'", "gpu='h100'", "check(gpu='h100'): the marker*says gpu='t4'*"),
+        ("'1 GiB', gpus=2", "gpus=1", "check(gpus=1): the marker*says gpus=2*"),
+        ("'1 GiB', device='cpu,cuda'", "device='cpu'", "not checked on cuda: the marker*"),
+    ],
+)
+def test_what_contradicts_itself_fails(budgets, marker, check, message):
+    result = budgets(
+        f"@pytest.mark.memory_budget({marker})\n"
+        f"def test_it(torchmem):\n    torchmem.check(1 << 42 if {not check} else 10, {check})\n"
+    )
+    result.assert_outcomes(failed=1)
+    assert fnmatch(result.stdout.str(), f"*{message}*".replace("[", "[[]"))
+
+
+@pytest.mark.parametrize(
+    ("marker", "checks"),
+    [
+        ("'1 GiB', gpu='t4', device='cpu,cuda'", ["gpu='T4'"]),
+        ("'1 GiB', device='cpu,cuda'", ["device='cpu', name='a'", "device='cuda', name='b'"]),
+        ("gpu='t4'", ["device='cuda'"]),
+    ],
+)
+def test_what_goes_together_passes(budgets, marker, checks):
+    lines = "\n".join(f"    torchmem.check(10, {check})" for check in checks)
+    budgets(
+        f"@pytest.mark.memory_budget({marker})\ndef test_it(torchmem):\n{lines}\n"
+    ).assert_outcomes(passed=1)
+
+
+SWALLOWED = {
+    "except": "    try:\n        check()\n    except Exception: pass\n",
+    "suppress": "    with contextlib.suppress(BaseException):\n        check()\n",
+    "a thread": "    t = threading.Thread(target=check)\n    t.start()\n    t.join()\n",
+    "a pool": "    with ThreadPoolExecutor() as pool:\n        pool.submit(check)\n",
+    "a skip": "    try:\n        check()\n    except Exception: pytest.skip('never mind')\n",
+    "a finalizer": "    class Late:\n        def __del__(self): check()\n    Late()\n",
+}
+
+
+@pytest.mark.parametrize("how", SWALLOWED)
+@pytest.mark.parametrize("what", ["TOO_MUCH", "10, device='gpu'"])
+def test_a_failure_that_the_test_catches_fails_it(budgets, how, what):
+    result = budgets(
+        "@pytest.mark.memory_budget('1 KiB', device='cpu')\ndef test_it(torchmem):\n"
+        f"    def check(): torchmem.check({what})\n" + SWALLOWED[how],
+        "-p",
+        "no:threadexception",
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["the test went on after a check of it had failed: *"])
+
+
+def test_a_failure_caught_in_a_fixture_fails_as_well(budgets):
+    result = budgets(
+        "@pytest.fixture\ndef late(torchmem):\n    yield\n"
+        "    with contextlib.suppress(Exception):\n"
+        "        torchmem.check(10, name='late', device='gpu')\n"
+        "def test_it(torchmem, late): pass\n"
+    )
+    result.assert_outcomes(passed=1, errors=1)
+
+
+def test_a_check_may_be_expected_to_fail(budgets):
+    """It is the test then that says so, and not a line that catches whatever comes."""
+    result = budgets(
+        "import unittest\n"
+        "mark = pytest.mark.memory_budget('1 KiB', device='cpu')\n"
+        "@mark\ndef test_block(torchmem):\n"
+        "    def check():\n        torchmem.check(TOO_MUCH)\n"
+        "    with pytest.raises(AssertionError, match='exceeds') as caught, open(__file__):\n"
+        "        if check:\n            check()\n"
+        "@mark\ndef test_call(torchmem):\n"
+        "    pytest.raises(AssertionError, torchmem.check, TOO_MUCH)\n"
+        "@mark\ndef test_case(torchmem):\n"
+        "    unittest.TestCase().assertRaises(AssertionError, torchmem.check, TOO_MUCH)\n"
+        "@mark\ndef test_after(torchmem):\n"
+        "    with pytest.raises(AssertionError):\n        assert False\n"
+        "    with contextlib.suppress(AssertionError):\n        torchmem.check(TOO_MUCH)\n"
+    )
+    result.assert_outcomes(passed=3, failed=1)
+
+
+def test_expected_failures_and_subtests_stay_what_they_are(budgets):
+    pytest.importorskip("_pytest.subtests")
+    result = budgets(
+        "mark = pytest.mark.memory_budget('1 KiB', device='cpu')\n"
+        "@mark\n@pytest.mark.xfail\ndef test_expected(torchmem):\n"
+        "    torchmem.check(TOO_MUCH)\n"
+        "@mark\n@pytest.mark.xfail\ndef test_caught(torchmem):\n"
+        "    with contextlib.suppress(Exception):\n        torchmem.check(TOO_MUCH)\n"
+        "@mark\ndef test_imperative(torchmem):\n"
+        "    try:\n        torchmem.check(TOO_MUCH)\n"
+        "    except Exception:\n        pytest.xfail('known')\n"
+        "@mark\ndef test_parts(torchmem, subtests):\n"
+        "    with subtests.test():\n        torchmem.check(TOO_MUCH)\n"
+    )
+    result.assert_outcomes(xfailed=3, failed=2)
+    assert "went on after" not in result.stdout.str()
+
+
+@pytest.mark.parametrize("options", [[], ["-n", "1"]], ids=" ".join)
+def test_a_check_that_outlives_its_test_fails_the_run(light, options):
+    light.write(
+        test_net=HEAD + "go = threading.Event()\n"
+        "threads = []\n"
+        "def test_slow(torchmem):\n"
+        "    threads.append(threading.Thread(\n"
+        "        target=lambda: torchmem.check(lambda: go.wait(9) and 10, device='cpu')))\n"
+        "    threads[0].start()\n"
+        "    time.sleep(0.2)\n"
+        "def test_later():\n    go.set()\n    threads[0].join()\n"
+    )
+    result = light.run_apart(*options)
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*not checked: torchmem.check still runs on another thread*",
+            "error: test_net.py::test_slow: torchmem.check ended when the test was over*",
+        ]
+    )
+
+
+def test_an_entry_robbed_of_its_phases(light):
+    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000, device='cpu')\n")
+    light.run("--torchmem-update")
+    data = json.loads(light.file().read_text())
+    for name in ("forward_peak", "backward_peak", "retained"):
+        del data["entries"][0][name]
+    light.file().write_text(json.dumps(data))
+    result = light.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*cpu: not checked: this run has a forward peak, and the snapshot has none*"]
+    )
+    light.run("--torchmem-update").assert_outcomes(passed=1)
+    assert light.run("--torchmem-strict").ret == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("torchmem_tolerence", "*no setting of pytest-torchmem. Did you mean torchmem_tolerance?"),
+        ("torchmem-gpu", "*Did you mean torchmem_gpu?"),
+        ("torchmem", "*no setting of pytest-torchmem.*"),
+    ],
+)
+def test_a_mistyped_setting_ends_the_run(light, key, said):
+    light.write(test_net="def test_plain(): pass\n")
+    for how in ("file", "option"):
+        if how == "file":
+            (light.path / "pytest.ini").write_text(f"[pytest]\n{key} = 5%\n")
+            result = light.run()
+        else:
+            (light.path / "pytest.ini").write_text("[pytest]\n")
+            result = light.run("-o", f"{key}=5%")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([said])
+
+
+@pytest.mark.parametrize("option", ["gpu", "devices", "tolerance", "json", "measure", "update-max"])
+def test_an_option_with_an_empty_value_ends_the_run(light, option):
+    light.write(test_net="def test_it(torchmem):\n    torchmem.check(10, device='cpu')\n")
+    result = light.run(f"--torchmem-{option}=")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*--torchmem-{option}*"])
+
+
+@pytest.mark.parametrize("arguments", [["", "."], [".", ""], [" ", "."], ["."], [".", ".", ""]])
+def test_comparing_with_nothing_is_an_error(light, monkeypatch, capsys, arguments):
+    light.write(test_net="def test_it(torchmem):\n    torchmem.check(10, device='cpu')\n")
+    light.run("--torchmem-update")
+    monkeypatch.chdir(light.path)
+    capsys.readouterr()
+    options = ["--tolerance", arguments.pop()] if len(arguments) == 3 else []
+    assert main(["compare", *arguments, *options]) == 2
+    assert capsys.readouterr().err.startswith("torchmem: error: ")
+
+
+def test_obsolete_entries_fail_in_ci(light, monkeypatch):
+    light.write(test_net="def test_a(torchmem):\n    torchmem.check(1000, device='cpu')\n")
+    light.run("--torchmem-update")
+    light.write(test_net="def test_plain(): pass\n")
+    assert light.run().ret == 0
+    monkeypatch.setenv("CI", "true")
+    result = light.run()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["obsolete: *test_a*", "*Remove obsolete entries (they fail *"])
+
+
+def test_memory_tests_that_were_skipped_are_counted(light):
+    light.write(
+        test_net=HEAD + "@pytest.mark.skip('later')\n@pytest.mark.memory_budget('1 KiB')\n"
+        "def test_marked(): pass\n"
+        "@pytest.mark.memory_budget('1 KiB')\ndef test_inside(torchmem): pytest.skip('no data')\n"
+        "@pytest.mark.xfail(run=False)\ndef test_not_run(torchmem): pass\n"
+        "@pytest.mark.skip\ndef test_plain(): pass\n"
+    )
+    result = light.run("--torchmem-json=report.json")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["3 tests never checked, because they were skipped: *", "3 memory checks: 3 not checked"]
+    )
+    report = json.loads((light.path / "report.json").read_text())
+    assert {check["message"] for check in report["checks"]} >= {
+        "never checked: later",
+        "never checked: no data",
+    }
+    assert main(["compare", *[str(light.path / "report.json")] * 2]) in (0, 2)

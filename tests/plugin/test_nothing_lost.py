@@ -1,0 +1,199 @@
+"""An update removes what is certainly gone, and nothing that might only have another name."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+TWO = """
+import contextlib, pytest, unittest
+
+def test_kept(torchmem):
+    torchmem.check(3000, device="cpu")
+
+def test_other(torchmem):
+    torchmem.check(1000, device="cpu")
+"""
+RENAMED = TWO.replace("test_other", "test_called_otherwise")
+
+
+@pytest.fixture
+def noted(light):
+    """A project with a note on an entry."""
+    light.write(test_net=TWO)
+    light.run("--torchmem-update").assert_outcomes(passed=2)
+    light.edit("test_other cpu", reason="ours")
+    return light
+
+
+def notes(project, module="test_net"):
+    return {name: e["reason"] for name, e in project.entries(module).items() if "reason" in e}
+
+
+NOT_RUN = {
+    "skipped": "@pytest.mark.skip\ndef test_called",
+    "skipped if": "@pytest.mark.skipif(True, reason='no network')\ndef test_called",
+    "not run": "@pytest.mark.xfail(run=False)\ndef test_called",
+}
+IN_BODY = {
+    "skips itself": "    pytest.skip('later')",
+    "fails as expected": "    pytest.xfail('later')",
+    "a check that raises": "    with contextlib.suppress(ZeroDivisionError):\n"
+    "        torchmem.check(lambda: 1 / 0, device='cpu')",
+}
+
+
+@pytest.mark.parametrize("case", [*NOT_RUN, *IN_BODY])
+@pytest.mark.parametrize("module", ["test_net", "test_new"])
+def test_a_renamed_test_that_did_not_run_keeps_its_old_entry(noted, case, module):
+    """Whether its module has its old name or a new one."""
+    text = RENAMED
+    if case in NOT_RUN:
+        text = text.replace("def test_called", NOT_RUN[case])
+    else:
+        head, line, rest = text.partition("def test_called_otherwise(torchmem):\n")
+        text = head + line + IN_BODY[case] + "\n" + ("" if "check" in case else rest)
+    (noted.path / "test_net.py").unlink()
+    noted.write(**{module: text})
+    result = noted.run("--torchmem-update")
+    assert result.ret == 0
+    assert notes(noted) == {"test_other cpu": "ours"}
+    result.stdout.fnmatch_lines(["renamed? *its entries without a test stay: *otherwise may be*"])
+    noted.write(**{module: RENAMED})
+    noted.run("--torchmem-update").assert_outcomes(passed=2)
+    assert notes(noted, module) == {"test_called_otherwise cpu": "ours"}
+    assert noted.run("--torchmem-strict").ret == 0
+
+
+def test_a_renamed_module_that_is_skipped_keeps_its_old_file(noted):
+    (noted.path / "test_net.py").unlink()
+    (noted.path / "sub").mkdir()
+    skip = "import pytest\npytest.skip('no network', allow_module_level=True)\n"
+    (noted.path / "sub" / "test_new.py").write_text(skip + TWO)
+    noted.write(test_more="def test_more(): pass\n")
+    noted.run("--torchmem-update")
+    assert notes(noted) == {"test_other cpu": "ours"}
+
+
+def test_a_renamed_module_that_is_not_collected_keeps_its_old_file(noted):
+    (noted.path / "test_net.py").rename(noted.path / "test_new.py")
+    noted.write(
+        conftest=(noted.path / "conftest.py").read_text() + "collect_ignore = ['test_new.py']\n",
+        test_more="def test_more(): pass\n",
+    )
+    noted.run("--torchmem-update")
+    assert notes(noted) == {"test_other cpu": "ours"}
+
+
+@pytest.mark.parametrize(
+    "how", ["pytest.exit('enough', returncode=0)", "raise pytest.exit.Exception('x', 0)"]
+)
+def test_an_early_end_that_calls_itself_a_success(noted, how):
+    (noted.path / "test_net.py").rename(noted.path / "test_renamed.py")
+    noted.write(test_a=f"import pytest\ndef test_it():\n    {how}\n")
+    noted.run("--torchmem-update")
+    assert notes(noted) == {"test_other cpu": "ours"}
+
+
+RAISES = """
+    with {}:
+        torchmem.check(lambda: 1 / 0, device="cpu")
+"""
+
+
+@pytest.mark.parametrize(
+    "caught",
+    [
+        "pytest.raises(ZeroDivisionError)",
+        "contextlib.suppress(Exception)",
+        "unittest.TestCase().assertRaises(ZeroDivisionError)",
+    ],
+)
+def test_a_trace_that_raises_keeps_its_entry(noted, caught):
+    noted.write(
+        test_net=TWO.replace('\n    torchmem.check(1000, device="cpu")\n', RAISES.format(caught))
+    )
+    result = noted.run("--torchmem-update")
+    assert result.ret == 0
+    assert notes(noted) == {"test_other cpu": "ours"}
+    result.stdout.fnmatch_lines(
+        ["1 test caught what a check raised, so that nothing was checked:*"]
+    )
+    assert noted.run("--torchmem-strict").ret == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.parametrize(
+    "options", [["-k", "one"], ["-m", "own"], ["--deselect", "a/test_two.py"], ["a/test_one.py"]]
+)
+def test_a_part_of_a_run_removes_no_file_of_a_directory_without_tests(light, options):
+    (light.path / "pytest.ini").write_text("[pytest]\nmarkers = own\n")
+    for directory in ("a", "b"):
+        (light.path / directory).mkdir()
+    (light.path / "b" / "test_net.py").write_text(TWO)
+    light.run("--torchmem-update", "b")
+    file = light.path / "b" / "__torchmem__" / "test_net.json"
+    (light.path / "b" / "test_net.py").unlink()
+    one = "import pytest\n@pytest.mark.own\ndef test_one(): pass\n"
+    (light.path / "a" / "test_one.py").write_text(one)
+    (light.path / "a" / "test_two.py").write_text("def test_two(): pass\n")
+    before = file.read_bytes()
+    light.run("--torchmem-update", *options).assert_outcomes(
+        passed=1, deselected=0 if "test_one" in options[0] else 1
+    )
+    assert file.read_bytes() == before
+    light.run("--torchmem-update")
+    assert not file.exists()
+
+
+def test_a_file_that_cannot_be_written_keeps_the_old_one(noted):
+    """The disk is full when the renamed module's file is written."""
+    (noted.path / "test_net.py").rename(noted.path / "test_new.py")
+    fails = """
+import errno
+from pytest_torchmem.snapshots import plans
+real = plans.write
+def write(path, text):
+    if path.name == "test_new.json":
+        raise OSError(errno.ENOSPC, "No space left on device")
+    real(path, text)
+plans.write = write
+"""
+    noted.write(conftest=(noted.path / "conftest.py").read_text() + fails)
+    result = noted.run_apart("--torchmem-update")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["error: *test_new.json cannot be written: No space left on*"])
+    assert notes(noted) == {"test_other cpu": "ours"}
+
+
+def test_proposals_are_never_read(noted, monkeypatch, capsys):
+    from pytest_torchmem.cli import main
+
+    changed = TWO.replace("3000", "9000")
+    noted.write(test_net=changed)
+    for name, options in (("torchmem-proposal", ["CI"]), ("mine", ["--torchmem-proposal=mine"])):
+        if options == ["CI"]:
+            monkeypatch.setenv("CI", "true")
+        noted.run(*(options if options != ["CI"] else ()))
+        monkeypatch.delenv("CI", raising=False)
+        assert (noted.path / name / "__torchmem__" / "test_net.json").exists()
+    noted.write(test_net=TWO)
+    option = "--torchmem-proposal=mine"
+    assert "obsolete" not in noted.run(option).stdout.str()
+    noted.run("--torchmem-update", option)
+    assert (noted.path / "torchmem-proposal" / "__torchmem__" / "test_net.json").exists()
+    assert (noted.path / "mine" / "__torchmem__" / "test_net.json").exists()
+    capsys.readouterr()
+    monkeypatch.chdir(noted.path)
+    shutil.rmtree("mine")  # only the option told of it
+    assert main(["compare", ".", "."]) == 0
+    assert "2 unchanged" in capsys.readouterr().out
+
+
+def test_groups_of_workers_are_no_part_of_a_test(noted):
+    grouped = TWO.replace("def test", "@pytest.mark.xdist_group('one')\ndef test")
+    noted.write(test_net=grouped.replace("3000", "4000"))
+    noted.run_apart("-n", "2", "--dist", "loadgroup", "--torchmem-update").assert_outcomes(passed=2)
+    assert set(noted.entries()) == {"test_kept cpu", "test_other cpu"}
+    assert noted.entries()["test_kept cpu"]["forward_peak"][0] == 4000
+    assert notes(noted) == {"test_other cpu": "ours"}
