@@ -96,8 +96,9 @@ def _report(name: str, data: dict[str, Any]) -> Source:
     try:
         for check in data["checks"]:
             texts = texts_of(check, _TEXTS, (), "a check")
-            world, rank = _number(check, "world_size"), _number(check, "rank")
-            key = Key(*(texts[name] for name in _KEY), world_size=world, rank=rank)
+            named: dict[str, Any] = {name: texts[name] for name in _KEY}
+            named |= {name: _number(check, name) for name in ("world_size", "rank")}
+            key = Key(**named)
             where = (texts["nodeid"].removesuffix(f"::{key.test}"), key)
             if texts["outcome"] != Outcome.NOT_CHECKED.value:
                 entry = Entry(

@@ -135,7 +135,7 @@ def train_beside(
                 except Exception as error:
                     wrong.append(f"{name}: {error!r}")
                 taken[number] += 1
-                over.wait(0.005)  # or the traces would come to their turn too rarely
+                over.wait(0.05)  # or the traces would come to their turn too rarely
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
