@@ -14,7 +14,7 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values.memory import memory_for
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
-from pytest_torchmem.profile.timeline import Phase
+from pytest_torchmem.profile.timeline import Kind, Phase
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.keys import FAKE, is_excluded
 from pytest_torchmem.torch_private.storages import hollow_storage, storage_address
@@ -121,6 +121,18 @@ class TraceContext:
         with self.working():
             made = torch.empty(0, dtype=torch.uint8).set_(storage)
             self._interceptor.parts.conversion.borrow(made)
+
+    @contextmanager
+    def holding(self, kind: Kind) -> Iterator[None]:
+        """Let what is allocated meanwhile be of a kind."""
+        devices = self._interceptor.parts.ledger.devices
+        before = {device: ledger.booked for device, ledger in devices.items()}
+        try:
+            yield
+        finally:
+            for device, ledger in devices.items():
+                for index in range(before.get(device, 0), ledger.booked):
+                    ledger.entries[index] = ledger.entries[index]._replace(kind=kind)
 
     def resize(self, record: StorageRecord, nbytes: int) -> None:
         """Write down that a storage has been resized, for whoever called that."""

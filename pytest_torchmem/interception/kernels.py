@@ -51,6 +51,7 @@ from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.torch_private.autograd import ENGINE_CODE, in_engine_thread
 from pytest_torchmem.torch_private.kernels import run_composite_explicit
 from pytest_torchmem.torch_private.meta import LIKE_ANOTHER
+from pytest_torchmem.torch_private.process_groups import with_work
 from pytest_torchmem.torch_private.storages import storage_address
 
 _CPU = torch.device("cpu")
@@ -116,7 +117,8 @@ class Kernels:
             return tensors[0]
         if spec.dynamic and self._plans.own_meta(spec, device.device.type) is None:
             return self._run_dynamic(call, device, frame)
-        return self._run_planned(call, key, device, frame)
+        result = self._run_planned(call, key, device, frame)
+        return with_work(result, args) if spec.makes_work else result
 
     def _run_planned(self, call: Call, key: Any, device: DeviceLedger, frame: Any) -> Any:
         """Run a call whose outputs' geometry follows from that of its arguments."""

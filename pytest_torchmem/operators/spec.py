@@ -138,6 +138,8 @@ class OperatorSpec:
     """Keyword-only arguments it writes to (``out=``)."""
     takes_device: bool
     """Whether it has a ``device`` argument."""
+    makes_work: bool
+    """Whether it returns what a collective is waited for by."""
     holds: tuple[tuple[int, str, Holding], ...]
     """Positions and names of arguments, and what their storages turn out to be by this call."""
     keeps_geometry: bool
@@ -197,6 +199,8 @@ class OperatorSpec:
             argument_names=tuple(str(argument.name) for argument in arguments),
             mutated=tuple(position for position, argument in written if not argument.kwarg_only),
             mutated_names=tuple(argument.name for _, argument in written if argument.kwarg_only),
+            makes_work=collective
+            and any(str(one.type).endswith(".c10d.Work") for one in schema(overload).returns),
             holds=tuple(
                 (position, argument.name, record.holds[argument.name])
                 for position, argument in enumerate(arguments)

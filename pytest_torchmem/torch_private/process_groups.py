@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from torch.futures import Future
+
 from pytest_torchmem.torch_private.names import private_if_imported, private_name_if_imported
 from pytest_torchmem.torch_private.patches import Replacements
 
@@ -21,6 +23,7 @@ _is_built = private_if_imported(f"{_C10D}._NCCL_AVAILABLE")
 _register = private_if_imported("torch._C._distributed_c10d._register_process_group")
 _unregister = private_if_imported("torch._C._distributed_c10d._unregister_process_group")
 _state = private_if_imported(f"{_C10D}._world")
+_work_of = private_if_imported("torch._C._distributed_c10d._create_work_from_future")
 _TIMEOUT = timedelta(minutes=10)
 """torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, kProcessGroupNCCLDefaultTimeout."""
 _TABLES = tuple(
@@ -39,6 +42,22 @@ _NUMBERS = tuple(
     private_name_if_imported(f"{_C10D}.{name}")
     for name in ("_group_count", "_backend", "_default_pg_init_method")
 )
+
+
+def with_work(result: Any, args: tuple[Any, ...]) -> Any:
+    """Return the result of a collective with work of its own, which is done.
+
+    ``Work.get_future`` gives the tensors that it made: reducer.cpp and the communication hooks of
+    ``DistributedDataParallel`` go on with them.
+    """
+    several = isinstance(result, tuple)
+    tensors = result[0] if several else args[0]
+    while isinstance(tensors, list) and tensors and isinstance(tensors[0], list):
+        tensors = tensors[0]
+    future: Any = Future()
+    future.set_result(tensors if isinstance(tensors, list) else [tensors])
+    work = _work_of()(future).boxed()
+    return (*result[:-1], work) if several else work
 
 
 def nccl_groups(off: Callable[[], bool]) -> tuple[Replacements, Additions]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytest_torchmem.torch_private.names import private, private_if_imported
+from pytest_torchmem.torch_private.names import (
+    private,
+    private_if_imported,
+    private_name_if_imported,
+)
 from pytest_torchmem.torch_private.patches import Replaceable
 
 #: What optimizers and ``clip_grad_norm_`` sort tensors by.
@@ -47,6 +51,11 @@ apply_to_module = Replaceable("torch.nn.Module._apply")
 begin_loading = Replaceable("torch.utils.data.dataloader._MultiProcessingDataLoaderIter.__init__")
 next_batch = Replaceable("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._next_data")
 pin_memory: Callable[[Any], Any] = private("torch.utils.data._utils.pin_memory.pin_memory")
+#: What compares the parameters of processes.
+verify_parameters = private_if_imported("torch.distributed._verify_params_across_processes")
+VERIFY_PARAMETERS = private_name_if_imported("torch.distributed._verify_params_across_processes")
+#: What makes the buckets of a ``DistributedDataParallel`` anew, in the order of its gradients.
+REBUILD_BUCKETS = private_name_if_imported("torch.distributed.Reducer._rebuild_buckets")
 #: What ``fully_shard`` and its like made, by module.
 module_states = private_if_imported("torch.distributed._composable_state._module_state_mapping")
 #: What ``fully_shard`` makes for a module.

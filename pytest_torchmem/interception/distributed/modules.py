@@ -13,12 +13,21 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
+import torch
+import torch.distributed
 from torch import nn
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import replaced_all
-from pytest_torchmem.torch_private.replaceable import module_states, sharding_state
+from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.torch_private.patches import Replacements, replaced_all
+from pytest_torchmem.torch_private.replaceable import (
+    REBUILD_BUCKETS,
+    VERIFY_PARAMETERS,
+    module_states,
+    sharding_state,
+    verify_parameters,
+)
 
 _BEFORE = (
     " was wrapped for several processes before the trace. Build and wrap it in the function that "
@@ -35,6 +44,8 @@ def _of_fsdp(name: str) -> Any:
     return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)
 
 
+#: Methods of ``torch.distributed.Logger`` (torch/csrc/distributed/c10d/logger.cpp).
+_LOGGING = ("set_construction_data_and_log", "set_runtime_stats_and_log")
 _WRAPPERS: tuple[Callable[[], Any], ...] = (
     lambda: nn.parallel.DistributedDataParallel,
     partial(_of_fsdp, "FSDPModule"),
@@ -78,6 +89,7 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 replace(_of_fsdp("FullyShardedDataParallel"), "__init__", partial(_refusing, trace))
                 replace(sharding_state(), "init", partial(_sharding, trace, wrapped, sharded))
 
+        stack.enter_context(replaced_all(_comparing(trace)))
         follow("torch.distributed.fsdp")
         stack.enter_context(trace.after_imports(follow))
         yield
@@ -101,6 +113,49 @@ def _sharding(
         return original(self, modules, *args, **kwargs)
 
     return init
+
+
+def _comparing(trace: TraceContext) -> Replacements:
+    """Replace what ``DistributedDataParallel`` compares its parameters' shapes with others' by.
+
+    It writes to and reads from memory (torch/csrc/distributed/c10d/reducer.cpp,
+    ``verify_params_across_processes``). In a trace all processes run the same program.
+    """
+    original = verify_parameters()
+    if original is None:
+        return []
+
+    def verify(*args: Any) -> Any:
+        return original(*args) if trace.off() else None
+
+    logger: Any = torch.distributed.Logger  # type: ignore[attr-defined]
+    quiet = {name: _quiet(trace, getattr(logger, name)) for name in _LOGGING}
+    reducer: Any = torch.distributed.Reducer  # type: ignore[attr-defined]
+    buckets = {REBUILD_BUCKETS: _making_buckets(trace, getattr(reducer, REBUILD_BUCKETS))}
+    functions = {VERIFY_PARAMETERS: verify, "Reducer": _making_buckets(trace, reducer)}
+    return [(torch.distributed, functions), (logger, quiet), (reducer, buckets)]
+
+
+def _making_buckets(trace: TraceContext, original: Any) -> Callable[..., Any]:
+    """Return what makes buckets of gradients (reducer.cpp, ``initialize_buckets``)."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if trace.off():
+            return original(*args, **kwargs)
+        with trace.holding(Kind.COMMUNICATION):
+            return original(*args, **kwargs)
+
+    return make
+
+
+def _quiet(trace: TraceContext, original: Any) -> Callable[..., Any]:
+    """Return what logs nothing in a trace: it asks gloo's and NCCL's groups what others lack."""
+
+    def log(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if trace.off() else None
+
+    return log
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
