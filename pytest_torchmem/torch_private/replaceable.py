@@ -52,7 +52,6 @@ begin_loading = Replaceable("torch.utils.data.dataloader._MultiProcessingDataLoa
 next_batch = Replaceable("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._next_data")
 pin_memory: Callable[[Any], Any] = private("torch.utils.data._utils.pin_memory.pin_memory")
 #: What compares the parameters of processes.
-verify_parameters = private_if_imported("torch.distributed._verify_params_across_processes")
 VERIFY_PARAMETERS = private_name_if_imported("torch.distributed._verify_params_across_processes")
 #: What makes the buckets of a ``DistributedDataParallel`` anew, in the order of its gradients.
 REBUILD_BUCKETS = private_name_if_imported("torch.distributed.Reducer._rebuild_buckets")

@@ -16,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.replaceable import make_wrapper
+from pytest_torchmem.torch_private.tensors import has_dispatch, is_wrapper, wrapped_tensors
 
 _DEVICE = 7
 """The position of ``device`` among the arguments; torch/csrc/autograd/python_variable.cpp,
@@ -32,8 +33,15 @@ class WrapperSubclasses:
         trace.noted_contents.append(self._devices)
 
     def device_of(self, tensor: Tensor) -> torch.device | None:
-        """Return the device of a wrapper that was made in the trace, None for other tensors."""
+        """Return the device of a wrapper, None for other tensors.
+
+        It is the one that it was made for, or that of what it wraps: C++ makes ``DTensor``
+        (torch/csrc/autograd/python_variable.cpp, ``DTensor_new``).
+        """
         found: torch.device | None = self._devices.get(tensor)
+        if found is None and has_dispatch(tensor) and is_wrapper(tensor):
+            inner = next(iter(wrapped_tensors(tensor)), None)
+            found = None if inner is None else inner.device
         return found
 
     def making(self) -> Callable[..., Any]:

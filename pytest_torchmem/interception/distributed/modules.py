@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed
-from torch import nn
+from torch import Tensor, nn
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
@@ -26,8 +26,8 @@ from pytest_torchmem.torch_private.replaceable import (
     VERIFY_PARAMETERS,
     module_states,
     sharding_state,
-    verify_parameters,
 )
+from pytest_torchmem.torch_private.tensors import is_wrapper, wrapped_tensors
 
 _BEFORE = (
     " was wrapped for several processes before the trace. Build and wrap it in the function that "
@@ -107,12 +107,17 @@ def _sharding(
             # What is the trace's own must not be held by what it was.
             inner = dict.fromkeys(one for module in modules for one in module.modules())
             own = (tensor for one in inner for tensor in one.parameters(recurse=False))
-            if all(map(trace.brought, own)):
+            parts = (part for one in own for part in _parts(one))
+            if all(map(trace.brought, parts)):
                 for one in inner:
                     sharded.setdefault(one, (type(one), _attributes(one)))
         return original(self, modules, *args, **kwargs)
 
     return init
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    return wrapped_tensors(tensor) if is_wrapper(tensor) else [tensor]
 
 
 def _comparing(trace: TraceContext) -> Replacements:
@@ -121,7 +126,7 @@ def _comparing(trace: TraceContext) -> Replacements:
     It writes to and reads from memory (torch/csrc/distributed/c10d/reducer.cpp,
     ``verify_params_across_processes``). In a trace all processes run the same program.
     """
-    original = verify_parameters()
+    original = getattr(torch.distributed, VERIFY_PARAMETERS, None)
     if original is None:
         return []
 
