@@ -53,6 +53,9 @@ from pytest_torchmem.torch_private.overrides import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.storages import storage_address
 
 _CPU = torch.device("cpu")
+_WRAPS = "_c10d_functional::_wrap_tensor_autograd"
+"""Makes a subclass that waits for a collective of a tensor, and no storage
+(torch/distributed/_functional_collectives.py)."""
 _LOADS_LIBRARY = frozenset({"bitsandbytes"})
 """Packages that load a library for the GPU as they are imported: they see the true machine."""
 _COMES_WITH_CUDA = {
@@ -173,6 +176,8 @@ class Interceptor:
     def _spec(self, overload: OpOverload) -> OperatorSpec:
         """Return what is to be known of an operator on this target."""
         spec, device = spec_of(overload), self.parts.target.device.type
+        if spec.name == _WRAPS:
+            return replace(spec, kind=Kind.NATIVE)
         taught = spec.on(device).taught
         if taught is not None and taught.describes_kernel:
             return replace(spec, kind=Kind.LEAF, composite=False, opaque=True)

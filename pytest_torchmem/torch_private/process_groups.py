@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch.futures import Future
 
 from pytest_torchmem.torch_private.names import private_if_imported, private_name_if_imported
@@ -17,6 +18,8 @@ Additions = dict[Any, dict[str, Any]]
 """What modules get that do not have it."""
 
 _C10D = "torch.distributed.distributed_c10d"
+_process_group = private_if_imported("torch._C._distributed_c10d.ProcessGroup")
+_find_group = private_if_imported("torch.distributed.distributed_c10d._resolve_process_group")
 _fake_group = private_if_imported("torch._C._distributed_c10d.FakeProcessGroup")
 _CREATE = private_name_if_imported("torch._C._distributed_c10d.FakeProcessGroup._create_internal")
 _is_built = private_if_imported(f"{_C10D}._NCCL_AVAILABLE")
@@ -173,3 +176,16 @@ def _let_go(names: dict[Any, str]) -> None:
     """Let C++ know no group by its name."""
     for name in names.values():
         _unregister()(name)
+
+
+def processes_of(arguments: Iterable[Any]) -> int | None:
+    """Return how many processes are in the group among an operator's arguments, or its name."""
+    group, find = _process_group(), _find_group()
+    for argument in arguments:
+        if isinstance(argument, str) and find is not None:
+            with suppress(RuntimeError, KeyError, ValueError):  # it is something else
+                return int(find(argument).size())
+        if group is not None and isinstance(argument, torch.ScriptObject):
+            with suppress(RuntimeError, TypeError):  # it is something else
+                return int(group.unbox(argument).size())
+    return None

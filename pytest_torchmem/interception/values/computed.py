@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Output, Plan, Same
+from pytest_torchmem.interception.values.collectives import FUNCTIONAL, run_functional
 from pytest_torchmem.step.generators import own_generator
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.intra_op import on_one_thread
@@ -64,6 +65,8 @@ def _run(call: Call, values: list[Tensor]) -> Any:
     with on_one_thread() if few else nullcontext(), at_kernels():
         if equivalent is not None:
             return equivalent(args, kwargs)
+        if operator.overload.namespace == FUNCTIONAL:  # its kernel would ask the group of processes
+            return run_functional(operator.name, args, kwargs)
         overload = operator.overload
         own = own_generator() if operator.random else None
         if own is not None and kwargs.get("generator") is None:

@@ -22,6 +22,7 @@ from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.values.answers import Answers
 from pytest_torchmem.interception.values.assumptions import assume, assumed_output
 from pytest_torchmem.interception.values.captured import Captured, Recording, not_permitted
+from pytest_torchmem.interception.values.collectives import copies_of_one_process
 from pytest_torchmem.interception.values.computed import (
     Ahead,
     grown_of,
@@ -96,6 +97,11 @@ class KnownValues(Answers):
         operator = call.operator
         if self._recordings and self.is_captured(call):
             return None
+        if operator.overload.namespace == "c10d":
+            copies = copies_of_one_process(call)
+            if copies is not None:
+                self._copy(call, copies)
+                return NO_MEMORIES
         if self._computes:
             if not (self.contents.have_values(call.records, call.tensors) or operator.shared.fills):
                 return None
@@ -366,6 +372,22 @@ class KnownValues(Answers):
             call, lambda: self._run_whole(call, plan)
         )
         return None if memories is FAILED else memories
+
+    def _copy(self, call: Call, copies: list[tuple[Tensor, Tensor]]) -> None:
+        """Let tensors of a call have the values of others, where these are known."""
+        contents = self.contents
+        records = {id(one): record for one, record in zip(call.tensors, call.records, strict=True)}
+        for tensor, source in copies:
+            record, known = records[id(tensor)], contents.known(records[id(source)])
+            nbytes = tensor.untyped_storage().nbytes()
+            whole = tensor.numel() * tensor.element_size() == nbytes
+            if known is None or (contents.known(record) is None and not whole):
+                contents.assume(record, None)
+                continue
+            if contents.known(record) is None:
+                contents.show(record, nbytes)
+            value = contents.value(records[id(source)], source)
+            contents.value(record, tensor).copy_(value.reshape(tensor.shape))
 
     def _attempt(self, call: Call, compute: Callable[[], Any]) -> Any:
         """Return what is computed, or ``FAILED``, with the reason kept for who asks for it."""
