@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks import gpu as measuring
@@ -13,6 +14,7 @@ from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.judge import Context, Judge, stored_for
 from pytest_torchmem.checks.request import Request, Target
 from pytest_torchmem.checks.result import CheckResult
+from pytest_torchmem.checks.watched import watched
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.snapshots.calibration_store import merged
 from pytest_torchmem.snapshots.format import Key
@@ -60,6 +62,7 @@ class DeviceCheck:
             run=self._run_for_real(profile) if profile.peak else None,
             calibration=self._calibration(calibration, profile),
             scaling=self._scaling(must_fit_on),
+            watch=partial(watched, self.target, self.key, self.world),
         )
         return judge.judge(), profile
 

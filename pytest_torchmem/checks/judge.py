@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,8 @@ from pytest_torchmem.checks.result import (
     TraceResult,
 )
 from pytest_torchmem.checks.settings import Settings
+from pytest_torchmem.checks.watched import RULES
+from pytest_torchmem.diagnosis.causes import Watched
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
 from pytest_torchmem.diagnosis.steps import FEWEST, step_growth
 from pytest_torchmem.errors import SnapshotError, UsageError
@@ -89,6 +92,8 @@ class Judge:
     calibration: CalibrationResult | None
     scaling: Scaling | None = None
     """The same step at other sizes, where it is bound how it may grow."""
+    watch: Callable[[], Watched] | None = None
+    """Traces the step once more, for what a profile does not hold."""
 
     @cached_property
     def alive(self) -> Alive:
@@ -145,7 +150,10 @@ class Judge:
         if not moment:
             return None
         seen = dict(self.profile.broadcasts)
-        return diagnose(before, now, moment, self.alive, seen)
+        found = diagnose(before, now, moment, self.alive, seen)
+        if self.watch is None or not any(cause.rule in RULES for cause in found.causes):
+            return found
+        return diagnose(before, now, moment, self.alive, seen, self.watch())
 
     def _entry(self, trace: TraceResult) -> Entry:
         """Return what the snapshot would hold now."""

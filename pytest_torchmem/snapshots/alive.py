@@ -140,7 +140,7 @@ def alive_at(
             what = kinds.get((index, step))
             if what is None:
                 allocation = timeline.allocations[index]
-                what, own = _what(allocation, lifetimes.role(index, allocation, step))
+                what, own = what_of(allocation, lifetimes.role(index, allocation, step))
                 kinds[index, step] = what
                 first[what] = min(first.get(what, index), index)
                 if own:
@@ -188,7 +188,8 @@ def _end_of_forward(timeline: Timeline) -> int:
     return max(ends, key=lambda stop: live[stop], default=0)
 
 
-def _what(allocation: Allocation, role: Role) -> tuple[What, Numbers]:
+def what_of(allocation: Allocation, role: Role) -> tuple[What, Numbers]:
+    """Return the group of an allocation, and the numbers of its module."""
     origin = allocation.origin
     pattern, numbers = fold(origin.module)
     source = origin.operator

@@ -46,6 +46,7 @@ from pytest_torchmem.tracing.clone import HollowCloner
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
 from pytest_torchmem.tracing.lock import run_alone
 from pytest_torchmem.tracing.standing import lent_by_standing_gpus, present_on_standing_gpus
+from pytest_torchmem.tracing.watch import at_end
 from pytest_torchmem.units import parse_size
 
 DEVICES = ("cpu", "cuda")
@@ -259,6 +260,7 @@ def _profile(
         _expect_what_stands(interceptor)
     outcome = step.run(target, args, kwargs)
     interceptor.parts.numbers.settle()
+    at_end(ledger)
     for memory in memories:
         memory.close()
     workload = fingerprint or program.fingerprint()

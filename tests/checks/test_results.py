@@ -79,7 +79,7 @@ def test_a_phase_that_did_not_run_is_named() -> None:
 
 
 def test_one_table_says_what_a_figure_is() -> None:
-    assert set(SELECTORS.values()) == set(JUDGED) == set(FIGURES) - {"baseline", "end"}
+    assert set(SELECTORS.values()) == set(JUDGED) == set(FIGURES) - {"baseline"}
     assert set(PHASE_PEAKS) < set(PEAKS) < set(MEASURED) < set(JUDGED)
     rules = {name: str(find_rule([BUILT_IN], "cuda", name).tolerance) for name in JUDGED}
     assert rules.pop("reserved_peak") == "1%+20MiB"

@@ -1,0 +1,48 @@
+"""What a second, watched trace sees: why attention fell, and what refers to tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_torchmem import trace
+from pytest_torchmem.tracing.watch import watching
+from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
+
+PLANTED = Path(__file__).with_name("planted.py")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_constraint_that_attention_does_not_keep(device: str) -> None:
+    with watching(device) as watch:
+        trace(Decoder(depth=1, wrong={"strided": True}).bfloat16(), ids(), device=device)
+    [(line, reason)] = watch.attention.items()
+    marked = PLANTED.read_text(encoding="utf-8").splitlines()
+    assert marked[int(line.rpartition(":")[2]) - 1].endswith("# here: strided_values")
+    assert reason == f"value is not contiguous in its last dimension, of stride {LENGTH}"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_keeps_a_tensor(device: str) -> None:
+    kept: dict[str, Tensor] = {}
+
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block(kept=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = x * 2
+            return self.block(x)
+
+    def program() -> None:
+        model = Keeping().to(device)
+        model(torch.zeros(BATCH, LENGTH, WIDTH, device=device)).sum().backward()
+        kept["model"] = model
+
+    with watching(device) as watch:
+        trace(program, device=device)
+    assert {"Keeping.last", "the list Block.kept"} <= set(watch.holders.values())
