@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,8 @@ def lazy(device: str = "cpu") -> Any:
 def scripted(device: str = "cpu") -> Any:
     class Padded(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.zeros(x.size(0), 8, device=x.device)
+            side = int(math.sqrt(x.size(1) * 2) + math.floor(4.5))
+            return x + torch.zeros(x.size(0), side, device=x.device)
 
     return torch.jit.script(Padded())(torch.randn(4, 8, device=device))
 

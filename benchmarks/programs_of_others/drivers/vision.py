@@ -328,6 +328,7 @@ def monai_transforms() -> Callable[[], None]:
                 RandGaussianNoised(keys="image", prob=1.0),
             ]
         )
+        transforms.set_random_state(seed=0)
         image = MetaTensor(torch.rand(1, 24, 24, 24))
         label = MetaTensor((torch.rand(1, 24, 24, 24) > 0.7).float())
         for one in transforms({"image": image, "label": label}):

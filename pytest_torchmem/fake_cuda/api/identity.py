@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from inspect import unwrap
 from typing import Any
 
 import torch
@@ -81,19 +80,11 @@ def _private_functions(trace: TraceContext) -> Replacements:
     def group_tensors(lists: Any, with_indices: bool = False) -> Any:
         return group(lists, with_indices) if trace.off() else _group(lists, with_indices)
 
-    find = replaceable.find_builtin[0].original
-
-    def find_builtin(function: Any) -> Any:
-        found = find(function)
-        return find(unwrap(function)) if found is None and callable(function) else found
-
     return [
         # CUDA builds come with cuDNN.
         replaceable.flatten_weights.by(lambda: flattens() if trace.off() else True),
         replaceable.group_tensors.by(group_tensors),
         replaceable.parse_to.by(parse_to),
-        # TorchScript knows torch's functions by their identity.
-        *[looked_up.by(find_builtin) for looked_up in replaceable.find_builtin],
     ]
 
 

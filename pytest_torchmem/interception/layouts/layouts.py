@@ -64,13 +64,13 @@ class Layouts:
     ) -> Any:
         """Run an operator that takes sparse COO tensors."""
         __tracebackhide__ = True
-        real = self._sparse_values.compute(operator, args, kwargs)
+        device = self._nested.device_of(args, kwargs)
+        on_gpu = device.device.type == "cuda"
+        real = self._sparse_values.compute(operator, args, kwargs, on_gpu=on_gpu)
         with self._interceptor.intercepting():
-            device = self._nested.device_of(args, kwargs)
             machine = self._target.machine(device.device.type)
             result, is_whole = run_sparse(machine, self._known, operator, args, kwargs)
         self._sparse_values.keep(operator, args, kwargs, result, real)
-        on_gpu = device.device.type == "cuda"
         if not is_whole or (on_gpu and operator.record.asks_cusparse):
             device.note(Workspace(unknown=(operator.name,)))
         return result
@@ -80,12 +80,13 @@ class Layouts:
     ) -> Any:
         """Run an operator that takes or makes compressed sparse tensors."""
         __tracebackhide__ = True
-        real = self._sparse_values.compute(operator, args, kwargs)
+        device = self._nested.device_of(args, kwargs)
+        on_gpu = device.device.type == "cuda"
+        real = self._sparse_values.compute(operator, args, kwargs, on_gpu=on_gpu)
         with self._interceptor.intercepting():
-            device = self._nested.device_of(args, kwargs)
             machine = self._target.machine(device.device.type)
-            result = run_compressed(machine, operator, args, kwargs)
+            result, is_whole = run_compressed(machine, self._known, operator, args, kwargs)
         self._sparse_values.keep(operator, args, kwargs, result, real)
-        if device.device.type == "cuda" and operator.record.asks_cusparse:
+        if not is_whole or (on_gpu and operator.record.asks_cusparse):
             device.note(Workspace(unknown=(operator.name,)))
         return result

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.operators.calls import GivenCall
@@ -114,6 +115,14 @@ def _twins(
                     return torch.sparse_coo_tensor(
                         indices, ones, shape, is_coalesced=coalesced, check_invariants=False
                     )
+        elif tensor.layout in COMPRESSED:
+            compressed, plain = map(known.of, compressed_indices(tensor))
+            values = tensor.values()
+            places.append(values)
+            if compressed is not None and plain is not None:
+                with outside_interception():
+                    ones = torch.ones(values.shape, dtype=values.dtype)
+                    return compressed_like(tensor, compressed, plain, ones)
         elif tensor.layout is torch.strided:
             with outside_interception():
                 if tensor.dtype.is_floating_point or tensor.is_complex():
@@ -138,19 +147,33 @@ def _by_structure(
     def hollow(tensor: Tensor) -> Tensor:
         if tensor.layout is torch.strided:
             return place.new_empty(tensor.shape, dtype=tensor.dtype)
+        if tensor.layout in COMPRESSED:
+            compressed, plain = compressed_indices(tensor)
+            values = tensor.values()
+            return compressed_like(
+                tensor,
+                _with_values(known, place, compressed),
+                _with_values(known, place, plain),
+                place.new_empty(values.shape, dtype=values.dtype),
+            )
         if tensor.layout is not torch.sparse_coo:
             raise unsupported_layout(operator.overload, f"it makes tensors of {tensor.layout}")
         indices, values = sparse_indices(tensor), sparse_values(tensor)
-        made = place.new_empty(indices.shape, dtype=indices.dtype)
-        known.learn(made, indices)
         return sparse_of(
             tensor.shape,
-            made,
+            _with_values(known, place, indices),
             place.new_empty(values.shape, dtype=values.dtype),
             tensor.is_coalesced(),
         )
 
     return replace_tensors(real, hollow)
+
+
+def _with_values(known: KnownTensors, place: Tensor, real: Tensor) -> Tensor:
+    """Return a tensor without memory, where ``place`` is, of the known values of a real one."""
+    made = place.new_empty(real.shape, dtype=real.dtype)
+    known.learn(made, real)
+    return made
 
 
 def has_compressed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -193,25 +216,39 @@ def without_entries(tensor: Tensor) -> Tensor:
 
 
 def run_compressed(
-    machine: Host | Gpu, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+    machine: Host | Gpu,
+    known: KnownTensors,
+    operator: OperatorSpec,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, bool]:
     """Run an operator that takes or makes compressed tensors; inner operators are intercepted.
 
-    On a GPU the products are cuSPARSE's, whose workspace is unknown.
+    Returns its result, and whether all that the kernel takes is known. On a GPU the products are
+    cuSPARSE's, whose workspace is unknown. So is that of an operator whose kernel may read values
+    and that has none in its record: what it returns is that of real tensors of the same indices.
 
-    Raises ``UnsupportedOperatorError`` for one whose kernel may read values and that has none in
-    its record, and ``UnknownValueError`` where the values of a dense tensor decide how many entries
-    there are.
+    Raises ``UnsupportedOperatorError`` where these are not known either, and ``UnknownValueError``
+    where the values of a dense tensor decide how many entries there are.
     """
     on_device = operator.on("cuda" if isinstance(machine, Gpu) else "cpu")
     args = operator.with_numbers_as_tensors(args, "cpu")
     kernel = on_device.compressed
-    if kernel is not None:
-        if on_device.is_missing:
-            raise NotImplementedError(
-                f"Could not run '{operator.name}' with arguments from the 'SparseCsrCUDA' backend"
+    if kernel is not None and on_device.is_missing:
+        raise NotImplementedError(
+            f"Could not run '{operator.name}' with arguments from the 'SparseCsrCUDA' backend"
+        )
+    try:
+        if kernel is not None:
+            return kernel(args, kwargs, machine=machine), True
+        if not operator.shared.compressed_by_operators and has_compressed_kernel(operator.overload):
+            raise unsupported_layout(
+                operator.overload, "its arguments are compressed sparse tensors"
             )
-        return kernel(args, kwargs, machine=machine)
-    if not operator.shared.compressed_by_operators and has_compressed_kernel(operator.overload):
-        raise unsupported_layout(operator.overload, "its arguments are compressed sparse tensors")
-    return run_compressed_kernel(operator.overload, *args, **kwargs)
+        return run_compressed_kernel(operator.overload, *args, **kwargs), True
+    except UnsupportedOperatorError:
+        writes = operator.mutated or operator.mutated_names
+        twins = None if writes else _twins(known, args, kwargs)
+        if twins is None:
+            raise
+    return _by_structure(known, operator, *twins), False

@@ -14,6 +14,7 @@ from torch import Tensor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.values.computed import laid_out_as
 from pytest_torchmem.interception.values.known import KnownValues
+from pytest_torchmem.operators.sparse.coo import sum_on_gpu
 from pytest_torchmem.operators.sparse.parts import (
     COMPRESSED,
     compressed_indices,
@@ -27,6 +28,7 @@ from pytest_torchmem.torch_private.storages import storage_address
 from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values
 
 _CPU = torch.device("cpu")
+_SUM = "aten::add.Tensor"
 
 
 class SparseValues:
@@ -36,7 +38,7 @@ class SparseValues:
         self._ledger = ledger
         self._values = values
 
-    def compute(self, operator: OperatorSpec, args: Any, kwargs: Any) -> Any:
+    def compute(self, operator: OperatorSpec, args: Any, kwargs: Any, *, on_gpu: bool) -> Any:
         """Return the operator's real outputs and its real arguments, ``None`` if they are unknown.
 
         Runs while nothing is intercepted.
@@ -62,26 +64,36 @@ class SparseValues:
             named.pop("pin_memory", None)
         try:
             with at_kernels():
-                return operator.overload(*given, **named), twins
+                run = sum_on_gpu if on_gpu and operator.name == _SUM else operator.overload
+                return run(*given, **named), twins
         except (RuntimeError, NotImplementedError, ValueError, TypeError):
             return None
 
     def keep(self, operator: OperatorSpec, args: Any, kwargs: Any, result: Any, real: Any) -> None:
         """Keep what was computed as the values of ``result`` and of what was written to."""
-        if not self._values.mode.computes:
-            return
         given = {
             storage_address(part)
             for tensor in argument_tensors((args, kwargs))
             for part in parts_of(tensor)
             if part.device.type != "meta"
         }
+        if not self._values.mode.computes:
+            self._forget_numbers(argument_tensors(result), given)
+            return
         outputs, twins = (None, (None, None)) if real is None else real
         self._know(argument_tensors(result), argument_tensors(outputs), given)
         written = argument_tensors(operator.written(args, kwargs))
         if written:
             of_twins = argument_tensors(operator.written(*twins)) if real is not None else []
             self._know(written, of_twins, set())
+
+    def _forget_numbers(self, tensors: list[Tensor], apart: set[int]) -> None:
+        """Forget what memory held that a kernel has written to; indices decide shapes, and stay."""
+        for tensor in tensors:
+            for part in parts_of(tensor):
+                record = self._record(part) if part.is_floating_point() else None
+                if record is not None and record.address not in apart:
+                    self._values.contents.assume(record, None)
 
     def _know(self, tensors: list[Tensor], values: list[Tensor], apart: set[int]) -> None:
         """Know tensors by real ones; forget those that there is none for, but for ``apart``."""

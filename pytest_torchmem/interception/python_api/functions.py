@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from inspect import unwrap
+from typing import Any
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.addresses import Addresses
@@ -18,7 +20,8 @@ from pytest_torchmem.interception.python_api.threads import Threads
 from pytest_torchmem.interception.python_api.values import Values
 from pytest_torchmem.torch_private.kernels import below_interception
 from pytest_torchmem.torch_private.operators import HigherOrderOperator
-from pytest_torchmem.torch_private.patches import replaced_all
+from pytest_torchmem.torch_private.patches import Replacements, replaced_all
+from pytest_torchmem.torch_private.replaceable import find_builtin
 
 
 @contextmanager
@@ -33,6 +36,7 @@ def python_functions(trace: TraceContext, *, gives_back: bool = True) -> Iterato
     replacements = [entry for owner in owners for entry in owner.replacements()]
     replacements += sparse_files(trace, pickling)
     dispatch = below_interception(HigherOrderOperator.dispatch)
+    replacements += _found_by_scripts()
     replacements.append((HigherOrderOperator, {"dispatch": dispatch}))
     with ExitStack() as stack:
         stack.enter_context(replaced_all(replacements))
@@ -40,3 +44,15 @@ def python_functions(trace: TraceContext, *, gives_back: bool = True) -> Iterato
         if gives_back:
             stack.enter_context(modules_given_back(trace))
         yield
+
+
+def _found_by_scripts() -> Replacements:
+    """Let TorchScript, which knows functions by their identity, know those that were replaced."""
+    find = find_builtin[0].original
+    find(len)  # makes its table, for the life of the process, of torch's own functions
+
+    def find_replaced(function: Any) -> Any:
+        found = find(function)
+        return find(unwrap(function)) if found is None and callable(function) else found
+
+    return [looked_up.by(find_replaced) for looked_up in find_builtin]

@@ -99,27 +99,75 @@ def in_place(input: Tensor) -> Tensor:
 
 
 @operator("aten::add").sparse()
-def added(input: Tensor, other: Tensor) -> Tensor:
-    """One tensor with the entries of both, or a dense one; add_out_sparse_cpu."""
+def added(machine: Host | Gpu, known: Known, input: Tensor, other: Tensor) -> Tensor:
+    """One tensor with the entries of both, or a dense one."""
     if input.layout is torch.strided:
         return torch.empty_like(input)
-    return _joined(_aten.add.Tensor, input, other)
+    return _joined(machine, known, _aten.add.Tensor, input, other)
 
 
 @operator("aten::add_").sparse()
-def added_in_place(input: Tensor, other: Tensor) -> Tensor:
+def added_in_place(machine: Host | Gpu, known: Known, input: Tensor, other: Tensor) -> Tensor:
     """As ``added``, in place of the first."""
     if input.layout is not torch.strided:
-        input.data = _joined(_aten.add_.Tensor, input, other)
+        input.data = _joined(machine, known, _aten.add_.Tensor, input, other)
     return input
 
 
-def _joined(overload: Any, left: Tensor, right: Tensor) -> Tensor:
+def _joined(
+    machine: Host | Gpu, known: Known, overload: Any, left: Tensor, right: Tensor
+) -> Tensor:
+    """The GPU puts the entries of one behind those of the other, the CPU merges equal ones as it
+    goes through both; cuda/SparseCUDATensorMath.cu, add_out_sparse_cuda; SparseTensorMath.cpp,
+    add_out_sparse_contiguous.
+    """
     if right.layout is torch.strided:
         raise unsupported_layout(overload, "it adds a dense tensor to a sparse one")
+    if isinstance(machine, Gpu):
+        indices = torch.cat([sparse_indices(left), sparse_indices(right)], 1)
+        values = torch.cat([sparse_values(left), sparse_values(right)], 0)
+        joined = _made_of(left, indices, values, False)
+        return joined.coalesce() if indices.size(1) > left.numel() else joined
+    count = most = specified_elements(left) + specified_elements(right)
+    entries = sparse_values(left)
+    indices = sparse_indices(left).new_empty((left.sparse_dim(), most))
+    values = entries.new_empty((most, *entries.shape[1:]))
+    merged = _merged(known, left, right)
+    if merged is not None:
+        count = merged.size(1)
+        with outside_interception():
+            whole = torch.zeros((left.sparse_dim(), most), dtype=indices.dtype)
+            whole[:, :count] = merged
+        known.learn(indices, whole)
+    both = left.is_coalesced() and right.is_coalesced()
+    return _made_of(left, indices.narrow(1, 0, count), values.narrow(0, 0, count), both)
+
+
+def _merged(known: Known, left: Tensor, right: Tensor) -> Tensor | None:
+    """Return the indices of a sum on the CPU, None where those of its terms are not known."""
+    indices = [known.of(sparse_indices(one)) for one in (left, right)]
+    first, second = indices
+    if first is None or second is None:
+        return None
+    with outside_interception():
+        terms = [
+            sparse_of(one.shape[: one.sparse_dim()], real, torch.ones(real.size(1)), coalesced)
+            for one, real, coalesced in (
+                (left, first, left.is_coalesced()),
+                (right, second, right.is_coalesced()),
+            )
+        ]
+        return sparse_indices(terms[0] + terms[1])
+
+
+def sum_on_gpu(left: Tensor, right: Tensor, alpha: Any = 1) -> Tensor:
+    """Return the sum of two real tensors with their entries as ``add_out_sparse_cuda`` has them."""
+    if left.layout is not torch.sparse_coo or right.layout is not torch.sparse_coo:
+        return torch.add(left, right, alpha=alpha)
     indices = torch.cat([sparse_indices(left), sparse_indices(right)], 1)
-    values = torch.cat([sparse_values(left), sparse_values(right)], 0)
-    return _made_of(left, indices, values, False)
+    values = torch.cat([sparse_values(left), sparse_values(right) * alpha], 0)
+    joined = sparse_of(left.shape, indices, values, False)
+    return joined.coalesce() if indices.size(1) > left.numel() else joined
 
 
 @operator("aten::_coalesce").sparse()
