@@ -376,6 +376,7 @@ class Ledger:
         self._strike(record)
 
     def _strike(self, record: StorageRecord) -> None:
+        record.memory = None  # what was written down of the step holds the record itself
         if self.records.pop(record.address, None) is record:
             self.when_forgotten(record.address)
             if self.resized.pop(record.address, -1) != 0:
