@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem import __version__
-from pytest_torchmem.commands.traced import add_commands
+from pytest_torchmem.commands import explained, traced
 from pytest_torchmem.diagnosis.causes import Cause
 from pytest_torchmem.errors import SnapshotError, TorchmemError, UsageError
 from pytest_torchmem.figures import FIGURES, label
@@ -120,7 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("files", metavar="FILE", type=Path, nargs="*")
     verify.set_defaults(run=_verify)
-    add_commands(commands)
+    explained.add_command(commands)
+    traced.add_commands(commands)
     return parser
 
 

@@ -97,3 +97,49 @@ def test_a_file_that_is_no_profile_is_told(here: Path, capsys: pytest.CaptureFix
     assert "is not a profile saved by pytest-torchmem" in capsys.readouterr().err
     assert main(["html", "missing.json", "-o", "page.html"]) == 2
     assert not (here / "page.html").exists()
+
+
+GROWN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.wide = nn.Linear(64, width)
+        self.narrow = nn.Linear(width, 8)
+
+    def forward(self, x):
+        return self.narrow(torch.relu(self.wide(x)))
+
+def before():
+    Net(256)(torch.zeros(32, 64)).sum().backward()
+
+def after():
+    Net(512)(torch.zeros(32, 64)).sum().backward()
+"""
+
+
+def test_two_profiles_are_explained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "grown_of_commands.py").write_text(GROWN)
+    for name, file in (("before", "before.json"), ("after", "after.json.gz")):
+        assert main(["trace", f"grown_of_commands.py:{name}", "--json", file]) == 0
+    capsys.readouterr()
+    assert main(["explain", "before.json", "after.json.gz"]) == 0
+    out = capsys.readouterr().out
+    assert "before.json -> after.json.gz" in out
+    assert "float32[512, 64] (was float32[256, 64])" in out
+    assert "Net.wide" in out
+    assert main(["explain", "after.json.gz", "before.json"]) == 0
+    assert "float32[256, 64] (was float32[512, 64])" in capsys.readouterr().out
+    assert main(["explain", "before.json", "before.json"]) == 0
+    assert capsys.readouterr().out == "1 check is the same\n"
+
+
+def test_what_cannot_be_explained_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "empty").mkdir()
+    assert main(["explain", "empty", "empty"]) == 2
+    assert "nothing of empty is in empty too" in capsys.readouterr().err
+    (here / "broken.json").write_text('{"kind": "pytest-torchmem profile"}')
+    assert main(["explain", "broken.json", "empty"]) == 2
+    assert "broken.json is not a profile" in capsys.readouterr().err

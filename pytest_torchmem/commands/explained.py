@@ -1,0 +1,115 @@
+"""``torchmem explain``: what is different between two profiles, snapshots or revisions, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.reports.growth import others, place, section, why
+from pytest_torchmem.reports.layout import wrapped
+from pytest_torchmem.reports.sources import Source, load_source
+from pytest_torchmem.reports.tables import comparison_table
+from pytest_torchmem.snapshots.alive import MOMENTS, alive_of
+from pytest_torchmem.snapshots.compare import Comparison, Verdict, compare
+from pytest_torchmem.snapshots.format import Entry, Key
+from pytest_torchmem.snapshots.profiles import entry_of
+from pytest_torchmem.snapshots.tolerance import parse_rules
+
+_EXACTLY = (parse_rules("0", "torchmem explain"),)
+_GZIP = b"\x1f\x8b"
+
+
+def add_command(commands: Any) -> None:
+    """Add the command to the parser's."""
+    explain = commands.add_parser(
+        "explain",
+        help="say what grew between two profiles, snapshots or revisions, and why",
+        description="Say what is different between A and B: what came, what went, and the cause "
+        "where it can be told. A and B are profiles (torchmem trace --json, profile.save), JSON "
+        "reports, snapshot files, directories of them, or git revisions.",
+    )
+    explain.add_argument("a", metavar="A")
+    explain.add_argument("b", metavar="B", nargs="?", help="default: the working tree")
+    explain.add_argument("--rows", metavar="N", type=int, default=10, help="rows of each table")
+    explain.set_defaults(run=_explain)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    one, other = _source(options.a), _source(options.b)
+    pairs = list(_pairs(one, other))
+    if not pairs:
+        raise UsageError(f"nothing of {one.name} is in {other.name} too: no test, no profile")
+    texts = (_text(name, before, now, options.rows) for name, before, now in pairs)
+    told = [text for text in texts if text]
+    same = len(pairs) - len(told)
+    if same:
+        told.append(f"{same} {'check is' if same == 1 else 'checks are'} the same")
+    print("\n\n".join(told))
+    return 0
+
+
+def _source(text: str | None) -> Source:
+    path = Path(text) if text is not None else None
+    if path is None or not path.is_file() or not _is_profile(path):
+        return load_source(text, Path.cwd())
+    from pytest_torchmem.profile.profile import MemoryProfile
+
+    profile = MemoryProfile.load(path)
+    key = Key("", "", profile.device, profile.gpu or "")
+    return Source(str(path), {("", key): entry_of(key, profile, alive_of(profile), {})})
+
+
+def _is_profile(path: Path) -> bool:
+    from pytest_torchmem.profile.profile import SAVED
+
+    content = path.read_bytes()
+    if content.startswith(_GZIP):
+        return True  # nothing else that can be explained is compressed
+    try:
+        plain = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(plain, dict) and plain.get("kind") == SAVED
+
+
+def _pairs(one: Source, other: Source) -> Iterator[tuple[str, Entry, Entry]]:
+    """Yield what is in both; where each has one entry alone, these are meant."""
+    if len(one.entries) == len(other.entries) == 1:
+        (before,), (now,) = one.entries.values(), other.entries.values()
+        yield f"{one.name} -> {other.name}", before, now
+        return
+    for (file, key), entry in one.entries.items():
+        if (file, key) in other.entries:
+            yield f"{file}::{key}", entry, other.entries[file, key]
+
+
+def _text(name: str, before: Entry, now: Entry, rows: int) -> str:
+    """Return what is different, "" where nothing is."""
+    comparison = compare(before, now, _EXACTLY)
+    if not comparison.having(Verdict.GREW, Verdict.SHRANK, Verdict.NEW, Verdict.NOT_RUN):
+        return ""
+    parts = [name, comparison_table(comparison)]
+    moment = _moment(comparison)
+    if moment:
+        parts += _explained(diagnose(before, now, moment), rows)
+    return "\n\n".join(part for part in parts if part)
+
+
+def _moment(comparison: Comparison) -> str:
+    """Return the moment to explain: that which grew most, or else shrank most."""
+    shrunk = [c for c in comparison.having(Verdict.SHRANK) if c.figure in MOMENTS]
+    shrunk.sort(key=lambda change: (change.now or 0) - (change.before or 0))
+    return grown_moment(comparison) or next((change.figure for change in shrunk), "")
+
+
+def _explained(diagnosis: Diagnosis, rows: int) -> Iterator[str]:
+    if diagnosis.causes:
+        where = place(diagnosis)
+        yield wrapped(why(diagnosis) + (f": {where}" if where else ""))
+        yield from others(diagnosis.causes[1:])
+    yield section(diagnosis, rows)
