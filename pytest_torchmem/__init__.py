@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_torchmem.errors import TorchmemError
     from pytest_torchmem.graphs.largest import largest
+    from pytest_torchmem.graphs.liveness import graph_profile
     from pytest_torchmem.graphs.nodes import node_table
     from pytest_torchmem.graphs.scaling import scaling
     from pytest_torchmem.measurement import measure
@@ -33,6 +34,7 @@ __all__ = [
     "TorchmemError",
     "__version__",
     "calibrate",
+    "graph_profile",
     "largest",
     "measure",
     "node_table",
@@ -49,6 +51,7 @@ _HOMES = {
     "OperatorModel": "pytest_torchmem.operators.custom_operators",
     "TorchmemError": "pytest_torchmem.errors",
     "calibrate": "pytest_torchmem.measurement.calibrate",
+    "graph_profile": "pytest_torchmem.graphs.liveness",
     "largest": "pytest_torchmem.graphs.largest",
     "measure": "pytest_torchmem.measurement",
     "node_table": "pytest_torchmem.graphs.nodes",

@@ -93,6 +93,8 @@ class TraceContext:
 
     def is_on_gpu(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the fake GPU."""
+        if self._interceptor.makes_graphs:  # of fake tensors, which are on the CPU
+            return self._interceptor.parts.target.gpu is not None
         record = self.record(tensor)
         return record is not None and record.ledger.device.type == "cuda"
 

@@ -74,6 +74,9 @@ class MemoryProfile:
     values: str = ""
     """Which values of tensors were computed in a trace: ``"real"`` (all), ``"in part"`` (as far as
     the budget went) or ``"none"`` (those of small integer and boolean tensors)."""
+    level: str = "eager"
+    """What ran: ``"eager"``, the program itself, or ``"aot"``, the graphs that AOTAutograd makes of
+    a module."""
     calibrated_workspaces: tuple[str, ...] = ()
     """Operators of the step whose workspace was measured on the GPU, sorted."""
     library_workspaces: tuple[str, ...] = ()
@@ -89,6 +92,8 @@ class MemoryProfile:
     timeline: Timeline = field(default=Timeline(), repr=False)
     calls: tuple[OperatorCall, ...] | None = field(default=None, repr=False, compare=False)
     """The operators that ran, in order; ``None`` for a measurement."""
+    graphs: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    """The ``torch.fx.GraphModule`` that ran in the place of a module, forward before backward."""
     replay: Callable[[], Mapping[str, Peaks]] | None = field(
         default=None, repr=False, compare=False
     )
@@ -116,7 +121,7 @@ class MemoryProfile:
 
         def __getstate__(self) -> dict[str, Any]:
             state = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-            return state | {"replay": None}
+            return state | {"replay": None, "graphs": ()}
 
         def __setstate__(self, state: dict[str, Any]) -> None:
             for name, value in state.items():

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from pytest_torchmem.allocator import parse_options
 from pytest_torchmem.cudnn.library import library
@@ -42,6 +42,7 @@ from pytest_torchmem.targets.target import Selected, Target
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, check_world_size
 from pytest_torchmem.torch_private.nowhere import nowhere
 from pytest_torchmem.torch_private.self_test import check_torch
+from pytest_torchmem.tracing.ahead_of_time import run_ahead_of_time
 from pytest_torchmem.tracing.clone import HollowCloner
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
 from pytest_torchmem.tracing.lock import run_alone
@@ -50,6 +51,8 @@ from pytest_torchmem.tracing.watch import at_end
 from pytest_torchmem.units import parse_size
 
 DEVICES = ("cpu", "cuda")
+AOT = "aot"
+MODES = ("eager", AOT)
 CUDNN_SOURCES = ("auto", "stored")
 _NOT_STORED = (
     "no answer is stored; pytest --torchmem-update stores them where pytest-torchmem[cudnn] is "
@@ -76,6 +79,7 @@ def trace(
     gpus: int | None = None,
     world_size: int | None = None,
     rank: int | None = None,
+    mode: str = "eager",
     **kwargs: Any,
 ) -> MemoryProfile:
     """Trace one training step of ``target`` on a fake device, and return its memory in bytes.
@@ -117,12 +121,19 @@ def trace(
     process, and nothing is sent. Nodes have 8 GPUs, or as many as ``gpus`` says; the figures are
     those of the rank's own one, which is current from the beginning.
 
+    ``mode="aot"`` runs the graphs that AOTAutograd and its partitioner make of a module, instead of
+    the module.
+
     Raises ``UsageError`` for invalid arguments, ``UnknownValueError`` if the program needs a value
     that the trace does not have, ``UnsupportedOperatorError`` for an operator whose output shapes
     are unknown, ``UnsupportedTorchError`` if this torch is not supported, and whatever ``target``
     raises.
     """
     __tracebackhide__ = True
+    if mode not in MODES:
+        raise UsageError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
+    if mode == AOT and not isinstance(target, nn.Module):
+        raise UsageError("mode='aot' needs an nn.Module: pass the module rather than a function")
     machine = _machine(device, gpu, gpus, host, calibration, _world(world_size, rank, gpus))
     machine = _with_cudnn(machine, cudnn)
     limit = Memory(parse_options(allocator), *_limit(memory, gpu))
@@ -134,10 +145,10 @@ def trace(
     state = ProgramState(target, args, kwargs) if again else None
     for one in passes[:-1]:
         with suppress(ValuesNeeded):
-            return _trace(machine, limit, target, args, kwargs, step, one)
+            return _trace(machine, limit, target, args, kwargs, step, one, mode)
         if state is not None:
             state.restore()
-    return _trace(machine, limit, target, args, kwargs, step, passes[-1])
+    return _trace(machine, limit, target, args, kwargs, step, passes[-1], mode)
 
 
 def _passes(values: str) -> tuple[Values, ...]:
@@ -172,6 +183,7 @@ def _trace(
     kwargs: dict[str, Any],
     step: Step,
     values: Values,
+    mode: str,
 ) -> MemoryProfile:
     """Run one pass; raise ``ValuesNeeded`` if it cannot go on without values to compute."""
     __tracebackhide__ = True
@@ -182,6 +194,7 @@ def _trace(
     attribution = Attribution()
     interceptor = Interceptor(machine, ledger, attribution, gradient_held_by_engine_alone(), values)
     interceptor.parts.conversion.lender = lent_by_standing_gpus
+    interceptor.level = mode
 
     def note_compiled(flex_attention: bool) -> None:
         # On the GPU it is told of by what stands in for its kernels.
@@ -239,7 +252,7 @@ def _profile(
     facts = interceptor.parts.attribution.facts
     facts.device = machine.device.type
     program = Program(ledger, facts)
-    fingerprint = ""
+    fingerprint, graphs = "", list[fx.GraphModule]()
     if isinstance(target, nn.Module):
         refuse_wrapped(target)
         ledger.begin(Phase.BASELINE)
@@ -253,6 +266,8 @@ def _profile(
         args, kwargs = cloner.clone_inputs(args, kwargs)
         fingerprint = fingerprint_of_step(ledger, machine.device)
         del cloner
+        if interceptor.level == AOT:
+            graphs = run_ahead_of_time(target, interceptor).graphs
         ledger.enter(Phase.FORWARD)
     else:
         interceptor.parts.attribution.on_outermost_call = program.called
@@ -271,7 +286,8 @@ def _profile(
         *_fused(interceptor.parts.attribution),
     )
     seen = facts.facts(), tuple(facts.broadcasts.items())
-    about = machine, workload, warnings, interceptor.parts.values.known_are, seen
+    ran = interceptor.level, tuple(graphs)
+    about = machine, workload, warnings, interceptor.parts.values.known_are, seen, ran
     reported = [
         (ledger.on(device), memory) for device, memory in zip_longest(machine.devices, memories)
     ]
@@ -307,6 +323,7 @@ def _profile_of(
     warnings: tuple[str, ...],
     values: str,
     seen: tuple[Facts, tuple[tuple[Origin, str], ...]],
+    ran: tuple[str, tuple[fx.GraphModule, ...]],
     ledger: DeviceLedger,
     memory: DeviceMemory | None,
     others: tuple[MemoryProfile, ...] = (),
@@ -328,6 +345,8 @@ def _profile_of(
         values=values,
         facts=seen[0],
         broadcasts=seen[1],
+        level=ran[0],
+        graphs=ran[1],
         timeline=timeline,
         calls=ledger.operator_calls(),
         replay=memory.peaks if memory is not None else None,

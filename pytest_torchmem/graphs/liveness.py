@@ -1,0 +1,207 @@
+"""The memory of graphs, read from them: which storages there are, and how long they live.
+
+Nothing is run. Each node of a graph that AOTAutograd made has fake tensors (``meta["val"]``) whose
+storages are shared where the real ones will be: views and aliases are found by them, whatever their
+operators are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.torch_private.storages import storage_address
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """The memory while one node of a graph runs, in bytes."""
+
+    phase: str
+    """``"forward"`` or ``"backward"``."""
+    node: str
+    operator: str
+    made: int
+    """What it makes."""
+    peak: int
+    """What is alive while it runs: also what it reads for the last time."""
+    live: int
+    """What is alive when it has run, and what nobody reads any more is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphProfile:
+    """The memory of graphs node by node; kernels' workspaces are not included."""
+
+    nodes: tuple[NodeMemory, ...]
+    baseline: int
+    """What the forward is given: parameters, buffers and inputs."""
+    retained: int
+    """What is alive when the forward has run."""
+    end: int
+    """What is alive when all graphs have run."""
+
+    @property
+    def forward_peak(self) -> int:
+        """Return the peak of the forward."""
+        return max((n.peak for n in self.nodes if n.phase == "forward"), default=self.baseline)
+
+    @property
+    def backward_peak(self) -> int | None:
+        """Return the peak of the backward, or ``None`` without one."""
+        peaks = [n.peak for n in self.nodes if n.phase == "backward"]
+        return max(peaks) if peaks else None
+
+    @property
+    def peak(self) -> int:
+        """Return the highest peak."""
+        return max(self.forward_peak, self.backward_peak or 0)
+
+
+def graph_profile(
+    forward: fx.GraphModule, backward: fx.GraphModule | None = None, *, mutated: int = 0
+) -> GraphProfile:
+    """Return the memory of a forward graph, and of its backward, from the lifetimes of storages.
+
+    The graphs are those of AOTAutograd (``trace(model, x, mode="aot").graphs``), or any whose nodes
+    have tensors in ``meta["val"]``. They are taken to run as ``torch.fx.Interpreter`` runs them: a
+    value lives until the node that reads it last has run. What the forward is given lives
+    throughout, and so does what it returns to the program. What it returns for the backward lives
+    until that has read it, and so does the tangent. ``mutated`` is how many of the first outputs
+    are new values of inputs (running statistics): these are copied when the forward has run, and
+    are gone unless the backward reads them. A result that nobody reads lives until its graph ends.
+
+    Raises ``UsageError`` for a graph without these tensors.
+    """
+    walk = _Walk()
+    inputs = walk.begin(forward)
+    baseline = walk.live
+    nodes = list(walk.run(forward, "forward", held=inputs))
+    own = _returned_to_program(forward, backward)[mutated:]
+    held = inputs.union(address for node in own for address, _ in _storages(node))
+    if backward is not None:
+        walk.let_go(held.union(_saved(forward, backward)))
+    else:
+        walk.let_go(held)
+    retained = walk.live
+    if backward is not None:
+        nodes += walk.run(backward, "backward", held=held)
+    return GraphProfile(tuple(nodes), baseline, retained, walk.live)
+
+
+class _Walk:
+    """What is alive on a walk through graphs, by the addresses of storages."""
+
+    def __init__(self) -> None:
+        self._alive: dict[int, int] = {}
+        self.live = 0
+
+    def begin(self, graph: fx.GraphModule) -> frozenset[int]:
+        """Make what a graph is given and holds, and return it."""
+        nodes = [node for node in graph.graph.nodes if node.op in ("placeholder", "get_attr")]
+        return frozenset(self._make(storage for node in nodes for storage in _storages(node)))
+
+    def run(self, graph: fx.GraphModule, phase: str, held: frozenset[int]) -> Iterator[NodeMemory]:
+        """Yield the memory of each node; what is ``held`` outlives the graph."""
+        nodes = list(graph.graph.nodes)
+        self._make(
+            storage for node in nodes if node.op == "placeholder" for storage in _storages(node)
+        )
+        returned = frozenset(
+            address for node in nodes if node.op == "output" for address in _read(node)
+        )
+        deaths = _deaths(nodes, held | returned)
+        for node in nodes:
+            if node.op == "output":
+                continue
+            made = self._make(_storages(node)) if node.op != "placeholder" else []
+            sizes = sum(self._alive[address] for address in made)
+            peak = self.live
+            for address in deaths.get(node, ()):
+                self.live -= self._alive.pop(address, 0)
+            operator = str(node.target) if node.op != "placeholder" else ""
+            yield NodeMemory(phase, node.name, operator, sizes, peak, self.live)
+        self.let_go(held | returned)  # of values that nobody reads
+
+    def let_go(self, kept: frozenset[int]) -> None:
+        """Free all but what is ``kept``."""
+        for address in [one for one in self._alive if one not in kept]:
+            self.live -= self._alive.pop(address)
+
+    def _make(self, storages: Iterable[tuple[int, int]]) -> list[int]:
+        made = []
+        for address, nbytes in storages:
+            if address not in self._alive:
+                self._alive[address] = nbytes
+                self.live += nbytes
+                made.append(address)
+        return made
+
+
+def _storages(node: fx.Node) -> list[tuple[int, int]]:
+    """Return the storages of a node's result, by address, with their bytes."""
+    if "val" not in node.meta and node.op not in ("output",):
+        raise UsageError(
+            f"node {node.name!r} has no tensors in meta['val']: pass graphs of AOTAutograd, "
+            'such as trace(model, x, mode="aot").graphs'
+        )
+    return [
+        (storage_address(tensor), tensor.untyped_storage().nbytes())
+        for tensor in tensors_in(node.meta.get("val"))
+        if tensor.layout is torch.strided
+    ]
+
+
+def _outputs(graph: fx.GraphModule) -> list[fx.Node]:
+    [output] = [node for node in graph.graph.nodes if node.op == "output"]
+    returned = output.args[0]
+    several = returned if isinstance(returned, (tuple, list)) else (returned,)
+    return [one for one in several if isinstance(one, fx.Node)]
+
+
+def _saved_names(backward: fx.GraphModule | None) -> frozenset[str]:
+    """Return the names of what the forward returns for the backward: there they are the same."""
+    nodes = backward.graph.nodes if backward is not None else ()
+    return frozenset(node.name for node in nodes if node.op == "placeholder")
+
+
+def _saved(forward: fx.GraphModule, backward: fx.GraphModule) -> list[int]:
+    names = _saved_names(backward)
+    saved = [node for node in _outputs(forward) if node.name in names]
+    return [address for node in saved for address, _ in _storages(node)]
+
+
+def _returned_to_program(forward: fx.GraphModule, backward: fx.GraphModule | None) -> list[fx.Node]:
+    """Return the outputs before those for the backward, which come last."""
+    outputs, names = _outputs(forward), _saved_names(backward)
+    last = len(names.intersection(node.name for node in outputs))
+    return outputs[: len(outputs) - last]
+
+
+def _read(node: fx.Node) -> list[int]:
+    return [address for one in node.all_input_nodes for address, _ in _storages(one)]
+
+
+def _deaths(nodes: list[fx.Node], kept: Iterable[int]) -> Mapping[fx.Node, list[int]]:
+    """Return after which node each storage is gone: the last that reads a value that lies on it.
+
+    A value that nobody reads stays until the end (``torch.fx.Interpreter`` keeps it).
+    """
+    kept = frozenset(kept)
+    last: dict[int, fx.Node] = {}
+    unread: set[int] = set()
+    for node in nodes:
+        for address in _read(node) if node.op != "output" else ():
+            last[address] = node
+        if not node.users and node.op != "output":
+            unread.update(address for address, _ in _storages(node))
+    deaths: dict[fx.Node, list[int]] = {}
+    for address, node in last.items():
+        if address not in kept and address not in unread:
+            deaths.setdefault(node, []).append(address)
+    return deaths

@@ -1,0 +1,185 @@
+"""A module as the graphs that AOTAutograd makes of it, run operator by operator.
+
+AOTAutograd traces forward and backward together on fake tensors, and its partitioner cuts the joint
+graph in two: which activations are saved is decided there, by a minimal cut, and not by the nodes
+of autograd. Both graphs are run by ``torch.fx.Interpreter``, which lets go of each value after its
+last use. This is what ``torch.compile(backend="aot_eager_decomp_partition")`` runs, without its
+decompositions, and what compilers begin with.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from pytest_torchmem.interception.interceptor import Interceptor
+from pytest_torchmem.profile.operator_calls import GRAPH_NODE
+from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.torch_private.compiler import given_a_list, taken_for_compiling
+
+
+class Graph(fx.Interpreter):
+    """One graph, run with the names of its nodes written down."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        token = GRAPH_NODE.set(n.name)
+        try:
+            return super().run_node(n)
+        finally:
+            GRAPH_NODE.reset(token)
+
+
+class _Output:
+    """What a module returns, of whatever classes, and the tensors that are in it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        found: dict[int, Tensor] = {}
+        _collect(value, found, set())
+        self._known = tuple(found)
+        self.tensors = list(found.values())
+
+    def with_tensors(self, tensors: list[Tensor]) -> Any:
+        """Return the same with others in the place of its tensors."""
+        return copy.deepcopy(self._value, dict(zip(self._known, tensors, strict=True)))
+
+
+def _collect(value: Any, found: dict[int, Tensor], seen: set[int]) -> None:
+    if isinstance(value, Tensor):
+        found.setdefault(id(value), value)
+        return
+    if id(value) in seen or isinstance(value, (nn.Module, type, str, bytes)):
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        inside: Iterable[Any] = value.values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        inside = value
+    else:
+        inside = ()
+    for item in (*inside, *getattr(value, "__dict__", {}).values()):
+        _collect(item, found, seen)
+
+
+class AheadOfTime:
+    """The graphs of one module, made when it is first called with inputs of a kind."""
+
+    def __init__(self, module: nn.Module, interceptor: Interceptor | None) -> None:
+        self._module = module
+        self._forward = module.forward
+        self._interceptor = interceptor
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._tracing = False
+        self.graphs: list[fx.GraphModule] = []
+        """Those that were made, each forward before its backward."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's graphs."""
+        __tracebackhide__ = True
+        if self._tracing:
+            return self._forward(*args, **kwargs)
+        key = _kind_of(self._module, args, kwargs)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compiled[key] = self._compile()
+        parameters = dict(self._module.named_parameters())
+        buffers = dict(self._module.named_buffers())
+        with self._making_graphs():
+            return compiled(parameters, buffers, args, kwargs)
+
+    def _compile(self) -> Callable[..., Any]:
+        # Imported when first asked for: they import the compiler.
+        from functorch.compile import (  # type: ignore[import-untyped]
+            aot_function,
+            min_cut_rematerialization_partition,
+        )
+
+        made: list[_Output] = []
+
+        def functional(parameters: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
+            state = (parameters, buffers)
+            output = _Output(torch.func.functional_call(self._module, state, args, kwargs))
+            made[:] = [output]
+            return output.tensors
+
+        held = sum(1 for _ in self._module.parameters()) + sum(1 for _ in self._module.buffers())
+        compiled: Callable[..., list[Tensor]] = aot_function(
+            functional,
+            fw_compiler=self._run_as_it_is,
+            bw_compiler=self._run_as_it_is,
+            partition_fn=min_cut_rematerialization_partition,
+            num_params_buffers=held,
+        )
+
+        def run(*inputs: Any) -> Any:
+            tensors = compiled(*inputs)  # which calls ``functional`` the first time
+            return made[0].with_tensors(tensors)
+
+        return run
+
+    def _run_as_it_is(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        self.graphs.append(graph)
+
+        def run(args: list[Any]) -> Any:
+            was_tracing, self._tracing = self._tracing, False
+            try:
+                with self._running():
+                    return Graph(graph).boxed_run(args)
+            finally:
+                self._tracing = was_tracing
+
+        return given_a_list(run)
+
+    @contextmanager
+    def _making_graphs(self) -> Iterator[None]:
+        """Let the module's own forward run, and composite operators go the way of the device."""
+        self._tracing = True
+        if self._interceptor is not None:
+            self._interceptor.makes_graphs = True
+        try:
+            with taken_for_compiling():
+                yield
+        finally:
+            self._tracing = False
+            if self._interceptor is not None:
+                self._interceptor.makes_graphs = False
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        interceptor = self._interceptor
+        with taken_for_compiling(False):
+            if interceptor is None:
+                yield
+                return
+            before, interceptor.makes_graphs = interceptor.makes_graphs, False
+            try:
+                yield
+            finally:
+                interceptor.makes_graphs = before
+
+
+def _kind_of(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Return what graphs are made for: the geometry of inputs, other arguments, and the modes."""
+    tensors = tuple(
+        (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
+        for tensor in tensors_in((args, kwargs))
+    )
+    others = repr(
+        [value for value in (*args, *kwargs.values()) if not isinstance(value, (Tensor, dict))]
+    )
+    modes = torch.is_grad_enabled(), module.training, torch.is_autocast_enabled("cpu")
+    return tensors, others, modes
+
+
+def run_ahead_of_time(module: nn.Module, interceptor: Interceptor | None = None) -> AheadOfTime:
+    """Let a module that is a clone run as its graphs from now on, and return these."""
+    graphs = AheadOfTime(module, interceptor)
+    module.forward = types.MethodType(lambda self, *args, **kwargs: graphs(*args, **kwargs), module)
+    return graphs

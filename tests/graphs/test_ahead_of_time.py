@@ -1,0 +1,188 @@
+"""Graphs of AOTAutograd: what runs of them is what the real allocator counts, and what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from pytest_torchmem import MemoryProfile, graph_profile, measure, trace
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.tracing.ahead_of_time import run_ahead_of_time
+from tests.operators.workspaces import skip_estimates
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(32, 96)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        parts = self.inner(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        query, key, value = parts.unbind()
+        return {"out": functional.scaled_dot_product_attention(query, key, value).sum((1, 3))}
+
+
+class Views(nn.Module):
+    """Views, a tuple of which one part is read, and a result that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        one, two, _ = self.linear(x).sigmoid().chunk(3, -1)
+        return one.transpose(0, 1) * 2, torch.topk(two.contiguous(), 3).values
+
+
+def mlp() -> nn.Module:
+    layers = (nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Dropout(0.1), nn.Linear(64, 8))
+    return nn.Sequential(*layers)
+
+
+def statistics() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(inplace=True))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (mlp, (6, 16)),
+    "statistics": (statistics, (6, 16)),
+    "attention": (Attention, (2, 24, 32)),
+    "views": (Views, (6, 16)),
+}
+
+
+def total(output: Any) -> Tensor:
+    parts = output.values() if isinstance(output, dict) else output
+    return sum(part.sum() for part in ((parts,) if isinstance(parts, Tensor) else parts))  # type: ignore
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_real_allocator_counts_the_same(name: str) -> None:
+    build, shape = MODELS[name]
+
+    def program() -> object:
+        torch.manual_seed(0)
+        model, x = build(), torch.randn(shape, requires_grad=True)
+        run_ahead_of_time(model)
+        total(model(x)).backward()  # makes the graphs
+        model.zero_grad()
+        x.grad = None
+        total(model(x)).backward()
+        return model, x
+
+    traced, measured = trace(program, host="here"), measure(program)
+    skip_estimates(traced)
+    # Making graphs runs backwards of fake tensors, so that a measurement finds other phases.
+    assert (traced.peak, traced.end) == (measured.peak, measured.end)
+
+
+def fresh(node: fx.Node, known: dict[int, Tensor]) -> Any:
+    """Return a tensor as a graph is given one; those that share a storage are given one that do."""
+    value = node.meta["val"]
+    if not isinstance(value, Tensor):
+        return value
+    storage = value.untyped_storage()
+    memory = known.setdefault(storage._cdata, torch.empty(storage.nbytes(), dtype=torch.uint8))
+    return torch.empty(0, dtype=value.dtype).set_(
+        memory.untyped_storage(), value.storage_offset(), value.size(), value.stride()
+    )
+
+
+def given(graph: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in graph.graph.nodes if node.op == "placeholder"]
+
+
+def run(forward: fx.GraphModule, backward: fx.GraphModule) -> object:
+    """Run both graphs, as the program holds what they are given and return."""
+    with torch.no_grad():
+        primals = [fresh(node, {}) for node in given(forward)]
+        outputs = list(fx.Interpreter(forward).boxed_run(list(primals)))
+        tangents = [node for node in given(backward) if node.name.startswith("tangents")]
+        first = len(outputs) - (len(given(backward)) - len(tangents))
+        inputs = outputs[first:] + [fresh(node, {}) for node in tangents]
+        del outputs[first:]
+        return primals, outputs, fx.Interpreter(backward).boxed_run(inputs)
+
+
+def live_tensors(profile: MemoryProfile) -> list[int]:
+    """Return the bytes of tensors alone after each event."""
+    live = [0]
+    for event in profile.timeline.events:
+        allocation = profile.timeline.allocations[abs(event) - 1]
+        nbytes = 0 if allocation.kind is Kind.WORKSPACE else allocation.nbytes
+        live.append(live[-1] + (nbytes if event > 0 else -nbytes))
+    return live
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_read_of_graphs_is_what_runs_of_them(name: str, device: str) -> None:
+    build, shape = MODELS[name]
+    profile = trace(build(), torch.randn(shape), loss_fn=total, mode="aot", device=device)
+    assert profile.level == "aot"
+    forward, backward = profile.graphs
+    found = graph_profile(forward, backward)
+    live = live_tensors(trace(run, forward, backward))
+    assert found.peak == max(live)
+    assert found.end == live[-1]
+    assert found.baseline <= found.retained <= found.forward_peak
+    assert found.baseline == profile.baseline or name == "statistics"
+
+
+def test_new_values_of_inputs_are_gone_after_the_forward() -> None:
+    profile = trace(statistics(), torch.randn(6, 16), mode="aot")
+    kept, copied = (graph_profile(*profile.graphs, mutated=count) for count in (0, 3))
+    assert copied.end == kept.end - 2 * 32 * 4 - 8
+    assert graph_profile(profile.graphs[0]).backward_peak is None
+
+
+def test_a_graph_for_a_gpu_has_its_operators() -> None:
+    model, x = nn.Sequential(Attention()), torch.randn(2, 24, 32)
+    for device, name in (("cpu", "flash_attention_for_cpu"), ("cuda", "efficient_attention")):
+        forward, _ = trace(model, x, mode="aot", loss_fn=total, device=device, gpu="t4").graphs
+        assert any(name in str(node.target) for node in forward.graph.nodes)
+    dropout = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
+    forward, _ = trace(dropout, torch.randn(2, 4), mode="aot", device="cuda").graphs
+    assert any("native_dropout" in str(node.target) for node in forward.graph.nodes)
+
+
+def test_the_partitioner_saves_less_than_autograd() -> None:
+    class Pointwise(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return ((x * self.weight).sin().cos().exp() + 1).tanh()
+
+    x = torch.randn(32, 64)
+    eager, ahead = trace(Pointwise(), x), trace(Pointwise(), x, mode="aot")
+    assert ahead.retained is not None
+    assert eager.retained is not None
+    assert ahead.retained < eager.retained
+    assert eager.level == "eager"
+
+
+def test_the_program_is_as_it_was_and_the_nodes_have_rows() -> None:
+    model, x = mlp(), torch.randn(6, 16)
+    profile = trace(model, x, mode="aot", optimizer=torch.optim.AdamW, steps=2)
+    assert "forward" not in model.__dict__
+    assert not torch.compiler.is_compiling()
+    assert len(profile.graphs) == 2
+    nodes = {row.node for row in profile.node_table()}
+    assert {"addmm", "gelu", "native_layer_norm"} <= nodes
+    with pytest.raises(UsageError, match=r"nn\.Module"):
+        trace(lambda: None, mode="aot")
+    with pytest.raises(UsageError, match="'eager', 'aot'"):
+        trace(model, x, mode="inductor")
+
+
+def test_a_graph_without_tensors_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"meta\['val'\]"):
+        graph_profile(fx.symbolic_trace(nn.Linear(2, 2)))
