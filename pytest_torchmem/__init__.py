@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_torchmem.errors import TorchmemError
+    from pytest_torchmem.graphs.advise import advise
     from pytest_torchmem.graphs.largest import largest
     from pytest_torchmem.graphs.liveness import graph_profile
     from pytest_torchmem.graphs.nodes import node_table
@@ -33,6 +34,7 @@ __all__ = [
     "OperatorModel",
     "TorchmemError",
     "__version__",
+    "advise",
     "calibrate",
     "graph_profile",
     "largest",
@@ -50,6 +52,7 @@ _HOMES = {
     "MemoryProfile": "pytest_torchmem.profile.profile",
     "OperatorModel": "pytest_torchmem.operators.custom_operators",
     "TorchmemError": "pytest_torchmem.errors",
+    "advise": "pytest_torchmem.graphs.advise",
     "calibrate": "pytest_torchmem.measurement.calibrate",
     "graph_profile": "pytest_torchmem.graphs.liveness",
     "largest": "pytest_torchmem.graphs.largest",
