@@ -68,3 +68,8 @@ SHARING = (
 )
 #: What ``torch.manual_seed`` and its like go to.
 default_generator = Replaceable("torch.random.default_generator")
+#: What exports a tensor without asking it (``Tensor.__dlpack__``).
+to_dlpack = (
+    Replaceable("torch._C._to_dlpack"),
+    Replaceable("torch._C._to_dlpack_versioned"),
+)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import Replacements, replaced_all
-from pytest_torchmem.torch_private.replaceable import SHARING
+from pytest_torchmem.torch_private.replaceable import SHARING, to_dlpack
 
 _FROM_DATA = ("tensor", "as_tensor", "asarray")
 _METHODS_FROM_DATA = ("new_tensor", "new")
@@ -87,14 +87,20 @@ class _Data:
         """Return what C++ does with the memory of a tensor itself."""
         methods = {name: self._on_elements(name) for name in _ELEMENT_BY_ELEMENT}
         exporting: Any = torch.utils.dlpack
-        original: Any = exporting.to_dlpack
+        functions = [each.by(self._exported(each.original)) for each in to_dlpack]
+        public = {"to_dlpack": self._exported(exporting.to_dlpack)}
+        return [(Tensor, methods), (exporting, public), *functions]
 
-        def to_dlpack(tensor: Tensor) -> Any:
+    def _exported(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that makes a capsule of a tensor."""
+
+        def export(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             if self._trace.without_memory(tensor) is None:
-                return original(tensor)
+                return original(tensor, *args, **kwargs)
             return tensor.__dlpack__()
 
-        return [(Tensor, methods), (exporting, {"to_dlpack": to_dlpack})]
+        return export
 
     def _on_elements(self, name: str) -> Callable[..., Any]:
         """Return the method that calls Python for each element."""

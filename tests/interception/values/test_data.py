@@ -40,6 +40,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     "numpy.float32": lambda t: numpy.float32(t.cpu()),
     "memoryview": lambda t: bytes(memoryview(t.cpu().numpy())),
     "to_dlpack": lambda t: torch.utils.dlpack.to_dlpack(t),
+    "_to_dlpack": lambda t: torch._C._to_dlpack(t),
     "from_dlpack": lambda t: torch.from_dlpack(t),
     "numpy.from_dlpack": lambda t: numpy.from_dlpack(t.cpu()),
     "an element of a storage": lambda t: t.untyped_storage()[0],
