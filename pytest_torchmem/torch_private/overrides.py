@@ -38,9 +38,9 @@ class TensorMethod:
     """A method in the place of ``original``: equal to it, so that a subclass's table finds it."""
 
     def __init__(self, original: Callable[..., Any], function: Callable[..., Any]) -> None:
+        update_wrapper(self, original)  # first: another one below has these attributes too
         self._original = original
         self._function = function
-        update_wrapper(self, original)
 
     def __get__(self, tensor: Tensor | None, owner: Any = None) -> Any:
         return self if tensor is None else MethodType(self, tensor)
