@@ -63,10 +63,10 @@ def questions_of(name: str, recorder: Recorder) -> int:
     for dtype in DTYPES:
         for memory_format in FORMATS:
             with torch.device("meta"):
-                model = getattr(torchvision.models, name)(**options)
-                model = model.to(dtype=dtype, memory_format=memory_format)
                 images = torch.empty(batch, 3, size, size, dtype=dtype)
                 images = images.contiguous(memory_format=memory_format)
+            model = getattr(torchvision.models, name)(**options)  # some need values to be made
+            model = model.to("meta").to(dtype=dtype, memory_format=memory_format)
             trace(model, images, device="cuda", gpu="h100", memory="unlimited", loss_fn=_sum)
     return batch
 
