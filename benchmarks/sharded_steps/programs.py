@@ -13,6 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -57,6 +65,35 @@ class Decoder(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         if tied:
             self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+class Perceptron(nn.Module):
+    """A residual block of two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+class Perceptrons(nn.Module):
+    """A language model without attention."""
+
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(Perceptron() for _ in range(layers))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
@@ -199,6 +236,54 @@ def ddp_accumulated(device: str = "cpu") -> None:
     train(model, torch.optim.AdamW(model.parameters()), device=device, accumulate=2, sync=sync)
 
 
+def tensor_parallel(device: str = "cpu") -> None:
+    """Linear layers that are split by their columns and rows."""
+    mesh = start(device)
+    model = Perceptrons().to(device)
+    for layer in model.layers:
+        parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    train(model, torch.optim.AdamW(model.parameters(), foreach=False), device=device)
+
+
+def sequence_parallel(device: str = "cpu", sharded: bool = False) -> None:
+    """Activations that are split along the sequence, and the loss by classes."""
+    start(device)
+    shape, names = (dist.get_world_size() // 2, 2), ("data", "tensor")
+    mesh = dist.init_device_mesh(device, shape, mesh_dim_names=names)
+    model = Perceptrons().to(device)
+    whole: dict[str, Any] = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(
+            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
+        ),
+    }
+    parallelize_module(model, mesh["tensor"], whole)
+    for layer in model.layers:
+        parts: dict[str, Any] = {
+            "norm": SequenceParallel(),
+            "up": ColwiseParallel(input_layouts=Shard(1)),
+            "down": RowwiseParallel(output_layouts=Shard(1)),
+        }
+        parallelize_module(layer, mesh["tensor"], parts)
+    if sharded:
+        shard(model, mesh=mesh["data"])
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        tokens = torch.randint(VOCABULARY, (BATCH, TOKENS), device=device)
+        with loss_parallel():
+            logits = model(tokens).flatten(0, 1)
+            functional.cross_entropy(logits, tokens.flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def sharded_sequence_parallel(device: str = "cpu") -> None:
+    """The same, and ``fully_shard`` over the other dimension of the mesh."""
+    sequence_parallel(device, sharded=True)
+
+
 PROGRAMS: dict[str, Program] = {
     program.__name__: program
     for program in (
@@ -211,5 +296,8 @@ PROGRAMS: dict[str, Program] = {
         ddp,
         ddp_views,
         ddp_accumulated,
+        tensor_parallel,
+        sequence_parallel,
+        sharded_sequence_parallel,
     )
 }
