@@ -1,0 +1,160 @@
+"""A directory with tests, and runs of pytest in it: forked from a process that has it all imported.
+
+The profiler is a double, for which a model is a number of bytes: what is tried here is what becomes
+of figures, files and outcomes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOUBLE = """
+import json, os, sys, types
+import pytest
+from pytest_torchmem.profile.profile import MemoryProfile
+
+def trace(target, *args, device="cpu", gpu=None, **kwargs):
+    size = target() if callable(target) else target
+    return MemoryProfile(
+        device=device, gpu=gpu, host="reference" if device == "cpu" else None, baseline=size // 2,
+        forward_peak=size, backward_peak=2 * size, optimizer_peak=None, peak=2 * size,
+        retained=size, end=size, torch_version="2.13.0+cpu", workload=str(*args),
+    )
+
+import pytest_torchmem.checks.gpu
+pytest_torchmem.checks.gpu.run_for_real = lambda *given: None
+double = types.ModuleType("pytest_torchmem.tracing.trace")
+double.trace = trace
+sys.modules[double.__name__] = double
+
+def pytest_runtest_logreport(report):
+    said = "xfailed" if hasattr(report, "wasxfail") and report.skipped else report.outcome
+    with open(os.environ["HOSTILE_LOG"], "a") as file:
+        file.write(json.dumps([report.nodeid, report.when, said]) + "\\n")
+"""
+PATIENCE = 120.0
+"""Seconds after which a run counts as one that hangs."""
+_ALWAYS = ("-p", "pytest_torchmem.plugin.hooks", "-p", "no:cacheprovider", "-q", "-s")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run, over: its exit status (negative: the signal that ended it) and what it said."""
+
+    status: int
+    output: str
+    outcomes: dict[str, str]
+    """What became of each test."""
+
+
+class Running:
+    """A run under way."""
+
+    def __init__(self, pid: int, output: Path, log: Path) -> None:
+        self.pid, self._output, self._log = pid, output, log
+
+    def kill(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        os.kill(self.pid, number)
+
+    def wait(self) -> Result:
+        """Return the result; raises ``TimeoutError`` for a run that does not end."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            pid, code = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                break
+            if time.monotonic() > until:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                raise TimeoutError(f"no end after {PATIENCE:.0f} s")
+            time.sleep(0.002)
+        outcomes: dict[str, str] = {}
+        for line in self._log.read_text().splitlines() if self._log.exists() else ():
+            test, _, said = json.loads(line)
+            if outcomes.get(test, "passed") == "passed":
+                outcomes[test] = said
+        output = self._output.read_text(errors="replace")
+        return Result(os.waitstatus_to_exitcode(code), output, outcomes)
+
+
+class Project:
+    """A directory of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "project"
+        self.path.mkdir(parents=True)
+        self._runs = path
+        self._number = 0
+        (self.path / "pytest.ini").write_text("[pytest]\n")
+        (self.path / "conftest.py").write_text(DOUBLE)
+
+    def start(self, *options: str, **environment: str) -> Running:
+        """Begin a run of pytest."""
+        self._number += 1
+        output, log = (self._runs / f"{kind}-{self._number}" for kind in ("output", "log"))
+        sys.stdout.flush()
+        pid = os.fork()
+        if not pid:
+            self._run(options, {**environment, "HOSTILE_LOG": str(log)}, output)
+        return Running(pid, output, log)
+
+    def run(self, *options: str, **environment: str) -> Result:
+        """Run pytest to its end."""
+        return self.start(*options, **environment).wait()
+
+    def _run(self, options: Sequence[str], environment: dict[str, str], output: Path) -> None:
+        status = 70
+        try:
+            descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+            for name in ("CI", "GITHUB_ACTIONS", "PYTEST_ADDOPTS"):
+                os.environ.pop(name, None)
+            os.environ.update(environment, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+            os.chdir(self.path)
+            sys.dont_write_bytecode = True
+            status = int(pytest.main([*_ALWAYS, *options]))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def file(self, module: str) -> Path:
+        """Return the snapshot file of a module."""
+        return self.path / "__torchmem__" / f"{module}.json"
+
+    def files(self) -> dict[str, bytes]:
+        """Return every file in the snapshots' directory."""
+        found = self.path / "__torchmem__"
+        return {f.name: f.read_bytes() for f in found.iterdir()} if found.is_dir() else {}
+
+    def entries(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Return every entry by module and test; raises ``ValueError`` for a broken file."""
+        return {
+            (name.removesuffix(".json"), entry["test"]): entry
+            for name, content in self.files().items()
+            for entry in json.loads(content)["entries"]
+        }
+
+
+def trouble(result: Result) -> list[str]:
+    """Return what no run may end with."""
+    found = [
+        f"{word} in the output" for word in ("INTERNALERROR", "KeyError:") if word in result.output
+    ]
+    if result.status not in (0, 1, 2, 5):
+        found.append(f"status {result.status}")
+    return found
