@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +57,8 @@ class Context:
     settings: Settings
     files: dict[Path, StoredSnapshot]
     calibrations: Calibrations
+    told: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The test that told a cause and its place in full; others refer to it."""
 
     def stored(self, path: Path) -> StoredSnapshot:
         """Return a snapshot file as it was when this process first asked for it."""

@@ -192,7 +192,9 @@ class Checker:
         failures = [check for check in checks if check.result.failed]
         if failures:
             last_line = self.first_line if self.in_body else ""
-            raise MemoryCheckFailed(together(failures), last_line, headlines(failures))
+            raise MemoryCheckFailed(
+                together(failures, self.context.told), last_line, headlines(failures)
+            )
         return profiles
 
     def take_checks(self, excinfo: pytest.ExceptionInfo[BaseException] | None) -> Any:

@@ -15,16 +15,24 @@ def width() -> int:
     return max(shutil.get_terminal_size((80, 24)).columns - _OWN, _NARROWEST)
 
 
-def wrapped(text: str, indent: str = "  ") -> str:
-    """Return ``text`` on as many lines as it needs; those after the first are indented."""
+_NAME = " " * len("MemoryCheckFailed: ")
+
+
+def wrapped(text: str, indent: str = "  ", *, first: bool = False) -> str:
+    """Return ``text`` on as many lines as it needs; those after the first are indented.
+
+    The ``first`` of a message stands behind the name of the exception.
+    """
     lines = textwrap.wrap(
         text,
         width(),
+        initial_indent=_NAME if first else "",
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return "\n".join(lines)
+    text = "\n".join(lines)
+    return text.lstrip() if first else text
 
 
 def joined(*parts: str, separator: str = ", ") -> str:

@@ -11,7 +11,9 @@ from pytest_torchmem.checks.gpu import Measurement
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
+from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.github import annotation, apply_command
+from pytest_torchmem.reports.layout import joined
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration_store import place_name
 from pytest_torchmem.snapshots.compare import Verdict, main_change
@@ -40,6 +42,7 @@ def _lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     verbose = verbosity > 0
     if verbosity >= 0 and summary.checks:
         yield from _table(summary.checks, every=verbose)
+    yield from _shared_causes(summary.checks)
     failed = [check for check in summary.checks if check.result.failed]
     on_github = summary.settings.on_github
     plain = [annotation(check, summary.root) for check in failed if on_github]
@@ -58,6 +61,23 @@ def _lines(summary: Summary, verbosity: int) -> Iterator[Line]:
         yield f"error: {problem}", {"red": True}
     yield from ((line, {}) for line in _what_to_do(summary))
     yield counts(summary), {"bold": True, "red": bool(failed), "green": not failed}
+
+
+def _shared_causes(checks: Iterable[Check]) -> Iterator[Line]:
+    """Yield each cause that several tests share, with the first of them."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for check in checks:
+        snapshot = check.result.snapshot
+        diagnosis = snapshot.diagnosis if snapshot is not None else None
+        if check.result.failed and diagnosis is not None:
+            cause = growth.why(diagnosis), growth.place(diagnosis)
+            found.setdefault(cause, {})[check.nodeid] = None
+    for (why, place), tests in found.items():
+        if len(tests) > 1 and why:
+            shown = [*tests][:MOST_NOTICED]
+            more = f" and {len(tests) - len(shown)} more" if len(shown) < len(tests) else ""
+            text = joined(f"{len(tests)} tests: {why}", place, separator=": ")
+            yield f"{text} ({', '.join(shown)}{more})", {"red": True}
 
 
 def counts(summary: Summary) -> str:

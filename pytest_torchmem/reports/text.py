@@ -99,17 +99,31 @@ def where_of(key: Key) -> str:
     return f"{key.name}, {key.where}" if key.name else key.where
 
 
-def together(failures: Sequence[Check]) -> str:
+def together(failures: Sequence[Check], said: dict[tuple[str, str], str] | None = None) -> str:
     """Return one message for all devices of a check, the worst first; what is the same for several
     comes once.
+
+    ``said`` has the tests that told a cause in full: others with the same only refer to them.
     """
     told = [one for check in _worst_first(failures) for one in _all_told(check)]
+    elsewhere = _told_by(told, failures[0].nodeid, {} if said is None else said)
+    if elsewhere:
+        heads = dict.fromkeys(one.parts[0] for one in told)
+        advice = dict.fromkeys(check.advice for check in failures if check.advice)
+        return "\n\n".join([*heads, f"The same as in {elsewhere}", *advice])
     parts, details = told[0].parts[:], [part for one in told for part in one.details]
     for one in told[1:]:
         parts += one.again(told[0]) if told[0].cause else one.parts
     parts = _merged(told) if not any(one.cause for one in told) else parts
     what_to_do = dict.fromkeys(check.advice for check in failures if check.advice)
     return _shown([*dict.fromkeys(parts), *what_to_do, *details])
+
+
+def _told_by(told: Sequence[Told], nodeid: str, said: dict[tuple[str, str], str]) -> str:
+    """Return the test that told the causes of ``told`` in full, "" where one of them is new."""
+    causes = [one.cause for one in told]
+    tests = [said.setdefault(cause, nodeid) if cause and any(cause) else "" for cause in causes]
+    return tests[0] if all(test not in ("", nodeid) for test in tests) else ""
 
 
 def headlines(failures: Sequence[Check]) -> str:
@@ -189,7 +203,7 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     also = [*growth.others(diagnosis.causes[1:3])]
     missing = _not_run(comparison.having(Verdict.NOT_RUN), "")
     most = growth.MOST_ROWS - min(len(also) + len(circumstances), 2)
-    parts = ["\n".join(filter(None, (wrapped(headline), wrapped(place)))), *also]
+    parts = ["\n".join(filter(None, (wrapped(headline, first=True), wrapped(place)))), *also]
     parts += [growth.section(diagnosis, most), *missing, *circumstances]
     details = [f"{where}\n{comparison_table(comparison)}", *_tolerances(worst, "grew")]
     return Told([*filter(None, parts)], details, headline, (why, place), size)
@@ -354,7 +368,10 @@ def _leaks(found: Leaks, result: CheckResult) -> Parts | Told:
     rows = "\n".join(
         line for row in diagnosis.difference.rows[:_MOST_SIZES] for line in growth.row_lines(row)
     )
-    parts = [f"{wrapped(headline)}\n{wrapped(place)}", f"What stays after a step\n{rows}"]
+    parts = [
+        f"{wrapped(headline, first=True)}\n{wrapped(place)}",
+        f"What stays after a step\n{rows}",
+    ]
     return Told(parts, headline=headline, cause=(headline, place), size=headline)
 
 

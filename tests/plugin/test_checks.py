@@ -30,7 +30,7 @@ def test_update_then_pass_then_grow(stored):
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(
         [
-            "E * +6.50 KiB (+97.3 %) backward peak, cpu: *",
+            "E * +6.50 KiB (+97.3 %) backward peak, cpu:*",
             "E * What changed at the backward peak",
             "E * +2.00 KiB * float32[[]128, 8[]] (was float32[[]64, 8[]]), gradient*",
             "E * +2.00 KiB * float32[[]128, 8[]] (was float32[[]64, 8[]]), parameter*",
@@ -73,7 +73,7 @@ def test_the_message_names_the_source_line_that_grew(project):
     result = project.run()
     result.stdout.fnmatch_lines(
         [
-            "E *MemoryCheckFailed: +* forward peak, cpu: float32[[]4, 512[]], saved for*",
+            "E *MemoryCheckFailed: +* forward peak, cpu:*",
             "E *  aten::cat in Net, net.py:14",
         ]
     )
@@ -579,7 +579,7 @@ def test_what_several_devices_share_is_said_once(project):
     result = project.run()
     result.stdout.fnmatch_lines(
         [
-            "E *: +*KiB (+*%) backward peak, c*: *",
+            "E *: +*KiB (+*%) backward peak, c*:*",
             "E * The workload differs from the snapshot's*",
             "E *cuda (a100-80gb): for the same reason",
             "E * If this is intended*",
@@ -643,8 +643,8 @@ def test_growth_between_steps(project):
     result.assert_outcomes(passed=1, failed=2, deselected=1)
     result.stdout.fnmatch_lines(
         [
-            "E *: +128 B alive after a step and not before it, cpu: growth=0 B allows*",
-            "E * aten::clone in Net, net.py:12",
+            "E *: +128 B alive after a step and not before*",
+            "E * aten::clone in Net, net.py:11",
             "E * What stays after a step",
             "E * +128 B  float32[[]4, 8[]], held by the program*",
             "*not checked: growth=0 B needs at least 3 steps, and this run made 1*",

@@ -145,7 +145,7 @@ def test_github(grown, monkeypatch):
             f"::error file={name}/test_budget.py,line=4,title=memory%3A test_over::cpu: peak * "
             "exceeds the budget of 1 KiB by*%0A%0ALargest allocations at that peak%0A*",
             f"::error file={name}/test_net.py,line=5,title=memory%3A test_first::+6.50 KiB "
-            "(+97.3 %25) backward peak, cpu: *",
+            "(+97.3 %25) backward peak, cpu:*",
         ]
     )
     text = summary.read_text()
