@@ -33,8 +33,11 @@ def tensors_in(value: Any, *, of_modules: bool = False) -> Iterator[Tensor]:
         for item in value:
             yield from tensors_in(item, of_modules=of_modules)
     elif is_dataclass(value) and not isinstance(value, type):
+        own = getattr(value, "__dict__", None)  # where no property of the program answers
         for entry in fields(value):
-            yield from tensors_in(getattr(value, entry.name, None), of_modules=of_modules)
+            name = entry.name
+            held = getattr(value, name, None) if own is None else own.get(name)
+            yield from tensors_in(held, of_modules=of_modules)
     elif of_modules and isinstance(value, nn.Module):
         for module in value.modules():
             yield from tensors_in(vars(module))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import update_wrapper
-from types import MethodType
+from types import MethodDescriptorType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from pytest_torchmem.torch_private.names import private
 
 DisableTorchFunctionSubclass: Any = private("torch._C.DisableTorchFunctionSubclass")
 torch_function_enabled: Callable[[], bool] = private("torch._C._is_torch_function_enabled")
+function_modes: Callable[[], bool] = private("torch._C._is_torch_function_mode_enabled")
 _DISABLED: Any = private("torch._C._disabled_torch_function_impl")
 _PLAIN: tuple[type, ...] = (Tensor, nn.Parameter)
 
@@ -49,6 +50,10 @@ class TensorMethod:
         __tracebackhide__ = True
         asked = [one for one in (tensor, *args) if isinstance(one, Tensor) and overrides(type(one))]
         if asked and torch_function_enabled():
+            if not kwargs and isinstance(self._original, MethodDescriptorType):
+                found = _ask_as_cpp(self, asked, (tensor, *args))
+                if found is not NotImplemented:
+                    return found
             return handle_torch_function(self, asked, tensor, *args, **kwargs)
         return self._function(tensor, *args, **kwargs)
 
@@ -68,8 +73,23 @@ def _overridable(own: property) -> property:
         kind = type(tensor)
         if kind not in _PLAIN and overrides(kind) and torch_function_enabled():
             asked: Any = made.__get__
+            found = _ask_as_cpp(asked, [tensor], (tensor,))
+            if found is not NotImplemented:
+                return found
             return handle_torch_function(asked, (tensor,), tensor)
         return get(tensor)
 
     made = property(getter, own.fset, own.fdel, own.__doc__)
     return made
+
+
+def _ask_as_cpp(function: Any, asked: list[Tensor], args: tuple[Any, ...]) -> Any:
+    """Ask one subclass as C++ does, which passes no keyword arguments where there are none.
+
+    ``NotImplemented`` where there are several, or a mode that comes first.
+    """
+    kinds = {type(one) for one in asked}
+    if len(kinds) > 1 or function_modes():
+        return NotImplemented
+    (kind,) = kinds
+    return kind.__torch_function__(function, (kind,), args)
