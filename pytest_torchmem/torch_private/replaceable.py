@@ -55,6 +55,16 @@ pin_memory: Callable[[Any], Any] = private("torch.utils.data._utils.pin_memory.p
 VERIFY_PARAMETERS = private_name_if_imported("torch.distributed._verify_params_across_processes")
 #: What makes the buckets of a ``DistributedDataParallel`` anew, in the order of its gradients.
 REBUILD_BUCKETS = private_name_if_imported("torch.distributed.Reducer._rebuild_buckets")
+#: What a stage of a pipeline knows of its tensors, and how its neighbours agree on that.
+pipeline_stage = private_if_imported("torch.distributed.pipelining.stage.PipelineStage")
+needs_messages = private_if_imported("torch.distributed.pipelining.stage.InferenceMode")
+GIVEN_TENSORS = private_name_if_imported("torch.distributed.pipelining.stage._user_meta")
+FORWARD_VOTE = private_name_if_imported(
+    "torch.distributed.pipelining.stage.PipelineStage._warmup_forward_vote"
+)
+BACKWARD_RESULT = private_name_if_imported(
+    "torch.distributed.pipelining.stage.PipelineStage._warmup_backward_result"
+)
 #: What ``fully_shard`` and its like made, by module.
 module_states = private_if_imported("torch.distributed._composable_state._module_state_mapping")
 #: What ``fully_shard`` makes for a module.

@@ -17,14 +17,19 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.torch_private.patches import Replacements, replaced_all
 from pytest_torchmem.torch_private.replaceable import (
+    BACKWARD_RESULT,
+    FORWARD_VOTE,
+    GIVEN_TENSORS,
     REBUILD_BUCKETS,
     VERIFY_PARAMETERS,
     module_states,
+    needs_messages,
+    pipeline_stage,
     sharding_state,
 )
 from pytest_torchmem.torch_private.tensors import is_wrapper, wrapped_tensors
@@ -78,8 +83,9 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
         followed: set[str] = set()
 
         def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-            if owner is not None and owner.__name__ not in followed:
-                followed.add(owner.__name__)
+            key = f"{getattr(owner, '__name__', '')}.{name}"
+            if owner is not None and key not in followed:
+                followed.add(key)
                 replacement = {name: function(getattr(owner, name, None))}
                 stack.enter_context(replaced_all([(owner, replacement)]))
 
@@ -89,8 +95,13 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 replace(_of_fsdp("FullyShardedDataParallel"), "__init__", partial(_refusing, trace))
                 replace(sharding_state(), "init", partial(_sharding, trace, wrapped, sharded))
 
+            if module.startswith("torch.distributed.pipelining"):
+                replace(pipeline_stage(), FORWARD_VOTE, partial(_voting, trace))
+                replace(pipeline_stage(), BACKWARD_RESULT, partial(_agreeing, trace))
+
         stack.enter_context(replaced_all(_comparing(trace)))
         follow("torch.distributed.fsdp")
+        follow("torch.distributed.pipelining")
         stack.enter_context(trace.after_imports(follow))
         yield
 
@@ -114,6 +125,38 @@ def _sharding(
         return original(self, modules, *args, **kwargs)
 
     return init
+
+
+def _voting(trace: TraceContext, original: Any) -> Callable[..., Any]:
+    """Return what asks the stages before whether tensors' shapes have to be sent.
+
+    The others are taken to have been given as much as this one.
+    """
+
+    def vote(stage: Any, has_backward: bool, received_acc: Any = None) -> Any:
+        __tracebackhide__ = True
+        if trace.off():
+            return original(stage, has_backward, received_acc)
+        kind: Any = needs_messages()
+        if kind.needs_dynamic(getattr(stage, GIVEN_TENSORS), has_backward):
+            raise UnknownValueError(
+                f"{trace.user_line()}: the shapes of this stage's tensors would come from other "
+                "stages, and a trace has one process. Pass input_args= and output_args= to "
+                "PipelineStage"
+            )
+        own = torch.ones(1, dtype=torch.int32, device=stage.device)
+        return own if received_acc is None else received_acc * own
+
+    return vote
+
+
+def _agreeing(trace: TraceContext, original: Any) -> Callable[..., Any]:
+    """Return what tells the stages before what the vote was."""
+
+    def result(stage: Any, received_result: Any = None) -> Any:
+        return original(stage, received_result) if trace.off() else received_result
+
+    return result
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:
