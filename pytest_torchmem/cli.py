@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from pytest_torchmem import __version__
@@ -40,7 +41,7 @@ from pytest_torchmem.snapshots.location import is_calibration
 from pytest_torchmem.snapshots.store import Stored, read
 from pytest_torchmem.snapshots.tolerance import parse_rules
 from pytest_torchmem.targets.gpus import DEFAULT_GPU
-from pytest_torchmem.units import format_size, format_step
+from pytest_torchmem.units import format_count, format_size, format_step
 
 KIND = "pytest-torchmem comparison"
 SCHEMA = 1
@@ -122,7 +123,68 @@ def _parser() -> argparse.ArgumentParser:
     verify.set_defaults(run=_verify)
     explained.add_command(commands)
     traced.add_commands(commands)
+    _add_advise(commands)
     return parser
+
+
+def _add_advise(commands: Any) -> None:
+    advise = commands.add_parser(
+        "advise",
+        help="print changes that would lower the peak of a training step",
+        description="Trace changes of a training step, and print those that lower its peak: the "
+        "bytes that they save and the operations that they cost.",
+    )
+    advise.add_argument(
+        "step",
+        metavar="FILE:FUNCTION",
+        help="a function without arguments that returns a module and its inputs, as a tuple; a "
+        "dictionary at its end has keyword arguments",
+    )
+    advise.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    advise.add_argument("--gpu", help="the GPU to model, such as h100")
+    advise.add_argument("--budget", metavar="SIZE", help="what the peak has to fit: '2 GiB'")
+    advise.add_argument("--optimizer", metavar="NAME", help="of torch.optim, such as AdamW")
+    advise.set_defaults(run=_advise)
+
+
+def _advise(options: argparse.Namespace) -> int:
+    from tabulate import tabulate
+
+    from pytest_torchmem.graphs.advise import advise
+    from pytest_torchmem.graphs.build import built_at
+
+    model, args, kwargs = built_at(_function(options.step), {})
+    if options.optimizer is not None:
+        from torch import optim
+
+        optimizer = getattr(optim, options.optimizer, None)
+        if optimizer is None:
+            raise UsageError(f"--optimizer {options.optimizer}: torch.optim has none of that name")
+        kwargs["optimizer"] = optimizer
+    where = {"device": options.device, "gpu": options.gpu, "memory": "unlimited"}
+    found = advise(model, *args, budget=options.budget, **where, **kwargs)
+    if not found:
+        print("nothing that was tried lowers the peak")
+        return 0
+    rows = [
+        (one.change, format_size(one.saved), format_count(one.flops), label(one.figure))
+        for one in found
+    ]
+    print(tabulate(rows, ("change", "saves", "operations", "of the"), disable_numparse=True))
+    return 0
+
+
+def _function(place: str) -> Any:
+    """Return the function that ``FILE:FUNCTION`` names; its directory can be imported from."""
+    file, _, name = place.rpartition(":")
+    path = Path(file)
+    if not file or not path.is_file():
+        raise UsageError(f"{place}: expected FILE:FUNCTION, such as train.py:build")
+    sys.path.insert(0, str(path.resolve().parent))
+    found = run_path(str(path)).get(name)
+    if not callable(found):
+        raise UsageError(f"{file} has no function {name}")
+    return found
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import advise, trace
+from pytest_torchmem.cli import main
 from pytest_torchmem.errors import UsageError
 
 
@@ -85,3 +87,19 @@ def test_a_step_in_which_the_optimizer_is_the_peak() -> None:
 def test_a_function_is_refused() -> None:
     with pytest.raises(UsageError, match=r"nn\.Module"):
         advise(lambda: None)  # type: ignore[arg-type]
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "step.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n"
+        "def build():\n"
+        "    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))\n"
+        "    return model, torch.randn(1, 256)\n"
+    )
+    arguments = ["advise", f"{file}:build", "--optimizer", "AdamW", "--gpu", "t4"]
+    assert main(arguments) == 0
+    assert "foreach=False in the optimizer" in capsys.readouterr().out
+    assert main(["advise", f"{file}:missing"]) == main(["advise", "nothing"]) == 2
+    assert main([*arguments, "--optimizer", "NoSuch"]) == 2
+    assert "NoSuch" in capsys.readouterr().err
