@@ -151,6 +151,40 @@ def complex_to_real(input: Tensor) -> int:
 selection = operator("aten::where", source="native/TensorCompare.cpp, where_self_out")
 
 
+@operator("aten::where.self").meta()
+def selected(condition: Tensor, input: Any, other: Any) -> Tensor:
+    """Laid out as by the tensor iterator, of whose operands the condition is the first.
+
+    ``addcmul`` hands three to it in the same way. The Python function that torch has for ``meta``
+    imports the compiler.
+    """
+    if condition.dtype not in (torch.bool, torch.uint8):
+        found = condition.type().rpartition(".")[2].removesuffix("Tensor")
+        raise RuntimeError(
+            f"where expected condition to be a boolean tensor, but got a tensor with dtype {found}"
+        )
+    operands = [
+        torch.empty_strided(one.shape, one.stride(), device="meta")
+        if isinstance(one, Tensor)
+        else torch.empty((), device="meta")
+        for one in (condition, input, other)
+    ]
+    laid_out = run_on_meta(torch.ops.aten.addcmul.default, *operands)
+    dtype = torch.result_type(input, other)
+    return torch.empty_strided(laid_out.shape, laid_out.stride(), dtype=dtype, device="meta")
+
+
+@operator("aten::where.self_out").meta()
+def selected_into(condition: Tensor, input: Any, other: Any, out: Tensor) -> Tensor:
+    """The same in what is given, which gets the layout with the shape where it has another."""
+    made = selected(condition, input, other)
+    if made.dtype is not out.dtype:  # torch says what is wrong
+        return torch.where(condition, input, other, out=out)
+    if out.shape != made.shape:
+        out.resize_(made.shape).as_strided_(made.shape, made.stride())
+    return out
+
+
 @selection.workspace("cpu")
 def converted_branches(outputs: Tensor, input: Tensor, other: Tensor) -> int:
     """Both branches in the result's type."""

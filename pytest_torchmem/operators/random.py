@@ -29,6 +29,18 @@ operator("aten::multinomial", unknown_outputs=UnknownOutputs.POSITIONS)
 # native/cuda/Dropout.cu makes the mask first.
 native_dropout = operator("aten::native_dropout", order={"cuda": (1, 0)})
 
+
+@native_dropout.meta("cuda")
+def output_and_mask(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """Both like the input; the mask of a short cut is contiguous; native_dropout_cuda."""
+    if not input.dtype.is_floating_point:  # torch says what is wrong
+        wrong: tuple[Tensor, Tensor] = torch.native_dropout(input, p, train)
+        return wrong
+    short = train is False or p == 1
+    layout = torch.contiguous_format if short else torch.preserve_format
+    return torch.empty_like(input), torch.empty_like(input, dtype=torch.bool, memory_format=layout)
+
+
 operator("aten::native_dropout_backward").meta()(like_operands)
 # native/Distributions.cpp
 operator("aten::_standard_gamma_grad").meta()(made_like(self=CONTIGUOUS))

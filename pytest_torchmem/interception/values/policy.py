@@ -9,18 +9,15 @@ never counted in time, so that a trace is the same on every machine.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache, partial
 from typing import Any
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Output, Plan
-from pytest_torchmem.step.trees import argument_leaves, replace_leaves
-from pytest_torchmem.torch_private.operators import OpOverload
+from pytest_torchmem.step.trees import argument_leaves
 from pytest_torchmem.units import format_size
 
 
@@ -105,30 +102,61 @@ class Budget:
 
 
 def operations_of(call: Call, plan: Plan) -> int:
-    """Return how many operations a call takes: torch's own count where it has one, or elements."""
-    outputs = argument_leaves(plan.outputs, Output)
-    count = sum([math.prod(output.shape) for output in outputs])
-    count += sum([tensor.numel() for tensor in call.tensors])
-    formula = _formula_of(call.operator.overload)
-    if formula is not None:
-        made = replace_leaves(plan.outputs, Output, lambda output: output.shape)
-        # It may know another form of this operator.
-        with suppress(AssertionError, TypeError, ValueError, IndexError, AttributeError):
-            count += formula(*call.args, **call.kwargs, out_val=made) // 2
-    return count
+    """Return how many operations a call takes: the elements that it reads and makes, and the
+    multiplications of a product, a convolution or an attention.
+
+    These are counted as ``torch.utils.flop_counter`` does, which would import triton, and with it
+    the compiler: many times what a first trace takes.
+    """
+    made = sum([math.prod(output.shape) for output in argument_leaves(plan.outputs, Output)])
+    read = sum([tensor.numel() for tensor in call.tensors])
+    multiplications = _counter(call.operator.name.partition(".")[0].removeprefix("aten::"))
+    if multiplications is None:
+        return made + read
+    named = {**dict(zip(call.operator.argument_names, call.args, strict=False)), **call.kwargs}
+    return made + read + multiplications(named, made)
 
 
-@lru_cache(maxsize=1000)
-def _formula_of(overload: OpOverload) -> Callable[..., int] | None:
-    return _formulas().get(overload.overloadpacket)
+_Counter = Callable[[Mapping[str, Any], int], int]
+"""Counts multiplications of an operator, from its arguments by name and the elements it makes."""
+_FACTORS = {"mm": "self", "bmm": "self", "_scaled_mm": "self", "addmm": "mat1", "baddbmm": "batch1"}
+"""The first factor of a product."""
 
 
 @cache
-def _formulas() -> Mapping[Any, Callable[..., int]]:
-    logger = logging.getLogger("torch.utils.flop_counter")
-    before, logger.disabled = logger.disabled, True  # it tells that triton is missing
-    try:
-        from torch.utils.flop_counter import flop_registry
-    finally:
-        logger.disabled = before
-    return flop_registry
+def _counter(name: str) -> _Counter | None:
+    backward = name.endswith("_backward")
+    if name in _FACTORS:
+        return lambda named, made: made * int(named[_FACTORS[name]].shape[-1])
+    if "convolution" in name or name.startswith("_slow_conv"):
+        return _of_convolution_backward if backward else _of_convolution
+    if name.startswith("_scaled_dot_product_"):
+        # A backward computes the first product of the forward again, and a product for each factor.
+        return partial(_of_attention, 5 if backward else 2, -2)
+    if name.startswith(("_flash_attention_", "_efficient_attention_")):
+        return partial(_of_attention, 5 if backward else 2, 1)
+    return None
+
+
+def _of_convolution(named: Mapping[str, Any], made: int) -> int:
+    # The weight is met once for each place of the output; of the input, if it is transposed.
+    weight, input = named["weight"], named.get("input", named.get("self"))
+    if named.get("transposed"):
+        return _places(input) * int(weight.numel())
+    outputs: int = made // max(int(weight.shape[0]), 1)
+    return outputs * int(weight.numel())
+
+
+def _of_convolution_backward(named: Mapping[str, Any], made: int) -> int:
+    met = named["input"] if named.get("transposed") else named["grad_output"]
+    wanted: int = sum(named["output_mask"][:2])
+    return wanted * _places(met) * int(named["weight"].numel())
+
+
+def _places(tensor: Any) -> int:
+    return int(tensor.numel()) // max(int(tensor.shape[1]), 1)
+
+
+def _of_attention(products: int, sequence: int, named: Mapping[str, Any], made: int) -> int:
+    queries: int = named["query"].numel()
+    return products * queries * int(named["key"].shape[sequence])

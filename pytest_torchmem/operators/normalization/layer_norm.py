@@ -48,10 +48,44 @@ def outputs_on_cpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Statistics in the type of the parameters, not in float; layer_norm_cpu."""
     dtype = next((one for one in (weight, bias) if one is not None), input).dtype
-    result, mean, rstd = torch.ops.aten.native_layer_norm(
-        input, normalized_shape, weight, bias, eps
-    )
-    return result, mean.to(dtype), rstd.to(dtype)
+    return _outputs(input, normalized_shape, weight, bias, eps, dtype)
+
+
+@layer_norm.meta("cuda")
+def outputs_on_cuda(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Statistics in the type that is accumulated in; layer_norm_cuda."""
+    dtype = torch.float64 if input.dtype is torch.float64 else torch.float32
+    return _outputs(input, normalized_shape, weight, bias, eps, dtype)
+
+
+def _outputs(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Contiguous outputs, and statistics for all that is normalised together."""
+    shape = tuple(normalized_shape)
+    kept = input.dim() - len(shape)
+    parameters = [one for one in (weight, bias) if one is not None]
+    if not shape or kept < 0 or any(tuple(one.shape) != shape for one in parameters):
+        kept = -1
+    if kept < 0 or tuple(input.shape[kept:]) != shape:  # torch says what is wrong
+        wrong: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_layer_norm(
+            input, normalized_shape, weight, bias, eps
+        )
+        return wrong
+    rows = (*input.shape[:kept], *([1] * len(shape)))
+    mean, rstd = (input.new_empty(rows, dtype=dtype) for _ in range(2))
+    return like(input), mean, rstd
 
 
 @layer_norm.workspace("cpu")

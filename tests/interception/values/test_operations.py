@@ -1,0 +1,77 @@
+"""The operations that a budget counts are those of torch's own counter, which is not imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from pytest_torchmem import trace
+from pytest_torchmem.interception.values import policy
+
+
+def step(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[], None]:
+    def program() -> None:
+        inputs = [torch.ones(shape, requires_grad=True) for shape in shapes]
+        function(*inputs).sum().backward()
+
+    return program
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        step(torch.mm, (3, 5), (5, 7)),
+        step(torch.bmm, (2, 3, 5), (2, 5, 7)),
+        step(torch.addmm, (7,), (3, 5), (5, 7)),
+        step(torch.baddbmm, (2, 3, 7), (2, 3, 5), (2, 5, 7)),
+        step(functional.conv1d, (2, 4, 9), (6, 4, 3)),
+        step(lambda x, w: functional.conv2d(x, w, stride=2, padding=1), (2, 4, 9, 8), (6, 4, 3, 3)),
+        step(lambda x, w: functional.conv2d(x[0], w), (1, 4, 9, 8), (6, 4, 3, 3)),
+        step(functional.conv_transpose2d, (2, 4, 5, 6), (4, 3, 2, 2)),
+        step(functional.conv3d, (1, 2, 5, 5, 5), (3, 2, 2, 2, 2)),
+    ],
+    ids=["mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "no batch", "transposed", "conv3d"],
+)
+def test_multiplications_are_those_of_torch(
+    program: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    original = policy.operations_of
+
+    def operations_of(call: Any, plan: Any) -> int:
+        elements = sum(tensor.numel() for tensor in call.tensors)
+        elements += sum(
+            torch.Size(output.shape).numel()
+            for output in policy.argument_leaves(plan.outputs, policy.Output)
+        )
+        counted.append(original(call, plan) - elements)
+        return counted[-1] + elements
+
+    monkeypatch.setattr(policy, "operations_of", operations_of)
+    trace(program)
+    with FlopCounterMode(display=False) as mode:
+        program()
+    assert 2 * sum(counted) == mode.get_total_flops() > 0
+
+
+def test_a_first_trace_does_not_import_the_compiler() -> None:
+    program = (
+        "import sys, torch, pytest_torchmem\n"
+        "net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(),"
+        " torch.nn.Linear(16, 3), torch.nn.LayerNorm(3))\n"
+        "x = torch.randn(2, 3, 4, 4)\n"
+        "for device in ('cpu', 'cuda'):\n"
+        "    pytest_torchmem.trace(net, x, device=device)\n"
+        "print([name for name in ('triton', 'torch._dynamo', 'torch._inductor',"
+        " 'torch.utils.flop_counter') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.strip() == "[]"
