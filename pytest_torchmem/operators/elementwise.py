@@ -148,12 +148,15 @@ def complex_to_real(input: Tensor) -> int:
     return dense_bytes(input) if input.dtype.is_complex else 0
 
 
-selection = operator("aten::where", source="native/TensorCompare.cpp, where_self_out")
+selection = operator(
+    "aten::where", other_dtype=True, source="native/TensorCompare.cpp, where_self_out"
+)
 
 
 @operator("aten::where.self").meta()
 def selected(condition: Tensor, input: Any, other: Any) -> Tensor:
-    """Laid out as by the tensor iterator, of whose operands the condition is the first.
+    """Laid out as by the tensor iterator, of whose operands the condition is the first, and the
+    others are converted before.
 
     ``addcmul`` hands three to it in the same way. The Python function that torch has for ``meta``
     imports the compiler.
@@ -163,14 +166,15 @@ def selected(condition: Tensor, input: Any, other: Any) -> Tensor:
         raise RuntimeError(
             f"where expected condition to be a boolean tensor, but got a tensor with dtype {found}"
         )
-    operands = [
-        torch.empty_strided(one.shape, one.stride(), device="meta")
-        if isinstance(one, Tensor)
-        else torch.empty((), device="meta")
-        for one in (condition, input, other)
-    ]
-    laid_out = run_on_meta(torch.ops.aten.addcmul.default, *operands)
     dtype = torch.result_type(input, other)
+    operands = [torch.empty_strided(condition.shape, condition.stride(), device="meta")]
+    for one in (input, other):
+        if not isinstance(one, Tensor):
+            operands.append(torch.empty((), device="meta"))
+            continue
+        converted_one = one if one.dtype is dtype else torch.empty_like(one, dtype=dtype)
+        operands.append(torch.empty_strided(one.shape, converted_one.stride(), device="meta"))
+    laid_out = run_on_meta(torch.ops.aten.addcmul.default, *operands)
     return torch.empty_strided(laid_out.shape, laid_out.stride(), dtype=dtype, device="meta")
 
 
