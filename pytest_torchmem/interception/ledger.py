@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -166,33 +166,32 @@ class DeviceLedger:
                 live.pop(-event, None)
         return list(live)
 
-    def timeline(self) -> Timeline:
-        """Return what happened so far; storages met late stand before everything else."""
+    def finish(self) -> tuple[Timeline, tuple[OperatorCall, ...]]:
+        """Return what happened, storages that were met late before everything else; and the
+        operators that ran, with their places among its events.
+
+        Each entry is turned into what is returned of it at once: a long program has millions. From
+        then on the ledger knows the bytes of each request, which a replay asks for.
+        """
         shift = len(self.earlier)
-        events = [*self.earlier, *self.events]
-        allocations = tuple(map(_allocation, self.entries.values()))
+        calls: list[Any] = self.calls or []
+        for place, call in enumerate(calls):
+            start, stop, origin, node, node_name, records, work, label = call
+            own = tuple([record.index for record in records if record.ledger is self])
+            calls[place] = OperatorCall(
+                start + shift, stop + shift, origin, node, node_name, own, work, label
+            )
+        self.calls = None
+        entries: dict[int, Any] = self.entries
+        for number, entry in entries.items():
+            entries[number] = _allocation(entry)
+        allocations: tuple[Any, ...] = tuple(entries.values())
+        self.entries = cast(dict[int, AllocationEntry], allocations)  # by the same numbers
         phases = tuple(
             (start + shift if position else 0, phase)
             for position, (start, phase) in enumerate(self.phases)
         )
-        return Timeline(allocations, tuple(events), phases)
-
-    def operator_calls(self) -> tuple[OperatorCall, ...]:
-        """Return the operators that ran, with their places among the events of ``timeline()``."""
-        shift = len(self.earlier)
-        return tuple(
-            OperatorCall(
-                start + shift,
-                stop + shift,
-                origin,
-                node,
-                node_name,
-                tuple([record.index for record in records if record.ledger is self]),
-                work,
-                label,
-            )
-            for start, stop, origin, node, node_name, records, work, label in self.calls or ()
-        )
+        return Timeline(allocations, (*self.earlier, *self.events), phases), tuple(calls)
 
 
 def _allocation(entry: AllocationEntry) -> Allocation:

@@ -329,7 +329,7 @@ def _profile_of(
     others: tuple[MemoryProfile, ...] = (),
 ) -> MemoryProfile:
     """Return the profile of one device, whose own warnings stand last."""
-    timeline, device = ledger.timeline(), ledger.device
+    (timeline, calls), device = ledger.finish(), ledger.device
     return MemoryProfile(
         device=device.type if device == machine.device else str(device),
         gpu=machine.gpu.name if machine.gpu else None,
@@ -348,7 +348,7 @@ def _profile_of(
         level=ran[0],
         graphs=ran[1],
         timeline=timeline,
-        calls=ledger.operator_calls(),
+        calls=calls,
         replay=memory.peaks if memory is not None else None,
         others=others,
         world_size=machine.world.size if machine.world else None,
