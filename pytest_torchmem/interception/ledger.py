@@ -166,9 +166,14 @@ class DeviceLedger:
                 live.pop(-event, None)
         return list(live)
 
+    def timeline(self) -> Timeline:
+        """Return what happened so far; storages met late stand before everything else."""
+        allocations = tuple(map(_allocation, self.entries.values()))
+        return Timeline(allocations, (*self.earlier, *self.events), self._phases())
+
     def finish(self) -> tuple[Timeline, tuple[OperatorCall, ...]]:
-        """Return what happened, storages that were met late before everything else; and the
-        operators that ran, with their places among its events.
+        """Return the timeline of a trace that is over, and the operators that ran, with their
+        places among its events.
 
         Each entry is turned into what is returned of it at once: a long program has millions. From
         then on the ledger knows the bytes of each request, which a replay asks for.
@@ -187,11 +192,15 @@ class DeviceLedger:
             entries[number] = _allocation(entry)
         allocations: tuple[Any, ...] = tuple(entries.values())
         self.entries = cast(dict[int, AllocationEntry], allocations)  # by the same numbers
-        phases = tuple(
+        events = (*self.earlier, *self.events)
+        return Timeline(allocations, events, self._phases()), tuple(calls)
+
+    def _phases(self) -> tuple[tuple[int, Phase], ...]:
+        shift = len(self.earlier)
+        return tuple(
             (start + shift if position else 0, phase)
             for position, (start, phase) in enumerate(self.phases)
         )
-        return Timeline(allocations, (*self.earlier, *self.events), phases), tuple(calls)
 
 
 def _allocation(entry: AllocationEntry) -> Allocation:
