@@ -172,8 +172,9 @@ def selected(condition: Tensor, input: Any, other: Any) -> Tensor:
         if not isinstance(one, Tensor):
             operands.append(torch.empty((), device="meta"))
             continue
-        converted_one = one if one.dtype is dtype else torch.empty_like(one, dtype=dtype)
-        operands.append(torch.empty_strided(one.shape, converted_one.stride(), device="meta"))
+        if one.dtype is not dtype:
+            one = run_on_meta(torch.ops.aten.empty_like.default, one, dtype=dtype)
+        operands.append(torch.empty_strided(one.shape, one.stride(), device="meta"))
     laid_out = run_on_meta(torch.ops.aten.addcmul.default, *operands)
     return torch.empty_strided(laid_out.shape, laid_out.stride(), dtype=dtype, device="meta")
 
