@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import all_gather_tensor
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError, UsageError
@@ -98,7 +99,7 @@ def test_groups_that_were_there_are_there_again() -> None:
         assert dist.group.WORLD is before
         tensor = torch.ones(2)
         dist.all_reduce(tensor, group=group)
-        gathered = dist._functional_collectives.all_gather_tensor(tensor, 0, group)
+        gathered = all_gather_tensor(tensor, 0, group)
         assert gathered.tolist() == [1.0, 1.0]
     finally:
         dist.destroy_process_group()
