@@ -18,6 +18,8 @@ from pytest_torchmem.operators.registry import OperatorRecord, records
 
 PAGE = Path(__file__).parents[1] / "docs" / "cuda-dispatch.md"
 BEGIN, END = "<!-- operators: begin -->\n", "<!-- operators: end -->\n"
+_OF_LIBRARIES = frozenset({"bitsandbytes/backends"})
+"""The sources of records that are there only once a program has imported the library."""
 _FUNCTIONS = {
     "path": "made of other operators",
     "meta": "outputs lie in another way",
@@ -32,6 +34,8 @@ def table() -> str:
     load()
     found: dict[tuple[str, str], list[str]] = {}
     for name, record in sorted(records().items()):
+        if record.source in _OF_LIBRARIES:
+            continue
         for what, why in _differences(record):
             found.setdefault((what, why), []).append(f"`{name.removeprefix('aten::')}`")
     lines = ["| operators | on a GPU | |", "|---|---|---|"]

@@ -54,4 +54,4 @@ def workspace_of(
     if function is None and device == "cuda" and takes_nothing(spec.overload, "cuda"):
         return Workspace()
     assert function is not None, f"{name} has no workspace on {device}"
-    return as_workspace(function(args, kwargs, machine=machine, outputs=outputs), name)
+    return as_workspace(function(args, kwargs, machine=machine, outputs=outputs, cudnn=None), name)

@@ -44,6 +44,9 @@ _WITHOUT_STATE = (
     complex,
 )
 
+#: What takes no memory of a device, and holds nothing that does.
+_PLAIN = (*(kind for kind in _WITHOUT_STATE if kind is not Tensor), type(None))
+
 
 class ProgramState:
     """The contents of all containers and objects that a function can reach."""
@@ -54,18 +57,29 @@ class ProgramState:
         """What was looked at lives on, so that no other object gets its address."""
         self._walk([target, *arguments])
 
+    def has_let_go(self) -> bool:
+        """Return whether a container has lost something that only what is kept here holds.
+
+        Its memory was not freed then, as it would have been.
+        """
+        for container, contents in self._before:
+            now = set(map(id, _parts(container)))
+            gone = (one for one in _parts(contents) if id(one) not in now)
+            if any(isinstance(one, Tensor) or not isinstance(one, _PLAIN) for one in gone):
+                return True
+        return False
+
     def restore(self) -> None:
         """Give everything its contents back."""
         for container, contents in self._before:
             if type(container) in _MAPPINGS:
-                now = [part for pair in container.items() for part in pair]
-                if not _same(now, [part for pair in contents for part in pair]):
+                if not _same(_parts(container), _parts(contents)):
                     container.clear()
                     container.update(contents)
             elif type(container) is set:
                 container.clear()
                 container.update(contents)
-            elif not _same(container, contents):
+            elif not _same(list(container), contents):
                 container.clear()
                 container.extend(contents)
 
@@ -85,9 +99,9 @@ class ProgramState:
         """Note what an object holds, and yield where to look next."""
         kind = type(one)
         if kind in _MAPPINGS:
-            contents = list(one.items())
+            contents = dict(one)
             self._before.append((one, contents))
-            yield from (value for _, value in contents)
+            yield from contents.values()
         elif kind in _SEQUENCES or kind is set:
             contents = list(one)
             self._before.append((one, contents))
@@ -107,7 +121,7 @@ class ProgramState:
         own = getattr(one, "__dict__", None)
         if type(own) is not dict:
             return
-        self._before.append((own, list(own.items())))
+        self._before.append((own, dict(own)))
         for name, value in own.items():
             # Of a module's own tables only these change with a step.
             hooks = isinstance(one, nn.Module) and name.endswith(("hooks", "hooks_with_kwargs"))
@@ -150,9 +164,16 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _same(container: Any, contents: list[Any]) -> bool:
+def _parts(container: Any) -> list[Any]:
+    """Return what a container holds, keys and values alike."""
+    if isinstance(container, dict):
+        return [part for pair in container.items() for part in pair]
+    return list(container)
+
+
+def _same(now: list[Any], before: list[Any]) -> bool:
     """Whether a container holds the very same things."""
-    return len(container) == len(contents) and all(map(operator.is_, container, contents))
+    return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
 @contextmanager

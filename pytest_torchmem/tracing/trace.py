@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -141,14 +142,42 @@ def trace(
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
     check_torch()
-    again = len(passes) > 1 and not isinstance(target, nn.Module)
-    state = ProgramState(target, args, kwargs) if again else None
+
+    def run(one: Values) -> MemoryProfile:
+        __tracebackhide__ = True
+        return _trace(machine, limit, target, args, kwargs, step, one, mode)
+
+    if isinstance(target, nn.Module):
+        for one in passes[:-1]:
+            with suppress(ValuesNeeded):
+                return run(one)
+        return run(passes[-1])
     for one in passes[:-1]:
-        with suppress(ValuesNeeded):
-            return _trace(machine, limit, target, args, kwargs, step, one, mode)
-        if state is not None:
-            state.restore()
-    return _trace(machine, limit, target, args, kwargs, step, passes[-1], mode)
+        profile = _first_pass(partial(run, one), target, args, kwargs)
+        if profile is not None:
+            return profile
+    return run(passes[-1])
+
+
+def _first_pass(
+    run: Callable[[], MemoryProfile], target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> MemoryProfile | None:
+    """Run a pass of a function that may have to be run again, as if for the first time.
+
+    Returns ``None`` where it has to. While its state is kept nothing of that is freed, so a pass in
+    which something should have been is run once more without.
+    """
+    __tracebackhide__ = True
+    profile, state = None, ProgramState(target, args, kwargs)
+    with suppress(ValuesNeeded):
+        profile = run()
+        if not state.has_let_go():
+            return profile
+    state.restore()
+    if profile is None:
+        return None
+    del state, profile
+    return run()
 
 
 def _passes(values: str) -> tuple[Values, ...]:

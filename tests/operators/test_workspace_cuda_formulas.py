@@ -526,7 +526,7 @@ def test_operators_of_which_nothing_is_known(name: str) -> None:
 
 def test_unknown_is_only_what_no_source_tells() -> None:
     query = meta(2, 4, 64, 64, dtype=BFLOAT)
-    assert found("_scaled_dot_product_cudnn_attention", None, query).confidence is UNKNOWN
+    assert found("_scaled_dot_product_cudnn_attention", [None], query).confidence is UNKNOWN
     x = meta(2, 8, 16, 16)
     assert found("cudnn_batch_norm", None, x).confidence is UNKNOWN
     assert takes_nothing(torch.ops.aten.native_dropout.default, "cuda")

@@ -61,6 +61,10 @@ def _body(name: str) -> Callable[..., Any]:
     """Return what runs an operator's function for the GPU of a trace."""
 
     def run(machine: Gpu, arguments: dict[str, Any]) -> Any:
+        """Run the library's function, bitsandbytes/backends/cuda/ops.py, whose launches do nothing.
+
+        Its kernels are in csrc/kernels.cu.
+        """
         function = _functions("cuda", machine).get(name) or _functions("default", machine)[name]
         result = function(**arguments)
         return None if name.endswith(".out") else result
