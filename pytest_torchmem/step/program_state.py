@@ -99,13 +99,13 @@ class ProgramState:
         """Note what an object holds, and yield where to look next."""
         kind = type(one)
         if kind in _MAPPINGS:
-            contents = dict(one)
-            self._before.append((one, contents))
-            yield from contents.values()
+            named = dict(one)
+            self._before.append((one, named))
+            yield from named.values()
         elif kind in _SEQUENCES or kind is set:
-            contents = list(one)
-            self._before.append((one, contents))
-            yield from contents
+            parts = list(one)
+            self._before.append((one, parts))
+            yield from parts
         elif kind is tuple or kind is frozenset:
             yield from one
         elif isinstance(one, types.FunctionType):

@@ -40,7 +40,7 @@ _PAIRS = (
     (settings.tries_all, optional("torch._C._set_cudnn_benchmark")),
     (settings.is_cudnn_deterministic, optional("torch._C._set_cudnn_deterministic")),
     (
-        optional("torch._C._get_cudnn_depthwise_kernel"),
+        settings.get_depthwise_kernel,
         optional("torch._C._set_cudnn_depthwise_kernel"),
     ),
     (optional("torch._C._get_mkldnn_enabled"), optional("torch._C._set_mkldnn_enabled")),

@@ -14,11 +14,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function
 
+from pytest_torchmem.torch_private.modes import function_modes
 from pytest_torchmem.torch_private.names import private
 
 DisableTorchFunctionSubclass: Any = private("torch._C.DisableTorchFunctionSubclass")
 torch_function_enabled: Callable[[], bool] = private("torch._C._is_torch_function_enabled")
-function_modes: Callable[[], bool] = private("torch._C._is_torch_function_mode_enabled")
 _DISABLED: Any = private("torch._C._disabled_torch_function_impl")
 _PLAIN: tuple[type, ...] = (Tensor, nn.Parameter)
 

@@ -16,7 +16,7 @@ _only_warns: Callable[[], bool] = private("torch._C._get_deterministic_algorithm
 tries_all: Callable[[], bool] = private("torch._C._get_cudnn_benchmark")
 is_cudnn_deterministic: Callable[[], bool] = private("torch._C._get_cudnn_deterministic")
 #: Which kernels take depthwise convolutions in float16; torch 2.12 and later.
-_depthwise: Callable[[], str] | None = optional("torch._C._get_cudnn_depthwise_kernel")
+get_depthwise_kernel: Callable[[], str] | None = optional("torch._C._get_cudnn_depthwise_kernel")
 #: The precision of float32 on a backend, for one kind of operators.
 precision: Callable[[str, str], str] = private("torch._C._get_fp32_precision_getter")
 priority: Callable[[], Any] = private("torch._C._get_sdp_priority_order")
@@ -61,7 +61,7 @@ def depthwise_kernel() -> str:
     """Return whose kernels take depthwise convolutions in float16: ``"auto"`` by their shapes,
     ``"native"`` or ``"cudnn"``; ``torch.backends.cudnn.depthwise_kernel``.
     """
-    return str(_depthwise()) if _depthwise is not None else "auto"
+    return str(get_depthwise_kernel()) if get_depthwise_kernel is not None else "auto"
 
 
 def is_deterministic_convolution() -> bool:
