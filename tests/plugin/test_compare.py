@@ -224,7 +224,8 @@ def test_nothing_to_compare_is_not_green(tmp_path, monkeypatch, capsys):
         ({"peak": (5, 5), "forward_peak": (4, 4)}, "peak"),
         ({"peak": (5, 6), "reserved_peak": (100, 120)}, "peak"),
         ({"peak": (5, 5), "reserved_peak": (100, 120)}, "reserved_peak"),
-        ({"forward_peak": (5, 9), "peak": (9, 10), "end": (1, 100)}, "forward_peak"),
+        ({"forward_peak": (5, 9), "peak": (9, 10), "end": (1, 100)}, "end"),
+        ({"forward_peak": (5, 9), "peak": (9, 10), "baseline": (1, 100)}, "forward_peak"),
     ],
 )
 def test_the_figure_that_stands_for_an_entry(changes, expected):
