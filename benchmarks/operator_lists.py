@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import ctypes
 import difflib
 import functools
 import sys
@@ -203,17 +204,19 @@ def _nothing() -> None:
 def _recording(names: list[str]) -> Iterator[None]:
     """Write down what the interceptor is called for by the program, not by bodies that it runs.
 
-    It looks every operator up as it is called; a function around it would be one frame more between
-    it and the autograd engine, which it takes for the program's.
+    It looks every operator up by its id as it is called; a function around it would be one frame
+    more between it and the autograd engine, which it takes for the program's.
     """
     make: Any = Interceptor.__init__
     entry = Interceptor.__call__.__code__
 
-    class Operators(dict[Any, Any]):
-        def get(self, overload: Any, default: Any = None) -> Any:
+    class Operators(dict[int, Any]):
+        def get(self, key: int, default: Any = None) -> Any:
+            # The caller holds it. Its frame's locals, once asked for, would hold its arguments too.
+            overload: Any = ctypes.cast(key, ctypes.py_object).value
             if not is_view(overload) and not _within(sys._getframe(1).f_back, entry):
                 names.append(str(overload.name()))
-            return super().get(overload, default)
+            return super().get(key, default)
 
     def init(interceptor: Interceptor, *args: Any) -> None:
         make(interceptor, *args)
