@@ -58,6 +58,8 @@ _KERNELS = {
     "SparseCsrCPU": "compressed",
 }
 """Dispatch keys, and what an operator with a kernel for one is called."""
+_NOTHING_YET = type(None).__name__
+"""The shape of a variable that torch sets later, which tells nothing of what it will be."""
 _NAMED = re.compile(r"aten::\w+(\.\w*)?")
 
 
@@ -73,7 +75,7 @@ def describe() -> Description:
     }
     return {
         "private names": {
-            path: _shape(names.DECLARED[path] or names.find(path)) for path in private_names()
+            path: _shape(names.DECLARED[path] or _found(path)) for path in private_names()
         },
         "replaced functions": replaced_functions(),
         "operators": {
@@ -95,7 +97,11 @@ def private_names() -> list[str]:
 def missing_names() -> list[str]:
     """Return the private names that torch does not have, those of rare modules included."""
     later = [path for path, found in names.DECLARED.items() if found is None]
-    absent = [path for path in later if isinstance(names.find(path), names.Missing)]
+    absent = [
+        path
+        for path in later
+        if isinstance(names.find(path), names.Missing) and not names.is_named(path)
+    ]
     return sorted([*names.missing_names(), *absent])
 
 
@@ -108,6 +114,12 @@ def import_package() -> list[str]:
         except Exception as error:
             failed.append(f"{module.name} cannot be imported: {type(error).__name__}: {error}")
     return failed
+
+
+def _found(path: str) -> Any:
+    """Return what a name stands for; the name itself where only instances or calls have it."""
+    found = names.find(path)
+    return path.rpartition(".")[2] if isinstance(found, names.Missing) else found
 
 
 def replaced_functions() -> dict[str, str]:
@@ -175,7 +187,9 @@ def drift(before: Mapping[str, Mapping[str, str]], named: set[str]) -> list[str]
     found = [*import_package(), *[f"gone: {path}" for path in missing_names()], *_untraceable()]
     now = describe()
     for path, shape in before["private names"].items():
-        found += _changed(f"{path} takes", shape, now["private names"].get(path, shape))
+        shape_now = now["private names"].get(path, shape)
+        if _NOTHING_YET not in (shape, shape_now):
+            found += _changed(f"{path} takes", shape, shape_now)
     for path, shape in before["replaced functions"].items():
         found += _changed(f"{path} takes", shape, now["replaced functions"].get(path, shape))
         found += [f"gone: {path}"] if isinstance(names.find(path), names.Missing) else []

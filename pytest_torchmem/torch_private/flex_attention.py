@@ -22,7 +22,9 @@ MODULE = "torch._higher_order_ops.flex_attention"
 MASKS = "torch.nn.attention.flex_attention"
 private_name_if_imported("torch._higher_order_ops.flex_attention.sdpa_dense")
 _CONVERT = private_name_if_imported("torch.nn.attention.flex_attention._convert_mask_to_block_mask")
-_COMPILE_WRAPPER = private_name_if_imported("torch._dynamo.eval_frame.compile_wrapper")
+_COMPILE_WRAPPER = private_name_if_imported(
+    "torch._dynamo.eval_frame._TorchDynamoContext.compile_wrapper"
+)
 private_attribute("torch._ops.HigherOrderOperator._dispatch_cache")
 _KERNEL = torch._C.DispatchKey.CompositeExplicitAutograd
 _AUTOGRAD = torch._C.DispatchKey.Autograd

@@ -52,8 +52,8 @@ def private_name(path: str) -> str:
 
     It may be an attribute that instances of a class in Python have, and their methods name.
     """
-    owner, _, name = path.rpartition(".")
-    if isinstance(private(path), Missing) and _methods_name(find(owner), name):
+    name = path.rpartition(".")[2]
+    if isinstance(private(path), Missing) and is_named(path):
         DECLARED[path] = name
     return name
 
@@ -66,7 +66,10 @@ def private_if_imported(path: str) -> Callable[[], Any]:
 
 
 def private_name_if_imported(path: str) -> str:
-    """Return the last name of a path into a module that few builds or programs have."""
+    """Return the last name of a path into a module that few builds or programs have.
+
+    It may be what ``is_named`` finds: an attribute of instances, or a function within a method.
+    """
     DECLARED[path] = None
     return path.rpartition(".")[2]
 
@@ -110,13 +113,27 @@ def unsupported(reason: str) -> UnsupportedTorchError:
     )
 
 
+def is_named(path: str) -> bool:
+    """Return whether the class that a path leads to has methods that name the path's last part.
+
+    Attributes that only instances have are found so, and functions that a method defines.
+    """
+    owner, _, name = path.rpartition(".")
+    return _methods_name(find(owner), name)
+
+
 def find(path: str) -> Any:
-    """Return what a dotted path leads to, or a ``Missing``; modules are imported for it."""
+    """Return what a dotted path leads to, or a ``Missing``; modules are imported for it.
+
+    A package may have a function by the name of one of its modules, which then hides the module.
+    """
     found: Any = torch
     prefix, *rest = path.split(".")
     for part in rest:
-        prefix = f"{prefix}.{part}"
+        owner, prefix = prefix, f"{prefix}.{part}"
         try:
+            if not hasattr(found, part) and not isinstance(found, ModuleType):
+                found = import_module(owner)
             if isinstance(found, ModuleType) and not hasattr(found, part):
                 found = import_module(prefix)
             else:
@@ -129,4 +146,5 @@ def find(path: str) -> Any:
 def _methods_name(kind: Any, attribute: str) -> bool:
     functions = vars(kind).values() if isinstance(kind, type) else ()
     codes = (getattr(function, "__code__", None) for function in functions)
-    return any(attribute in code.co_names for code in codes if code is not None)
+    named = ((*code.co_names, *code.co_varnames, *code.co_cellvars) for code in codes if code)
+    return any(attribute in found for found in named)

@@ -58,7 +58,9 @@ REBUILD_BUCKETS = private_name_if_imported("torch.distributed.Reducer._rebuild_b
 #: What a stage of a pipeline knows of its tensors, and how its neighbours agree on that.
 pipeline_stage = private_if_imported("torch.distributed.pipelining.stage.PipelineStage")
 needs_messages = private_if_imported("torch.distributed.pipelining.stage.InferenceMode")
-GIVEN_TENSORS = private_name_if_imported("torch.distributed.pipelining.stage._user_meta")
+GIVEN_TENSORS = private_name_if_imported(
+    "torch.distributed.pipelining.stage.PipelineStage._user_meta"
+)
 FORWARD_VOTE = private_name_if_imported(
     "torch.distributed.pipelining.stage.PipelineStage._warmup_forward_vote"
 )

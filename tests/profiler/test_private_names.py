@@ -250,6 +250,16 @@ def test_names_of_modules_that_few_import() -> None:
     del names.DECLARED["torch._not_imported.Kind"], names.DECLARED["torch._C.DispatchKey"]
 
 
+def test_names_that_only_calls_make_and_modules_that_functions_hide() -> None:
+    context = "torch._dynamo.eval_frame._TorchDynamoContext"
+    assert names.is_named(f"{context}.compile_wrapper")
+    assert not names.is_named(f"{context}.gone")
+    assert not names.is_named("torch._dynamo.gone.compile_wrapper")
+    hidden = "torch._higher_order_ops.flex_attention"
+    assert names.find(f"{hidden}.sdpa_dense").__module__ == hidden
+    assert isinstance(names.find(f"{hidden}.gone"), names.Missing)
+
+
 @pytest.mark.parametrize("attributes", [{"gone": len}, {"value": len}, {"function": 1}])
 def test_what_is_replaced_must_be_there(attributes: dict[str, Any]) -> None:
     class Owner:
