@@ -7,7 +7,7 @@ that was wrapped before belongs to other groups of processes, and is refused.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -115,16 +115,30 @@ def _sharding(
         __tracebackhide__ = True
         if not trace.off():
             wrapped.update(modules)
-            # What is the trace's own must not be held by what it was.
-            inner = dict.fromkeys(one for module in modules for one in module.modules())
-            own = (tensor for one in inner for tensor in one.parameters(recurse=False))
-            parts = (part for one in own for part in _parts(one))
-            if all(map(trace.brought, parts)):
-                for one in inner:
-                    sharded.setdefault(one, (type(one), _attributes(one)))
+            for one in dict.fromkeys(one for module in modules for one in module.modules()):
+                if one not in sharded and _is_brought(trace, one, sharded):
+                    sharded[one] = (type(one), _attributes(one))
         return original(self, modules, *args, **kwargs)
 
     return init
+
+
+def _is_brought(trace: TraceContext, module: nn.Module, sharded: Any) -> bool:
+    """Whether a module was there before the trace; what is the trace's own must not be held.
+
+    Its own parameters tell, or those inside it. What was sharded before has others since.
+    """
+
+    def brought(parameters: Iterable[Tensor]) -> Iterator[bool]:
+        return (trace.brought(part) for one in parameters for part in _parts(one))
+
+    if not all(brought(module.parameters(recurse=False))):
+        return False
+    inside = [one for one in module.modules() if one is not module]
+    if any(one in sharded for one in inside):
+        return True
+    of_all = list(brought(module.parameters()))
+    return not of_all or any(of_all)
 
 
 def _voting(trace: TraceContext, original: Any) -> Callable[..., Any]:
@@ -206,10 +220,10 @@ def _quiet(trace: TraceContext, original: Any) -> Callable[..., Any]:
     return log
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return a module's attributes, those that are dictionaries as they are now."""
+def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Return a module's attributes, each with what it holds now if it is a dictionary."""
     return {
-        name: value.copy() if isinstance(value, dict) else value
+        name: (value, value.copy() if isinstance(value, dict) else None)
         for name, value in vars(module).items()
     }
 
@@ -218,7 +232,11 @@ def _give_back(sharded: Any) -> None:
     for module, (kind, attributes) in sharded.items():
         module.__class__ = kind
         vars(module).clear()
-        vars(module).update(attributes)
+        for name, (value, contents) in attributes.items():
+            if contents is not None:  # the same dictionary: others may hold it
+                value.clear()
+                value.update(contents)
+            vars(module)[name] = value
         states = module_states()
         if states is not None:
             states.pop(module, None)

@@ -82,11 +82,12 @@ class RealStorages:
     def resize(self, storage: torch.UntypedStorage, size: int) -> Any:
         """Book that a storage without memory gets or gives back memory, as ``fully_shard`` does.
 
-        Its tensors keep their geometry, and it has room for as much as it was made for.
+        Its tensors keep their geometry, and it has room for as much as it was made for. What the
+        trace has computed values of is real memory that cannot be resized, and is booked alike.
         """
         __tracebackhide__ = True
         record = self._trace.record_of(storage)
-        if record is None or not record.hollow:
+        if record is None or (not record.hollow and storage.resizable()):
             return self._resize(storage, size)
         if size > self._sizes["nbytes"](storage):
             raise UnsupportedOperatorError(
