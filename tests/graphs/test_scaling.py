@@ -64,8 +64,7 @@ def test_polynomials_read_as_people_write_them() -> None:
     assert str(Polynomial(("b",), {})) == "0"
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("flash", [True, False], ids=["flash", "scores"])
+@pytest.mark.parametrize(("flash", "device"), [(True, "cuda"), (False, "cpu")])
 def test_sizes_that_were_not_traced_are_predicted_to_the_byte(flash: bool, device: str) -> None:
     build, options = attention(flash), {"device": device, "optimizer": torch.optim.AdamW}
     found = scaling(build, options=options, **SIZES)

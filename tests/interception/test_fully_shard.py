@@ -62,13 +62,10 @@ def real_process(world: World) -> Iterator[None]:
 @pytest.mark.parametrize(
     "name",
     [
-        "fsdp",
         "fsdp_checkpointed",
-        "fsdp_lora",
         "hybrid",
         "offloaded",
         "tensor_parallel",
-        "sharded_sequence_parallel",
     ],
 )
 def test_a_rank_needs_what_the_real_allocator_counts(name: str) -> None:
