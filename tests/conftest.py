@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from pytest_torchmem.torch_private.dispatcher import turns
+
 pytest_plugins = ["pytester"]
 
 #: Other programs are drawn in every run. A failure prints what draws its own again: hypothesis a
@@ -47,7 +49,11 @@ def _collections_leave_out_what_is_imported() -> None:
 
 @pytest.fixture(autouse=True)
 def _handlers_of_signals_are_put_back() -> Iterator[None]:
-    """Fail the test that leaves one of its own, where the next one would fail for it."""
+    """Fail the test that leaves one of its own, where the next one would fail for it.
+
+    The same for the turn of a trace's threads: another thread would wait for it for ever.
+    """
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     yield
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert not turns()._is_owned()

@@ -8,6 +8,7 @@ list of losses) would be there in the next run, with tensors of a trace that is 
 from __future__ import annotations
 
 import operator
+import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -27,8 +28,9 @@ from pytest_torchmem.torch_private.patches import replaced
 _MOST = 50_000
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
 _SEQUENCES = frozenset({list, deque})
-#: Where state belongs to the interpreter, the test run or torch, and not to the program.
-_OTHERS = ("_pytest", "pytest", "pluggy", "threading", "logging", "asyncio", "concurrent", "torch")
+#: Where state belongs to the interpreter, the test run, torch or a trace, not to the program.
+_OTHERS = frozenset({"_pytest", "pytest", "pluggy", "xdist", "execnet", "torch", "pytest_torchmem"})
+_OTHERS |= sys.stdlib_module_names - {"argparse", "collections", "types"}
 _WITHOUT_STATE = (
     type,
     types.ModuleType,
