@@ -131,10 +131,7 @@ def trace(
     raises.
     """
     __tracebackhide__ = True
-    if mode not in MODES:
-        raise UsageError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
-    if mode == AOT and not isinstance(target, nn.Module):
-        raise UsageError("mode='aot' needs an nn.Module: pass the module rather than a function")
+    _check_mode(mode, target)
     machine = _machine(device, gpu, gpus, host, calibration, _world(world_size, rank, gpus))
     machine = _with_cudnn(machine, cudnn)
     limit = Memory(parse_options(allocator), *_limit(memory, gpu))
@@ -142,17 +139,31 @@ def trace(
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
     check_torch()
+    run = partial(_trace, machine, limit, target, args, kwargs, step, mode=mode)
+    return _run_passes(run, passes, target, args, kwargs)
 
-    def run(one: Values) -> MemoryProfile:
-        __tracebackhide__ = True
-        return _trace(machine, limit, target, args, kwargs, step, one, mode)
 
-    if isinstance(target, nn.Module):
-        for one in passes[:-1]:
+def _check_mode(mode: str, target: Any) -> None:
+    if mode not in MODES:
+        raise UsageError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
+    if mode == AOT and not isinstance(target, nn.Module):
+        raise UsageError("mode='aot' needs an nn.Module: pass the module rather than a function")
+
+
+def _run_passes(
+    run: Callable[[Values], MemoryProfile],
+    passes: tuple[Values, ...],
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> MemoryProfile:
+    """Return the profile of the first pass that comes to its end."""
+    __tracebackhide__ = True
+    for one in passes[:-1]:
+        if isinstance(target, nn.Module):  # each pass has a copy of its own
             with suppress(ValuesNeeded):
                 return run(one)
-        return run(passes[-1])
-    for one in passes[:-1]:
+            continue
         profile = _first_pass(partial(run, one), target, args, kwargs)
         if profile is not None:
             return profile
