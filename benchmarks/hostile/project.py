@@ -127,7 +127,7 @@ class Project:
             os.chdir(self.path)
             sys.dont_write_bytecode = True
             status = int(pytest.main([*_ALWAYS, *options]))
-        except KeyboardInterrupt:  # before the session began, or after it
+        except KeyboardInterrupt:  # before pytest began, or after it
             status = int(pytest.ExitCode.INTERRUPTED)
         finally:
             sys.stdout.flush()

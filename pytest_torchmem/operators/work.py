@@ -86,15 +86,9 @@ def summed_batched_product(self: Tensor, batch1: Tensor, batch2: Tensor, **_: An
     return 2 * batch1.numel() * batch2.shape[-1]
 
 
-@_formula("aten::addmm_")
+@_formula("aten::addmm_", "aten::_addmm_activation")
 def added_product(self: Tensor, mat1: Tensor, mat2: Tensor, **_: Any) -> int:
-    """As ``mm``."""
-    return 2 * mat1.numel() * mat2.shape[-1]
-
-
-@_formula("aten::_addmm_activation")
-def product_with_activation(self: Tensor, mat1: Tensor, mat2: Tensor, **_: Any) -> int:
-    """As ``mm``: the activation is pointwise."""
+    """As ``mm``: an activation is pointwise."""
     return 2 * mat1.numel() * mat2.shape[-1]
 
 
