@@ -137,11 +137,12 @@ def remembered_plans(
     gpu: Gpu | None,
     calibration: Calibration | None = None,
     settings: tuple[Any, ...] = (),
-    cudnn: Library | None = None,
+    cudnn: Library | str | None = None,
 ) -> PlanMemory:
     """Return the plans that earlier traces of this process found for a machine.
 
-    ``cudnn`` is asked about the GPU, and ``settings`` are torch's own on which a GPU's kernels and
+    ``cudnn`` is asked about the GPU, or the reason why it is not, which a plan's unknown workspaces
+    tell; ``settings`` are torch's own on which a GPU's kernels and
     their workspaces depend.
     """
     return PlanMemory()

@@ -47,7 +47,7 @@ class Plans:
             self._settings, target = settings, self._target
             on = (generation(), *settings, *self._environment)
             self._plans = remembered_plans(
-                target.host, target.gpu, target.calibration, on, target.cudnn
+                target.host, target.gpu, target.calibration, on, target.cudnn or target.why_no_cudnn
             )
         return self._plans.get(key)
 

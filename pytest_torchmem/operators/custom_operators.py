@@ -66,6 +66,9 @@ class OperatorModel:
     values: Callable[..., Any] | None = None
     """``values(*args, **kwargs)``: computes the outputs on the CPU where it has no kernel for
     the operator; ``None`` for an output that nobody reads."""
+    flops: Callable[..., int] | None = None
+    """``flops(outputs, *args, **kwargs)``: the floating-point operations of one call, for the node
+    table and the advice that is made of it."""
     order: tuple[int, ...] = ()
     """Positions of the outputs, in the order in which the kernel allocates them."""
     host_outputs: tuple[int, ...] = ()
@@ -113,9 +116,9 @@ def register_operator(model: OperatorModel) -> Callable[[], None]:
     taught = _checked(model)
     # An overload may call another one, as those with names of dimensions do; and an operator made
     # of others may have a kernel for an output that is given.
-    kernels = [one for one in overloads if is_composite_implicit(one) != taught.describes_kernel]
+    kernels = [one for one in overloads if taught.speaks_of(composite=is_composite_implicit(one))]
     if all(_is_given_outputs(overload) for overload in kernels):
-        if taught.describes_kernel:
+        if "path" not in taught.aspects:
             why = "is a composite of other operators, which a trace follows: describe those instead"
         else:
             why = "has a kernel of its own: path= applies only to composite operators"

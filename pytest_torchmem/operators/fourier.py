@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,3 +96,16 @@ def complex_to_real(
     shape[dims[-1]] = last_dim_size
     out = torch.empty(shape, dtype=self.dtype.to_real())
     return _transform(out, input, dims)
+
+
+@operator("aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r").flops()
+def flops(self: Tensor, dim: Sequence[int], outputs: Tensor) -> int:
+    """5 N log2 N for each transform of N complex numbers, half of it where one side is real.
+
+    The usual count for radix 2 (Van Loan, Computational Frameworks for the FFT, 1.4).
+    """
+    larger = max(self, outputs, key=lambda tensor: tensor.numel())
+    length = math.prod(larger.shape[at] for at in dim)
+    count = 5 * larger.numel() * math.log2(max(length, 2))
+    both_complex = self.is_complex() and outputs.is_complex()
+    return int(count if both_complex else count / 2)

@@ -19,6 +19,7 @@ LEADS: Mapping[str, tuple[str, ...]] = {
     "compressed": ("machine",),
     "storages": ("outputs",),
     "values": (),
+    "flops": ("outputs",),
 }
 
 
@@ -30,8 +31,17 @@ class Taught:
 
     @property
     def describes_kernel(self) -> bool:
-        """Whether it speaks of a kernel, which is then not decomposed: not of path, values."""
-        return bool(set(self.aspects) - {"path", "values"})
+        """Whether it says what a kernel takes and returns, so that no body is run for it."""
+        return bool(set(self.aspects) - {"path", "values", "flops"})
+
+    def speaks_of(self, *, composite: bool) -> bool:
+        """Whether it can be of an operator that is a composite of others, or of one with a kernel.
+
+        ``path`` is for the former alone, ``values`` for both, everything else for kernels.
+        """
+        if composite:
+            return not set(self.aspects) - {"path", "values"}
+        return "path" not in self.aspects
 
     def of_the_overload(self) -> dict[str, Any]:
         """Return the aspects that are the same on every device."""

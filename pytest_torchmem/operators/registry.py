@@ -95,6 +95,9 @@ class OperatorRecord:
     values: dict[str, Function] = field(default_factory=dict)
     """What computes its outputs on the CPU, where that has no kernel of it; they are taken by
     position, and ``None`` where nobody reads them."""
+    flops: dict[str, Function] = field(default_factory=dict)
+    """The floating-point operations of one call, where ``torch.utils.flop_counter`` has no formula;
+    for every overload."""
     order: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Positions of the outputs in the order in which the kernel makes them, if that is another one:
     it decides which blocks the caching allocator gives them."""
@@ -190,6 +193,10 @@ class Operators:
     def values(self) -> Callable[[_F], _F]:
         """Register what computes the outputs on the CPU, which has no kernel of the operator."""
         return self._register("values", (EVERY,))
+
+    def flops(self) -> Callable[[_F], _F]:
+        """Register the floating-point operations of one call."""
+        return self._register("flops", (EVERY,))
 
     def storages(self, *devices: str) -> Callable[[_F], _F]:
         """Register what places outputs on the storages that the kernel leaves them on."""

@@ -69,6 +69,8 @@ class OnDevice:
     """The kernel for compressed sparse tensors."""
     values = _aspect("values")
     """What computes the outputs on the CPU, which has no kernel of the operator."""
+    flops = _aspect("flops", shared=True)
+    """The floating-point operations of one call."""
     storages = _aspect("storages")
     """What places outputs on the storages that the kernel leaves them on."""
 
@@ -219,6 +221,14 @@ class OperatorSpec:
         It is the same on every device, but may have been taught for one.
         """
         return self.cpu.values or self.cuda.values
+
+    @property
+    def flops(self) -> Bound | None:
+        """The function for the floating-point operations of a call.
+
+        It is the same on every device, but may have been taught for one.
+        """
+        return self.cpu.flops or self.cuda.flops
 
     def on(self, device: str) -> OnDevice:
         """Return what is known of the kernel for ``"cpu"`` or ``"cuda"``."""

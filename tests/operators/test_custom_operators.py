@@ -178,6 +178,20 @@ def peaks(program: Any, *models: OperatorModel) -> MemoryProfile:
         return trace(program, device="cuda")
 
 
+def test_operations_are_counted_by_a_description() -> None:
+    def program() -> None:
+        scaled(torch.empty(256), 2.0)
+
+    before = trace(program)
+    with registered_operators(
+        OperatorModel(scaled, flops=lambda outputs, x, factor: 3 * x.numel())
+    ):
+        after = trace(program)
+    assert before.node_table().total().fwd_flops == 0
+    assert after.node_table().total().fwd_flops == 3 * 256
+    assert after.peak == before.peak
+
+
 def test_a_kernel_that_calls_others_is_described_by_them() -> None:
     def program() -> None:
         scaled(torch.empty(256, device="cuda"), 2.0)
@@ -236,6 +250,7 @@ def test_outputs_on_the_host_are_booked_there() -> None:
         (OperatorModel("aten::mm"), "give meta="),
         (OperatorModel("aten::mm", decomposition=3), "decomposition=3 is not a function"),
         (OperatorModel("aten::mm", workspace=len, takes_nothing=True), "not both"),
+        (OperatorModel("aten::linear", flops=len), "is a composite of other operators"),
         (OperatorModel("aten::linear", path=len), r"add devices=\('cuda',\)"),
         (OperatorModel("aten::mm", path=len, devices=("cuda",)), "has a kernel of its own"),
         (OperatorModel("aten::linear", order=(0,)), "is a composite of other operators"),

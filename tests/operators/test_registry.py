@@ -31,10 +31,11 @@ FUNCTIONS = (
     "nested",
     "storages",
     "values",
+    "flops",
     "sparse",
     "compressed",
 )
-OF_EVERY_OVERLOAD = ("meta", "workspace", "sparse")
+OF_EVERY_OVERLOAD = ("meta", "workspace", "sparse", "flops")
 
 
 def overloads(name: str) -> list[Any]:
@@ -76,7 +77,7 @@ def speaks_of(record: OperatorRecord, aspect: str) -> list[Any]:
 
 def is_asked(spec: OperatorSpec, aspect: str, device: str) -> bool:
     """Return whether a trace can come to ask for an aspect of an overload on a device."""
-    if aspect in ("path", "nested", "sparse", "compressed"):
+    if aspect in ("path", "nested", "sparse", "compressed", "flops"):
         return True
     if spec.kind is not Kind.LEAF and not spec.one_kernel_on(device):
         return spec.kind in (Kind.NESTED, Kind.COMPRESSED)

@@ -35,6 +35,18 @@ def lt_product(
     return found
 
 
+@operator("aten::_int_mm").flops()
+def integer_product_flops(input: Tensor, mat2: Tensor) -> int:
+    """As ``mm``, of integers."""
+    return 2 * input.numel() * mat2.shape[-1]
+
+
+@operator("aten::_weight_int8pack_mm").flops()
+def packed_product_flops(input: Tensor, mat2: Tensor) -> int:
+    """As ``mm``; the weight has a row for each element of the output."""
+    return 2 * input.numel() * mat2.shape[0]
+
+
 # Registered for every backend, and reading and writing data all the same.
 grouped_mm = operator("aten::_grouped_mm", kind=Kind.LEAF)
 

@@ -6,6 +6,10 @@ itself is not seen by PyTorch's allocator and not counted.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -157,6 +161,32 @@ def addmv_on_cuda(machine: Gpu, mat: Tensor, vec: Tensor) -> Workspace | int:
     return beside_buffer(machine, blas_copy(mat), 0 if vec.stride(0) else dense_bytes(vec))
 
 
+@addmv.flops()
+@operator("aten::mv").flops()
+def matrix_vector_flops(arguments: Mapping[str, Any]) -> int:
+    """Each element of the matrix is multiplied and added once."""
+    matrix: Tensor = arguments["mat"] if "mat" in arguments else arguments["self"]
+    return 2 * matrix.numel()
+
+
+@operator("aten::addr", "aten::addr_").flops()
+def outer_product_flops(vec1: Tensor, vec2: Tensor) -> int:
+    """Each element of the result is multiplied and added once."""
+    return 2 * vec1.numel() * vec2.numel()
+
+
+@operator("aten::addmm_", "aten::_addmm_activation").flops()
+def added_product_flops(mat1: Tensor, mat2: Tensor) -> int:
+    """As ``mm``: an activation is pointwise."""
+    return 2 * mat1.numel() * mat2.shape[-1]
+
+
+@operator("aten::mkldnn_linear").flops()
+def linear_flops(input: Tensor, weight: Tensor) -> int:
+    """As ``mm``; the weight has a row for each element of the output."""
+    return 2 * input.numel() * weight.shape[0]
+
+
 @operator("aten::_compute_linear_combination").meta()
 def linear_combination(input: Tensor, coefficients: Tensor) -> Tensor:
     """Sums of matrices, each times a coefficient; native/LinearAlgebra.cpp."""
@@ -240,3 +270,37 @@ def buffer_alone(machine: Gpu) -> Workspace:
     into the result for every matrix, native/LinearAlgebra.cpp, ``addbmm_impl_``.
     """
     return beside_buffer(machine)
+
+
+@addbmm.flops()
+@operator("aten::baddbmm_").flops()
+def batched_product_flops(batch1: Tensor, batch2: Tensor) -> int:
+    """As ``bmm``."""
+    return 2 * batch1.numel() * batch2.shape[-1]
+
+
+@dot.flops()
+def dot_flops(input: Tensor) -> int:
+    """Each element is multiplied and added once."""
+    return 2 * input.numel()
+
+
+@operator("aten::_trilinear").flops()
+def trilinear_flops(
+    i1: Tensor,
+    i2: Tensor,
+    i3: Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+) -> int:
+    """Two multiplications and an addition for each element of the expanded product.
+
+    native/Linear.cpp, ``_trilinear``: the product is made over all dimensions and then summed.
+    """
+    sizes = [1] * (i1.dim() + len(expand1))
+    for tensor, missing in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        kept = [at for at in range(len(sizes)) if at not in missing]
+        for at, size in zip(kept, tensor.shape, strict=True):
+            sizes[at] = max(sizes[at], size)
+    return 3 * math.prod(sizes)

@@ -279,3 +279,15 @@ def autocast_rnn(
         hidden_size,
         *rest,
     )
+
+
+@_rnn.flops()
+def flops(input: Tensor, weight: Sequence[Tensor]) -> int:
+    """The products of every step with every matrix of weights."""
+    return 2 * input.shape[:-1].numel() * sum(one.numel() for one in weight if one.dim() > 1)
+
+
+@_rnn_backward.flops()
+def backward_flops(input: Tensor, weight: Sequence[Tensor]) -> int:
+    """Of each product the gradients of both of its factors."""
+    return 2 * flops(input, weight)

@@ -240,3 +240,15 @@ def backward_workspace(
         scratchpad += _brgemm_backward(machine.threads, batch, inputs, hidden, size)
     taken = copies + bias + weights + gradients + scratchpad
     return by_onednn(machine, input.dtype, taken)
+
+
+@_layer.flops()
+def flops(input: Tensor, weight0: Tensor, weight1: Tensor) -> int:
+    """The products of every step with both weights."""
+    return 2 * input.shape[:-1].numel() * (weight0.numel() + weight1.numel())
+
+
+@_layer_backward.flops()
+def backward_flops(input: Tensor, weight1: Tensor, weight2: Tensor) -> int:
+    """Of each product the gradients of both of its factors."""
+    return 2 * flops(input, weight1, weight2)
