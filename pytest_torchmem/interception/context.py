@@ -8,7 +8,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import StorageRecord
@@ -17,10 +17,17 @@ from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.profile.timeline import Kind, Phase
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.keys import FAKE, is_excluded
-from pytest_torchmem.torch_private.storages import hollow_storage, storage_address
+from pytest_torchmem.torch_private.storages import (
+    hollow_storage,
+    storage_address,
+    storage_use_count,
+)
 from pytest_torchmem.torch_private.tensors import unwrapped
 
 _CPU = torch.device("cpu")
+_OWN_USES = 3
+"""What holds a storage of which a tensor and its object in Python are all that is left, while
+another tensor on it is going."""
 
 
 class TraceContext:
@@ -47,6 +54,8 @@ class TraceContext:
         """Dictionaries of what is noted of tensors, which they are the weak keys of."""
         self.noted_contents: list[Any] = []
         """Those of them whose notes go with a tensor's content."""
+        self.note_module: Callable[[nn.Module], None] = lambda module: None
+        """Is called with a module whose parameters are about to be replaced."""
 
     def off(self) -> bool:
         """Return whether the caller is the profiler itself, or on a thread that is in no trace."""
@@ -94,7 +103,7 @@ class TraceContext:
     def is_on_gpu(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the fake GPU."""
         if self._interceptor.makes_graphs:  # of fake tensors, which are on the CPU
-            return self._interceptor.parts.target.gpu is not None
+            return self.has_gpu
         record = self.record(tensor)
         return record is not None and record.ledger.device.type == "cuda"
 
@@ -123,6 +132,13 @@ class TraceContext:
         with self.working():
             made = torch.empty(0, dtype=torch.uint8).set_(storage)
             self._interceptor.parts.conversion.borrow(made)
+
+    def strike_unless_used(self, held: Tensor) -> None:
+        """Strike a real tensor off whose last holder but the profiler is going."""
+        storage = held.untyped_storage()
+        record = self._interceptor.parts.ledger.records.get(storage._cdata)
+        if record is not None and storage_use_count(storage._cdata) <= _OWN_USES:
+            self._interceptor.parts.ledger.strike(record)
 
     @contextmanager
     def holding(self, kind: Kind) -> Iterator[None]:
@@ -172,6 +188,11 @@ class TraceContext:
     def user_line(self) -> str:
         """Return the line of the traced program that is running, as errors begin."""
         return self._interceptor.parts.attribution.user_line() or "the traced program"
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether there is a GPU in the trace."""
+        return self._interceptor.parts.target.gpu is not None
 
     @property
     def gpus(self) -> int:

@@ -284,7 +284,7 @@ class Ledger:
         memory: Tensor | None = None,
     ) -> StorageRecord:
         """Let what was written down at ``index`` be struck off when ``storage`` dies."""
-        record = StorageRecord(storage, self._strike)
+        record = StorageRecord(storage, self.strike)
         address = storage._cdata
         record.address, record.index, record.ledger = address, index, ledger
         record.hollow, record.memory, record.lent = hollow, memory, False
@@ -381,9 +381,10 @@ class Ledger:
 
     def forget(self, record: StorageRecord) -> None:
         """Strike off a storage that is still there, to be met anew."""
-        self._strike(record)
+        self.strike(record)
 
-    def _strike(self, record: StorageRecord) -> None:
+    def strike(self, record: StorageRecord) -> None:
+        """Strike a storage off that is gone."""
         record.memory = None  # what was written down of the step holds the record itself
         if self.records.pop(record.address, None) is record:
             self.when_forgotten(record.address)

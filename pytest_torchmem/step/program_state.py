@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.tensors import PARAMETERS
 
 #: The most objects that are looked at: behind that, a program has data rather than state.
 _MOST = 50_000
@@ -57,6 +58,9 @@ class ProgramState:
         self._before: list[tuple[Any, Any]] = []
         self._keep: list[Any] = []
         """What was looked at lives on, so that no other object gets its address."""
+        self._parameters: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        """Of the parameters of modules no more than weak references, or it would not be seen that
+        they are gone."""
         self._walk([target, *arguments])
 
     def has_let_go(self) -> bool:
@@ -84,6 +88,12 @@ class ProgramState:
             elif not _same(list(container), contents):
                 container.clear()
                 container.extend(contents)
+        for table, references in self._parameters:
+            found = {name: held and held() for name, held in references.items()}
+            lost = any(held and found[name] is None for name, held in references.items())
+            if not lost and not _same(_parts(table), _parts(found)):
+                table.clear()
+                table.update(found)
 
     def _walk(self, waiting: list[Any]) -> None:
         seen: set[int] = set()
@@ -126,8 +136,12 @@ class ProgramState:
         self._before.append((own, dict(own)))
         for name, value in own.items():
             # Of a module's own tables only these change with a step.
-            hooks = isinstance(one, nn.Module) and name.endswith(("hooks", "hooks_with_kwargs"))
-            if not hooks:
+            if not isinstance(one, nn.Module):
+                yield value
+            elif name == PARAMETERS:
+                held = {key: ref(part) if part is not None else None for key, part in value.items()}
+                self._parameters.append((value, held))
+            elif not name.endswith(("hooks", "hooks_with_kwargs")):
                 yield value
 
 

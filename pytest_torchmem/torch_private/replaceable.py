@@ -69,6 +69,20 @@ BACKWARD_RESULT = private_name_if_imported(
 )
 #: What ``fully_shard`` and its like made, by module.
 module_states = private_if_imported("torch.distributed._composable_state._module_state_mapping")
+#: What ``fully_shard`` and ``replicate`` begin with, before they move parameters to the device.
+fully_sharding = private_if_imported("torch.distributed.fsdp._fully_shard._fully_shard")
+replicating = private_if_imported("torch.distributed._composable.replicate_with_fsdp")
+SHARDED_STATES = private_name_if_imported(
+    "torch.distributed.fsdp._fully_shard._fully_shard._get_modules_and_states"
+)
+REPLICATED_STATES = private_name_if_imported(
+    "torch.distributed._composable.replicate_with_fsdp._get_modules_and_states"
+)
+#: Where a module holds the states of the functions that were applied to it, and their names.
+state_table = private_if_imported("torch.distributed._composable.contract.STATE_KEY")
+name_table = private_if_imported("torch.distributed._composable.contract.REGISTRY_KEY")
+#: What stands by such a name: it is made when the function is applied.
+applied_item = private_if_imported("torch.distributed._composable.contract.RegistryItem")
 #: What ``fully_shard`` makes for a module.
 sharding_state = private_if_imported("torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState")
 #: Every run of the autograd engine that Python starts goes through it (autograd/graph.py).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ view_base: Callable[[Tensor], Tensor | None] = private_attribute("torch.Tensor._
 is_wrapper: Callable[[object], bool] = private(
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass"
 )
+#: What ``Parameter`` and its like are made by, on the data of another tensor (nn/parameter.py).
+make_subclass: Callable[..., Any] = private("torch.Tensor._make_subclass")
 _DISABLED: Any = private("torch._C._disabled_torch_dispatch_impl")
 
 #: Parts of a sparse tensor, which need not be coalesced.
@@ -34,13 +37,29 @@ _is_wrapped: Callable[[Tensor], bool] = private("torch._C._functorch.is_functorc
 _get_unwrapped: Callable[[Tensor], Tensor] = private("torch._C._functorch.get_unwrapped")
 
 #: A module's own parameters, buffers and children, by name.
-own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = private_attribute(
-    "torch.nn.Module._parameters"
-)
+PARAMETERS = private_name("torch.nn.Module._parameters")
+own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter(PARAMETERS)
 own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = private_attribute(
     "torch.nn.Module._buffers"
 )
 CHILDREN = private_name("torch.nn.Module._modules")
+#: The dictionaries of a module that say what it is made of, and what is called with it.
+MODULE_TABLES = (
+    PARAMETERS,
+    CHILDREN,
+    *(
+        private_name(f"torch.nn.Module.{name}")
+        for name in (
+            "_forward_hooks",
+            "_forward_hooks_with_kwargs",
+            "_forward_hooks_always_called",
+            "_forward_pre_hooks",
+            "_forward_pre_hooks_with_kwargs",
+            "_backward_hooks",
+            "_backward_pre_hooks",
+        )
+    ),
+)
 
 
 def has_dispatch(tensor: Tensor) -> bool:

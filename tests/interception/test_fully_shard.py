@@ -12,9 +12,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable.replicate import replicate
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.utils.parametrizations import weight_norm
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.sharded_steps.programs import PROGRAMS, Decoder, shard, start, train
@@ -103,26 +112,75 @@ def test_nothing_of_it_outlives_the_trace() -> None:
     assert not [type(one) for one in after if id(one) not in before]
 
 
-@pytest.mark.parametrize("adapted", [False, True])
-def test_a_model_from_outside_is_given_back(adapted: bool) -> None:
-    model = Decoder(1)
-    before = {name: id(one) for name, one in model.named_parameters()}
+def _adapted(model: Any, device: str) -> Any:
+    model.head = nn.Linear(64, 256, bias=False)  # a part of it is the trace's own
+    return shard(model.to(device), mesh=start(device))
+
+
+def _checkpointed(model: Any, device: str) -> Any:
+    model.layers[0] = checkpoint_wrapper(model.layers[0])
+    model.norm.register_forward_hook(lambda *_: None)
+    return shard(model, mesh=start(device))  # which moves its parameters itself
+
+
+def _replicated(model: Any, device: str) -> Any:
+    start(device)
+    return replicate(model.to(device))
+
+
+def _parallel(model: Any, device: str) -> Any:
+    whole = PrepareModuleInput(
+        input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=True
+    )
+    plan = {"": whole, "up": ColwiseParallel(), "down": RowwiseParallel()}
+    parallelize_module(model.to(device).layers[0], start(device), plan)
+    return model
+
+
+def _reparametrized(model: Any, device: str) -> Any:
+    weight_norm(model.layers[0].up)
+    return shard(model.to(device), mesh=start(device))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "change", [_adapted, _checkpointed, _parallel, _replicated, _reparametrized]
+)
+def test_a_model_from_outside_is_given_back(change: Any, device: str) -> None:
+    model = Decoder(1, tied=change is _parallel)
+    model.norm.weight.kept = True
+    held = model.layers[0].up.weight
+    before = {name: one.clone() for name, one in model.state_dict().items()}
 
     def program() -> None:
-        if adapted:  # a part of it is the trace's own
-            model.head = nn.Linear(64, 256, bias=False)
-        shard(model, mesh=start())
-        train(model, torch.optim.SGD(model.parameters(), 0.1), steps=1)
+        adapted = change(model, device)
+        options = {"lr": 0.1, "foreach": False}
+        train(adapted, torch.optim.SGD(adapted.parameters(), **options), steps=1, device=device)
 
-    trace(program, world_size=2)
-    assert type(model) is Decoder
-    if adapted:
-        model.head = Decoder(1).head
-        del before["head.weight"]
-    after = {name: id(one) for name, one in model.named_parameters()}
-    assert before.items() <= after.items()
+    found = [trace(program, device=device, world_size=2, rank=rank).figures() for rank in (0, 1, 0)]
+    assert found[0] == found[1] == found[2]
+    assert {type(one) for one in model.modules()} == {type(one) for one in Decoder(1).modules()}
+    assert model.layers[0].up.weight is held
+    assert model.norm.weight.kept
+    assert (model.head.weight is model.embedding.weight) is (change is _parallel)
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(one, after[name]) for name, one in before.items())
     assert not any(one._forward_pre_hooks or one._forward_hooks for one in model.modules())
     model(torch.zeros(1, 2, dtype=torch.long)).sum().backward()
+    assert held.grad is not None
+
+
+def test_what_is_sharded_of_a_model_from_outside_is_freed() -> None:
+    def program(model: nn.Module) -> Any:
+        return lambda: train(shard(model, mesh=start()), torch.optim.SGD(model.parameters(), 0.1))
+
+    model = Decoder(1)
+    traced = trace(program(model), host="here", world_size=4, rank=1)
+    with real_process(World(4, 1)):
+        measured = measure(program(model))
+    assert traced.end == measured.end
+    assert traced.forward_peak == measured.forward_peak  # the second step's
 
 
 def test_resized_storages_are_freed_and_requested() -> None:

@@ -101,6 +101,13 @@ def test_groups_that_were_there_are_there_again() -> None:
         dist.all_reduce(tensor, group=group)
         gathered = all_gather_tensor(tensor, 0, group)
         assert gathered.tolist() == [1.0, 1.0]
+
+        def goes_on() -> None:  # with the group of a fixture
+            assert (dist.get_rank(), dist.get_world_size()) == (13, 16)
+            dist.barrier()
+
+        trace(goes_on, **WORLD)
+        assert dist.group.WORLD is before
     finally:
         dist.destroy_process_group()
 

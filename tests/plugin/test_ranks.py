@@ -71,3 +71,50 @@ def test_what_is_no_world_is_refused(project):
         result.stdout.fnmatch_lines([message])
     result = project.run("--torchmem-ranks=x")
     result.stderr.fnmatch_lines(["*torchmem_ranks: 'x': write ranks*"])
+
+
+SHARDED = """
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+@pytest.fixture(scope="module")
+def group():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+@pytest.fixture(scope="module")
+def model():
+    return nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 64))
+
+@pytest.mark.memory_budget("1 MiB", world_size=4, ranks=(0, 3))
+def test_sharded(model, group):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model.to(device)
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)(torch.randn(8, 64, device=device)).sum().backward()
+
+def test_checked(torchmem, model):
+    def step(device="cpu"):
+        dist.init_process_group()
+        fully_shard(model)
+        model(torch.randn(8, 64, device=device)).sum().backward()
+    torchmem.check(step, world_size=4, ranks=(0, 3))
+
+def test_real(model):
+    model(torch.ones(1, 64)).sum().backward()
+    assert type(model) is nn.Sequential and model[0].weight.grad.isfinite().all()
+"""
+
+
+def test_a_model_of_a_fixture_is_sharded_anew_by_each_rank_and_device(project):
+    project.write(test_net=SHARDED)
+    result = project.run("--torchmem-update")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["8 memory checks: *"])
+    project.run().assert_outcomes(passed=3)

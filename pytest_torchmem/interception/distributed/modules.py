@@ -7,15 +7,15 @@ that was wrapped before belongs to other groups of processes, and is refused.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import torch
 import torch.distributed
-from torch import Tensor, nn
+from torch import nn
 
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
@@ -26,13 +26,16 @@ from pytest_torchmem.torch_private.replaceable import (
     FORWARD_VOTE,
     GIVEN_TENSORS,
     REBUILD_BUCKETS,
+    REPLICATED_STATES,
+    SHARDED_STATES,
     VERIFY_PARAMETERS,
+    fully_sharding,
     module_states,
     needs_messages,
     pipeline_stage,
+    replicating,
     sharding_state,
 )
-from pytest_torchmem.torch_private.tensors import is_wrapper, wrapped_tensors
 
 _BEFORE = (
     " was wrapped for several processes before the trace. Build and wrap it in the function that "
@@ -72,14 +75,13 @@ def refuse_wrapped(target: nn.Module) -> None:
 
 @contextmanager
 def split_modules(trace: TraceContext) -> Iterator[None]:
-    """Follow the modules that the program splits over processes, and give them back afterwards.
+    """Follow the modules that the program splits over processes.
 
     What is imported in the course of the trace is followed from then on.
     """
     wrapped: WeakSet[Any] = WeakSet()
-    sharded: WeakKeyDictionary[nn.Module, tuple[type, dict[str, Any]]] = WeakKeyDictionary()
     with ExitStack() as stack:
-        stack.callback(_give_back, sharded)
+        stack.callback(_forget_states, wrapped)
         followed: set[str] = set()
 
         def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
@@ -93,8 +95,8 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
             if module.startswith("torch.distributed.fsdp"):
                 replace(_of_fsdp("FSDPModule"), "__call__", partial(_calling, trace, wrapped))
                 replace(_of_fsdp("FullyShardedDataParallel"), "__init__", partial(_refusing, trace))
-                replace(sharding_state(), "init", partial(_sharding, trace, wrapped, sharded))
-
+                replace(sharding_state(), "init", partial(_sharding, trace, wrapped))
+                _follow_states(replace, trace)
             if module.startswith("torch.distributed.pipelining"):
                 replace(pipeline_stage(), FORWARD_VOTE, partial(_voting, trace))
                 replace(pipeline_stage(), BACKWARD_RESULT, partial(_agreeing, trace))
@@ -106,39 +108,45 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
         yield
 
 
-def _sharding(
-    trace: TraceContext, wrapped: WeakSet[Any], sharded: Any, original: Any
-) -> Callable[..., Any]:
-    """Return ``FSDPState.init``, which ``fully_shard`` calls before it changes modules."""
+def _forget_states(wrapped: WeakSet[Any]) -> None:
+    """Forget what ``fully_shard`` made for modules, which are given back as they were."""
+    states = module_states()
+    if states is not None:
+        for module in tuple(wrapped):
+            states.pop(module, None)
+
+
+def _follow_states(replace: Callable[..., None], trace: TraceContext) -> None:
+    for place, name in (
+        (fully_sharding(), SHARDED_STATES),
+        (replicating(), REPLICATED_STATES),
+    ):
+        if hasattr(place, name):
+            replace(place, name, partial(_noting, trace))
+
+
+def _noting(trace: TraceContext, original: Any) -> Callable[..., Any]:
+    """Return what ``fully_shard`` or ``replicate`` begins with, before it changes anything."""
+
+    def find(module: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        for one in [module] if isinstance(module, nn.Module) else list(module):
+            trace.note_module(one)
+        return original(module, *args, **kwargs)
+
+    return find
+
+
+def _sharding(trace: TraceContext, wrapped: WeakSet[Any], original: Any) -> Callable[..., Any]:
+    """Return ``FSDPState.init``, which is called with the modules that are split."""
 
     def init(self: Any, modules: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if not trace.off():
             wrapped.update(modules)
-            for one in dict.fromkeys(one for module in modules for one in module.modules()):
-                if one not in sharded and _is_brought(trace, one, sharded):
-                    sharded[one] = (type(one), _attributes(one))
         return original(self, modules, *args, **kwargs)
 
     return init
-
-
-def _is_brought(trace: TraceContext, module: nn.Module, sharded: Any) -> bool:
-    """Whether a module was there before the trace; what is the trace's own must not be held.
-
-    Its own parameters tell, or those inside it. What was sharded before has others since.
-    """
-
-    def brought(parameters: Iterable[Tensor]) -> Iterator[bool]:
-        return (trace.brought(part) for one in parameters for part in _parts(one))
-
-    if not all(brought(module.parameters(recurse=False))):
-        return False
-    inside = [one for one in module.modules() if one is not module]
-    if any(one in sharded for one in inside):
-        return True
-    of_all = list(brought(module.parameters()))
-    return not of_all or any(of_all)
 
 
 def _voting(trace: TraceContext, original: Any) -> Callable[..., Any]:
@@ -171,10 +179,6 @@ def _agreeing(trace: TraceContext, original: Any) -> Callable[..., Any]:
         return original(stage, received_result) if trace.off() else received_result
 
     return result
-
-
-def _parts(tensor: Tensor) -> list[Tensor]:
-    return wrapped_tensors(tensor) if is_wrapper(tensor) else [tensor]
 
 
 def _comparing(trace: TraceContext) -> Replacements:
@@ -218,28 +222,6 @@ def _quiet(trace: TraceContext, original: Any) -> Callable[..., Any]:
         return original(*args, **kwargs) if trace.off() else None
 
     return log
-
-
-def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Return a module's attributes, each with what it holds now if it is a dictionary."""
-    return {
-        name: (value, value.copy() if isinstance(value, dict) else None)
-        for name, value in vars(module).items()
-    }
-
-
-def _give_back(sharded: Any) -> None:
-    for module, (kind, attributes) in sharded.items():
-        module.__class__ = kind
-        vars(module).clear()
-        for name, (value, contents) in attributes.items():
-            if contents is not None:  # the same dictionary: others may hold it
-                value.clear()
-                value.update(contents)
-            vars(module)[name] = value
-        states = module_states()
-        if states is not None:
-            states.pop(module, None)
 
 
 def _calling(trace: TraceContext, wrapped: WeakSet[Any], _: Any) -> Callable[..., Any]:

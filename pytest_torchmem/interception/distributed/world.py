@@ -41,12 +41,18 @@ def world_entered(world: World | None, on_thread: Callable[[], bool]) -> Iterato
     replacements, additions = groups_of_world(world.rank, world.size, lambda: not on_thread())
     with ExitStack() as stack:
         stack.enter_context(_variables(world.environment))
+        had_group = _has_process_group()
         stack.enter_context(groups_put_aside())
         stack.enter_context(added(additions))
         stack.enter_context(replaced_all(replacements))
-        stack.enter_context(replaced_all(_rendezvous(world, on_thread)))
+        stand_in: list[Any] = []
+        stack.enter_context(replaced_all(_rendezvous(world, on_thread, stand_in)))
+        stack.callback(stand_in.clear)
         stack.callback(forget_meshes)
         stack.enter_context(_process_group_kept())
+        if had_group:  # of a fixture, say: the program may go on with it, or begin its own
+            torch.distributed.init_process_group("fake")
+            stand_in.append(torch.distributed.group.WORLD)
         yield
 
 
@@ -64,8 +70,11 @@ def _variables(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _rendezvous(world: World, on_thread: Callable[[], bool]) -> Replacements:
-    """Replace what waits for other processes, or takes another world for granted."""
+def _rendezvous(world: World, on_thread: Callable[[], bool], stand_in: list[Any]) -> Replacements:
+    """Replace what waits for other processes, or takes another world for granted.
+
+    ``stand_in`` has the group that is there in the place of one from before the trace.
+    """
     c10d: Any = torch.distributed.distributed_c10d
     rendezvous, initialise = c10d.rendezvous, c10d.init_process_group
 
@@ -96,6 +105,8 @@ def _rendezvous(world: World, on_thread: Callable[[], bool]) -> Replacements:
                         "world_size= and rank="
                     )
             world_size, rank = world.size, world.rank
+            if stand_in and torch.distributed.group.WORLD is stand_in.pop():
+                torch.distributed.destroy_process_group()
         initialise(backend, init_method, timeout, world_size, rank, *args, **kwargs)
 
     functions = {"rendezvous": meet, "init_process_group": init_process_group}

@@ -1,73 +1,316 @@
-"""Real modules of the traced program, which have their own tensors again after the trace."""
+"""Modules that the program came with, which are after the trace as they were before.
+
+Their tensors are their own again, and what was put into them is out of them again: shards,
+``DTensor`` parameters, hooks, wrappers around their parts. So each trace of a function (for several
+devices, for several ranks) begins with the same model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import replaced_all
-from pytest_torchmem.torch_private.replaceable import apply_to_module
+from pytest_torchmem.torch_private.patches import Replacements, replaced_all
+from pytest_torchmem.torch_private.replaceable import (
+    applied_item,
+    apply_to_module,
+    name_table,
+    state_table,
+)
 from pytest_torchmem.torch_private.storages import storage_address
-from pytest_torchmem.torch_private.tensors import has_dispatch, own_buffers, own_parameters
+from pytest_torchmem.torch_private.tensors import (
+    CHILDREN,
+    MODULE_TABLES,
+    PARAMETERS,
+    has_dispatch,
+    make_subclass,
+    own_buffers,
+    own_parameters,
+)
+
+_MAKING = ("__init__", "__setstate__")
+_HOOKING = (
+    "register_forward_pre_hook",
+    "register_forward_hook",
+    "register_full_backward_pre_hook",
+    "register_full_backward_hook",
+)
 
 
 @contextmanager
 def modules_given_back(trace: TraceContext) -> Iterator[None]:
-    """Give real modules that a program moves or converts their own tensors back afterwards."""
-    original: Any = apply_to_module.original
-    tensors = _OwnTensors(trace)
-
-    def apply(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not trace.off():
-            tensors.note(module)
-        return original(module, *args, **kwargs)
-
+    """Give the program's modules back as they were."""
+    modules = _OwnModules(trace)
+    trace.note_module = modules.note_whole
+    handles = [
+        register_module_parameter_registration_hook(modules.parameter_registered),
+        register_module_module_registration_hook(modules.child_registered),
+    ]
     try:
-        with replaced_all([apply_to_module.by(apply)]):
+        with replaced_all(modules.replacements()):
             yield
     finally:
-        tensors.give_back()
+        trace.note_module = lambda module: None
+        for handle in handles:
+            handle.remove()
+        modules.give_back()
 
 
-class _OwnTensors:
-    """The tensors that real modules came with.
+class _Noted(NamedTuple):
+    """What a module was like before the trace changed it."""
+
+    kind: type
+    names: frozenset[str]
+    """Its attributes."""
+    tables: dict[str, dict[Any, Any]]
+    """The contents of the tables among them; of children no more than a weak reference."""
+    kept: dict[str, Any]
+    """Parameters that would be gone otherwise, by name."""
+
+
+class _Kept(NamedTuple):
+    """What a parameter was: it must not be held, or it would not be seen that it is gone."""
+
+    parameter: ReferenceType[Any]
+    data: Tensor
+    gradient: Tensor | None
+    requires_grad: bool
+    kind: type
+    attributes: dict[str, Any]
+
+
+class _OwnModules:
+    """The modules that the program came with, and the tensors that they had.
 
     Weakly: a module that the program makes on another thread is real too, and dies in the trace.
     """
 
     def __init__(self, trace: TraceContext) -> None:
         self._trace = trace
-        self._parameters: Any = WeakIdKeyDictionary()
+        self._tensors: Any = WeakIdKeyDictionary()
+        """The data and the gradients of tensors that were given others."""
         self._buffers: Any = WeakIdKeyDictionary()
-        trace.noted_tensors.append(self._parameters)
+        self._noted: Any = WeakIdKeyDictionary()
+        self._made: dict[int, ReferenceType[nn.Module]] = {}
+        """The trace's own modules, by their ids; some are gone."""
+        self._applied: dict[int, ReferenceType[Any]] = {}
+        """What stands in the tables of modules to which composable functions were applied."""
+        self._all_applied = False
+        """Whether there was none before the trace."""
+        trace.noted_tensors.append(self._tensors)
 
-    def note(self, module: nn.Module) -> None:
+    def replacements(self) -> Replacements:
+        """Return what has to be seen of modules: how they are made, hooked, moved and converted."""
+        hooking = {name: self._hooking(getattr(nn.Module, name)) for name in _HOOKING}
+        making = {name: self._making(getattr(nn.Module, name)) for name in _MAKING}
+        making["__delattr__"] = self._deleting(nn.Module.__delattr__)
+        applied, replacements = applied_item(), [(nn.Module, {**hooking, **making})]
+        self._all_applied = applied is None
+        if applied is not None:
+            replacements.append((applied, {"__init__": self._applying}))
+        return [*replacements, apply_to_module.by(self._apply())]
+
+    def _applying(self, item: Any) -> None:
+        """Note that a composable function is applied, such as ``fully_shard``."""
+        if self._trace.on_thread():
+            self._applied[id(item)] = ref(item)
+
+    def _deleting(self, original: Any) -> Callable[..., Any]:
+        @wraps(original)
+        def delete(module: nn.Module, name: str) -> Any:
+            if name in own_parameters(module) and self._is_brought(module):
+                self.parameter_registered(module, name, None)
+            return original(module, name)
+
+        return delete
+
+    def _apply(self) -> Callable[..., Any]:
+        original: Any = apply_to_module.original
+
+        def apply(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not self._trace.off():
+                self._note_tensors(module)
+            return original(module, *args, **kwargs)
+
+        return apply
+
+    def _making(self, original: Any) -> Callable[..., Any]:
+        @wraps(original)
+        def make(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._trace.on_thread():
+                self._made[id(module)] = ref(module)
+            return original(module, *args, **kwargs)
+
+        return make
+
+    def _hooking(self, original: Any) -> Callable[..., Any]:
+        @wraps(original)
+        def register(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._is_brought(module):
+                self._note(module)
+            return original(module, *args, **kwargs)
+
+        return register
+
+    def _is_brought(self, module: nn.Module) -> bool:
+        """Whether a module was there before the trace, on whose thread the caller is."""
+        if self._trace.off():
+            return False
+        made = self._made.get(id(module))
+        return made is None or made() is not module
+
+    # -- what is noted -----------------------------------------------------------------------------
+
+    def parameter_registered(self, module: Any, name: str, _: Any) -> None:
+        """Note a module that is about to get a parameter in the place of another."""
+        if self._is_brought(module):
+            self._note_tensors(module)
+            self._keep(self._note(module), module, name)
+
+    def child_registered(self, module: Any, *_: Any) -> None:
+        """Note a module that is about to get a child."""
+        if self._is_brought(module):
+            self._note(module)
+
+    def note_whole(self, module: nn.Module) -> None:
+        """Note a module and all inside it, whose parameters are about to be replaced."""
+        for one in module.modules():
+            if self._is_brought(one):
+                self._note_tensors(one)
+                noted = self._note(one)
+                for name in own_parameters(one):
+                    self._keep(noted, one, name)
+
+    def _note(self, module: nn.Module) -> _Noted:
+        noted: _Noted | None = self._noted.get(module)
+        if noted is None:
+            own = vars(module)
+            tables = {name: dict(own[name]) for name in MODULE_TABLES if name in own}
+            for name in (CHILDREN, PARAMETERS):
+                held = tables[name].items()
+                tables[name] = {key: None if one is None else ref(one) for key, one in held}
+            tables.update(self._applied_before(own))
+            noted = _Noted(type(module), frozenset(own), tables, {})
+            self._noted[module] = noted
+        return noted
+
+    def _applied_before(self, own: dict[str, Any]) -> Iterator[tuple[str, dict[Any, Any]]]:
+        """Yield the tables of composable functions, without what was applied in the trace."""
+        names, states = name_table(), state_table()
+        if names not in own:
+            return
+        new = {name for name, item in own[names].items() if self._is_of_trace(item)}
+        yield names, {name: item for name, item in own[names].items() if name not in new}
+        kept = {key: state for key, state in own[states].items() if key.__name__ not in new}
+        yield states, kept
+
+    def _is_of_trace(self, item: Any) -> bool:
+        applied = self._applied.get(id(item))
+        return self._all_applied or (applied is not None and applied() is item)
+
+    def _keep(self, noted: _Noted, module: nn.Module, name: str) -> None:
+        """Keep a parameter of a module, or the data that it came with."""
+        parameter = own_parameters(module).get(name)
+        if parameter is None or name in noted.kept or not _same(noted, name, parameter):
+            return
+        own = self._tensors.get(parameter)
+        if own is None:  # it is of the trace
+            return
+        data, gradient = own
+        if data.device.type == "meta":
+            noted.kept[name] = parameter
+            return
+        gone = lambda _: self._trace.strike_unless_used(data)  # noqa: E731
+        about = parameter.requires_grad, type(parameter), dict(vars(parameter))
+        noted.kept[name] = _Kept(ref(parameter, gone), data, gradient, *about)
+
+    def _note_tensors(self, module: nn.Module) -> None:
         """Keep the data, gradients and buffers of a module that is about to be converted."""
-        for parameter in own_parameters(module).values():
-            if parameter is not None and self._is_real(parameter):
-                self._parameters.setdefault(parameter, (parameter.data, parameter.grad))
+        for name, parameter in own_parameters(module).items():
+            if parameter is None or not self._is_real(parameter):
+                continue
+            self._tensors.setdefault(parameter, (parameter.data, parameter.grad))
+            if parameter.device.type == "meta" and self._is_brought(module):  # is replaced
+                self._keep(self._note(module), module, name)
         for name, buffer in own_buffers(module).items():
             if buffer is not None and self._trace.brought(buffer):
                 self._buffers.setdefault(module, {}).setdefault(name, buffer)
+                if not has_dispatch(buffer):
+                    self._tensors.setdefault(buffer, (buffer.data, None))
 
-    def _is_real(self, parameter: nn.Parameter) -> bool:
+    def _is_real(self, parameter: Tensor) -> bool:
         """Whether a parameter came with the program; wrappers and fake tensors are its own."""
         return self._trace.brought(parameter) and not has_dispatch(parameter)
 
+    # -- and given back ----------------------------------------------------------------------------
+
     def give_back(self) -> None:
         """Put back what has changed."""
-        for parameter, (data, gradient) in self._parameters.items():
-            if data.device.type != "meta" and _place(parameter.data) != _place(data):
-                parameter.grad = None
-                parameter.data = data
-                parameter.grad = gradient
+        again: dict[int, Tensor] = {}
+        for module, noted in self._noted.items():
+            _restore(module, noted, again)
+        for tensor, (data, gradient) in self._tensors.items():
+            if data.device.type != "meta" and _place(tensor.data) != _place(data):
+                tensor.grad = None
+                tensor.data = data
+                tensor.grad = gradient
         for module, named in self._buffers.items():
             own_buffers(module).update(named)
+        for notes in (self._noted, self._tensors, self._buffers):  # hold no data any longer
+            notes.clear()
+
+
+def _restore(module: nn.Module, noted: _Noted, again: dict[int, Tensor]) -> None:
+    """Give a module its class, its attributes and the contents of its tables back."""
+    if type(module) is not noted.kind:
+        module.__class__ = noted.kind
+    own = vars(module)
+    for name in [name for name in own if name not in noted.names]:
+        del own[name]
+    for name, contents in noted.tables.items():
+        now = dict(own.get(name, {}))
+        table = own.setdefault(name, {})  # the same dictionary: others may hold it
+        table.clear()
+        for key, held in contents.items():
+            if name == PARAMETERS and key in noted.kept:
+                table[key] = _parameter(noted.kept[key], again)
+            elif not isinstance(held, ReferenceType):
+                table[key] = held
+            elif held() is not None:
+                table[key] = held()
+            elif key in now:  # nobody has what was there
+                table[key] = now[key]
+
+
+def _parameter(kept: Any, again: dict[int, Tensor]) -> Any:
+    """Return a parameter as it was, or another on the data that it had."""
+    if not isinstance(kept, _Kept):
+        return kept
+    found: Any = kept.parameter()
+    if found is None:  # made once for all modules that share it
+        found = again.get(id(kept.data))
+    if found is None:
+        found = make_subclass(kept.kind, kept.data, kept.requires_grad)
+        again[id(kept.data)], found.grad = found, kept.gradient
+        vars(found).update(kept.attributes)
+    return found
+
+
+def _same(noted: _Noted, name: str, parameter: Tensor) -> bool:
+    """Whether a parameter is the one that the module came with."""
+    held = noted.tables[PARAMETERS].get(name)
+    return held is not None and held() is parameter
 
 
 def _place(tensor: Tensor) -> tuple[int, int]:
