@@ -47,18 +47,13 @@ CHILDREN = private_name("torch.nn.Module._modules")
 MODULE_TABLES = (
     PARAMETERS,
     CHILDREN,
-    *(
-        private_name(f"torch.nn.Module.{name}")
-        for name in (
-            "_forward_hooks",
-            "_forward_hooks_with_kwargs",
-            "_forward_hooks_always_called",
-            "_forward_pre_hooks",
-            "_forward_pre_hooks_with_kwargs",
-            "_backward_hooks",
-            "_backward_pre_hooks",
-        )
-    ),
+    private_name("torch.nn.Module._forward_hooks"),
+    private_name("torch.nn.Module._forward_hooks_with_kwargs"),
+    private_name("torch.nn.Module._forward_hooks_always_called"),
+    private_name("torch.nn.Module._forward_pre_hooks"),
+    private_name("torch.nn.Module._forward_pre_hooks_with_kwargs"),
+    private_name("torch.nn.Module._backward_hooks"),
+    private_name("torch.nn.Module._backward_pre_hooks"),
 )
 
 
