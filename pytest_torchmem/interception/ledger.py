@@ -356,6 +356,14 @@ class Ledger:
             entry = AllocationEntry(nbytes, Kind.WORKSPACE, origin, (), None, name, confidence)
             ledger.kept[key] = ledger.add(entry)
 
+    def made(self) -> frozenset[int]:
+        """Return the addresses of the storages that were made and are still alive."""
+        return frozenset(
+            record.address
+            for record in tuple(self.records.values())
+            if record.hollow and not record.lent and record() is not None
+        )
+
     def close(self) -> dict[int, bool]:
         """Stop writing down; return the hollow storages that are still alive, by their addresses,
         and whether they have memory of their own.

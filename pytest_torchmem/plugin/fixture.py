@@ -255,7 +255,7 @@ def _target(
         __tracebackhide__ = True
         if states and states[0] is not None:
             states[0].restore()  # on each device as on the first
-        elif not _is_module(target):
+        else:
             states.append(_state_of(target, args, kwargs))
         return _trace(target, *args, **{**checker.trace_options(device, gpu, world), **kwargs})
 
@@ -308,12 +308,12 @@ def _target_of_sizes(
 def _state_of(*reached: Any) -> ProgramState | None:
     """Return what a function finds before its first trace, ``None`` where torch is missing."""
     try:
-        from pytest_torchmem.step.program_state import ProgramState
+        from pytest_torchmem.step.program_state import ProgramState, Reached
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         return None
-    return ProgramState(*reached)
+    return ProgramState(Reached(*reached))
 
 
 def _is_module(target: Any) -> bool:

@@ -32,7 +32,12 @@ from pytest_torchmem.profile.profile import MemoryProfile, figures_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.global_state import process_kept, thread_kept
-from pytest_torchmem.step.program_state import ProgramState, optimizers_kept
+from pytest_torchmem.step.program_state import (
+    ProgramState,
+    Reached,
+    SharedState,
+    optimizers_kept,
+)
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.targets.calibration import Calibration, LibraryAnswer
@@ -47,6 +52,7 @@ from pytest_torchmem.tracing.ahead_of_time import run_ahead_of_time
 from pytest_torchmem.tracing.clone import HollowCloner
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
 from pytest_torchmem.tracing.lock import run_alone
+from pytest_torchmem.tracing.shared import let_go_of_tensors
 from pytest_torchmem.tracing.standing import lent_by_standing_gpus, present_on_standing_gpus
 from pytest_torchmem.tracing.watch import at_end
 from pytest_torchmem.units import parse_size
@@ -139,8 +145,9 @@ def trace(
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
     check_torch()
-    run = partial(_trace, machine, limit, target, args, kwargs, step, mode=mode)
-    return _run_passes(run, passes, target, args, kwargs)
+    reached = Reached(target, args, kwargs, loss_fn)
+    run = partial(_trace, machine, limit, reached, target, args, kwargs, step, mode=mode)
+    return _run_passes(run, passes, reached)
 
 
 def _check_mode(mode: str, target: Any) -> None:
@@ -151,35 +158,25 @@ def _check_mode(mode: str, target: Any) -> None:
 
 
 def _run_passes(
-    run: Callable[[Values], MemoryProfile],
-    passes: tuple[Values, ...],
-    target: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    run: Callable[[Values], MemoryProfile], passes: tuple[Values, ...], reached: Reached
 ) -> MemoryProfile:
     """Return the profile of the first pass that comes to its end."""
     __tracebackhide__ = True
     for one in passes[:-1]:
-        if isinstance(target, nn.Module):  # each pass has a copy of its own
-            with suppress(ValuesNeeded):
-                return run(one)
-            continue
-        profile = _first_pass(partial(run, one), target, args, kwargs)
+        profile = _first_pass(partial(run, one), reached)
         if profile is not None:
             return profile
     return run(passes[-1])
 
 
-def _first_pass(
-    run: Callable[[], MemoryProfile], target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> MemoryProfile | None:
-    """Run a pass of a function that may have to be run again, as if for the first time.
+def _first_pass(run: Callable[[], MemoryProfile], reached: Reached) -> MemoryProfile | None:
+    """Run a pass of a program that may have to be run again, as if for the first time.
 
     Returns ``None`` where it has to. While its state is kept nothing of that is freed, so a pass in
     which something should have been is run once more without.
     """
     __tracebackhide__ = True
-    profile, state = None, ProgramState(target, args, kwargs)
+    profile, state = None, ProgramState(reached)
     with suppress(ValuesNeeded):
         profile = run()
         if not state.has_let_go():
@@ -218,6 +215,7 @@ def _limit(memory: int | str | None, gpu: str | None) -> tuple[bool, int | None]
 def _trace(
     machine: Target,
     limit: Memory,
+    reached: Reached,
     target: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -251,6 +249,7 @@ def _trace(
         stack.enter_context(world_entered(machine.world, interceptor.threads.on_thread))
         stack.enter_context(optimizers_kept(interceptor.threads.on_thread))
         stack.callback(give_survivors_data, ledger)
+        stack.callback(let_go_of_tensors, ledger, SharedState(reached))
         stack.callback(interceptor.parts.conversion.return_borrowed)
         stack.enter_context(thread_kept())
         stack.enter_context(layers(interceptor, TraceContext(interceptor), memories))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -92,3 +93,114 @@ def test_objects_that_a_function_is_called_with_are_as_before() -> None:
         assert actions.mean().abs() < 0.1
 
     torchmem.trace(body, policy)
+
+
+CACHE: dict[str, torch.Tensor] = {}
+KEPT: list[Any] = [None]
+runs = 0
+table: torch.Tensor | None = None
+
+
+class Cached(nn.Module):
+    """Keeps tables in every place where other programs find them as well."""
+
+    calls = 0
+    rows: torch.Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns: torch.Tensor | None = None
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Fill each cache that is empty, on the device of ``x``."""
+        global table
+        Cached.calls += 1
+        if table is None:
+            table = torch.randn(1000, 64).to(x.device)
+        if Cached.rows is None:
+            Cached.rows = torch.randn(1000, 64).to(x.device)
+        if self.columns is None:
+            self.columns = torch.randn(1000, 64).to(x.device)
+        if "table" not in CACHE:
+            CACHE["table"] = torch.randn(1000, 64).to(x.device)
+        if KEPT[0] is None:
+            KEPT[0] = (torch.randn(1000, 64).to(x.device), 1)
+        tables = (table, Cached.rows, self.columns, CACHE["table"], KEPT[0][0])
+        return sum((x @ one.T).sum() for one in tables) + self.linear(x).sum()  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("of", ["module", "function"])
+@pytest.mark.parametrize("values", ["auto", "real"])
+def test_caches_that_others_use_hold_nothing_of_a_trace(of: str, values: str) -> None:
+    model = Cached()
+
+    def function(x: torch.Tensor) -> None:
+        model(x.to("cuda" if torch.cuda.is_available() else "cpu")).backward()
+
+    x = torch.randn(2, 64)
+    target = model if of == "module" else function
+    first = torchmem.trace(target, x, values=values)
+    assert torchmem.trace(target, x, values=values).figures() == first.figures()
+    if of == "module":
+        on_cuda = torchmem.trace(target, x, device="cuda", values=values)
+        assert on_cuda.baseline + 5 * 256_000 < on_cuda.peak
+    assert (table, Cached.rows, model.columns, CACHE, KEPT) == (None, None, None, {}, [None])
+    try:
+        assert model(x).isfinite().all()
+        for one in (table, Cached.rows, CACHE["table"], KEPT[0][0]):
+            assert one is not None
+            assert one.isfinite().all()
+        torchmem.trace(target, x, values=values)
+        assert CACHE["table"].isfinite().all()  # real ones stay
+    finally:
+        CACHE.clear()
+        KEPT[0] = Cached.rows = globals()["table"] = None
+
+
+def test_names_are_bound_again_for_a_second_pass() -> None:
+    seen: list[tuple[int, int, int]] = []
+    mine = 0
+
+    class Counter:
+        made = 0
+        __slots__ = ("count",)
+
+        def __init__(self) -> None:
+            self.count = 0
+
+    counter = Counter()
+
+    def body() -> None:
+        nonlocal mine
+        global runs
+        mine, runs, counter.count, Counter.made = (
+            mine + 1,
+            runs + 1,
+            counter.count + 1,
+            Counter.made + 1,
+        )
+        large = torch.randn(3000, 1000)
+        if large.sum() > 1e9:
+            raise AssertionError
+        seen.append((mine, runs, counter.count))
+        assert Counter.made == 1
+
+    torchmem.trace(body)
+    assert seen == [(1, 1, 1)]
+
+
+def test_what_a_program_lets_go_of_is_free() -> None:
+    hidden = torch.zeros(1_000_000)
+    CACHE["old"] = torch.zeros(1_000_000)
+
+    def body() -> None:
+        nonlocal hidden
+        hidden = hidden[:10].clone()
+        CACHE["old"] = CACHE["old"][:10].clone()
+        torch.zeros(500_000)
+
+    try:
+        assert torchmem.trace(body).peak == 4_000_000 + 4_000_000 + 40
+    finally:
+        CACHE.clear()
