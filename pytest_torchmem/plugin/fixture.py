@@ -308,7 +308,8 @@ def _target_of_sizes(
 def _state_of(*reached: Any) -> ProgramState | None:
     """Return what a function finds before its first trace, ``None`` where torch is missing."""
     try:
-        from pytest_torchmem.step.program_state import ProgramState, Reached
+        from pytest_torchmem.step.program_state import ProgramState
+        from pytest_torchmem.step.reached import Reached
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -32,12 +32,9 @@ from pytest_torchmem.profile.profile import MemoryProfile, figures_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.global_state import process_kept, thread_kept
-from pytest_torchmem.step.program_state import (
-    ProgramState,
-    Reached,
-    SharedState,
-    optimizers_kept,
-)
+from pytest_torchmem.step.optimizers import optimizers_kept
+from pytest_torchmem.step.program_state import ProgramState, SharedState
+from pytest_torchmem.step.reached import Reached
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.targets.calibration import Calibration, LibraryAnswer

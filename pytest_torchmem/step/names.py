@@ -1,0 +1,99 @@
+"""Names that are bound elsewhere than in a container: in a cell, a class, slots or globals."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+_DESCRIPTORS = (
+    *FUNCTIONS,
+    staticmethod,
+    classmethod,
+    property,
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+)
+"""What classes hold that is no state of a program."""
+
+
+class Names:
+    """What is bound in one place: names and values, read anew each time."""
+
+    def __init__(
+        self,
+        read: Callable[[], dict[str, Any]],
+        bind: Callable[[str, Any], None],
+        unbind: Callable[[str], None],
+    ) -> None:
+        self.read, self._bind, self._unbind = read, bind, unbind
+
+    def bind(self, name: str, value: Any) -> None:
+        """Bind a name; a class may not let itself be changed."""
+        with suppress(AttributeError, TypeError):
+            self._bind(name, value)
+
+    def unbind(self, name: str) -> None:
+        """Undo that a name was bound."""
+        with suppress(AttributeError, TypeError, KeyError):
+            self._unbind(name)
+
+
+def names_of_cell(cell: types.CellType) -> Names:
+    """Return the variable of a closure, under the name ""."""
+
+    def read() -> dict[str, Any]:
+        try:
+            return {"": cell.cell_contents}
+        except ValueError:  # not assigned yet
+            return {}
+
+    def bind(_: str, value: Any) -> None:
+        cell.cell_contents = value
+
+    def unbind(_: str) -> None:
+        del cell.cell_contents
+
+    return Names(read, bind, unbind)
+
+
+def names_of_globals(variables: dict[str, Any], names: Collection[str]) -> Names:
+    """Return some of a module's global variables."""
+
+    def read() -> dict[str, Any]:
+        return {name: variables[name] for name in names if name in variables}
+
+    return Names(read, variables.__setitem__, variables.__delitem__)
+
+
+def names_of_class(kind: type) -> Names:
+    """Return the attributes of a class that are no methods."""
+
+    def read() -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in vars(kind).items()
+            if not name.startswith(("__", "_abc_")) and not isinstance(value, _DESCRIPTORS)
+        }
+
+    return Names(read, partial(setattr, kind), partial(delattr, kind))
+
+
+def names_of_slots(one: Any) -> Names | None:
+    """Return the slots of an object, ``None`` if its class has none."""
+    names = [
+        name
+        for kind in type(one).__mro__
+        for name, value in vars(kind).items()
+        if isinstance(value, types.MemberDescriptorType) and not name.startswith("__")
+    ]
+    if not names:
+        return None
+
+    def read() -> dict[str, Any]:
+        return {name: getattr(one, name) for name in names if hasattr(one, name)}
+
+    return Names(read, partial(object.__setattr__, one), partial(object.__delattr__, one))

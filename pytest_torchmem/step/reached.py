@@ -1,0 +1,202 @@
+"""What a program can reach and change: variables, containers, attributes of objects and classes."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from dis import get_instructions, opmap
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from pytest_torchmem.step.names import (
+    FUNCTIONS,
+    names_of_cell,
+    names_of_class,
+    names_of_globals,
+    names_of_slots,
+)
+from pytest_torchmem.torch_private.tensors import PARAMETERS
+
+#: The most objects that are looked at: behind that, a program has data rather than state.
+_MOST = 50_000
+MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
+SEQUENCES = frozenset({list, deque})
+#: Where state belongs to the interpreter, the test run, torch or a trace, not to the program.
+_OTHERS = frozenset({"_pytest", "pytest", "pluggy", "xdist", "execnet", "torch", "pytest_torchmem"})
+_OTHERS |= sys.stdlib_module_names - {"argparse", "collections", "types"}
+_WITHOUT_STATE = (
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.CodeType,
+    types.FrameType,
+    types.GeneratorType,
+    Tensor,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+)
+#: What takes no memory of a device, and holds nothing that does.
+PLAIN = (type, *(kind for kind in _WITHOUT_STATE if kind is not Tensor), type(None))
+_STORES = frozenset({opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
+
+
+class Holder(NamedTuple):
+    """Something whose contents a program can change."""
+
+    place: Any
+    """A container, or ``Names``."""
+    shared: bool
+    """Whether it belongs to a module or a library rather than to who asked for the trace."""
+
+
+class Reached:
+    """What can be changed of all that a function, or a module's forward, can reach.
+
+    Functions are followed through closures, defaults and the globals that they name. Of the classes
+    of modules and other objects, and of the files that define modules, only what stands there is
+    looked at: there is no end to what a library's functions name.
+
+    Shared is what other programs use, too: global variables and the containers in them, attributes
+    of classes, and those of modules.
+    """
+
+    def __init__(self, target: Callable[..., Any], *arguments: Any) -> None:
+        self.holders: list[Holder] = []
+        self.parameters: list[dict[str, Tensor | None]] = []
+        """Tables of modules' parameters."""
+        self._keep: list[Any] = []
+        """What was looked at lives on, so that no other object gets its address."""
+        self._seen: set[int] = set()
+        self._kinds: set[type] = set()
+        self._globals: list[Any] = []
+        if isinstance(target, nn.Module):  # a trace has a copy of it
+            self._kinds.update(map(type, target.modules()))
+        else:
+            arguments = (target, *arguments)
+        self._walk([*arguments], shared=False)
+        while self._globals and len(self._seen) < _MOST:
+            waiting, self._globals = self._globals, []
+            self._walk(waiting, shared=True)
+        self._look_at_classes()
+
+    def _walk(self, waiting: list[Any], *, shared: bool) -> None:
+        while waiting and len(self._seen) < _MOST:
+            found: list[Any] = []
+            for one in waiting:
+                if id(one) in self._seen or isinstance(one, _WITHOUT_STATE) or one is None:
+                    continue
+                self._seen.add(id(one))
+                self._keep.append(one)
+                found.extend(self._inside(one, shared))
+            waiting = found
+
+    def _inside(self, one: Any, shared: bool) -> Iterator[Any]:
+        """Note what can be changed of an object, and yield where to look next."""
+        kind = type(one)
+        if kind in MAPPINGS:
+            self.holders.append(Holder(one, shared))
+            yield from list(one.values())
+        elif kind in SEQUENCES or kind is set:
+            self.holders.append(Holder(one, shared))
+            yield from list(one)
+        elif kind is tuple or kind is frozenset:
+            yield from one
+        elif kind is types.FunctionType:
+            yield from self._of_function(one, shared)
+        elif kind is types.MethodType:
+            yield from (one.__self__, one.__func__)
+        elif kind is partial:
+            yield from (one.func, one.args, one.keywords)
+        elif isinstance(one, type):
+            self._kinds.add(one)
+        elif is_of_program(kind):
+            yield from self._of_object(one, shared)
+
+    def _of_function(self, function: types.FunctionType, shared: bool) -> Iterator[Any]:
+        """Yield what a function has at hand, and note the globals that it names."""
+        for cell in function.__closure__ or ():
+            names = names_of_cell(cell)
+            self.holders.append(Holder(names, shared))
+            yield from names.read().values()
+        yield from function.__defaults__ or ()
+        yield from (function.__kwdefaults__ or {}).values()
+        wrapped = getattr(function, "__wrapped__", None)
+        if wrapped is not None:
+            yield wrapped
+        if (function.__module__ or "").partition(".")[0] in _OTHERS:
+            return
+        variables = function.__globals__
+        for code in _codes(function.__code__):
+            if written := _written(code):
+                self.holders.append(Holder(names_of_globals(variables, written), shared=True))
+            self._globals += [variables[name] for name in code.co_names if name in variables]
+
+    def _of_object(self, one: Any, shared: bool) -> Iterator[Any]:
+        self._kinds.add(type(one))
+        own = getattr(one, "__dict__", None)
+        module = isinstance(one, nn.Module)
+        if type(own) is dict:
+            self.holders.append(Holder(own, shared or module))
+            for name, value in own.items():
+                # Of a module's own tables only these change with a step.
+                if module and name == PARAMETERS:
+                    self.parameters.append(value)
+                elif not (module and name.endswith(("hooks", "hooks_with_kwargs"))):
+                    yield value
+        slots = names_of_slots(one)
+        if slots is not None:
+            self.holders.append(Holder(slots, shared))
+            yield from slots.read().values()
+
+    def _look_at_classes(self) -> None:
+        """Note what can be changed of classes, and of the files that define those of modules."""
+        kinds = {base for kind in self._kinds for base in kind.__mro__}
+        kinds = {kind for kind in kinds if kind.__module__.partition(".")[0] not in _OTHERS}
+        self.holders += [Holder(names_of_class(kind), shared=True) for kind in kinds]
+        files = {kind.__module__ for kind in kinds if issubclass(kind, nn.Module)}
+        for file in files & sys.modules.keys():
+            variables = vars(sys.modules[file])
+            states = {
+                name: value
+                for name, value in variables.items()
+                if not name.startswith("__") and not is_code(value)
+            }
+            self.holders.append(Holder(names_of_globals(variables, states), shared=True))
+            for value in states.values():
+                kept = type(value) in MAPPINGS or type(value) in SEQUENCES
+                if kept and id(value) not in self._seen:
+                    self._seen.add(id(value))
+                    self._keep.append(value)
+                    self.holders.append(Holder(value, shared=True))
+
+
+def is_of_program(kind: type) -> bool:
+    """Return whether objects of a class have state of the program: optimizers and modules do."""
+    if kind.__module__.startswith(("torch.optim", "torch.nn", "torch.distributions")):
+        return True
+    return kind.__module__.partition(".")[0] not in _OTHERS
+
+
+def is_code(one: Any) -> bool:
+    """Return whether something is a function, a class or a module."""
+    return isinstance(one, (type, types.ModuleType, *FUNCTIONS))
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _written(code: types.CodeType) -> list[str]:
+    """Return the global variables that a function binds."""
+    if _STORES.isdisjoint(code.co_code[::2]):
+        return []
+    return [str(one.argval) for one in get_instructions(code) if one.opcode in _STORES]
