@@ -85,8 +85,13 @@ class TraceContext:
         """Return the ledger's record of a tensor's storage, or None where it has none."""
         if self.off():
             return None
+        parts = self._interceptor.parts
         try:
-            return self._interceptor.parts.ledger.records.get(storage_address(tensor))
+            record = parts.ledger.records.get(storage_address(tensor))
+            if record is None and parts.conversion.lent(tensor) is not None:
+                with self.working():
+                    return parts.conversion.borrow(tensor)
+            return record
         except (RuntimeError, NotImplementedError):  # a tensor without storage
             inner = tensor.values() if tensor.layout in COMPRESSED else unwrapped(tensor)
             return None if inner is None else self.record(inner)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
@@ -11,25 +10,22 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.errors import NoCudaError
 from pytest_torchmem.interception.attribution import Attribution
-from pytest_torchmem.interception.layouts.sparse import storage_holder, without_entries
-from pytest_torchmem.interception.ledger import AllocationEntry, Ledger, StorageRecord
+from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.interception.mapped_files import MappedFiles
 from pytest_torchmem.interception.materialize import make_hollow
 from pytest_torchmem.interception.phases import Phases
 from pytest_torchmem.interception.plan import Output
+from pytest_torchmem.interception.survivors import survivor_at
 from pytest_torchmem.interception.values.computed import flat
 from pytest_torchmem.interception.values.contents import Assumption
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.memory import memory_for
-from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.overrides import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.storages import has_memory, hollow_storage, storage_address
 from pytest_torchmem.torch_private.tensors import is_view_of_another, view_base
 
@@ -44,20 +40,25 @@ NAME_DEVICE = (
 
 
 class Lent(NamedTuple):
-    """A hollow storage of a ledger that outlives the trace, and what is known of its values."""
+    """A storage that the trace did not make and that has a device there, and what is known of its
+    values.
+    """
 
-    record: StorageRecord
+    device: torch.device
+    entry: AllocationEntry
     content: Tensor | None
     assumed: Assumption | None
+    missing: str
+    """What to say where its values are not known and asked for."""
 
-    @property
-    def entry(self) -> AllocationEntry:
-        """What is written down of it there."""
-        return self.record.ledger.entries[self.record.index - 1]
+
+_OF_EARLIER = (
+    "an earlier trace left behind, whose values are gone. Make it anew in the body of the test"
+)
 
 
 Lender: TypeAlias = Callable[[int], Lent | None]
-"""Finds a hollow storage that the trace did not make, by its address."""
+"""Finds a storage that the trace did not make and that has a device there, by its address."""
 
 
 class Conversion:
@@ -89,13 +90,14 @@ class Conversion:
         self._expected: dict[int, tuple[int, ref[torch.UntypedStorage]]] = {}
         """Index and storage of what was booked as present and not met so far, by its address."""
         self.lender: Lender = lambda address: None
+        """Finds what a GPU has that stands between traces."""
         self.names: dict[int, tuple[Kind, str, str]] = {}
         """Kind, label and module of real tensors that are known, by their storages' addresses."""
 
     def borrow(self, tensor: Tensor) -> StorageRecord:
         """Book a tensor that the program brought with it; nothing is ever written to it."""
         storage = tensor.untyped_storage()
-        lent = self.lender(storage_address(tensor))
+        lent = self.lent(tensor)
         if lent is not None:
             record = self._adopt(lent, tensor)
             self._borrow_gradient(tensor)
@@ -115,13 +117,24 @@ class Conversion:
         self._borrow_gradient(tensor)
         return record
 
+    def lent(self, tensor: Tensor) -> Lent | None:
+        """Return what is known of a tensor of another ledger, or of a trace that is over."""
+        address = storage_address(tensor)
+        lent, survivor = self.lender(address), survivor_at(address)
+        if lent is not None or survivor is None:
+            return lent
+        content = flat(tensor).clone() if survivor.known else None
+        shape, origin = tuple(tensor.shape), Origin(Phase.BASELINE)
+        entry = AllocationEntry(survivor.nbytes, Kind.INPUT, origin, shape, tensor.dtype)
+        return Lent(survivor.device, entry, content, None, _OF_EARLIER)
+
     def expect(self, lent: Lent, storage: torch.UntypedStorage) -> None:
         """Book a hollow storage of another ledger as present, whether or not the program uses it.
 
         It has a record when the program comes with a tensor on it, whose gradient is then known.
         """
         address = storage._cdata
-        device = self._ledger.on(self._target.normalise(lent.record.ledger.device))
+        device = self._ledger.on(self._target.normalise(lent.device))
         kind = lent.entry.kind if lent.entry.label else Kind.INPUT
         index = device.add(_as_before(lent.entry, kind), earlier=True)
 
@@ -138,7 +151,7 @@ class Conversion:
         one of the GPU in a trace on the CPU.
         """
         storage, entry = tensor.untyped_storage(), lent.entry
-        where = self._target.normalise(lent.record.ledger.device)
+        where = self._target.normalise(lent.device)
         if where.type == "cuda" and self._target.gpu is None:
             line = self._attribution.user_line() or "the traced program"
             raise NoCudaError(
@@ -158,7 +171,7 @@ class Conversion:
         if lent.content is not None:
             self._contents.remember(record, lent.content)
             return record
-        self._values.misses_lent = True
+        self._values.misses = lent.missing
         if lent.assumed is not None:
             self._contents.assume(record, lent.assumed)
         return record
@@ -213,6 +226,15 @@ class Conversion:
         if not hollow and self._values.worth_knowing(tensor.dtype, tensor.numel()):
             self._remember(record, tensor)
         return record
+
+    def meet_zeros(self, tensor: Tensor, device: DeviceLedger, frame: FrameType) -> None:
+        """Book a tensor that is all zero and whose storage has no memory: it takes nothing."""
+        origin = self._attribution.origin(self._phases.find(), "", frame)
+        storage, shape = tensor.untyped_storage(), tuple(tensor.shape)
+        entry = AllocationEntry(0, Kind.OTHER, origin, shape, tensor.dtype)
+        record = self._ledger.book(storage, entry, device)
+        if self._values.worth_knowing(tensor.dtype, tensor.numel()):
+            self._contents.show(record, storage.nbytes())
 
     def _remember(self, record: StorageRecord, tensor: Tensor) -> None:
         """Keep the values of a real tensor; of a large one in a mapped file nothing is read."""
@@ -287,10 +309,10 @@ class Conversion:
 
     def _values_of(self, tensor: Tensor) -> Tensor | None:
         """Return a tensor with the values of one that the program came with, if they are known."""
-        lent = self.lender(storage_address(tensor))
+        lent = self.lent(tensor)
         if lent is not None:
             content = lent.content
-            self._values.misses_lent |= content is None
+            self._values.misses = lent.missing if content is None else self._values.misses
             return None if content is None else Output.of(tensor).on(content.untyped_storage())
         on_host = tensor.device.type == "cpu" and has_memory(tensor.untyped_storage())
         return tensor if on_host else None
@@ -303,47 +325,3 @@ def _as_before(
     module = module or entry.origin.module
     origin = replace(entry.origin, phase=Phase.BASELINE, module=module)
     return entry._replace(kind=kind, label=label or entry.label, origin=origin)
-
-
-def give_survivors_data(ledger: Ledger) -> None:
-    """Let tensors that outlive their trace read as nan (0 for large integer ones) rather than as no
-    memory.
-
-    A test that fails inside of a trace leaves its variables in the traceback, whose values pytest
-    prints: a kernel that reads a storage without memory ends the process. A real leaf that was
-    first met as something else than itself loses the hollow gradient that it was given.
-    """
-    survivors = ledger.close()
-    if not survivors:
-        return
-    with torch.inference_mode(), DisableTorchFunctionSubclass():
-        for value in gc.get_objects():
-            if not issubclass(type(value), Tensor) or is_lazy(value):
-                continue
-            try:
-                if survivors.get(storage_address(storage_holder(value)), True):
-                    _without_hollow_gradient(value, survivors)
-                    continue
-            except (RuntimeError, NotImplementedError):
-                continue
-            with torch.inference_mode(value.is_inference()):
-                value.data = _readable(value)
-
-
-def _readable(tensor: Tensor) -> Tensor:
-    """Return what stands for ``tensor`` after its trace."""
-    if tensor.layout in (torch.sparse_coo, *COMPRESSED):
-        return without_entries(tensor)
-    number = float("nan") if tensor.dtype.is_floating_point or tensor.is_complex() else 0
-    data = torch.full((), number, dtype=tensor.dtype)
-    if tensor.is_nested:  # it keeps its sizes: to read a part of it raises that it is out of bounds
-        return torch.nested.nested_tensor([data])
-    return data.expand(tensor.shape)
-
-
-def _without_hollow_gradient(leaf: Tensor, survivors: Mapping[int, bool]) -> None:
-    if leaf.is_leaf and storage_address(leaf) in survivors:
-        return  # it is the trace's own
-    gradient = leaf.grad if leaf.is_leaf else None
-    if gradient is not None and storage_address(gradient) in survivors:
-        leaf.grad = None

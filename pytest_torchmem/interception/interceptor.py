@@ -208,6 +208,8 @@ class Interceptor:
             return spec.overload(*args, **kwargs)
         if kind is Kind.PASS:
             return None
+        if kind is Kind.ZERO:
+            return self.kernels.zero_tensor(spec, args, kwargs)
         if kind is Kind.SCALAR:
             return self.kernels.item(spec, args[0])
         if kind is Kind.LIFT:

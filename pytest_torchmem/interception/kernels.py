@@ -349,6 +349,8 @@ class Kernels:
     def item(self, spec: OperatorSpec, tensor: Tensor) -> Any:
         """Return the number in a tensor."""
         __tracebackhide__ = True
+        if not isinstance(tensor, Tensor):  # one that a number is wrapped in comes as that number
+            return tensor
         records, values = self._records([tensor]), self._parts.values
         if records is None:
             return tensor.item()
@@ -368,6 +370,20 @@ class Kernels:
         output = Output(0, tensor.dtype, shape, resized.stride(), int(tensor.storage_offset()))
         grow(self._ledger, tensor, output, records[0].ledger, origin)
         return tensor
+
+    def zero_tensor(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: Any) -> Tensor:
+        """Make a tensor that the dispatcher knows to be all zero; it has no memory anywhere.
+
+        (ATen/ZeroTensorFallback.cpp; ``ZeroTensorAllocator`` gives a null pointer.) Forward
+        derivatives use them, and operators that meet one take other paths, in C++.
+        """
+        call = Call(spec, args, kwargs, [], [])
+        device = self._parts.placement.device_of(call, self._interceptor.placed_on)
+        if device is None:
+            return cast(Tensor, spec.overload(*args, **kwargs))
+        on_host: Tensor = spec.overload(*args, **{**kwargs, "device": _CPU})
+        self._parts.conversion.meet_zeros(on_host, device, sys._getframe(3))
+        return on_host
 
     # -- what kernels take -------------------------------------------------------------------------
 

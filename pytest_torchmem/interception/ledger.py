@@ -364,9 +364,8 @@ class Ledger:
             if record.hollow and not record.lent and record() is not None
         )
 
-    def close(self) -> dict[int, bool]:
-        """Stop writing down; return the hollow storages that are still alive, by their addresses,
-        and whether they have memory of their own.
+    def close(self) -> dict[int, StorageRecord]:
+        """Stop writing down; return the hollow storages that are still alive, by their addresses.
 
         Some program's variable, or a traceback's frame, may hold them.
         """
@@ -378,7 +377,7 @@ class Ledger:
             if storage is not None and record.memory is not None:
                 storage._memory = record.memory  # C++ may read it as long as the storage lives
             if not record.lent:
-                survivors[record.address] = record.memory is not None
+                survivors[record.address] = record
         self.records.clear()
         return survivors
 

@@ -39,6 +39,7 @@ operator(
 # One allocation and one copy: as well from meta as by their body, and quicker.
 operator("aten::_unsafe_view", "aten::stack", kind=Kind.LEAF)
 operator("aten::lift_fresh", kind=Kind.LIFT)
+operator("aten::_efficientzerotensor", kind=Kind.ZERO)
 operator("aten::resize_", kind=Kind.RESIZE)
 operator("aten::set_.source_Tensor", across_devices=True)
 operator("aten::cat", unknown_outputs=UnknownOutputs.CARRIED)

@@ -16,7 +16,6 @@ from pytest_torchmem.fake_cuda.launches.libraries import ON_CPU, launching_libra
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.conversion import give_survivors_data
 from pytest_torchmem.interception.distributed.modules import split_modules
 from pytest_torchmem.interception.gradient_accumulation import References
 from pytest_torchmem.interception.interceptor import Interceptor
@@ -24,6 +23,7 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.python_api.cuda import cuda_refused
 from pytest_torchmem.interception.python_api.data import data_functions
 from pytest_torchmem.interception.python_api.functions import python_functions
+from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.step.phases import optimizer_steps
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE

@@ -22,9 +22,10 @@ import torch
 from pytest_torchmem.allocator import parse_options
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.conversion import Lent, give_survivors_data
+from pytest_torchmem.interception.conversion import Lent
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
+from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.step.global_state import program_kept, settings_kept, thread_kept
 from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.targets.gpus import find_gpu
@@ -36,6 +37,9 @@ from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone
 from pytest_torchmem.tracing.lock import Running, release, standing_paused, take
 
 _STANDING: WeakSet[StandingGpu] = WeakSet()
+_OF_FIXTURE = (
+    "a fixture put on cuda, where most values are not kept. Make that in the body of the test"
+)
 
 
 class StandingGpu:
@@ -164,7 +168,8 @@ class StandingGpu:
         for record in self._present:
             storage = record()
             lent = self.lend(record.address)
-            if storage is not None and lent is not None and lent.record is record:
+            here = self._ledger.records.get(record.address) is record
+            if storage is not None and lent is not None and here:
                 yield lent, storage
 
     def lend(self, address: int) -> Lent | None:
@@ -173,7 +178,9 @@ class StandingGpu:
         if record is None or not record.hollow or record.lent:
             return None
         contents = self._interceptor.parts.values.contents
-        return Lent(record, contents.known(record), contents.assumed(record))
+        entry = record.ledger.entries[record.index - 1]
+        known, assumed = contents.known(record), contents.assumed(record)
+        return Lent(record.ledger.device, entry, known, assumed, _OF_FIXTURE)
 
     def _lent_by_others(self, address: int) -> Lent | None:
         return next(_lent(address, lambda gpu: gpu is not self), None)

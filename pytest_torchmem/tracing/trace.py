@@ -18,13 +18,13 @@ from pytest_torchmem.errors import NoCudaError, UsageError
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.conversion import give_survivors_data
 from pytest_torchmem.interception.distributed.modules import refuse_wrapped
 from pytest_torchmem.interception.distributed.world import world_entered
 from pytest_torchmem.interception.fingerprint import Program, fingerprint_of_step
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.python_api.cuda import asked_for_cuda
+from pytest_torchmem.interception.survivors import forget_cached, give_survivors_data
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 from pytest_torchmem.profile.facts import Facts
@@ -180,6 +180,7 @@ def _first_pass(run: Callable[[], MemoryProfile], reached: Reached) -> MemoryPro
             return profile
     state.restore()
     if profile is None:
+        forget_cached()
         return None
     del state, profile
     return run()
@@ -245,7 +246,7 @@ def _trace(
             stack.enter_context(own_generators(interceptor.threads.on_thread))
         stack.enter_context(world_entered(machine.world, interceptor.threads.on_thread))
         stack.enter_context(optimizers_kept(interceptor.threads.on_thread))
-        stack.callback(give_survivors_data, ledger)
+        stack.callback(give_survivors_data, ledger, interceptor.parts.values.contents)
         stack.callback(let_go_of_tensors, ledger, SharedState(reached))
         stack.callback(interceptor.parts.conversion.return_borrowed)
         stack.enter_context(thread_kept())

@@ -37,6 +37,32 @@ def jvp(device: str = "cpu") -> Any:
     return torch.func.jvp(torch.sin, (x,), (x,))
 
 
+def forward_derivatives(device: str = "cpu") -> Any:
+    """Return what tangents that are all zero go through; they have no memory."""
+    module = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).to(device)
+    x = torch.linspace(0, 1, 8, device=device)
+    zero = torch._efficientzerotensor((3, 3), device=device)
+    assert str(zero.device) == str(x.device)
+    return (
+        torch.func.jvp(module, (x,), (x,)),
+        torch.func.jacfwd(module)(x),
+        (zero + 1, zero @ torch.ones(3, 3, device=device), zero.clone() + 1),
+    )
+
+
+def numbers_in_torchscript(device: str = "cpu") -> Any:
+    """Return what TorchScript asks of tensors that are Python numbers."""
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        if y.shape[0] > 1:
+            y = y / 3
+        return y.new_full((y.size(0) * 2,), 1.5)
+
+    x = torch.ones(2, 3, device=device)
+    return torch.jit.trace(doubled, x)(x)
+
+
 def lazy(device: str = "cpu") -> Any:
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d()).to(device)
     return model(torch.randn(1, 3, 8, 8, device=device))
@@ -60,7 +86,16 @@ def jit_traced(device: str = "cpu") -> Any:
         traced(x).sum().backward()
 
 
-PROGRAMS = (exported, in_fake_tensor_mode, symbolic_graph, jvp, lazy, scripted, jit_traced)
+PROGRAMS = (
+    exported,
+    in_fake_tensor_mode,
+    symbolic_graph,
+    jvp,
+    forward_derivatives,
+    lazy,
+    scripted,
+    jit_traced,
+)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -71,6 +106,10 @@ def test_runs_on_both_devices(program: Callable[..., Any]) -> None:
     if program is not lazy:  # oneDNN's workspaces depend on the host
         assert torchmem.trace(program, host="here").peak == torchmem.measure(program).peak
     torchmem.trace(on_gpu, device="cuda")
+
+
+def test_numbers_that_torchscript_asks_for_are_what_they_are() -> None:
+    torchmem.trace(lambda: numbers_in_torchscript("cuda"), device="cuda")
 
 
 def test_a_compiled_function_is_told_of() -> None:

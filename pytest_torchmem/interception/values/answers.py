@@ -46,8 +46,9 @@ class Answers:
         """Whether the program's way depended on a value that this pass does not compute."""
         self.between_traces = False
         """Whether it keeps the values of a GPU that stands between traces, which have a mode."""
-        self.misses_lent = False
-        """Whether the program came with tensors on such a GPU whose values are not known."""
+        self.misses = ""
+        """Of tensors that the program came with and whose values are not known: what they are, and
+        what to do."""
         self._budget = mode.budget()
         self._failed = ""
         """The first operator whose values could not be computed, and why."""
@@ -208,11 +209,10 @@ class Answers:
                 "which computes every value for real whatever it takes, or trace a smaller model, "
                 "or pass values='none', which lets unknown values count as 1"
             )
-        if self.misses_lent and not self._failed:
+        if self.misses and not self._failed:
             return (
-                "it was computed from what a fixture put on cuda, where most values are not kept. "
-                "Make that in the body of the test, or pass values='none', which lets unknown "
-                "values count as 1"
+                f"it was computed from what {self.misses}, or pass values='none', which lets "
+                "unknown values count as 1"
             )
         why = f"{self._failed}. " if self._failed else _ORIGIN
         return f"{why}Pass tensors that have values, or skip this line while tracing"

@@ -1,0 +1,118 @@
+"""What a program keeps beyond a trace, in caches and objects, does no harm to the next one."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+import pytest_torchmem as torchmem
+from pytest_torchmem.errors import UnknownValueError
+from pytest_torchmem.profile.timeline import Phase
+
+SIDE = 1500  # too large for the values of a first pass
+
+
+@pytest.fixture
+def library() -> Any:
+    """Return a class that keeps a table for everybody who asks for it."""
+
+    class Library:
+        tables: dict[int, Any] = {}  # noqa: RUF012
+
+        @classmethod
+        def table(cls, size: int, device: torch.device) -> torch.Tensor:
+            if size not in cls.tables:
+                cls.tables[size] = (torch.ones(size, size, device=device).tril(),)
+            found: torch.Tensor = cls.tables[size][0]
+            assert found.device == device
+            return found
+
+    return Library
+
+
+@pytest.mark.parametrize("maxsize", [None, 4])
+def test_a_cached_function_is_asked_anew_in_each_trace(maxsize: int | None) -> None:
+    @functools.lru_cache(maxsize=maxsize)
+    def positions(size: int, device: torch.device) -> dict[str, tuple[torch.Tensor]]:
+        return {"sin": (torch.arange(size, device=device).float().sin(),)}
+
+    def step() -> torch.Tensor:
+        x = torch.randn(SIDE, SIDE, device="cuda")
+        return (x + positions(SIDE, x.device)["sin"][0]).sum().cpu()
+
+    first = torchmem.trace(step, device="cuda")
+    assert not positions.cache_info().currsize
+    assert torchmem.trace(step, device="cuda").figures() == first.figures()
+
+
+def test_caches_without_tensors_are_left_alone() -> None:
+    @functools.lru_cache
+    def half(number: int) -> float:
+        return number / 2
+
+    kept = []
+
+    def step() -> None:
+        kept.append(torch.ones(int(half(8))))
+
+    torchmem.trace(step)
+    assert half.cache_info().currsize == 1
+
+
+def test_a_cache_of_a_class_is_filled_anew_by_a_second_pass(library: Any) -> None:
+    def step() -> bool:
+        x = torch.rand(SIDE, SIDE, device="cuda")
+        masked = x * library.table(SIDE, x.device)
+        return bool(masked.sum() > 0)
+
+    profile = torchmem.trace(step, device="cuda")
+    assert profile.values != "none"
+    sizes = [one.nbytes for one in profile.timeline.allocations]
+    assert sizes.count(SIDE * SIDE * 4) == 4
+
+
+def test_what_the_last_trace_left_is_on_its_device_from_the_beginning(library: Any) -> None:
+    def step() -> torch.Tensor:
+        table = library.table(SIDE, torch.device("cuda:0"))
+        return table.view(-1) * 2
+
+    first = torchmem.trace(step, device="cuda")
+    later = torchmem.trace(step, device="cuda")
+    assert later.peak == first.peak
+    assert later.timeline.allocations[0].origin.phase is Phase.BASELINE
+    assert torchmem.trace(step, device="cuda").figures() == later.figures()
+
+
+def test_values_that_are_gone_are_told_of() -> None:
+    kept: dict[str, torch.Tensor] = {}
+
+    def first() -> None:
+        kept["noise"] = torch.randn(SIDE, SIDE, device="cuda")
+
+    def second() -> None:
+        if kept["noise"].sum() > 0:
+            pass
+
+    torchmem.trace(first, device="cuda")
+    assert kept["noise"].isnan().all()
+    with pytest.raises(UnknownValueError, match="an earlier trace left behind"):
+        torchmem.trace(second, device="cuda")
+
+
+def test_values_that_were_computed_stay() -> None:
+    kept: dict[str, torch.Tensor] = {}
+
+    def first() -> None:
+        kept["weight"] = torch.full((8, 8), 2.0, device="cuda").t() @ torch.eye(8, device="cuda")
+
+    def second() -> float:
+        assert kept["weight"].is_cuda
+        kept["sum"] = kept["weight"].sum()
+        return 1.0 if kept["sum"] == 128 else pytest.fail("another branch")
+
+    torchmem.trace(first, device="cuda")
+    assert kept["weight"].sum() == 128
+    torchmem.trace(second, device="cuda")
