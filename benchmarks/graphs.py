@@ -3,24 +3,34 @@
     python -m benchmarks.graphs                 all models, on fake cpu and fake cuda
     python -m benchmarks.graphs -k 'bert|lstm'  models whose name matches
     python -m benchmarks.graphs --aot           their graphs of AOTAutograd, read and run
+    python -m benchmarks.graphs --compiled      compiled by Inductor, traced and run on this CPU
 
 For each model: whether the totals of the node table are the profile's peaks, by how much the
 planned arena is larger than what lives in it at its peak, and how long both took against the trace.
 With ``--aot``: whether the peak and the end that are read from the graphs are those of the graphs
-run on the ledger, tensors alone.
+run on the ledger, tensors alone. With ``--compiled``: the peak of the last of three steps (forward,
+backward, ``zero_grad``), traced and measured, each model in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from tabulate import tabulate
+from torch.utils._pytree import tree_leaves
 
 import pytest_torchmem as torchmem
 from benchmarks.zoo.models import models, samples
+from pytest_torchmem.profile.timeline import Phase
 from tests.graphs.test_ahead_of_time import live_tensors, run
 
 _PEAKS = ("forward_peak", "backward_peak", "optimizer_peak", "peak")
@@ -31,8 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.graphs")
     parser.add_argument("-k", dest="pattern", default="")
     parser.add_argument("--aot", action="store_true")
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--devices", default="cpu,cuda")
     options = parser.parse_args(arguments)
+    if options.one:
+        return _compiled_one(options.pattern)
+    if options.compiled:
+        return _compiled(options.pattern)
     rows: list[tuple[Any, ...]] = []
     for device in options.devices.split(","):
         for model in models(options.pattern):
@@ -69,6 +85,70 @@ def _graphs(model: Any, args: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     read = torchmem.graph_profile(*graphs[:2])
     live = live_tensors(torchmem.trace(run, *graphs[:2]))
     return (read.peak == max(live) and read.end == live[-1],)
+
+
+def _compiled(pattern: str) -> int:
+    rows = []
+    for model in models(pattern):
+        command = [sys.executable, "-m", "benchmarks.graphs", "--one", "-k", f"^{model.name}$"]
+        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+        if run.returncode:
+            print(
+                f"{model.name}: {(run.stderr.strip().splitlines() or ['?'])[-1][:120]}", flush=True
+            )
+            continue
+        level, eager, traced, measured = json.loads(run.stdout.splitlines()[-1])
+        rows.append((model.name, level, eager, traced, measured, f"{traced / measured - 1:+.3%}"))
+        print(*rows[-1], flush=True)
+    headers = ("model", "level", "eager", "traced", "measured", "difference")
+    print(tabulate(rows, headers, intfmt=","))
+    near = sum(abs(traced - measured) <= measured / 100 for *_, traced, measured, _ in rows)
+    print(f"{near} of {len(rows)} within 1 % of the measured peak")
+    return 0
+
+
+def _compiled_one(pattern: str) -> int:
+    """Print a model's level, and the peaks of its last step: eager, compiled, and measured."""
+    [model] = models(pattern)
+    sample = next(iter(samples(model)))
+    runs: tuple[tuple[Callable[..., Any], dict[str, Any]], ...] = (
+        (torchmem.trace, {"host": "here", "mode": "eager"}),
+        (torchmem.trace, {"host": "here"}),
+        (torchmem.measure, {}),
+    )
+    found = []
+    for run, options in runs:
+        torch.compiler.reset()
+        profile = run(partial(_steps, sample), **options)
+        found.append((profile.level, _last_step(profile)))
+    (_, eager), (level, traced), (_, measured) = found
+    print(json.dumps([level, eager, traced, measured]))
+    return 0
+
+
+def _steps(sample: Any) -> object:
+    """Run three steps of a compiled copy of a model: the first compiles, and allocates for it."""
+    model = copy.deepcopy(sample.target)
+    compiled = torch.compile(model)
+    for _ in range(3):
+        model.zero_grad()
+        _scalar(compiled(*sample.args, **sample.kwargs)).backward()
+    return model
+
+
+def _scalar(output: Any) -> Any:
+    loss = getattr(output, "loss", None)
+    if loss is not None:
+        return loss
+    tensors = [one for one in tree_leaves(output) if isinstance(one, torch.Tensor)]
+    return sum(one.sum() for one in tensors if one.requires_grad)
+
+
+def _last_step(profile: Any) -> int:
+    """Return the peak of the last forward and backward."""
+    live = profile.timeline.live_bytes()
+    spans = [span for span in profile.timeline.spans() if span[2] is Phase.FORWARD]
+    return int(max(live[spans[-1][0] :]))
 
 
 def _timed(function: Callable[[], Any]) -> tuple[float, Any]:

@@ -77,8 +77,8 @@ def test_unknown_torch_is_one_sentence(
     assert "\n" not in str(raised.value)
 
 
-def test_a_compiled_module_is_traced_eagerly_and_says_so() -> None:
+def test_a_compiled_module_is_traced_eagerly_if_asked_for_and_says_so() -> None:
     model = torch.compile(nn.Linear(8, 8), backend="eager")
-    profile = trace(model, torch.randn(2, 8))
+    profile = trace(model, torch.randn(2, 8), mode="eager")
     assert profile.figures() == trace(nn.Linear(8, 8), torch.randn(2, 8)).figures()
     assert any("torch.compile" in warning for warning in profile.warnings)

@@ -40,6 +40,9 @@ _ENDS = (
 
 _SKIP, _USER, _END = range(3)
 
+CALL_MODULES = frozenset({"_call", "call"})
+"""The package's own functions in which modules of the program run."""
+
 
 class _Place(NamedTuple):
     module: str
@@ -293,6 +296,11 @@ def _classify(filename: str) -> int:
     if filename.startswith("<") or os.path.basename(filename) in ("contextlib.py", "functools.py"):
         return _SKIP
     return _USER
+
+
+def is_own(code: CodeType) -> bool:
+    """Return whether code is of this package."""
+    return code.co_filename.startswith(_OWN_ROOT)
 
 
 def short_path(filename: str) -> str:

@@ -81,6 +81,11 @@ class TraceContext:
         """Return whether the program is in a ``FakeTensorMode``, where torch's own devices are."""
         return is_excluded(FAKE) and self._interceptor.inside != get_ident()
 
+    @property
+    def compiles(self) -> bool:
+        """Whether the program's compiler is at work."""
+        return self._interceptor.compiles
+
     def record(self, tensor: Tensor) -> StorageRecord | None:
         """Return the ledger's record of a tensor's storage, or None where it has none."""
         if self.off():

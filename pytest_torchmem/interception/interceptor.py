@@ -87,10 +87,11 @@ class Interceptor:
         self.threads = TraceThreads()
         self.placed_on: torch.device | None = None
         """Where outputs go, instead of where the inputs are, while a copy between devices runs."""
-        self.level = "eager"
-        """What runs of a module: ``"eager"`` for the module itself, ``"aot"`` for its graphs."""
         self.makes_graphs = False
         """Whether graphs of the program are made, of tensors that stand for those of the trace."""
+        self.compiles = False
+        """Whether that is the program's own compiler: tensors that stand for others say where these
+        are, as the program's own do."""
         self.inside = 0
         """The thread on which the profiler itself is at work, and tensors answer as torch made
         them; 0 for none."""

@@ -24,20 +24,20 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 @contextmanager
-def process_kept(when_compiled: Callable[[bool], None] = lambda _: None) -> Iterator[None]:
-    """Put back random generators, torch's settings, the garbage collector, the compiler's stance.
+def process_kept(compiling: AbstractContextManager[object]) -> Iterator[None]:
+    """Put back random generators, torch's settings, the garbage collector.
 
-    What of torch is imported meanwhile keeps nothing of the program. ``when_compiled`` is called
-    for every call of what ``torch.compile`` wraps.
+    What of torch is imported meanwhile keeps nothing of the program. ``compiling`` decides about
+    what ``torch.compile`` wraps.
     """
-    with generators_kept(seeded=True), settings_kept(), program_kept(when_compiled):
+    with generators_kept(seeded=True), settings_kept(), program_kept(compiling):
         yield
 
 
 @contextmanager
-def program_kept(when_compiled: Callable[[bool], None] = lambda _: None) -> Iterator[None]:
+def program_kept(compiling: AbstractContextManager[object]) -> Iterator[None]:
     """Put back what is no choice of the program, and would be in the way of following it."""
-    with garbage_kept(), imports_apart(), weights_read_here(), eager(when_compiled):
+    with garbage_kept(), imports_apart(), weights_read_here(), compiling:
         yield
 
 
@@ -143,27 +143,37 @@ def garbage_kept() -> Iterator[None]:
 def eager(when_called: Callable[[bool], None] = lambda _: None) -> Iterator[None]:
     """Run what is compiled eagerly, and report each of its calls.
 
-    Importing the compiler for it is put off to its first use.
+    ``when_called`` is told whether that is ``flex_attention``.
     """
     with ExitStack() as stack:
 
         def force_eager() -> None:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(compiled_calls(when_called))
+            stack.enter_context(compiled_calls(lambda _, flexes: when_called(flexes)))
 
-        if "torch._dynamo" in sys.modules:
-            force_eager()
-        else:
-            original = torch.compile
+        with when_compiler_is_used(force_eager):
+            yield
 
-            def compile(*args: Any, **kwargs: Any) -> Any:
-                torch.compile = original
-                force_eager()
-                return original(*args, **kwargs)
 
-            torch.compile = compile
-            stack.callback(setattr, torch, "compile", original)
+@contextmanager
+def when_compiler_is_used(start: Callable[[], None]) -> Iterator[None]:
+    """Call ``start`` once the compiler is imported: now, or when the program first compiles."""
+    if "torch._dynamo" in sys.modules:
+        start()
         yield
+        return
+    original = torch.compile
+
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        torch.compile = original
+        start()
+        return original(*args, **kwargs)
+
+    torch.compile = compile
+    try:
+        yield
+    finally:
+        torch.compile = original
 
 
 @contextmanager

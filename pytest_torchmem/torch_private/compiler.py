@@ -1,22 +1,58 @@
-"""Calls of what ``torch.compile`` wraps, modules and functions alike."""
+"""Calls of what ``torch.compile`` wraps, modules and functions alike, and what they leave."""
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from types import CodeType
 from typing import Any
 
 import torch
+from torch import fx
 
-from pytest_torchmem.torch_private.names import private, private_if_imported
-from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.holders import HOLDERS
+from pytest_torchmem.torch_private.keys import not_intercepted
+from pytest_torchmem.torch_private.names import (
+    private,
+    private_if_imported,
+    private_name_if_imported,
+)
+from pytest_torchmem.torch_private.patches import nothing_replaced, replaced
 
 private("torch.compiler._is_compiling_flag")
 _eval_frame: Callable[[], Any] = private_if_imported("torch._dynamo.eval_frame")
+_CALLBACK = private_name_if_imported("torch._dynamo.eval_frame._callback_from_stance")
+_WRAP = private_name_if_imported("torch._dynamo.variables.builder.VariableBuilder._wrap")
+_CLONE = private_name_if_imported("torch._dynamo.convert_frame.ConvertFrame._clone_with_backend")
+_guards: Callable[[], Any] = private_if_imported("torch._dynamo.guards")
+_convert_frame: Callable[[], Any] = private_if_imported("torch._dynamo.convert_frame")
+_variable_builder: Callable[[], Any] = private_if_imported(
+    "torch._dynamo.variables.builder.VariableBuilder"
+)
+_exceptions: Callable[[], Any] = private_if_imported("torch._dynamo.exc")
+_pgo: Callable[[], Any] = private_if_imported("torch._dynamo.pgo")
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
+_FLEX_OPERATOR = "flex_attention"
 _NOT_COMPILED = (None, False)
 """What ``torch.compiler.disable`` and graph breaks call it with."""
+_BACKEND = "_torchdynamo_orig_backend"
+"""What leads from a callback to its backend, also for C++, which asks whether compiled code is of
+the backend that is to run (torch/csrc/dynamo/extra_state.cpp, ``get_backend``)."""
+
+_aot_autograd: Callable[[], Any] = private_if_imported("torch._dynamo.backends.common.aot_autograd")
+_partition: Callable[[], Any] = private_if_imported(
+    "torch._functorch.partitioners.min_cut_rematerialization_partition"
+)
+_STRUCTURED = logging.getLogger("torch.__trace")
+"""What of a compilation is for torch's own tools; pytest would print all of it with a failure."""
+
+Convert = Callable[..., Any]
+Backend = Callable[..., Any]
 
 
 def given_a_list(graph: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -40,23 +76,179 @@ def taken_for_compiling(compiling: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def compiled_calls(when_called: Callable[[bool], None]) -> Iterator[None]:
+def compiled_calls(when_called: Callable[[Any, bool], Any]) -> Iterator[None]:
     """Call ``when_called`` at every call of what is compiled, which the stance decides about;
     torch/_dynamo/eval_frame.py, ``_callback_from_stance``. The compiler has to be imported.
 
-    It is told whether that is ``flex_attention``, which runs itself so if nobody has compiled it.
+    It gets what converts frames, and whether that is of ``flex_attention``, which runs itself so if
+    nobody has compiled it; it returns what converts them instead, or None to run them as they are.
     """
     module = _eval_frame()
-    original: Any = getattr(module, "_callback_from_stance", None)
+    original: Any = getattr(module, _CALLBACK, None)
     if original is None:
         yield
         return
 
     def from_stance(callback: Any) -> Any:
-        if callback not in _NOT_COMPILED:
-            compiled = sys._getframe(1).f_locals.get("fn")  # of ``compile_wrapper``
-            when_called(getattr(compiled, "__module__", None) == _FLEX_ATTENTION)
-        return original(callback)
+        found = original(callback)
+        if callback in _NOT_COMPILED:
+            return found
+        compiled = sys._getframe(1).f_locals.get("fn")  # of ``compile_wrapper``
+        instead = when_called(callback, getattr(compiled, "__module__", None) == _FLEX_ATTENTION)
+        if found in _NOT_COMPILED:
+            return found
+        return instead
 
-    with replaced(module, _callback_from_stance=from_stance):
+    def count_frames(count: int) -> int:
+        before: int = counted(count)
+        return before or int(count < 0)
+
+    counted: Any = module.set_fullgraph_compiled_frame_count
+    # With ``fullgraph=True`` a call raises in which no frame was compiled; some run as they are.
+    with (
+        replaced(module, **{_CALLBACK: from_stance}),
+        replaced(module, set_fullgraph_compiled_frame_count=count_frames),
+    ):
         yield
+
+
+def compiled_modules() -> tuple[type, ...]:
+    """Return the classes of modules that ``torch.compile`` returns; none without the compiler."""
+    module = _eval_frame()
+    return () if module is None else (module.OptimizedModule,)
+
+
+def calls_flex_attention(graph: fx.GraphModule) -> bool:
+    """Return whether a graph, or one within it, calls ``flex_attention``."""
+    return any(
+        getattr(node.target, "__name__", "") == _FLEX_OPERATOR
+        for part in graph.modules()
+        if isinstance(part, fx.GraphModule)
+        for node in part.graph.nodes
+    )
+
+
+def backend_of(callback: Any) -> Backend:
+    """Return what compiles graphs for a callback of Dynamo."""
+    while hasattr(callback, _BACKEND):
+        callback = getattr(callback, _BACKEND)
+    return callback  # type: ignore[no-any-return]
+
+
+def with_backend(callback: Any, backend: Backend) -> Convert:
+    """Return a callback that has graphs compiled by another backend, and is otherwise the same.
+
+    As Dynamo does for DDP (torch/_dynamo/convert_frame.py, ``CatchErrorsWrapper.__call__``).
+    """
+    inner = getattr(getattr(callback, _BACKEND), _CLONE)(backend)
+    made: Convert = _convert_frame().catch_errors_wrapper(inner, callback.hooks)
+    return made
+
+
+def is_internal(error: Exception) -> bool:
+    """Return whether a compiler failed that a program may go on without."""
+    kinds = _exceptions()
+    return isinstance(error, (kinds.InternalTorchDynamoError, kinds.BackendCompilerFailed))
+
+
+def as_it_is(*, with_calls: bool) -> Any:
+    """Return what lets a frame run as it is, and, ``with_calls``, all that it calls."""
+    module = _convert_frame()
+    if not with_calls:
+        return module.ConvertFrameReturn()
+    skip = module.FrameAction.SKIP
+    return module.ConvertFrameReturn(frame_exec_strategy=module.FrameExecStrategy(skip, skip))
+
+
+def around(convert: Convert, call: Callable[[Convert, Any], Any]) -> Convert:
+    """Return a callback that ``call`` runs; it gets what converts a frame, and its arguments."""
+
+    def converting(*args: Any) -> Any:
+        return call(convert, args)
+
+    setattr(converting, _BACKEND, convert)
+    return converting
+
+
+def import_compiler() -> None:
+    """Import Dynamo while torch's functions, which it keeps in tables, are torch's own."""
+    if "torch._dynamo" not in sys.modules:
+        with nothing_replaced():
+            import_module("torch._dynamo")
+
+
+class _First(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+@cache
+def prepare() -> None:
+    """Let Dynamo make its tables of torch's functions, while these are torch's own."""
+    with nothing_replaced():
+        torch.compile(_First(), backend="eager", dynamic=False)(torch.zeros(1))
+        _eval_frame().reset_code(_First.forward.__code__)
+
+
+@contextmanager
+def originals_seen() -> Iterator[None]:
+    """Let Dynamo take what stands in the place of a function of torch for that function.
+
+    Quietly: torch's log for its own tools is off.
+    Its guards ask for what stands there now (torch/_dynamo/variables/builder.py,
+    ``VariableBuilder``: they are of the source, not of the value), and for the dispatch keys of a
+    tensor as they are where compiled code runs (torch/csrc/dynamo/guards.cpp, ``TensorCheck``).
+    """
+    builder, checks = _variable_builder(), _guards().CheckFunctionManager
+    init: Any = checks.__init__
+    wrap: Any = getattr(builder, _WRAP)
+
+    def of_original(self: Any, value: Any) -> Any:
+        return wrap(self, HOLDERS.original(value))
+
+    def intercepted(self: Any, *args: Any, **kwargs: Any) -> None:
+        with not_intercepted(False):
+            init(self, *args, **kwargs)
+
+    with (
+        replaced(builder, **{_WRAP: of_original}),
+        replaced(checks, __init__=intercepted),
+        replaced(_STRUCTURED, disabled=True),
+    ):
+        yield
+
+
+def ahead_of_time(
+    run: Callable[[fx.GraphModule, Any], Callable[..., Any]],
+) -> Callable[[fx.GraphModule, Any], Any]:
+    """Return a backend that has AOTAutograd and its min-cut partitioner make graphs for ``run``."""
+    for name in ("torch._dynamo.backends.common", "torch._functorch.partitioners"):
+        import_module(name)
+    autograd, partition = _aot_autograd(), _partition()
+    made: Callable[[fx.GraphModule, Any], Any] = autograd(
+        fw_compiler=run, partition_fn=partition, keep_inference_input_mutations=True
+    )
+    return made
+
+
+@contextmanager
+def sizes_forgotten() -> Iterator[None]:
+    """Let Dynamo know nothing of sizes that it has seen, by which it makes them dynamic; what it
+    learns meanwhile is forgotten (torch/_dynamo/pgo.py, ``get_code_state``).
+    """
+    state: Any = defaultdict(_pgo().CodeState)
+    with replaced(_pgo(), _CODE_STATE=state, _INIT_CODE_STATE=None):
+        yield
+
+
+def forget_code(codes: Iterable[CodeType]) -> None:
+    """Forget what is compiled of code; what the process had compiled of it, it compiles again.
+
+    There is no way to take away one of several entries: what is invalidated stays, and counts.
+    """
+    for code in codes:
+        _eval_frame().reset_code(code)

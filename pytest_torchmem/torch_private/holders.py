@@ -57,6 +57,10 @@ class Holders:
         for number in replacements:
             self._replaced.pop(number, None)
 
+    def original(self, value: Any) -> Any:
+        """Return what ``value`` stands in the place of, or ``value`` itself."""
+        return self._replaced.get(id(value), value)
+
     def give_back(self, originals: Mapping[int, Any]) -> None:
         """Let modules that were imported meanwhile hold originals, by the ids of what they got."""
         if self._state is not None and self._state == _state_of_modules():

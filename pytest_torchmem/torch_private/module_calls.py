@@ -15,6 +15,8 @@ from typing import Any
 from torch import nn
 
 _PLACE = "what is called instead"
+_REPLACED: list[CodeType] = []
+"""The code that was there, while another is."""
 
 
 @contextmanager
@@ -36,10 +38,27 @@ def module_calls(instead: Callable[[Callable[..., Any]], Callable[..., Any]]) ->
     original.__kwdefaults__ = function.__kwdefaults__
     # Whoever is in the midst of a call, on another thread, goes on in the code that he has.
     function.__code__ = _calling(instead(original))
+    _REPLACED.append(code)
     try:
         yield
     finally:
+        _REPLACED.remove(code)
         function.__code__ = code
+
+
+@contextmanager
+def module_calls_as_they_were() -> Iterator[None]:
+    """Have ``nn.Module.__call__`` be torch's own, for what looks into it."""
+    function: Any = nn.Module.__call__
+    now = getattr(function, "__code__", None)
+    if not _REPLACED or now is None:
+        yield
+        return
+    function.__code__ = _REPLACED[0]
+    try:
+        yield
+    finally:
+        function.__code__ = now
 
 
 def _calling(call: Callable[..., Any]) -> CodeType:

@@ -15,6 +15,8 @@ from pytest_torchmem.torch_private.names import Missing, find, private, unsuppor
 from pytest_torchmem.torch_private.overrides import of_tensors
 
 _ABSENT = object()
+_STANDING: dict[int, list[tuple[Any, str, Any]]] = {}
+"""What stood before in the place of what is replaced now: owners, names and originals."""
 
 Replacements: TypeAlias = Sequence[tuple[Any, Mapping[str, Any]]]
 """Classes or modules, and their attributes by name.
@@ -55,7 +57,7 @@ def replaced(owner: Any, **replacements: Any) -> Iterator[None]:
 def replaced_all(replacements: Replacements) -> Iterator[None]:
     """Replace attributes of several classes and modules together, which all must be there."""
     _check(replacements)
-    before = []
+    before: list[tuple[Any, str, Any]] = []
     of_modules = [
         (original, replacement)
         for owner, attributes in replacements
@@ -66,6 +68,7 @@ def replaced_all(replacements: Replacements) -> Iterator[None]:
     held = _held_elsewhere(of_modules)
     given = {id(replacement): original for original, replacement in of_modules}
     HOLDERS.note(given)
+    _STANDING[id(before)] = before
     try:
         for owner, attributes in (*replacements, *held):
             own = vars(owner)
@@ -78,16 +81,36 @@ def replaced_all(replacements: Replacements) -> Iterator[None]:
                 setattr(owner, name, replacement)
         yield
     finally:
+        del _STANDING[id(before)]
         if given:
             HOLDERS.give_back(given)
             HOLDERS.forget(given)
-        for owner, name, original in reversed(before):
-            if vars(owner).get(name, _ABSENT) is original:
-                continue  # it could not be replaced
-            if original is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
+        _put_back(before)
+
+
+def _put_back(before: Sequence[tuple[Any, str, Any]]) -> None:
+    for owner, name, original in reversed(before):
+        if vars(owner).get(name, _ABSENT) is original:
+            continue  # it could not be replaced
+        if original is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+
+@contextmanager
+def nothing_replaced() -> Iterator[None]:
+    """Put back all that is replaced, for a while.
+
+    What is imported meanwhile, and keeps functions of torch in tables, has torch's own.
+    """
+    everything = [place for before in _STANDING.values() for place in before]
+    now = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in everything]
+    _put_back(everything)
+    try:
+        yield
+    finally:
+        _put_back(now[::-1])
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from pytest_torchmem.interception.conversion import Lent
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.survivors import give_survivors_data
-from pytest_torchmem.step.global_state import program_kept, settings_kept, thread_kept
+from pytest_torchmem.step.global_state import eager, program_kept, settings_kept, thread_kept
 from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
@@ -105,7 +105,7 @@ class StandingGpu:
         try:
             stack.callback(self._interceptor.threads.released)
             stack.callback(nowhere().forget)
-            stack.enter_context(program_kept())
+            stack.enter_context(program_kept(eager()))
             stack.enter_context(layers(self._interceptor, self._context, (self.memory,)))
         except BaseException:
             self.pause()

@@ -45,8 +45,8 @@ from pytest_torchmem.targets.target import Selected, Target
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, check_world_size
 from pytest_torchmem.torch_private.nowhere import nowhere
 from pytest_torchmem.torch_private.self_test import check_torch
-from pytest_torchmem.tracing.ahead_of_time import run_ahead_of_time
 from pytest_torchmem.tracing.clone import HollowCloner
+from pytest_torchmem.tracing.compiled import LEVELS, Compiled
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
 from pytest_torchmem.tracing.lock import run_alone
 from pytest_torchmem.tracing.shared import let_go_of_tensors
@@ -55,8 +55,6 @@ from pytest_torchmem.tracing.watch import at_end
 from pytest_torchmem.units import parse_size
 
 DEVICES = ("cpu", "cuda")
-AOT = "aot"
-MODES = ("eager", AOT)
 CUDNN_SOURCES = ("auto", "stored")
 _NOT_STORED = (
     "no answer is stored; pytest --torchmem-update stores them where pytest-torchmem[cudnn] is "
@@ -83,7 +81,7 @@ def trace(
     gpus: int | None = None,
     world_size: int | None = None,
     rank: int | None = None,
-    mode: str = "eager",
+    mode: str | None = None,
     **kwargs: Any,
 ) -> MemoryProfile:
     """Trace one training step of ``target`` on a fake device, and return its memory in bytes.
@@ -125,8 +123,10 @@ def trace(
     process, and nothing is sent. Nodes have 8 GPUs, or as many as ``gpus`` says; the figures are
     those of the rank's own one, which is current from the beginning.
 
-    ``mode="aot"`` runs the graphs that AOTAutograd and its partitioner make of a module, instead of
-    the module.
+    What ``torch.compile`` wraps is profiled as compiled; ``MemoryProfile.level`` says how far. A
+    ``mode`` sets the level for it and for a module: ``"eager"``, ``"aot"`` (the graphs that
+    AOTAutograd and its partitioner make, operator by operator) or ``"inductor"`` (the buffers of
+    Inductor's output code).
 
     Raises ``UsageError`` for invalid arguments, ``UnknownValueError`` if the program needs a value
     that the trace does not have, ``UnsupportedOperatorError`` for an operator whose output shapes
@@ -134,7 +134,7 @@ def trace(
     raises.
     """
     __tracebackhide__ = True
-    _check_mode(mode, target)
+    _check_mode(mode)
     machine = _machine(device, gpu, gpus, host, calibration, _world(world_size, rank, gpus))
     machine = _with_cudnn(machine, cudnn)
     limit = Memory(parse_options(allocator), *_limit(memory, gpu))
@@ -147,11 +147,9 @@ def trace(
     return _run_passes(run, passes, reached)
 
 
-def _check_mode(mode: str, target: Any) -> None:
-    if mode not in MODES:
-        raise UsageError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
-    if mode == AOT and not isinstance(target, nn.Module):
-        raise UsageError("mode='aot' needs an nn.Module: pass the module rather than a function")
+def _check_mode(mode: str | None) -> None:
+    if mode not in (None, *LEVELS):
+        raise UsageError(f"mode={mode!r}: expected one of {', '.join(map(repr, LEVELS))}")
 
 
 def _run_passes(
@@ -219,7 +217,7 @@ def _trace(
     kwargs: dict[str, Any],
     step: Step,
     values: Values,
-    mode: str,
+    mode: str | None,
 ) -> MemoryProfile:
     """Run one pass; raise ``ValuesNeeded`` if it cannot go on without values to compute."""
     __tracebackhide__ = True
@@ -230,18 +228,13 @@ def _trace(
     attribution = Attribution()
     interceptor = Interceptor(machine, ledger, attribution, gradient_held_by_engine_alone(), values)
     interceptor.parts.conversion.lender = lent_by_standing_gpus
-    interceptor.level = mode
-
-    def note_compiled(flex_attention: bool) -> None:
-        # On the GPU it is told of by what stands in for its kernels.
-        if interceptor.threads.on_thread() and not (flex_attention and gpu is not None):
-            attribution.note_compiled()
+    compiled = Compiled(interceptor, mode)
 
     def switch_on(stack: ExitStack) -> None:
         stack.callback(interceptor.threads.released)
         stack.callback(nowhere().forget)
         beside_others = not is_alone()
-        stack.enter_context(process_kept(note_compiled))
+        stack.enter_context(process_kept(compiled.following()))
         if beside_others:
             stack.enter_context(own_generators(interceptor.threads.on_thread))
         stack.enter_context(world_entered(machine.world, interceptor.threads.on_thread))
@@ -254,7 +247,7 @@ def _trace(
 
     def run() -> MemoryProfile:
         __tracebackhide__ = True
-        return _profile(interceptor, memories, target, args, kwargs, step)
+        return _profile(interceptor, compiled, memories, target, args, kwargs, step)
 
     # The step in a function of its own: when it returns, nothing of it is alive but what the
     # program keeps for itself.
@@ -278,6 +271,7 @@ def _trace(
 
 def _profile(
     interceptor: Interceptor,
+    compiled: Compiled,
     memories: tuple[DeviceMemory, ...],
     target: Any,
     args: tuple[Any, ...],
@@ -289,7 +283,7 @@ def _profile(
     facts = interceptor.parts.attribution.facts
     facts.device = machine.device.type
     program = Program(ledger, facts)
-    fingerprint, graphs = "", list[fx.GraphModule]()
+    fingerprint = ""
     if isinstance(target, nn.Module):
         refuse_wrapped(target)
         ledger.begin(Phase.BASELINE)
@@ -303,8 +297,7 @@ def _profile(
         args, kwargs = cloner.clone_inputs(args, kwargs)
         fingerprint = fingerprint_of_step(ledger, machine.device)
         del cloner
-        if interceptor.level == AOT:
-            graphs = run_ahead_of_time(target, interceptor).graphs
+        compiled.take(target)
         ledger.enter(Phase.FORWARD)
     else:
         interceptor.parts.attribution.on_outermost_call = program.called
@@ -320,10 +313,11 @@ def _profile(
         *interceptor.parts.values.warnings,
         *_touched(),
         *_compiled(interceptor.parts.attribution),
+        *compiled.warnings(),
         *_fused(interceptor.parts.attribution),
     )
     seen = facts.facts(), tuple(facts.broadcasts.items())
-    ran = interceptor.level, tuple(graphs)
+    ran = compiled.level, tuple(compiled.graphs)
     about = machine, workload, warnings, interceptor.parts.values.known_are, seen, ran
     reported = [
         (ledger.on(device), memory) for device, memory in zip_longest(machine.devices, memories)

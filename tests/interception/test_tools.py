@@ -114,7 +114,7 @@ def test_numbers_that_torchscript_asks_for_are_what_they_are() -> None:
 
 def test_a_compiled_function_is_told_of() -> None:
     compiled = torch.compile(lambda x: x * 2, backend="eager")
-    profile = torchmem.trace(lambda: compiled(torch.randn(4)))
+    profile = torchmem.trace(lambda: compiled(torch.randn(4)), mode="eager")
     assert any("what torch.compile wraps" in warning for warning in profile.warnings)
 
 

@@ -72,7 +72,11 @@ class Stream:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
             return False
-        return (other.stream_id, other.device) == (self.stream_id, self.device)
+        # Dynamo makes streams that have nothing yet, to compare them.
+        return (getattr(other, "stream_id", None), getattr(other, "device", None)) == (
+            getattr(self, "stream_id", None),
+            getattr(self, "device", None),
+        )
 
     def __hash__(self) -> int:
         return hash((self.stream_id, self.device))

@@ -15,6 +15,7 @@ from pytest_torchmem.fake_cuda.api.wrapper_subclasses import WrapperSubclasses
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
+from pytest_torchmem.torch_private.modes import FakeTensor
 from pytest_torchmem.torch_private.patches import Replacements
 from pytest_torchmem.torch_private.replaceable import make_wrapper
 from pytest_torchmem.torch_private.tensors import TensorBase
@@ -64,7 +65,10 @@ class DeviceMethods:
     def device_of(self, tensor: Tensor) -> torch.device:
         """Return where a tensor is."""
         if self._trace.in_fake_tensor_mode():
-            return cast(torch.device, TensorBase.device.__get__(tensor))
+            if isinstance(tensor, FakeTensor):
+                return tensor.device  # type: ignore[no-any-return]
+            if not self._trace.compiles:
+                return cast(torch.device, TensorBase.device.__get__(tensor))
         record = self._trace.record(tensor)
         if record is None:
             wrapped = self._wrappers.device_of(tensor)
@@ -82,7 +86,7 @@ class DeviceMethods:
             return cast(Tensor, TensorBase.to(tensor, *args, **kwargs))
         target = parse_target(*args, **kwargs)
         device = None if target.device is None else self._trace.device(target.device)
-        if self._trace.in_fake_tensor_mode():
+        if self._trace.in_fake_tensor_mode() and not self._trace.compiles:
             device = as_cpp_has_it(device)
         if device is None or device == self.device_of(tensor):
             layout = target.memory_format
@@ -203,6 +207,8 @@ class DeviceMethods:
                 return original(tensor, *args, **kwargs)
             kwargs["device"] = _CPU
             if trace.in_fake_tensor_mode():
+                if trace.compiles:
+                    kwargs["device"] = device or tensor.device
                 return original(tensor, *args, **kwargs)
             target = self.device_of(tensor) if device is None else as_device(device)
             with trace.placing_on(trace.device(target)):

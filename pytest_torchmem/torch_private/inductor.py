@@ -1,0 +1,276 @@
+"""Inductor's output code: run with its own allocations, and with nothing in the place of kernels.
+
+Inductor lowers and schedules a graph, and writes a function in Python that allocates buffers, calls
+kernels, and deletes or reuses buffers (torch/_inductor/codegen/wrapper.py). That function is its
+decision about memory. Here it is executed; what it would have compiled is not.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pytest_torchmem.torch_private.names import (
+    private_if_imported,
+    private_name,
+    private_name_if_imported,
+)
+from pytest_torchmem.torch_private.patches import nothing_replaced, replaced
+
+_graph_lowering: Callable[[], Any] = private_if_imported("torch._inductor.graph.GraphLowering")
+_TO_MODULE = private_name_if_imported(
+    "torch._inductor.graph.GraphLowering._compile_to_module_lines"
+)
+_async_compile: Callable[[], Any] = private_if_imported("torch._inductor.async_compile")
+_vector_instructions: Callable[[], Any] = private_if_imported("torch._inductor.cpu_vec_isa")
+_config: Callable[[], Any] = private_if_imported("torch._inductor.config")
+_compile_fx: Callable[[], Any] = private_if_imported("torch._inductor.compile_fx")
+_joint_passes: Callable[[], Any] = private_if_imported("torch._inductor.fx_passes.joint_graph")
+_post_passes: Callable[[], Any] = private_if_imported("torch._inductor.fx_passes.post_grad")
+_ahead_of_time: Callable[[], Any] = private_if_imported("torch._functorch.config")
+_MODULES = (
+    "torch._inductor.compile_fx",
+    "torch._inductor.graph",
+    "torch._inductor.cpu_vec_isa",
+    "torch._inductor.fx_passes.joint_graph",
+    "torch._inductor.fx_passes.post_grad",
+    "torch._functorch.config",
+)
+
+#: What a trace has of Inductor's options: nothing is written to its caches, or read from them, no
+#: process is started, no kernel is compiled or timed, and its output is in Python.
+OPTIONS: Mapping[str, Any] = {
+    "autotune_local_cache": False,
+    "autotune_remote_cache": False,
+    "benchmark_combo_kernel": False,
+    "benchmark_epilogue_fusion": False,
+    "benchmark_fusion": False,
+    "benchmark_kernel": False,
+    "bundled_autotune_remote_cache": False,
+    "compile_threads": 1,
+    "coordinate_descent_tuning": False,
+    "cpp.vec_isa_ok": True,
+    "cpp_wrapper": False,
+    "fx_graph_cache": False,
+    "fx_graph_remote_cache": False,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+    "size_asserts": False,
+    "triton.autotune_at_compile_time": False,
+    "triton.cudagraphs": False,
+}
+#: Options that would have Inductor choose by the time that kernels take.
+TIMED = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
+
+_PACKET = private_name("torch._ops.OpOverload._overloadpacket")
+_ALLOCATION = re.compile(r"^\s*(\w+) = empty_strided(?:_\w+)?\(")
+_FILE = '  File "'
+_OUT = re.compile(r"^(in_)?out_ptr|^ws_ptr")
+_PARAMETERS = re.compile(r"def \w+\(([^)]*)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A buffer of the output code: what it is made for."""
+
+    name: str
+    operators: str
+    """The operators whose results it holds, as Inductor names its kernels."""
+    module: str
+    """The path of the module that they belong to, as Dynamo writes it; "" where unknown."""
+    file: str
+    line: int
+    """The program's line; 0 where unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What is called by the output code instead of torch's functions that no operator is."""
+
+    allocate: Callable[[Buffer, str, Any, Any, torch.dtype, bool], Tensor]
+    """With a buffer, the device's type, size, strides, dtype, and whether it is pinned."""
+    written: Callable[[str, Sequence[Tensor]], None]
+    """With a kernel's name, and the tensors that it writes to."""
+
+
+@cache
+def prepare() -> None:
+    """Import Inductor, without its processes that compile, and let it make its tables.
+
+    Its patterns are made of torch's functions (torch/_inductor/fx_passes, ``lazy_init``).
+    """
+    with nothing_replaced():
+        import_module("torch._inductor.config")
+        with _config().patch(compile_threads=1):
+            for name in _MODULES:
+                import_module(name)
+            _joint_passes().lazy_init(torch.device("cpu"))
+            _post_passes().lazy_init()
+
+
+def compile(
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    options: Mapping[str, Any],
+    compiling: Callable[[], AbstractContextManager[object]],
+) -> Any:
+    """Have Inductor compile a graph, with a program's options as far as a trace has them.
+
+    A backward is compiled when it first runs: each of both is in ``compiling()``.
+    """
+    module = _compile_fx()
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        with compiling():
+            return module.compile_fx_inner(*args, **kwargs)
+
+    patches = {**options, **OPTIONS}
+    return module.compile_fx(graph, inputs, inner_compile=inner, config_patches=patches)
+
+
+@contextmanager
+def options(vector: str, threads: int) -> Iterator[None]:
+    """Have Inductor's options be ``OPTIONS``, for a CPU with such instructions and threads.
+
+    ``vector`` is ATen's name of them: ``"AVX512"``, ``"AVX2"`` or ``"DEFAULT"``.
+    """
+    found = _vector_instructions()
+    kinds = {"AVX512": [found.VecAVX512, found.VecAVX2], "AVX2": [found.VecAVX2]}
+    instructions = [kind() for kind in kinds.get(vector, ())]
+    caches = dict.fromkeys(("enable_autograd_cache", "enable_remote_autograd_cache"), False)
+    with (
+        _config().patch({**OPTIONS, "cpp.threads": threads}),
+        _ahead_of_time().patch(caches),
+        replaced(found, valid_vec_isa_list=lambda: instructions),
+    ):
+        yield
+
+
+@contextmanager
+def output_code_run(hooks: Hooks, on_thread: Callable[[], bool]) -> Iterator[None]:
+    """Have the output code of graphs that are lowered on the trace's threads call ``hooks``."""
+    original: Any = getattr(_graph_lowering(), _TO_MODULE)
+
+    def to_module(lowering: Any, code: Any) -> Any:
+        if not on_thread():
+            return original(lowering, code)
+        return _executed(code.value, _buffers(lowering), hooks)
+
+    with replaced(_graph_lowering(), **{_TO_MODULE: to_module}):
+        yield
+
+
+def _executed(source: str, buffers: Mapping[str, Buffer], hooks: Hooks) -> Any:
+    """Return the output code as a module, in which kernels do nothing but say what they write."""
+    name = "<compiled by Inductor>"
+    made: Any = ModuleType(name)
+    made.__file__ = name
+    allocated = {
+        number: found[1]
+        for number, line in enumerate(source.splitlines(), 1)
+        if (found := _ALLOCATION.match(line))
+    }
+    unknown = Buffer("", "", "", "", 0)
+
+    def allocation(device: str, pinned: bool = False) -> Callable[..., Tensor]:
+        def empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
+            buffer = buffers.get(allocated.get(sys._getframe(1).f_lineno, ""), unknown)
+            return hooks.allocate(buffer, device, size, stride, dtype, pinned)
+
+        return empty_strided
+
+    with replaced(_async_compile(), AsyncCompile=lambda: _Kernels(hooks.written)):
+        exec(builtins.compile(source, name, "exec"), vars(made))
+    made.empty_strided_cpu = allocation("cpu")
+    made.empty_strided_cpu_pinned = allocation("cpu", pinned=True)
+    made.empty_strided_cuda = allocation("cuda")
+    made.reinterpret_tensor = _reinterpreted
+    made.assert_size_stride = made.assert_alignment = lambda *_: None
+    return made
+
+
+def _reinterpreted(tensor: Tensor, size: Any, stride: Any, offset: int = 0) -> Tensor:
+    """Return a view, as ``_reinterpret_tensor`` of torch/csrc/inductor/inductor_ops.cpp does."""
+    with torch.no_grad():
+        return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
+
+
+def _buffers(lowering: Any) -> dict[str, Buffer]:
+    """Return the buffers of a graph by name."""
+    return {
+        buffer.get_name(): _described(buffer.get_name(), buffer)
+        for buffer in (*lowering.buffers, *lowering.operations)
+        if hasattr(buffer, "get_name")
+    }
+
+
+def _described(name: str, buffer: Any) -> Buffer:
+    nodes = sorted(getattr(buffer, "origins", ()), key=str)
+    operators = dict.fromkeys(getattr(node.target, _PACKET, node.target) for node in nodes)
+    names = ", ".join(getattr(one, "__name__", str(one)) for one in operators)
+    module, file, line = "", "", 0
+    for node in nodes:
+        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+        if stack and not module:
+            module = str(list(stack.values())[-1][0])
+        frames = [row for row in (node.stack_trace or "").splitlines() if row.startswith(_FILE)]
+        if frames and not file:
+            file, _, rest = frames[-1].removeprefix(_FILE).partition('", line ')
+            line = int(rest.partition(",")[0])
+    return Buffer(name, names, module, file, line)
+
+
+class _Kernels:
+    """Stands for ``AsyncCompile``: gives kernels that compute nothing."""
+
+    def __init__(self, written: Callable[[str, Sequence[Tensor]], None]) -> None:
+        self._written = written
+
+    def cpp_pybinding(self, argtypes: Sequence[str], source: str) -> Callable[..., None]:
+        """Return a kernel of C++."""
+        writes = [not kind.startswith("const ") and "*" in kind for kind in argtypes]
+        return self._kernel("a kernel of C++", writes)
+
+    def cpp(self, source: str) -> Callable[..., None]:
+        """Return a kernel of C++ that may write to whatever it gets."""
+        return self._kernel("a kernel of C++", None)
+
+    def triton(self, name: str, source: str, device_str: str = "cuda") -> Any:
+        """Return a kernel of triton, which is launched by its method ``run``."""
+        found = _PARAMETERS.search(source)
+        names = [part.partition(":")[0].strip() for part in found[1].split(",")] if found else None
+        writes = None if names is None else [bool(_OUT.match(one)) for one in names]
+        return SimpleNamespace(run=self._kernel(name, writes))
+
+    def __getattr__(self, kind: str) -> Callable[..., Any]:
+        def unknown(*args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError(f"a kernel of {kind} in Inductor's output code")
+
+        return unknown
+
+    def wait(self, scope: dict[str, Any]) -> None:
+        """Wait for nothing."""
+
+    def _kernel(self, name: str, writes: Sequence[bool] | None) -> Callable[..., None]:
+        def run(*args: Any, **kwargs: Any) -> None:
+            tensors = [
+                value
+                for position, value in enumerate(args)
+                if isinstance(value, Tensor)
+                and (writes is None or (position < len(writes) and writes[position]))
+            ]
+            self._written(name, tensors)
+
+        return run

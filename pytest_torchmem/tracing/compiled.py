@@ -1,0 +1,280 @@
+"""What a program compiles, profiled as compiled.
+
+Dynamo runs as it does outside of a trace, on tensors without memory, and its guards, graph breaks
+and recompilations are its own. What the trace has of its own is the end of it: graphs are not
+compiled for a machine. At the level ``"aot"`` the graphs of AOTAutograd and its partitioner run,
+operator by operator; at the level ``"inductor"`` the output code of Inductor runs, which allocates,
+reuses and deletes buffers as it decided, with kernels that do nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from threading import get_ident
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from pytest_torchmem.interception.attribution import CALL_MODULES, is_own, short_path
+from pytest_torchmem.interception.interceptor import Interceptor
+from pytest_torchmem.profile.timeline import Origin
+from pytest_torchmem.step.global_state import eager, when_compiler_is_used
+from pytest_torchmem.torch_private import compiler, inductor
+from pytest_torchmem.torch_private.keys import not_intercepted
+from pytest_torchmem.torch_private.module_calls import module_calls_as_they_were
+from pytest_torchmem.tracing.ahead_of_time import AheadOfTime, Graph, run_ahead_of_time
+
+EAGER, AOT, INDUCTOR = LEVELS = ("eager", "aot", "inductor")
+_INDUCTOR = "inductor"
+_NOT_FOLLOWED = "what torch.compile wraps was traced eagerly: the compiler failed in the trace"
+_NOT_LOWERED = (
+    "compiled here are the graphs of AOTAutograd, with nothing fused: Inductor did not lower them"
+)
+_CUDAGRAPHS = "triton.cudagraphs"
+
+
+class Compiled:
+    """The compiler of one trace."""
+
+    def __init__(self, interceptor: Interceptor, level: str | None) -> None:
+        self._interceptor = interceptor
+        self._level = level
+        self._callbacks: dict[int, tuple[Any, compiler.Convert]] = {}
+        self._codes: set[CodeType] = set()
+        """The code that Dynamo met."""
+        self._stack = ExitStack()
+        """What ends with the trace."""
+        self._lowers = False
+        """Whether graphs are lowered by Inductor."""
+        self._whole: AheadOfTime | None = None
+        self.graphs: list[fx.GraphModule] = []
+        """Those that ran at the level ``"aot"``, each forward before its backward."""
+        self.levels: dict[str, str] = {}
+        """The level of each line that called something compiled."""
+        self.reasons: dict[str, None] = {}
+        """Why something did not reach the level that was asked for."""
+
+    @property
+    def level(self) -> str:
+        """The level of what ran: the lowest of what is compiled, ``"eager"`` where nothing is."""
+        if self._whole is not None:
+            return AOT
+        return min(self.levels.values(), key=LEVELS.index, default=EAGER)
+
+    def take(self, module: nn.Module) -> None:
+        """Let a module that is a clone run at the level that was asked for."""
+        if isinstance(module, compiler.compiled_modules()):
+            return
+        if self._level == AOT:
+            self._whole = run_ahead_of_time(module, self._interceptor)
+            self.graphs = self._whole.graphs
+        elif self._level == INDUCTOR:
+            module.compile()
+
+    def warnings(self) -> list[str]:
+        """Return what the figures of compiled code leave out, or take for something else."""
+        return [*self.reasons]
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Compile what the program compiles, on the trace's threads, from its first use on."""
+        if self._level == EAGER:
+            with eager(self._note_eager):
+                yield
+            return
+        with self._stack as stack:
+
+            def start() -> None:
+                with self._interceptor.working():
+                    compiler.import_compiler()
+                stack.callback(self._forget)
+                stack.enter_context(compiler.compiled_calls(self._called))
+
+            with when_compiler_is_used(start):
+                yield
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def _note_eager(self, flex_attention: bool) -> None:
+        # On the GPU it is told of by what stands in for its kernels.
+        gpu = self._interceptor.parts.target.gpu
+        if self._interceptor.threads.on_thread() and not (flex_attention and gpu is not None):
+            self._interceptor.parts.attribution.note_compiled()
+
+    def _called(self, callback: Any, flex_attention: bool) -> Any:
+        """Return what converts the frames of a compiled call that begins."""
+        if not self._interceptor.threads.on_thread():
+            return callback
+        if flex_attention:
+            self._note_eager(flex_attention)
+            return None
+        known = self._callbacks.get(id(callback))
+        if not self._callbacks:
+            self._begin()
+        if known is None:
+            backend = _Backend(self, compiler.backend_of(callback))
+            convert = compiler.around(compiler.with_backend(callback, backend), self._convert)
+            known = self._callbacks[id(callback)] = callback, convert
+        return known[1]
+
+    def _begin(self) -> None:
+        with self._interceptor.working(), module_calls_as_they_were():
+            compiler.prepare()
+        self._stack.enter_context(compiler.sizes_forgotten())
+        self._stack.enter_context(compiler.originals_seen())
+
+    def _convert(self, convert: compiler.Convert, args: Any) -> Any:
+        code = args[0].f_code
+        if is_own(code):
+            return compiler.as_it_is(with_calls=code.co_name not in CALL_MODULES)
+        self._codes.add(code)
+        try:
+            with self._making_graphs():
+                return convert(*args)
+        except Exception as error:
+            if not isinstance(getattr(error, "inner_exception", None), _RunsAsItIs):
+                if not compiler.is_internal(error):
+                    raise
+                line = self._interceptor.parts.attribution.user_line()
+                self.levels[line] = EAGER
+                self.reasons.setdefault(f"{line}: {_NOT_FOLLOWED} ({_first_sentence(error)})")
+            return compiler.as_it_is(with_calls=True)
+
+    @contextmanager
+    def _making_graphs(self) -> Iterator[None]:
+        interceptor = self._interceptor
+        before = interceptor.makes_graphs, interceptor.compiles, interceptor.inside
+        interceptor.makes_graphs = interceptor.compiles = True
+        if interceptor.parts.target.gpu is None:  # tensors are where torch's own functions say
+            interceptor.inside = get_ident()
+        try:
+            # What it allocates is gone when it is done, and no part of a step.
+            with not_intercepted(), module_calls_as_they_were():
+                yield
+        finally:
+            interceptor.makes_graphs, interceptor.compiles, interceptor.inside = before
+
+    def _forget(self) -> None:
+        compiler.forget_code(self._codes)
+        self._codes.clear()
+        self._callbacks.clear()
+
+    # -- levels ------------------------------------------------------------------------------------
+
+    def compile(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """Compile a graph of Dynamo at the level that the trace reaches."""
+        line = self._interceptor.parts.attribution.user_line()
+        gpu = self._interceptor.parts.target.gpu
+        if gpu is not None and compiler.calls_flex_attention(graph):
+            self.levels[line] = EAGER  # what stands in for its kernels is counted
+            raise _RunsAsItIs
+        if getattr(original, "compiler_name", None) != _INDUCTOR:
+            if self._level is None:  # the program's own backend, which runs operators
+                name = str(getattr(original, "compiler_name", ""))
+                self.levels[line] = AOT if name.startswith(AOT) else EAGER
+                return original(graph, inputs)
+        elif self._level != AOT:
+            kept = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+            try:
+                found = self._by_inductor(original, graph, inputs)
+            except Exception as error:
+                self.reasons.setdefault(f"{line}: {_NOT_LOWERED} ({_first_sentence(error)})")
+                graph = kept
+            else:
+                self.levels[line] = INDUCTOR
+                return found
+        self.levels[line] = AOT
+        return self._ahead_of_time(graph, inputs)
+
+    def _by_inductor(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        if self._interceptor.parts.target.gpu is not None:
+            raise NotImplementedError("its kernels for a GPU need one")
+        if not self._lowers:
+            self._start_inductor()
+        timed = [name for name in inductor.TIMED if original.config.get(name)]
+        for name in (*timed, *[_CUDAGRAPHS] * bool(original.config.get(_CUDAGRAPHS))):
+            self.reasons.setdefault(
+                f"{name} of torch.compile is left out: the default choices are counted"
+            )
+        return inductor.compile(graph, inputs, original.config, self._making_graphs)
+
+    def _start_inductor(self) -> None:
+        interceptor, stack = self._interceptor, self._stack
+        host = interceptor.parts.target.host
+        with interceptor.working():
+            inductor.prepare()
+        stack.enter_context(inductor.options(host.capability, host.threads))
+        hooks = inductor.Hooks(self._allocate, self._written)
+        stack.enter_context(inductor.output_code_run(hooks, interceptor.threads.on_thread))
+        self._lowers = True
+
+    def _ahead_of_time(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return compiler.ahead_of_time(self._run_as_it_is)(graph, inputs)
+
+    def _run_as_it_is(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        self.graphs.append(graph)
+
+        def run(args: list[Any]) -> Any:
+            return Graph(graph).boxed_run(args)
+
+        return compiler.given_a_list(run)
+
+    # -- what output code calls --------------------------------------------------------------------
+
+    def _allocate(
+        self,
+        buffer: inductor.Buffer,
+        device: str,
+        size: Any,
+        stride: Any,
+        dtype: torch.dtype,
+        pinned: bool,
+    ) -> Tensor:
+        """Make a buffer, which is for the operators that it holds the results of."""
+        devices = self._interceptor.parts.ledger.devices
+        before = {name: one.booked for name, one in devices.items()}
+        made = torch.empty_strided(size, stride, dtype=dtype, device=device, pin_memory=pinned)
+        for name, one in devices.items():
+            for index in range(before.get(name, 0), one.booked):
+                entry = one.entries[index]
+                one.entries[index] = entry._replace(origin=_origin(entry.origin, buffer))
+        return made
+
+    def _written(self, kernel: str, tensors: Sequence[Tensor]) -> None:
+        """Take note of what a kernel wrote."""
+        self._interceptor.parts.values.forget(tensors)
+
+
+def _first_sentence(error: Exception) -> str:
+    return f"{str(error).strip().partition(chr(10))[0].partition('. ')[0]:.200}"
+
+
+class _RunsAsItIs(Exception):
+    """Raised for a graph whose frame is not to be compiled."""
+
+
+class _Backend:
+    """Compiles the graphs of one trace, instead of a backend of the program."""
+
+    def __init__(self, compiled: Compiled, original: Any) -> None:
+        self._compiled, self._original = compiled, original
+
+    def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+        """Return what runs instead of a graph."""
+        return self._compiled.compile(self._original, graph, inputs)
+
+
+def _origin(origin: Origin, buffer: inductor.Buffer) -> Origin:
+    """Return the origin of a buffer, where Inductor knows more than the call of the graph tells."""
+    if not buffer.name:
+        return origin
+    return replace(
+        origin,
+        operator=buffer.operators or origin.operator,
+        line=f"{short_path(buffer.file)}:{buffer.line}" if buffer.file else origin.line,
+    )

@@ -1,0 +1,195 @@
+"""What a program compiles is profiled as compiled: as the real allocator counts it."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_torchmem import MemoryProfile, measure, trace
+from tests.operators.workspaces import skip_estimates
+
+_HEADER = 64
+"""Bytes of numbers that a compiler leaves behind, which a measurement counts."""
+
+
+class Net(nn.Module):
+    """What Inductor fuses, and what it leaves to kernels of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 128), nn.Linear(128, 8)
+        self.norm = nn.LayerNorm(128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.norm(torch.nn.functional.gelu(self.first(x))).sin().exp()).softmax(
+            -1
+        )
+
+
+class Breaks(Net):
+    """A graph before and one after what Dynamo does not follow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x)).relu()
+        torch._dynamo.graph_break()
+        return self.second(x * 2).tanh()
+
+
+def program(
+    build: Callable[[], nn.Module], device: str = "cpu", **options: Any
+) -> Callable[[], Any]:
+    def step() -> object:
+        torch.manual_seed(0)
+        model = build().to(device)
+        compiled = torch.compile(model, **options)
+        for _ in range(3):
+            compiled(torch.randn(64, 32, device=device)).square().sum().backward()
+        return model
+
+    return step
+
+
+def as_measured(profile: MemoryProfile, step: Callable[[], Any]) -> bool:
+    measure(step)  # what a process compiles first, it allocates more for
+    measured = measure(step)
+    names = ("peak", "end")
+    return all(0 <= getattr(measured, name) - getattr(profile, name) <= _HEADER for name in names)
+
+
+@pytest.mark.parametrize(
+    ("build", "backend"), [(Breaks, "inductor"), (Breaks, "aot_eager"), (Net, "aot_eager")]
+)
+def test_the_real_allocator_counts_the_same(build: Callable[[], nn.Module], backend: str) -> None:
+    torch._dynamo.reset()
+    step = program(build, backend=backend)
+    profile = trace(step, host="here")
+    skip_estimates(profile)
+    assert profile.level == ("inductor" if backend == "inductor" else "aot")
+    assert not profile.warnings
+    assert as_measured(profile, step)
+    assert profile.figures() == trace(step, host="here").figures()
+
+
+def test_fusion_needs_less_than_operators_one_by_one() -> None:
+    fused, eager = (trace(Net(), torch.randn(64, 32), mode=mode) for mode in ("inductor", None))
+    assert fused.peak < eager.peak
+    assert (fused.level, eager.level) == ("inductor", "eager")
+
+
+def test_buffers_have_the_operators_that_they_are_for() -> None:
+    profile = trace(Net(), torch.randn(64, 32), mode="inductor")
+    assert profile.level == "inductor"
+    operators = {found.origin.operator for found in profile.timeline.allocations}
+    assert any("gelu" in one or "erf" in one for one in operators)
+    lines = {
+        found.origin.line
+        for found in profile.timeline.allocations
+        if "erf" in found.origin.operator
+    }
+    assert lines
+    assert all("test_compiled.py:" in line for line in lines)
+
+
+def test_a_graph_break_makes_several_graphs() -> None:
+    profile = trace(program(Breaks), mode="aot")
+    assert profile.level == "aot"
+    assert len(profile.graphs) == 4
+
+
+@pytest.mark.parametrize("mode", ["eager", "aot"])
+def test_a_level_can_be_asked_for(mode: str) -> None:
+    profile = trace(program(Net), mode=mode)
+    assert profile.level == mode
+    assert any("torch.compile" in one for one in profile.warnings) == (mode == "eager")
+
+
+def test_on_fake_cuda_graphs_run_and_the_profile_says_what_is_missing() -> None:
+    profile = trace(program(Breaks, "cuda"), device="cuda")
+    assert profile.level == "aot"
+    assert any("Inductor did not lower" in one for one in profile.warnings)
+    assert trace(program(Breaks, "cuda", backend="aot_eager"), device="cuda").warnings == ()
+
+
+def test_what_decides_by_the_device_takes_the_way_of_the_gpu() -> None:
+    class Decides(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            bias = torch.zeros(8, device="cuda")
+            return (x.to("cuda") + bias) * (2 if x.is_cuda and x.device.type == "cuda" else y)  # noqa: F821
+
+    def step() -> None:
+        torch.compile(Decides(), backend="aot_eager", fullgraph=True)(
+            torch.ones(4, 8, device="cuda")
+        )
+
+    assert trace(step, device="cuda").level == "aot"
+
+
+def test_compiled_code_is_not_compiled_anew_in_every_step() -> None:
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    hooked = model[0].register_forward_hook(lambda module, given, made: made * 2)
+
+    def step() -> None:
+        compiled = torch.compile(model, backend=backend)
+        for _ in range(4):
+            compiled(torch.ones(2, 8))
+
+    trace(step)
+    hooked.remove()
+    assert len(graphs) == 1
+
+
+def test_nothing_of_it_outlives_the_trace() -> None:
+    def function(x: Tensor) -> Tensor:
+        return (x.sin() + 1).cos()
+
+    compiled = torch.compile(function, backend="aot_eager")
+    x = torch.randn(16)
+    expected = function(x)
+    torch._dynamo.reset()
+    assert compiled(x).equal(expected)  # compiled for real
+    patched = torch._dynamo.eval_frame._callback_from_stance
+    trace(lambda: compiled(torch.randn(16)), device="cpu")
+    trace(lambda: compiled(torch.randn(5)))
+    assert not torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)
+    assert torch._dynamo.eval_frame._callback_from_stance is patched
+    assert compiled(x).equal(expected)
+    # What a trace has seen makes no size dynamic.
+    trace(lambda: torch.compile(Net(), backend="aot_eager")(torch.randn(5, 32)))
+    assert not torch._dynamo.eval_frame._debug_get_cache_entry_list(Net.forward.__code__)
+
+
+def test_tensors_of_compiled_code_are_gone() -> None:
+    seen: list[weakref.ref[Any]] = []
+
+    def step() -> None:
+        model = Net()
+        seen.append(weakref.ref(model.first.weight))
+        torch.compile(model, backend="aot_eager")(torch.randn(4, 32)).sum().backward()
+
+    trace(step)
+    gc.collect()
+    assert seen[0]() is None
+
+
+def test_a_trace_without_a_compiler_does_not_import_it() -> None:
+    code = (
+        "import sys, torch; from pytest_torchmem import trace;"
+        "trace(torch.nn.Linear(2, 2), torch.ones(1, 2));"
+        "trace(torch.nn.Linear(2, 2), torch.ones(1, 2), device='cuda');"
+        "assert not {'torch._dynamo', 'torch._inductor'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
