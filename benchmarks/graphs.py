@@ -97,7 +97,7 @@ def _compiled(pattern: str) -> int:
                 f"{model.name}: {(run.stderr.strip().splitlines() or ['?'])[-1][:120]}", flush=True
             )
             continue
-        level, eager, traced, measured = json.loads(run.stdout.splitlines()[-1])
+        level, eager, traced, measured = json.loads(ended.stdout.splitlines()[-1])
         rows.append((model.name, level, eager, traced, measured, f"{traced / measured - 1:+.3%}"))
         print(*rows[-1], flush=True)
     headers = ("model", "level", "eager", "traced", "measured", "difference")
@@ -117,9 +117,9 @@ def _compiled_one(pattern: str) -> int:
         (torchmem.measure, {}),
     )
     found = []
-    for run, options in runs:
+    for profiler, options in runs:
         torch.compiler.reset()
-        profile = run(partial(_steps, sample), **options)
+        profile = profiler(partial(_steps, sample), **options)
         found.append((profile.level, _last_step(profile)))
     (_, eager), (level, traced), (_, measured) = found
     print(json.dumps([level, eager, traced, measured]))
