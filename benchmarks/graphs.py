@@ -91,11 +91,10 @@ def _compiled(pattern: str) -> int:
     rows = []
     for model in models(pattern):
         command = [sys.executable, "-m", "benchmarks.graphs", "--one", "-k", f"^{model.name}$"]
-        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
-        if run.returncode:
-            print(
-                f"{model.name}: {(run.stderr.strip().splitlines() or ['?'])[-1][:120]}", flush=True
-            )
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+        if ended.returncode:
+            reason = (ended.stderr.strip().splitlines() or ["?"])[-1][:120]
+            print(f"{model.name}: {reason}", flush=True)
             continue
         level, eager, traced, measured = json.loads(ended.stdout.splitlines()[-1])
         rows.append((model.name, level, eager, traced, measured, f"{traced / measured - 1:+.3%}"))
