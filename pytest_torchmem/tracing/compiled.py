@@ -142,7 +142,7 @@ class Compiled:
                     raise
                 line = self._interceptor.parts.attribution.user_line()
                 self.levels[line] = EAGER
-                self.reasons.setdefault(f"{line}: {_NOT_FOLLOWED} ({_first_sentence(error)})")
+                self.reasons.setdefault(f"{_at(line)}{_NOT_FOLLOWED} ({_first_sentence(error)})")
             return compiler.as_it_is(with_calls=True)
 
     @contextmanager
@@ -183,7 +183,7 @@ class Compiled:
             try:
                 found = self._by_inductor(original, graph, inputs)
             except Exception as error:
-                self.reasons.setdefault(f"{line}: {_NOT_LOWERED} ({_first_sentence(error)})")
+                self.reasons.setdefault(f"{_at(line)}{_NOT_LOWERED} ({_first_sentence(error)})")
                 graph = kept
             else:
                 self.levels[line] = INDUCTOR
@@ -248,6 +248,11 @@ class Compiled:
     def _written(self, kernel: str, tensors: Sequence[Tensor]) -> None:
         """Take note of what a kernel wrote."""
         self._interceptor.parts.values.forget(tensors)
+
+
+def _at(line: str) -> str:
+    """Return what stands before a sentence about a line, which is not always known."""
+    return f"{line}: " if line else ""
 
 
 def _first_sentence(error: Exception) -> str:
