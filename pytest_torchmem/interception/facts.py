@@ -26,11 +26,12 @@ from pytest_torchmem.profile.timeline import Origin, Phase
 
 _MOST_GEOMETRIES = 4
 _SETTINGS = {
-    "_attn_implementation": "attention {}",
-    "output_hidden_states": "output_hidden_states",
-    "output_attentions": "output_attentions",
+    ("_attn_implementation_internal", "_attn_implementation"): "attention {}",
+    ("output_hidden_states",): "output_hidden_states",
+    ("_output_attentions", "output_attentions"): "output_attentions",
 }
-"""Attributes of a transformers configuration that change what a step keeps, and how they read."""
+"""Attributes of a transformers configuration that change what a step keeps, by the names that its
+versions have for them, and how they read."""
 _OPTIONS = ("amsgrad", "momentum", "centered", "differentiable")
 """Options of optimizers that cost memory."""
 
@@ -140,8 +141,12 @@ class FactCollector:
         if config is None or path in self._known[MODULES]:
             return
         parts = []
-        for attribute, text in _SETTINGS.items():
-            value = getattr(config, attribute, None)
+        try:  # as it is written down there: what the program runs to be asked is not run
+            own = object.__getattribute__(config, "__dict__")
+        except AttributeError:
+            return
+        for names, text in _SETTINGS.items():
+            value = next((own[name] for name in names if name in own), None)
             if value and isinstance(value, str | bool):
                 parts.append(text.format(value))
         if parts:

@@ -72,10 +72,10 @@ def give_survivors_data(ledger: Ledger, contents: Contents | None = None) -> Non
         for value in objects:
             if not issubclass(type(value), Tensor) or is_lazy(value):
                 continue
-            try:
-                record = survivors.get(storage_address(storage_holder(value)))
-            except (RuntimeError, NotImplementedError):
+            address = _address(value)
+            if address is None:
                 continue
+            record = survivors.get(address)
             if record is None:
                 _without_hollow_gradient(value, survivors)
                 continue
@@ -105,11 +105,8 @@ def _surviving(objects: Iterable[Any]) -> list[Tensor]:
     for value in objects:
         if not issubclass(type(value), Tensor) or is_lazy(value):
             continue
-        try:
-            if storage_address(storage_holder(value)) in _SURVIVORS:
-                found.append(value)
-        except (RuntimeError, NotImplementedError):
-            continue
+        if _address(value) in _SURVIVORS:
+            found.append(value)
     return found
 
 
@@ -154,11 +151,8 @@ def _holds(values: Iterable[Any], survivors: Mapping[int, StorageRecord], depth:
     """Whether a tensor that outlives its trace is among ``values``, or in one of them."""
     for value in values:
         if issubclass(type(value), Tensor):
-            try:
-                if storage_address(storage_holder(value)) in survivors:
-                    return True
-            except (RuntimeError, NotImplementedError):
-                continue
+            if _address(value) in survivors:
+                return True
         elif depth and (parts := _parts(value)) and _holds(parts, survivors, depth - 1):
             return True
     return False
@@ -198,8 +192,16 @@ def _readable(tensor: Tensor) -> Tensor:
 
 
 def _without_hollow_gradient(leaf: Tensor, survivors: Mapping[int, StorageRecord]) -> None:
-    if leaf.is_leaf and storage_address(leaf) in survivors:
+    if not leaf.is_leaf or _address(leaf) in survivors:
         return  # it is the trace's own
-    gradient = leaf.grad if leaf.is_leaf else None
-    if gradient is not None and storage_address(gradient) in survivors:
+    gradient = leaf.grad
+    if gradient is not None and _address(gradient) in survivors:
         leaf.grad = None
+
+
+def _address(tensor: Tensor) -> int | None:
+    """Return the address of a tensor's storage, ``None`` where it has none."""
+    try:
+        return storage_address(storage_holder(tensor))
+    except (RuntimeError, NotImplementedError):
+        return None

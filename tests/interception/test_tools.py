@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable
 from typing import Any
@@ -110,6 +111,19 @@ def test_runs_on_both_devices(program: Callable[..., Any]) -> None:
 
 def test_numbers_that_torchscript_asks_for_are_what_they_are() -> None:
     torchmem.trace(lambda: numbers_in_torchscript("cuda"), device="cuda")
+
+
+def test_torchscript_is_loaded_onto_the_gpu() -> None:
+    def program() -> None:
+        file = io.BytesIO()
+        torch.jit.save(torch.jit.script(nn.Linear(1000, 1000).cuda()), file)
+        file.seek(0)
+        before = torch.cuda.memory_allocated()
+        loaded = torch.jit.load(file, map_location="cuda")
+        assert torch.cuda.memory_allocated() - before == 4_000_256 + 4_096
+        assert loaded(torch.ones(2, 1000, device="cuda")).is_cuda
+
+    torchmem.trace(program, device="cuda")
 
 
 def test_a_compiled_function_is_told_of() -> None:

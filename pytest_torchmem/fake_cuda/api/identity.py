@@ -25,6 +25,7 @@ from pytest_torchmem.fake_cuda.api.session import session
 from pytest_torchmem.fake_cuda.api.storages import Storages
 from pytest_torchmem.fake_cuda.api.tensor_methods import DeviceMethods
 from pytest_torchmem.fake_cuda.api.torch_cuda import torch_cuda
+from pytest_torchmem.fake_cuda.api.torchscript import torchscript_files
 from pytest_torchmem.fake_cuda.launches.libraries import ON_GPU, launching_libraries
 from pytest_torchmem.fake_cuda.launches.raw import raw_kernels
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
@@ -56,6 +57,7 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
         *data_parallel(trace),
         *_private_functions(trace),
         *lazy_init(trace),
+        *torchscript_files(trace),
         *raw_kernels(trace),
         (torch.version, {"cuda": CUDA_VERSION}),
     ]

@@ -14,7 +14,7 @@ from torch import Tensor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.values.computed import laid_out_as
 from pytest_torchmem.interception.values.known import KnownValues
-from pytest_torchmem.operators.sparse.coo import sum_on_gpu
+from pytest_torchmem.operators.sparse.coo import difference_on_gpu, sum_on_gpu
 from pytest_torchmem.operators.sparse.parts import (
     COMPRESSED,
     compressed_indices,
@@ -28,7 +28,8 @@ from pytest_torchmem.torch_private.storages import storage_address
 from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values
 
 _CPU = torch.device("cpu")
-_SUM = "aten::add.Tensor"
+#: Operators whose outputs have other entries on a GPU.
+_OTHERS_ON_GPU = {"aten::add.Tensor": sum_on_gpu, "aten::sub.Tensor": difference_on_gpu}
 
 
 class SparseValues:
@@ -64,8 +65,8 @@ class SparseValues:
             named.pop("pin_memory", None)
         try:
             with at_kernels():
-                run = sum_on_gpu if on_gpu and operator.name == _SUM else operator.overload
-                return run(*given, **named), twins
+                run = _OTHERS_ON_GPU.get(operator.name) if on_gpu else None
+                return (run or operator.overload)(*given, **named), twins
         except (RuntimeError, NotImplementedError, ValueError, TypeError):
             return None
 

@@ -67,6 +67,32 @@ _bag.decomposition("cpu")(_forward_on_cpu(with_sizes=True))
 _bag_forward_only.decomposition("cpu")(_forward_on_cpu(with_sizes=False))
 
 
+@operator("aten::_embedding_bag", "aten::_embedding_bag_forward_only").values()
+def embedding_bag_values(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Tensor | None,
+    include_last_offset: bool,
+    padding_idx: int,
+) -> Any:
+    """The CPU's outputs, and the bag of every index, which it leaves out of plain sums.
+
+    CUDA fills it in every mode, and its backward reads it; cuda/EmbeddingBag.cu,
+    ``EmbeddingBag_updateOutputKernel_sum_mean``.
+    """
+    given = indices, offsets, scale_grad_by_freq
+    rest = include_last_offset, padding_idx
+    made = _aten._embedding_bag(weight, *given, mode, sparse, per_sample_weights, *rest)
+    if mode != _SUM or made[1].shape == indices.shape:
+        return made
+    _, offset2bag, sizes, largest = _aten._embedding_bag(weight, *given, _MEAN, sparse, None, *rest)
+    return made[0], offset2bag, sizes, largest
+
+
 def _bag_of_every_index(offsets: Tensor, offset2bag: Tensor) -> Tensor:
     """``make_offset2bag``: ones where bags begin, added up."""
     offset2bag.index_add_(0, offsets, torch.ones_like(offsets))

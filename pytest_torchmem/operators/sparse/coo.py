@@ -51,7 +51,7 @@ operator(
         abs asin asinh atan atanh ceil deg2rad erf erfinv
         expm1 floor frac isinf isnan isneginf isposinf log1p mm mv nan_to_num neg norm rad2deg relu
         round sgn sign signbit sin sinh sqrt sum tan tanh trunc cat stack unsqueeze transpose t
-        transpose_ _to_sparse_csr empty_like zeros_like permute
+        transpose_ _to_sparse_csr empty_like zeros_like permute zero_
     """),
     sparse_by_operators=True,
 )
@@ -92,21 +92,21 @@ def by_number(operands: list[Any]) -> Tensor | None:
     return _made_of(first, indices.clone(), torch.empty_like(values), first.is_coalesced())
 
 
-@operator("aten::div_", "aten::mul_", "aten::neg_", "aten::zero_").sparse()
+@operator("aten::div_", "aten::mul_", "aten::neg_").sparse()
 def in_place(input: Tensor) -> Tensor:
     """Values are written where they are."""
     return input
 
 
-@operator("aten::add").sparse()
+@operator("aten::add", "aten::sub").sparse()
 def added(machine: Host | Gpu, known: Known, input: Tensor, other: Tensor) -> Tensor:
-    """One tensor with the entries of both, or a dense one."""
+    """One tensor with the entries of both, or a dense one; ``sub_sparse`` adds, too."""
     if input.layout is torch.strided:
         return torch.empty_like(input)
     return _joined(machine, known, _aten.add.Tensor, input, other)
 
 
-@operator("aten::add_").sparse()
+@operator("aten::add_", "aten::sub_").sparse()
 def added_in_place(machine: Host | Gpu, known: Known, input: Tensor, other: Tensor) -> Tensor:
     """As ``added``, in place of the first."""
     if input.layout is not torch.strided:
@@ -168,6 +168,11 @@ def sum_on_gpu(left: Tensor, right: Tensor, alpha: Any = 1) -> Tensor:
     values = torch.cat([sparse_values(left), sparse_values(right) * alpha], 0)
     joined = sparse_of(left.shape, indices, values, False)
     return joined.coalesce() if indices.size(1) > left.numel() else joined
+
+
+def difference_on_gpu(left: Tensor, right: Tensor, alpha: Any = 1) -> Tensor:
+    """Return the difference of two real tensors; ``sub_sparse`` adds (SparseTensorMath.cpp)."""
+    return sum_on_gpu(left, right, -alpha)
 
 
 @operator("aten::_coalesce").sparse()

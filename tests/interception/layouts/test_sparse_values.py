@@ -86,3 +86,36 @@ def test_products_and_sums_of_sparse_matrices(device: str) -> None:
 def test_numbers_that_a_sparse_kernel_wrote_are_not_known_as_zero() -> None:
     profile = trace(lambda: powers_of_a_graph("cpu"), values="none")
     assert any("unknown value" in warning for warning in profile.warnings)
+
+
+def differences(device: str) -> list[list[float]]:
+    """Return what is left of sparse matrices that are taken from others, or emptied."""
+    matrix = dense().to(device).to_sparse()
+    shifted = torch.roll(dense(), 1, 0).to(device).to_sparse()
+    left = matrix.clone()
+    left.sub_(shifted, alpha=2)
+    answers = matrix - matrix, matrix.sub(shifted, alpha=2), left, matrix.clone().zero_()
+    return [answer.to_dense().flatten().tolist() for answer in answers]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_differences_of_sparse_matrices(device: str) -> None:
+    found: list[list[list[float]]] = []
+    profile = trace(lambda: found.append(differences(device)), device=device, values="real")
+    assert found == [differences("cpu")]
+    assert not any("unknown" in warning for warning in profile.warnings)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_a_sparse_gradient_of_bags_has_its_indices(mode: str) -> None:
+    def gradient(device: str) -> tuple[list[list[int]], float]:
+        bags = torch.nn.EmbeddingBag(10, 4, mode=mode, sparse=True).to(device)
+        indices, offsets = torch.tensor([1, 2, 4, 4], device=device), torch.tensor([0, 3])
+        bags(indices, offsets.to(device)).sum().backward()
+        assert bags.weight.grad is not None
+        found = bags.weight.grad.coalesce()
+        return found.indices().tolist(), found.values().sum().item()
+
+    found: list[object] = []
+    trace(lambda: found.append(gradient("cuda")), device="cuda")
+    assert found[-1] == gradient("cpu")
