@@ -30,7 +30,6 @@ from pytest_torchmem.checks.result import (
     TraceResult,
 )
 from pytest_torchmem.checks.settings import Settings
-from pytest_torchmem.checks.watched import RULES
 from pytest_torchmem.diagnosis.causes import Watched
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
 from pytest_torchmem.diagnosis.steps import FEWEST, step_growth
@@ -94,7 +93,7 @@ class Judge:
     calibration: CalibrationResult | None
     scaling: Scaling | None = None
     """The same step at other sizes, where it is bound how it may grow."""
-    watch: Callable[[], Watched] | None = None
+    watch: Callable[[MemoryProfile, Diagnosis], Watched | None] | None = None
     """Traces the step once more, for what a profile does not hold."""
 
     @cached_property
@@ -151,11 +150,11 @@ class Judge:
         moment = grown_moment(comparison)
         if not moment:
             return None
-        seen = dict(self.profile.broadcasts)
-        found = diagnose(before, now, moment, self.alive, seen)
-        if self.watch is None or not any(cause.rule in RULES for cause in found.causes):
+        found = diagnose(before, now, moment, self.alive, self.profile)
+        seen = self.watch(self.profile, found) if self.watch is not None else None
+        if seen is None:
             return found
-        return diagnose(before, now, moment, self.alive, seen, self.watch())
+        return diagnose(before, now, moment, self.alive, self.profile, seen)
 
     def _entry(self, trace: TraceResult) -> Entry:
         """Return what the snapshot would hold now."""

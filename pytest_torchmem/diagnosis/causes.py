@@ -9,17 +9,30 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row
-from pytest_torchmem.profile.facts import FactChange, changed_facts
+from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
+from pytest_torchmem.profile.facts import OPERATORS, FactChange, Facts, changed_facts
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
 from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.snapshots.alive import Alive, What
 from pytest_torchmem.snapshots.format import Entry
 
+_LAST = 2
+"""The rank of causes that are told where nothing else is."""
 WEIGHTY = 0.1
 """The part of a growth that a cause has to explain in order to be told."""
+_LONG = 30
+"""A path of more letters is told without the model's name, which stands in the line below it."""
+
+
+class Counted(NamedTuple):
+    """How often the forward called an operator, then and now."""
+
+    before: int
+    now: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,8 @@ class Cause:
     """The row that shows it: its module, operator and line."""
     nbytes: int = 0
     """The bytes of the growth that it explains."""
+    origin: Origin | None = None
+    """Who is to blame, where that is another one than who made the row."""
 
     @property
     def text(self) -> str:
@@ -59,7 +74,8 @@ class Evidence:
     difference: MomentDifference
     alive: Alive
     """Everything that is alive now, at every moment."""
-    broadcasts: Mapping[Origin, str] = field(default_factory=dict)
+    ran: Provenance = NOTHING_RAN
+    """What the present step ran, where that is known."""
     watched: Watched = field(default_factory=Watched)
 
     @property
@@ -73,10 +89,34 @@ class Evidence:
         """Yield the rows that grew, the largest first; of some ``roles`` alone, if any is given."""
         return (row for row in self.difference.came if not roles or row.what.role in roles)
 
+    def first(self, row: Row) -> int:
+        """Return the index of the first allocation of a row, -1 where it is not known."""
+        group = next((one for one in self.alive.groups if one.what == row.now), None)
+        return group.first if group is not None and self.ran is not NOTHING_RAN else -1
+
     def order(self, row: Row) -> int:
         """Return when the first tensor of a row was made, as a number that grows."""
         group = next((one for one in self.alive.groups if one.what == row.now), None)
         return group.first if group is not None else sys.maxsize
+
+    def counted(self, operator: str) -> Counted | None:
+        """Return how often an operator was called; ``None`` where the snapshot does not say."""
+        before, now = (counts_of(entry.facts) for entry in (self.before, self.now))
+        return Counted(before.get(operator, 0), now.get(operator, 0)) if before else None
+
+    def counts(self) -> dict[str, Counted]:
+        """Return every operator that was called more or less often than it was."""
+        before, now = (counts_of(entry.facts) for entry in (self.before, self.now))
+        found = {name: Counted(before.get(name, 0), now.get(name, 0)) for name in (*before, *now)}
+        return {name: one for name, one in found.items() if one.before != one.now and before}
+
+    def short(self, path: str) -> str:
+        """Return a module's path as sentences have it: a long one without the only model's name."""
+        known = self.before.alive.groups if self.before.alive is not None else ()
+        groups = (*self.alive.groups, *known)
+        roots = {one.what.module.partition(".")[0] for one in groups if one.what.module}
+        root, dot, below = path.partition(".")
+        return below if dot and len(path) > _LONG and roots == {root} else path
 
     def module(self, pattern: str, numbers: str) -> str:
         """Return a module's path with its numbers, or a star where it is all of them."""
@@ -84,11 +124,24 @@ class Evidence:
         known = self.before.alive.groups if self.before.alive is not None else ()
         for group in (*self.alive.groups, *known):
             every.add(group.what.module, group.numbers)
-        return unfold(pattern, every.marked(pattern, numbers))
+        return self.short(unfold(pattern, every.marked(pattern, numbers)))
+
+    def had(self, what: What) -> bool:
+        """Tell whether the snapshot has such a tensor at any of its moments."""
+        alive = self.before.alive
+        groups = alive.groups if alive is not None else ()
+        return any(one.what[1:5] == what[1:5] for one in groups)
 
     def about(self, topic: str) -> list[FactChange]:
         """Return the changed facts of a topic."""
         return [change for change in self.facts if change.topic == topic]
+
+
+def counts_of(facts: Facts) -> dict[str, int]:
+    """Return how often the forward called each operator, nothing where that was not recorded."""
+    parts = facts.get(OPERATORS, {}).get("forward", "").split(", ")
+    pairs = (part.rpartition(" ") for part in parts if part)
+    return {name: int(number) for name, _, number in pairs if number.isdecimal()}
 
 
 Finder = Callable[[Evidence], Cause | None]
@@ -120,7 +173,7 @@ def rule(
     def register(find: Finder) -> Finder:
         if name in RULES:
             raise ValueError(f"there is a rule {name!r} already")
-        RULES[name] = Rule(name, sentence, find, 0 if sure else 2 if last else 1)
+        RULES[name] = Rule(name, sentence, find, 0 if sure else _LAST if last else 1)
         return find
 
     return register
@@ -147,6 +200,8 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
     growth = sum(row.change for row in evidence.difference.came) or evidence.difference.change
     found = [one for each in RULES.values() if (one := each.find(evidence)) is not None]
     weighty = [one for one in found if one.nbytes >= WEIGHTY * growth]
+    if any(RULES[one.rule].rank < _LAST for one in weighty):
+        weighty = [one for one in weighty if RULES[one.rule].rank < _LAST]
     places = {name: place for place, name in enumerate(RULES)}
     weighty.sort(key=lambda one: (RULES[one.rule].rank, -one.nbytes, places[one.rule]))
     return tuple(weighty)

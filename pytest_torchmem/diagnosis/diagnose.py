@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pytest_torchmem.diagnosis import rules  # noqa: F401
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, Watched, find_causes
 from pytest_torchmem.diagnosis.difference import MomentDifference, difference
+from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.figures import PEAKS
-from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive
 from pytest_torchmem.snapshots.compare import Comparison, Verdict
 from pytest_torchmem.snapshots.format import Entry
+
+if TYPE_CHECKING:
+    from pytest_torchmem.profile.profile import MemoryProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +48,20 @@ def diagnose(
     now: Entry,
     moment: str,
     alive: Alive | None = None,
-    broadcasts: Mapping[Origin, str] | None = None,
+    profile: MemoryProfile | None = None,
     watched: Watched | None = None,
 ) -> Diagnosis:
     """Return what grew at ``moment`` and why.
 
-    ``alive`` is everything that is alive now, where more is known than the entry keeps.
+    ``alive`` is everything that is alive now, where more is known than the entry keeps, and
+    ``profile`` what ran.
     """
     whole = alive or now.alive or Alive()
     found = difference(before, whole, moment)
-    evidence = Evidence(before, now, found, whole, broadcasts or {}, watched or Watched())
+    ran = NOTHING_RAN
+    if profile is not None:
+        ran = Provenance(profile.timeline, profile.calls or (), dict(profile.broadcasts))
+    evidence = Evidence(before, now, found, whole, ran, watched or Watched())
     inputs = [change for change in evidence.facts if change.topic == "inputs"]
     return Diagnosis(
         found,

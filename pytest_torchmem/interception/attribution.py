@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import threading
 import weakref
 from bisect import bisect_right
@@ -23,11 +24,19 @@ from torch import nn
 
 from pytest_torchmem.interception.facts import FactCollector, Mode
 from pytest_torchmem.profile.timeline import Origin, Phase
-from pytest_torchmem.torch_private.autograd import current_graph_task, current_node, sequence_number
+from pytest_torchmem.torch_private.autograd import (
+    ENGINE_CODE,
+    current_graph_task,
+    current_node,
+    sequence_number,
+)
 from pytest_torchmem.torch_private.modes import not_jit_tracing
 from pytest_torchmem.torch_private.module_calls import module_calls
 
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+#: What is installed stands in folders of these names, which may lie in the standard library's.
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 #: A kernel's launch is the user's, in whose line it stands.
 _TRITON = os.path.join(os.sep, "triton", "runtime", "")
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
@@ -99,6 +108,8 @@ class Attribution:
         self.on_outermost_call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None] | None
         """Called for modules that no other module calls, except where a backward computes anew."""
         self.on_outermost_call = None
+        self._creating: set[int] = set()
+        """Tasks of the engine whose backward makes a graph of its own (``create_graph``)."""
         self.node_number = 0
         """Of the last operator: one more than the sequence number of the node that autograd makes
         of it, if it records it; minus that, if a node of the backward called it."""
@@ -122,6 +133,12 @@ class Attribution:
             self.node_number = sequence_number()
         else:
             place = self._backward_place()
+            if torch.is_grad_enabled() and current_graph_task() not in self._creating:
+                # A checkpoint of a function: what it calls is made where the function stands.
+                place, recomputed = _Place(place.module, self._line(frame) or place.line), True
+                self.node_number = sequence_number()
+                if place.module:
+                    self.facts.recomputed(place.module)
         key = (phase, place.module, operator, place.line, recomputed)
         origin = self._origins.get(key)
         if origin is None:
@@ -161,6 +178,20 @@ class Attribution:
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of an optimizer that begins a step."""
         self.facts.optimizer(optimizer)
+
+    def note_backward(self) -> None:
+        """Take note of a backward that has begun, and of what the program asked the engine for."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not ENGINE_CODE:
+            frame = frame.f_back
+        if frame is None or "args" not in frame.f_locals:  # C++ has called the engine
+            return
+        # ``_engine_run_backward(t_outputs, *args)``: gradients, keep_graph, create_graph, inputs
+        # (torch/autograd/graph.py; torch/csrc/autograd/python_engine.cpp, run_backward).
+        asked = (*frame.f_locals["args"][1:3], False, False)
+        if asked[1] is True:
+            self._creating.add(current_graph_task())
+        self.facts.backward(asked[0] is True, asked[1] is True, self._line(frame))
 
     @staticmethod
     def asked_from(filename: str) -> bool:
@@ -293,9 +324,9 @@ def _classify(filename: str) -> int:
         return _END
     if filename.startswith((_TORCH_ROOT, _OWN_ROOT)) or _TRITON in filename:
         return _SKIP
-    if filename.startswith("<") or os.path.basename(filename) in ("contextlib.py", "functools.py"):
-        return _SKIP
-    return _USER
+    if filename.startswith(_STANDARD_LIBRARY) and not any(map(filename.count, _INSTALLED)):
+        return _SKIP  # ``copy.deepcopy`` and ``contextlib`` are nobody's line
+    return _SKIP if filename.startswith("<") else _USER
 
 
 def is_own(code: CodeType) -> bool:

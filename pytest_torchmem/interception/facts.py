@@ -5,17 +5,24 @@ Called for every call of a module, so it does next to nothing where nothing has 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pytest_torchmem.profile.facts import (
+    ARGUMENTS,
+    BACKWARD,
+    CONFIGURATION,
     IN_PLACE,
     INPUTS,
+    LAYERS,
     MODES,
     MODULES,
+    OPERATORS,
     OPTIMIZERS,
     PARAMETERS,
     TOPICS,
@@ -23,8 +30,17 @@ from pytest_torchmem.profile.facts import (
 )
 from pytest_torchmem.profile.module_paths import Numbers, fold, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
+from pytest_torchmem.step.trees import tensors_in
 
 _MOST_GEOMETRIES = 4
+_MOST_LAYERS = 200
+"""Of a model with more kinds of layers none are noted: a snapshot is for people to read."""
+_MOST_SETTINGS = 40
+_LONGEST_VALUE = 40
+_OF_TORCH = ("torch.nn.modules.", "torch.ao.nn.")
+_OF_ONE_MODULE = re.compile(r"^training$|(^|_)(idx|index|id|number|i)$")
+"""Attributes that tell one of equal modules from the others."""
+_NOT_OF_MEMORY = ("model_type", "transformers_version", "dtype", "torch_dtype")
 _SETTINGS = {
     ("_attn_implementation_internal", "_attn_implementation"): "attention {}",
     ("output_hidden_states",): "output_hidden_states",
@@ -73,6 +89,12 @@ class FactCollector:
         self.broadcasts: dict[Origin, str] = {}
         """Where an operator's output has more elements than any input, and the inputs' shapes."""
         self._modes: dict[tuple[str, str], set[Numbers]] = {}
+        self._layers: dict[tuple[str, str], set[Numbers]] = {}
+        self._seen: set[tuple[str, int]] = set()
+        """Modules whose layer is noted."""
+        self._arguments: dict[str, dict[str, None]] = {}
+        self._backwards: dict[str, tuple[int, str]] = {}
+        """By what was asked of the engine: how often, and the first line that did."""
         self._known: dict[str, dict[str, str]] = {topic: {} for topic in TOPICS}
         self._dtypes: dict[torch.dtype, str] = {}
 
@@ -84,14 +106,24 @@ class FactCollector:
             autocast = self._dtypes.setdefault(dtype, str(dtype).removeprefix("torch."))
         mode = Mode(torch.is_grad_enabled(), autocast, module.training, task != -1)
         if outer is None:
-            self._settings_of(path, module)
+            if task == -1:  # a checkpoint calls by itself what a model called before
+                self._settings_of(path, module)
             outer = _USUAL
+        own = (path, id(module))
+        if own not in self._seen:
+            self._seen.add(own)
+            self._note_layer(path, module)
         if mode != outer:
             text = mode.beside(outer)
             if text:
                 pattern, numbers = fold(path)
                 self._modes.setdefault((pattern, text), set()).add(numbers)
         return mode
+
+    def recomputed(self, path: str) -> None:
+        """Take note that a checkpoint computes again what a module has not left to others."""
+        pattern, numbers = fold(path)
+        self._modes.setdefault((pattern, "recomputed in part"), set()).add(numbers)
 
     def given(self, name: str, tensors: Iterable[Tensor]) -> None:
         """Take note of an input's geometry; of several by one name the place is told too."""
@@ -102,6 +134,25 @@ class FactCollector:
             before = known.get(own, "").split("; ") if own in known else []
             if geometry not in before and len(before) < _MOST_GEOMETRIES:
                 known[own] = "; ".join([*before, geometry])
+
+    def called_with(self, name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
+        """Take note of what an outermost module is called with, beside tensors in their places."""
+        found = self._arguments.setdefault(name, {})
+        for position, value in enumerate(args):
+            if isinstance(value, bool | str) and (text := _short(value)):
+                found[f"argument {position} {text}"] = None
+        for key, value in kwargs.items():
+            if isinstance(value, bool | int | str) and (text := _short(value)):
+                found[f"{key}={text}"] = None
+            elif any(True for _ in tensors_in(value)):
+                found[key] = None
+
+    def backward(self, keeps: bool, creates: bool, line: str) -> None:
+        """Take note of a backward that begins, and of what ``line`` asked the engine for."""
+        asked = {"calls": True, "retain_graph": keeps and not creates, "create_graph": creates}
+        for name in (name for name, is_so in asked.items() if is_so):
+            number, first = self._backwards.get(name, (0, line))
+            self._backwards[name] = number + 1, first
 
     def model(self, root: nn.Module) -> None:
         """Take note of the parameters of an outermost module that are frozen, or one."""
@@ -129,6 +180,22 @@ class FactCollector:
             told = f"{text}, {where}" if where else text
             modes = found[MODES]
             modes[pattern] = f"{modes[pattern]}; {told}" if pattern in modes else told
+        layers: dict[str, list[str]] = {}
+        for (pattern, text), numbers in sorted(self._layers.items()):
+            where = write_numbers(numbers)
+            layers.setdefault(pattern, []).append(f"{text} @{where}" if where else text)
+        if len(layers) <= _MOST_LAYERS:
+            found[LAYERS] = {pattern: " | ".join(texts) for pattern, texts in layers.items()}
+        found[ARGUMENTS] = {name: ", ".join(own) for name, own in self._arguments.items() if own}
+        found[BACKWARD] = {
+            name: str(number) if name == "calls" or not line else f"{number}, {line}"
+            for name, (number, line) in self._backwards.items()
+        }
+        counted = sorted(self._counted().items())
+        if counted:
+            found[OPERATORS] = {
+                "forward": ", ".join(f"{name} {number}" for name, number in counted)
+            }
         found[OPTIMIZERS] = {
             name: ", ".join(filter(None, (self._implementation(), options)))
             for name, options in found[OPTIMIZERS].items()
@@ -136,10 +203,28 @@ class FactCollector:
         found[IN_PLACE] = {name: f"{n} calls" for name, n in sorted(self._in_place().items())}
         return {topic: known for topic, known in found.items() if known}
 
+    def _note_layer(self, path: str, module: nn.Module) -> None:
+        kind = type(module)
+        if kind.__module__.startswith(_OF_TORCH):
+            if module._modules:
+                return
+            text = f"{kind.__name__}({module.extra_repr()})"
+        else:  # a program's ``extra_repr`` may compute something, which would be traced
+            names = [name for name in vars(module) if not _OF_ONE_MODULE.search(name)]
+            text = f"{kind.__name__}({', '.join(_scalars(vars(module), names))})"
+        pattern, numbers = fold(path)
+        self._layers.setdefault((pattern, text), set()).add(numbers)
+
     def _settings_of(self, path: str, module: nn.Module) -> None:
         config: Any = getattr(module, "config", None)
-        if config is None or path in self._known[MODULES]:
+        if config is None or path in self._known[CONFIGURATION]:
             return
+        names = list(getattr(config, "__dict__", ()))
+        if hasattr(config, "to_diff_dict"):  # transformers: what is not as its class has it
+            with suppress(Exception):
+                names = [name for name in config.to_diff_dict() if name not in _NOT_OF_MEMORY]
+        texts = _scalars(getattr(config, "__dict__", {}), names)
+        self._known[CONFIGURATION][path] = ", ".join(sorted(texts))
         parts = []
         try:  # as it is written down there: what the program runs to be asked is not run
             own = object.__getattribute__(config, "__dict__")
@@ -176,6 +261,15 @@ class FactCollector:
             return "fused"
         return "foreach" if any(name.startswith("aten::_foreach_") for name in names) else "loop"
 
+    def _counted(self) -> Mapping[str, int]:
+        """Return how often the forward called each operator that makes tensors."""
+        found: dict[str, int] = {}
+        for origin, number in self.calls.items():
+            name = origin.operator
+            if origin.phase is Phase.FORWARD and name and not name.partition(".")[0].endswith("_"):
+                found[name] = found.get(name, 0) + number
+        return found
+
     def _in_place(self) -> Mapping[str, int]:
         found: dict[str, int] = {}
         for origin, number in self.calls.items():
@@ -184,3 +278,21 @@ class FactCollector:
             if in_step and name.endswith("_") and not name.endswith("__"):
                 found[name] = found.get(name, 0) + number
         return found
+
+
+def _scalars(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return the public numbers, texts and switches of these names, as ``name=value``."""
+    found = [
+        f"{name}={text}"
+        for name in names
+        if not name.startswith("_")
+        and isinstance(values.get(name), bool | int | float | str)
+        and (text := _short(values[name]))
+    ]
+    return found[:_MOST_SETTINGS]
+
+
+def _short(value: object) -> str:
+    """Return a value as it stands in a list, "" where that cannot be read."""
+    text = str(value)
+    return text if len(text) <= _LONGEST_VALUE and not set(text) & set(",;|@\n") else ""

@@ -67,6 +67,7 @@ class Program:
             self._parameters[id(module)] = known
             self._facts.model(module)
         own = type(module).__name__
+        self._facts.called_with(own, args, kwargs)
         self._facts.given(f"input of {own}", tensors_in(args))
         for name in kwargs:
             self._facts.given(f"{name} of {own}", tensors_in(kwargs[name]))

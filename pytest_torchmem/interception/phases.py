@@ -72,6 +72,7 @@ class Phases:
         while self._task != task and (task == -1 or self._own[-1:] == [Phase.BACKWARD]):
             self._end()
         if self._task != task:
+            self._attribution.note_backward()
             self._begin(Phase.BACKWARD, task)
 
     def _begin(self, phase: Phase, task: int) -> None:

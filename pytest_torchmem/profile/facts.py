@@ -18,11 +18,34 @@ PARAMETERS = "parameters"
 """What is frozen, and which parameters are one: ``{"GPT.head.weight": "is GPT.embed.weight"}``."""
 MODULES = "modules"
 """Settings of outermost modules: ``{"LlamaForCausalLM": "attention sdpa"}``."""
+CONFIGURATION = "configuration"
+"""What the configuration of an outermost module says: ``{"GPT": "n_head=12, n_layer=3"}``."""
 OPTIMIZERS = "optimizers"
 """``{"AdamW": "foreach"}``."""
 IN_PLACE = "in place"
 """How often modules called operators that write to what they are given."""
-TOPICS = (INPUTS, MODES, PARAMETERS, MODULES, OPTIMIZERS, IN_PLACE)
+ARGUMENTS = "arguments"
+"""How outermost modules are called: ``{"Bert": "labels, output_hidden_states=True"}``."""
+LAYERS = "layers"
+"""What modules without others in them are: ``{"ResNet.layers.*.relu": "ReLU(inplace=True) @0-3"}``,
+with the numbers of the modules that it is true of."""
+BACKWARD = "backward"
+"""How often there was one, and with what: ``{"calls": "4", "retain_graph": "4, train.py:12"}``."""
+OPERATORS = "operators"
+"""How often the forward called each operator: ``{"forward": "aten::addmm 12, aten::gelu 4"}``."""
+TOPICS = (
+    INPUTS,
+    ARGUMENTS,
+    MODES,
+    PARAMETERS,
+    MODULES,
+    CONFIGURATION,
+    LAYERS,
+    OPTIMIZERS,
+    BACKWARD,
+    IN_PLACE,
+    OPERATORS,
+)
 
 Facts = Mapping[str, Mapping[str, str]]
 NO_FACTS: Facts = MappingProxyType({})

@@ -8,7 +8,8 @@ from pytest_torchmem.diagnosis.causes import Cause
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row, Total
 from pytest_torchmem.figures import title
-from pytest_torchmem.profile.module_paths import unfold
+from pytest_torchmem.profile.module_paths import fold, unfold
+from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.reports.layout import joined, width, wrapped
 from pytest_torchmem.snapshots.alive import What
 from pytest_torchmem.units import format_size
@@ -32,6 +33,9 @@ def why(diagnosis: Diagnosis) -> str:
 
 def place(diagnosis: Diagnosis) -> str:
     """Return who allocates what grew: operator, module and line."""
+    for cause in diagnosis.causes[:1]:
+        if cause.origin is not None:
+            return _place_of_origin(cause.origin)
     row = leading_row(diagnosis)
     if row is not None:
         return place_of(row.what, row.module)
@@ -54,6 +58,11 @@ def place_of(what: What | None, module: str) -> str:
         return module
     source = what.source or what.role
     return joined(f"{source} in {module}" if module else source, what.line)
+
+
+def _place_of_origin(origin: Origin) -> str:
+    inside = f" in {fold(origin.module)[0]}" if origin.module else ""
+    return joined(f"{origin.operator}{inside}", origin.line)
 
 
 def describe(row: Row) -> str:
@@ -154,4 +163,6 @@ def others(causes: Sequence[Cause]) -> Iterator[str]:
     for cause in causes:
         row = cause.row
         where = place_of(row.what, row.module) if row is not None else ""
+        if cause.origin is not None:
+            where = _place_of_origin(cause.origin)
         yield wrapped(f"Also: {joined(cause.text, where, separator=': ')}")

@@ -51,7 +51,7 @@ from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone
 from pytest_torchmem.tracing.lock import run_alone
 from pytest_torchmem.tracing.shared import let_go_of_tensors
 from pytest_torchmem.tracing.standing import lent_by_standing_gpus, present_on_standing_gpus
-from pytest_torchmem.tracing.watch import at_end
+from pytest_torchmem.tracing.watch import at_begin, at_end
 from pytest_torchmem.units import parse_size
 
 DEVICES = ("cpu", "cuda")
@@ -284,10 +284,12 @@ def _profile(
     facts.device = machine.device.type
     program = Program(ledger, facts)
     fingerprint = ""
+    at_begin(ledger)
     if isinstance(target, nn.Module):
         refuse_wrapped(target)
         ledger.begin(Phase.BASELINE)
         facts.model(target)
+        facts.called_with(type(target).__name__, args, kwargs)
         for position, tensor in enumerate(tensors_in(args)):
             facts.given(f"input {position}", (tensor,))
         for name, value in kwargs.items():

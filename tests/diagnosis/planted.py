@@ -5,6 +5,7 @@ Each is built as it was and as it is; a comment «here: <name>» marks the line 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,7 +137,7 @@ def eager_attention(wrong: bool) -> Step:
     return Decoder(wrong={"eager": True} if wrong else None).bfloat16(), (ids(),), {}
 
 
-@planted("copy", "copies the", "Decoder.blocks.*", "aten::_to_copy")
+@planted("copy", "makes float32[4, 64, 128] of the bfloat16", "Decoder.blocks.*", "aten::_to_copy")
 def widened(wrong: bool) -> Step:
     return Decoder(wrong={"float": True} if wrong else None).bfloat16(), (ids(),), {}
 
@@ -186,7 +187,7 @@ def larger_batch(wrong: bool) -> Step:
     return Decoder(), (ids(6 if wrong else BATCH),), {}
 
 
-@planted("copy", "copies the", "", "aten::_to_copy")
+@planted("copy", "makes float32[4, 64, 200] of the bfloat16", "", "aten::_to_copy")
 def logits_twice(wrong: bool) -> Step:
     def loss(logits: Tensor) -> Tensor:
         if wrong:
@@ -237,15 +238,17 @@ def images(batch: int = 4) -> Tensor:
     return torch.zeros(batch, 3, 16, 16)
 
 
-@planted("in place", "relu is no longer in place (1 of 1 calls)", "Stem.act", "aten::relu")
+@planted("in place", "relu is no longer in place (1 of 1 calls)", "Stem", "aten::relu")
 def not_in_place(wrong: bool) -> Step:
     class Stem(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.up, self.act = nn.Linear(32, 1024), nn.ReLU(inplace=not wrong)
+            self.up = nn.Linear(32, 1024)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.act(self.up(x)).mean(1)
+            x = self.up(x)
+            x = torch.relu(x) if wrong else torch.relu_(x)  # here: not_in_place
+            return x.mean(1)
 
     return Stem(), (torch.zeros(256, 32),), {}
 
@@ -301,7 +304,7 @@ class Program:
         self.run = run
 
 
-@planted("gradients kept", "gradients of an earlier step are alive in the forward", "", "aten::")
+@planted("gradients kept", "gradients of an earlier backward are alive in", "", "aten::")
 def gradients_not_set_to_none(wrong: bool) -> Step:
     def run(device: str) -> None:
         model = nn.Linear(256, 256).to(device)
@@ -315,7 +318,7 @@ def gradients_not_set_to_none(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("earlier steps", "tensors of an earlier step are still alive", "Sequential", "aten::")
+@planted("graph kept", "backward(retain_graph=True) at ", "Sequential", "aten::")
 def graphs_of_several_steps(wrong: bool) -> Step:
     def run(device: str) -> None:
         model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)).to(device)
@@ -417,3 +420,239 @@ def not_in_eval(wrong: bool) -> Step:
             return self.dropout(self.rnn(x)[0]) * 2
 
     return Cell().train(wrong), (torch.zeros(4, 16, 16),), {}
+
+
+@planted("layer", "Net.layers.*.2 is SiLU(), and was ReLU()", "Net.layers.", "aten::silu")
+def another_activation(wrong: bool) -> Step:
+    model = Net(torch.zeros(1, 16, 16, 16))
+    if wrong:
+        for layer in model.layers:
+            layer[2] = nn.SiLU()
+    return model, (images(),), {}
+
+
+@planted("new module", "Decoder.blocks.4 is new", "Decoder.blocks.4", "aten::")
+def another_block(wrong: bool) -> Step:
+    return Decoder(depth=5 if wrong else 4), (ids(),), {}
+
+
+class Experts(nn.Module):
+    """Sends each input to some of its experts; switches and numbers are attributes."""
+
+    def __init__(self, chosen: int, keep: bool = False) -> None:
+        super().__init__()
+        self.chosen = chosen
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, 4 * WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor, keep_all: bool = False) -> Any:
+        made = [torch.tanh(expert(x)) for expert in self.experts[: self.chosen]]
+        return (made[0].sum(), made) if keep_all else made[-1].sum()
+
+
+@planted("attribute", "Experts has chosen=4, and had chosen=2", "Experts", "aten::")
+def more_experts(wrong: bool) -> Step:
+    return Experts(4 if wrong else 2), (torch.zeros(128, WIDTH),), {}
+
+
+@planted("arguments", "is called with keep_all=True, and was with keep_all=False", "", "aten::")
+def switched_by_an_argument(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        made = Experts(4).to(device)(torch.zeros(128, WIDTH, device=device), keep_all=wrong)
+        (made[0] if wrong else made).backward()
+
+    return Program(run), (), {}
+
+
+@planted("configuration", "Configured has n_kept=6, and had n_kept=2", "Configured", "aten::")
+def configured_otherwise(wrong: bool) -> Step:
+    class Configured(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = SimpleNamespace(n_kept=6 if wrong else 2)
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(self.config.n_kept):
+                x = self.linear(x).sin()  # here: configured_otherwise
+            return x
+
+    return Configured(), (torch.zeros(256, WIDTH),), {}
+
+
+@planted("copy", "writes out as float32[64, 32, 32] the 4.00 KiB of", "Query", "aten::repeat")
+def repeated(wrong: bool) -> Step:
+    class Query(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key = nn.Parameter(torch.zeros(1, 32, 32)), nn.Linear(32, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            many = self.query.repeat if wrong else self.query.expand
+            sizes = (len(x), 1, 1) if wrong else (len(x), -1, -1)
+            return torch.bmm(many(*sizes), self.key(x))  # here: repeated
+
+    return Query(), (torch.zeros(64, 32, 32),), {}
+
+
+@planted("operators", "in the place of aten::gelu", "Mlp", "aten::")
+def gelu_by_hand(wrong: bool) -> Step:
+    class Mlp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(32, 256), nn.Linear(256, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.up(x)
+            if not wrong:
+                return self.down(F.gelu(x, approximate="tanh"))
+            x = 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * x**3)))  # here: gelu_by_hand
+            return self.down(x)
+
+    return Mlp(), (torch.zeros(128, 32),), {}
+
+
+@planted("backwards", "backward runs once, and was run 3 times", "Sequential", "aten::")
+def losses_added_up(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 32)).to(device)
+        total = torch.zeros((), device=device)
+        for _ in range(3):
+            loss = model(torch.zeros(64, 32, device=device)).square().sum()
+            if wrong:
+                total = total + loss
+            else:
+                loss.backward()
+        if wrong:
+            total.backward()
+
+    return Program(run), (), {}
+
+
+@planted("lives longer", "than before: the graph of the list outputs of run", "", "aten::tanh")
+def outputs_with_graphs(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 8)).to(device)
+        outputs = []
+        for _ in range(4):
+            y = model(torch.zeros(64, 32, device=device))
+            outputs.append(y if wrong else y.detach())
+
+    return Program(run), (), {}
+
+
+@planted("held between", "the OrderedDict best of run", "", "aten::clone")
+def best_weights(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model, best = nn.Linear(256, 256).to(device), None
+        for _ in range(2):
+            model(torch.zeros(8, 256, device=device)).sum().backward()
+            model.zero_grad()
+            best = copy.deepcopy(model.state_dict()) if wrong else None  # here: best_weights
+        del best
+
+    return Program(run), (), {}
+
+
+@planted("earlier steps", "are still alive: the list Metric.seen", "Linear", "aten::addmm")
+def metric_keeps_outputs(wrong: bool) -> Step:
+    class Metric:
+        def __init__(self) -> None:
+            self.seen: list[Tensor] = []
+
+        def update(self, output: Tensor) -> None:
+            self.seen.append(output if wrong else output.argmax(-1))
+
+    def run(device: str) -> None:
+        model, metric = nn.Linear(32, 512).to(device), Metric()
+        for _ in range(3):
+            y = model(torch.zeros(64, 32, device=device))
+            metric.update(y.detach())
+            y.sum().backward()
+
+    return Program(run), (), {}
+
+
+@planted("checkpoint", "a part of Stage is no longer checkpointed", "Stage", "aten::")
+def function_without_checkpoint(wrong: bool) -> Step:
+    class Stage(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+
+        def act(self, x: Tensor) -> Tensor:
+            return torch.tanh(torch.sigmoid(torch.exp(x)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.linear(x)
+            return self.act(x) if wrong else checkpoint(self.act, x, use_reentrant=False)
+
+    return Stage(), (torch.zeros(512, 64),), {}
+
+
+# What must not be named: the rule, and a change that looks like its cause and is another.
+
+
+def skip_connection(wrong: bool) -> Step:
+    """Joined tensors of four dimensions, and no cache."""
+
+    class Unet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(32, 4, 3, padding=1)
+            self.plain = nn.Conv2d(16, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.down(x)
+            if not wrong:
+                return self.plain(x)
+            return self.up(torch.cat([x, F.relu(x)], 1)) + self.up(torch.cat([F.relu(x), x], 1))
+
+    return Unet(), (images(),), {}
+
+
+def clone_kept_longer(wrong: bool) -> Step:
+    """A copy that was made before, too, and is not what is new."""
+
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(32, 256)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.linear(x).clone()
+            self.last = made if wrong else None
+            return made.sum()
+
+    return Keeping(), (torch.zeros(128, 32),), {}
+
+
+def larger_batch_of_vectors(wrong: bool) -> Step:
+    """A table of pairs that was always one, of more of them."""
+
+    def loss(output: Tensor) -> Tensor:
+        return (output[:, None] - output[None]).square().mean()
+
+    return nn.Linear(8, 4), (torch.zeros(96 if wrong else 64, 8),), {"loss_fn": loss}
+
+
+def weights_held_by_a_graph(wrong: bool) -> Step:
+    """Settings that cost nothing changed beside what grew."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.dropout = nn.Linear(32, 256), nn.Dropout(0.2 if wrong else 0.1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.linear(x)
+            return torch.exp(torch.sin(x)) if wrong else torch.sin(x)
+
+    return Scaled().eval(), (torch.zeros(128, 32),), {}
+
+
+NOT_THE_CAUSE = {
+    skip_connection: {"cache"},
+    clone_kept_longer: {"copy"},
+    larger_batch_of_vectors: {"broadcast", "lives longer"},
+    weights_held_by_a_graph: {"layer", "lives longer", "copy"},
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from pytest_torchmem import trace
 from pytest_torchmem.checks.findings import Changed, Outcome
 from pytest_torchmem.checks.result import CheckResult, SnapshotResult
+from pytest_torchmem.checks.watched import watched
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.reports.text import message
@@ -18,7 +20,8 @@ from pytest_torchmem.snapshots.compare import compare
 from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
 from pytest_torchmem.snapshots.profiles import entry_of
 from pytest_torchmem.snapshots.tolerance import BUILT_IN
-from tests.diagnosis.planted import PLANTED, Planted, Program
+from pytest_torchmem.targets.world import World
+from tests.diagnosis.planted import NOT_THE_CAUSE, PLANTED, Planted, Program, Step
 
 
 def profile_of(step: tuple[Any, ...], device: str) -> MemoryProfile:
@@ -28,21 +31,34 @@ def profile_of(step: tuple[Any, ...], device: str) -> MemoryProfile:
     return trace(target, *args, **options, device=device)
 
 
+class _Target:
+    """What a check would trace once more."""
+
+    def __init__(self, build: Callable[[bool], Step]) -> None:
+        self.build = build
+
+    def trace(self, device: str, gpu: str | None, world: World | None) -> MemoryProfile:
+        return profile_of(self.build(True), device)
+
+
 def stored(entry: Entry) -> Entry:
     """Return an entry as it comes back from its file."""
     return load(dump(Snapshot({entry.key: entry}))).entries[entry.key]
 
 
-def told(planted: Planted, device: str) -> tuple[str, Diagnosis]:
+def told(build: Callable[[bool], Step], device: str) -> tuple[str, Diagnosis]:
     key = Key("test_it", device=device, gpu="a100-80gb" if device == "cuda" else "")
-    before = stored(entry_of(key, profile_of(planted.build(False), device)))
-    profile = profile_of(planted.build(True), device)
+    before = stored(entry_of(key, profile_of(build(False), device)))
+    profile = profile_of(build(True), device)
     alive = alive_of(profile)
     now = entry_of(key, profile, alive)
     comparison = compare(before, now, [BUILT_IN])
     moment = grown_moment(comparison)
     assert moment, comparison
-    found = diagnose(before, now, moment, alive, dict(profile.broadcasts))
+    found = diagnose(before, now, moment, alive, profile)
+    seen = watched(_Target(build), key, None, profile, found)
+    if seen is not None:
+        found = diagnose(before, now, moment, alive, profile, seen)
     finding = Changed(outcome=Outcome.GREW, comparison=comparison, diagnosis=found)
     snapshot = SnapshotResult("file", now, comparison, before, found)
     return message(CheckResult(key, (finding,), snapshot=snapshot)), found
@@ -60,7 +76,7 @@ def test_the_first_two_lines_name_cause_module_operator_and_line(
     planted: Planted, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    text, found = told(planted, device)
+    text, found = told(planted.build, device)
     first, second = text.splitlines()[:2]
     print(text)
     assert first.startswith("+")
@@ -71,3 +87,13 @@ def test_the_first_two_lines_name_cause_module_operator_and_line(
     assert second.endswith(planted.line)
     difference = found.difference
     assert sum(row.change for row in difference.rows) + difference.rest == difference.change
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("build", NOT_THE_CAUSE)
+def test_what_only_looks_like_a_cause_is_not_named(
+    build: Callable[[bool], Step], device: str
+) -> None:
+    text, found = told(build, device)
+    print(text)
+    assert not {cause.rule for cause in found.causes} & NOT_THE_CAUSE[build]

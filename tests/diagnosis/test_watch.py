@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
+from pytest_torchmem.profile.lifetimes import Lifetimes, Role
 from pytest_torchmem.tracing.watch import watching
 from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
 
@@ -17,7 +18,7 @@ PLANTED = Path(__file__).with_name("planted.py")
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_constraint_that_attention_does_not_keep(device: str) -> None:
-    with watching(device) as watch:
+    with watching(device, attention=True) as watch:
         trace(Decoder(depth=1, wrong={"strided": True}).bfloat16(), ids(), device=device)
     [(line, reason)] = watch.attention.items()
     marked = PLANTED.read_text(encoding="utf-8").splitlines()
@@ -43,6 +44,13 @@ def test_what_keeps_a_tensor(device: str) -> None:
         model(torch.zeros(BATCH, LENGTH, WIDTH, device=device)).sum().backward()
         kept["model"] = model
 
-    with watching(device) as watch:
+    timeline = trace(program, device=device).timeline
+    lifetimes = Lifetimes.of(timeline)
+    held = {
+        index: allocation.nbytes
+        for index, allocation in enumerate(timeline.allocations)
+        if lifetimes.role(index, allocation) is Role.HELD
+    }
+    with watching(device, held) as watch:
         trace(program, device=device)
     assert {"Keeping.last", "the list Block.kept"} <= set(watch.holders.values())

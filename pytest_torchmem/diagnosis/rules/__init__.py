@@ -1,5 +1,13 @@
 """The rules, by what they look at. To import them registers them."""
 
-from pytest_torchmem.diagnosis.rules import attention, copies, lifetimes, setup, types
+from pytest_torchmem.diagnosis.rules import (
+    attention,
+    copies,
+    layers,
+    lifetimes,
+    operators,
+    setup,
+    types,
+)
 
-__all__ = ["attention", "copies", "lifetimes", "setup", "types"]
+__all__ = ["attention", "copies", "layers", "lifetimes", "operators", "setup", "types"]

@@ -53,12 +53,24 @@ def _reason(evidence: Evidence, line: str) -> str:
 
 @rule("cache", "a cache of keys and values is kept in training")
 def cache_kept(evidence: Evidence) -> Cause | None:
-    """Keys and values of each layer are joined to those of a cache, which keeps them."""
+    """Keys and values of each layer are joined to those of a cache, which keeps them.
+
+    Two that are alike in each module that has attention: a skip connection joins tensors, too.
+    """
+    attends = {
+        group.what.module
+        for group in evidence.alive.groups
+        if group.what.source in _KERNELS or group.what.source.partition(".")[0] in _SOFTMAX
+    }
     rows = [
         row
         for row in evidence.came(Role.SAVED.value, Role.HELD.value, Role.ACTIVATION.value)
         if row.what.source.startswith("aten::cat")
         and len(row.what.shape) in (3, 4)
-        and row.count_now >= 2
+        and row.what.module in attends
     ]
+    alike = {(row.what.module, row.what.shape): 0 for row in rows}
+    for row in rows:
+        alike[row.what.module, row.what.shape] += row.count_now
+    rows = [row for row in rows if alike[row.what.module, row.what.shape] % 2 == 0]
     return cause("cache", rows)

@@ -7,43 +7,60 @@ from math import prod
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.snapshots.alive import What
+from pytest_torchmem.profile.module_paths import fold
+from pytest_torchmem.profile.timeline import Allocation, Kind
+from pytest_torchmem.units import format_size
 
-_COPIES = ("aten::_to_copy", "aten::clone", "aten::copy_", "aten::contiguous", "aten::lift_fresh")
+_COPIES = ("aten::_to_copy", "aten::clone", "aten::copy_", "aten::contiguous", "aten::repeat")
 _MADE = (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.RECOMPUTED.value)
+_STANDING = {Kind.PARAMETER: "parameter", Kind.BUFFER: "buffer", Kind.INPUT: "input"}
 
 
-@rule("copy", "{operator} copies the {tensor} that {maker} made")
+@rule("copy", "{operator} {does} of {original}")
 def kept_twice(evidence: Evidence) -> Cause | None:
     """A tensor is kept beside its copy: logits in float32, an activation made contiguous."""
     for row in evidence.came(*_MADE):
-        if row.what.source.partition(".")[0] not in _COPIES or row.before is not None:
+        source, counted = row.what.source, evidence.counted(row.what.source)
+        if source.partition(".")[0] not in _COPIES or row.before is not None:
             continue
-        original = _original(evidence, row)
-        if original is None:
+        if counted is not None and counted.now <= counted.before:
+            continue  # it copied before, too: the copy lives longer
+        read = evidence.ran.read(evidence.first(row))
+        if not read:
             continue
-        place = f" in {original.module}" if original.module else ""
-        rows = [one for one in evidence.came() if prod(one.what.shape) == prod(row.what.shape)]
-        found = cause(
-            "copy",
-            rows,
-            operator=row.what.source,
-            tensor=original.tensor,
-            maker=f"{original.source}{place}",
-        )
+        rows = [one for one in evidence.came() if _is_of_copy(one, row)]
+        original = _called(evidence, read[0])
+        found = cause("copy", rows, operator=source, does=_does(row, read[0]), original=original)
         return found and Cause(found.rule, found.values, row, found.nbytes)
     return None
 
 
-def _original(evidence: Evidence, row: Row) -> What | None:
-    """Return what else is alive of as many elements, made by an operator that is no copy."""
-    moment, elements = evidence.difference.moment, prod(row.what.shape)
-    for group in sorted(evidence.alive.groups, key=lambda group: -group.nbytes(moment)):
-        what = group.what
-        made = what.role in _MADE and what.source.partition(".")[0] not in _COPIES
-        if made and what != row.what and prod(what.shape) == elements and group.counts.get(moment):
-            return what
-    return None
+def _is_of_copy(row: Row, copy: Row) -> bool:
+    """Tell whether a row is the copy, or what was computed of it and was not there before."""
+    same = prod(row.what.shape) == prod(copy.what.shape) and row.what.dtype == copy.what.dtype
+    return row is copy or (same and row.what.module == copy.what.module)
+
+
+def _does(row: Row, original: Allocation) -> str:
+    tensor = row.what.tensor
+    if original.dtype and original.dtype != row.what.dtype:
+        return f"makes {tensor} of the {original.dtype}"
+    if original.nbytes < row.what.nbytes:
+        return f"writes out as {tensor} the {format_size(original.nbytes)}"
+    return f"copies the {tensor}"
+
+
+def _called(evidence: Evidence, one: Allocation) -> str:
+    place = fold(one.origin.module)[0]
+    if one.kind in _STANDING:
+        if one.label.startswith("input "):
+            return f"the {one.label}"
+        owner = f"{evidence.short(place)}." if place else ""
+        return f"the {_STANDING[one.kind]} {owner}{one.label.rpartition('.')[2]}"
+    made = one.origin.operator
+    if not made:
+        return "what the program has brought with it"
+    return f"{made} in {evidence.short(place)}" if place else made
 
 
 @rule("library buffer", "{library} keeps a buffer")

@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
-from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule
+from collections.abc import Mapping
+
+from pytest_torchmem.diagnosis.causes import Cause, Counted, Evidence, cause, rule
 from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.profile.facts import BACKWARD, INPUTS
 from pytest_torchmem.profile.lifetimes import Role
 
 _FORWARD = ("forward_peak", "retained")
 
 
-@rule("gradients kept", "gradients of an earlier step are alive in the {phase}")
+_OF_GRAPHS = (Role.EARLIER.value, Role.HELD.value, Role.SAVED.value, Role.GRADIENT.value)
+
+
+@rule("graph kept", "backward({option}=True) at {line} keeps its graph{holder}", sure=True)
+def graph_kept(evidence: Evidence) -> Cause | None:
+    """A backward is asked to leave its graph what it has saved, or to make another graph."""
+    before, now = (one.facts.get(BACKWARD, {}) for one in (evidence.before, evidence.now))
+    for option in ("create_graph", "retain_graph"):
+        if not before or _calls(now, option) <= _calls(before, option):
+            continue
+        rows = [*evidence.came(*_OF_GRAPHS)]
+        line = now[option].partition(", ")[2] or "some line"
+        holder = _holder(evidence, rows)
+        return cause("graph kept", rows, option=option, line=line, holder=holder)
+    return None
+
+
+@rule("backwards", "{now}, and was {before}: graphs add up until it runs", sure=True)
+def fewer_backwards(evidence: Evidence) -> Cause | None:
+    """Losses are added up, and one backward goes through the graphs of all of them."""
+    counts = (one.facts.get(BACKWARD, {}) for one in (evidence.before, evidence.now))
+    before, now = (_calls(facts, "calls") for facts in counts)
+    rows = [*evidence.came(Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value)]
+    called = [evidence.counted(row.what.source) for row in rows]
+    if not 0 < now < before or any(one and one.now < one.before for one in called):
+        return None
+    times = "once" if now == 1 else f"{now} times"
+    return cause("backwards", rows, now=f"backward runs {times}", before=f"run {before} times")
+
+
+def _calls(facts: Mapping[str, str], name: str) -> int:
+    number = facts.get(name, "").partition(",")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+@rule("gradients kept", "gradients of an earlier backward are alive in the {phase}")
 def gradients_kept(evidence: Evidence) -> Cause | None:
     """``zero_grad(set_to_none=False)``, or none at all: gradients stay between two steps."""
     moment, before = evidence.difference.moment, evidence.before.alive
@@ -40,6 +78,60 @@ def held_by_program(evidence: Evidence) -> Cause | None:
     """A list, an attribute or a closure refers to tensors of the forward."""
     rows = [*evidence.came(Role.HELD.value)]
     return cause("held", rows, holder=_holder(evidence, rows))
+
+
+@rule("held between", "the program keeps what it made between two steps{holder}")
+def held_between(evidence: Evidence) -> Cause | None:
+    """What is made after a backward stays: a copy of the weights, an average, a metric."""
+    rows = [*evidence.came(Role.OTHER.value)]
+    return cause("held between", rows, holder=_holder(evidence, rows))
+
+
+@rule("lives longer", "{tensors} of {operator} {live} longer than before{holder}", last=True)
+def lives_longer(evidence: Evidence) -> Cause | None:
+    """The forward called the same operators as often, and what they made is freed later."""
+    rows = [
+        row
+        for row in evidence.came(Role.SAVED.value, Role.ACTIVATION.value)
+        if _same(evidence.counted(row.what.source))
+        and _is_more(row)
+        and not _is_resized(evidence, row)
+    ]
+    if not rows or evidence.about(INPUTS):
+        return None
+    first = max(rows, key=lambda row: row.change)
+    count = first.count_now - first.count_before
+    tensor = first.what.tensor or "memory"
+    return cause(
+        "lives longer",
+        rows,
+        tensors=f"{count} × {tensor}" if count > 1 else tensor,
+        live="live" if count > 1 else "lives",
+        operator=first.what.source,
+        holder=_holder(evidence, rows),
+    )
+
+
+def _is_resized(evidence: Evidence, row: Row) -> bool:
+    """Tell whether the operator made something of another size there, at any moment."""
+    alive, own = evidence.before.alive, row.what
+    now = {group.what[:6] for group in evidence.alive.groups}
+    return alive is not None and any(
+        (one.what.module, one.what.source) == (own.module, own.source)
+        and one.what.shape != own.shape
+        and one.what[:6] not in now
+        for one in alive.groups
+    )
+
+
+def _same(counted: Counted | None) -> bool:
+    return counted is not None and counted.before == counted.now
+
+
+def _is_more(row: Row) -> bool:
+    """Tell whether there are more of the same tensors, rather than larger ones."""
+    before, now = row.before, row.now
+    return before is None or (now is not None and before.nbytes == now.nbytes)
 
 
 def _holder(evidence: Evidence, rows: list[Row]) -> str:

@@ -29,7 +29,8 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     changed = [one for one in evidence.about(INPUTS) if one.before and one.now]
     if not changed:
         return None
-    return cause("inputs", evidence.came(), change="; ".join(map(_step_of_input, changed)))
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return cause("inputs", evidence.came(), change=_step_of_input(changed[0]) + more)
 
 
 def _step_of_input(change: FactChange) -> str:
@@ -45,9 +46,7 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
     """A teacher, a target network or an evaluation is no longer under ``no_grad``."""
     for change, word, numbers in _lost_modes(evidence, "no_grad"):
         module = evidence.module(change.name, numbers)
-        return cause(
-            "gradients recorded", _rows_of(evidence, change.name), module=module, mode=word
-        )
+        return cause("gradients recorded", rows_of(evidence, change.name), module=module, mode=word)
     return None
 
 
@@ -58,11 +57,11 @@ def autocast_left(evidence: Evidence) -> Cause | None:
         if word == "autocast off":
             continue
         module, mode = evidence.module(change.name, numbers), word.partition(" ")[2]
-        return cause("autocast", _rows_of(evidence, change.name), module=module, mode=mode)
+        return cause("autocast", rows_of(evidence, change.name), module=module, mode=mode)
     for change in evidence.about(MODES):
         if "autocast off" in _modes(change.now) and "autocast off" not in _modes(change.before):
             module = evidence.module(change.name, _modes(change.now)["autocast off"])
-            rows = _rows_of(evidence, change.name)
+            rows = rows_of(evidence, change.name)
             return cause("autocast", rows, module=module, mode="it")
     return None
 
@@ -72,28 +71,46 @@ def training_mode(evidence: Evidence) -> Cause | None:
     """``eval()`` is no longer called."""
     for change, _, numbers in _lost_modes(evidence, "eval"):
         module = evidence.module(change.name, numbers)
-        return cause("training mode", _rows_of(evidence, change.name), module=module)
+        return cause("training mode", rows_of(evidence, change.name), module=module)
     return None
 
 
 @rule("checkpoint", "{module} is no longer checkpointed", sure=True)
 def checkpointing_lost(evidence: Evidence) -> Cause | None:
     """Modules keep their activations that a backward recomputed before."""
+    lost: dict[str, str] = {}
     for change in evidence.about(MODES):
         before, now = _modes(change.before), _modes(change.now)
-        if "recomputed" not in before or before["recomputed"] == now.get("recomputed"):
-            continue
-        numbers = before["recomputed"]
-        if "recomputed" in now:
-            numbers = only_in(before["recomputed"], now["recomputed"])
-            if numbers == before["recomputed"]:
+        for word in ("recomputed in part", "recomputed"):
+            if word not in before or before[word] == now.get(word):
                 continue
-        rows = _rows_of(evidence, change.name)
-        return cause("checkpoint", rows, module=evidence.module(change.name, numbers))
-    return None
+            numbers = before[word]
+            if word in now:
+                numbers = only_in(before[word], now[word])
+                if numbers == before[word]:
+                    continue
+            lost[change.name] = numbers
+    if not lost:
+        return None
+    place = _around(lost)
+    rows = rows_of(evidence, place)
+    numbers = lost.get(place) or next(iter(lost.values()))
+    shown = evidence.module(place, "/".join(numbers.split("/")[: place.count("*")]))
+    own = [change for change in evidence.about(MODES) if change.name in lost]
+    part = all("recomputed in part" in _modes(change.before) for change in own)
+    return cause("checkpoint", rows, module=f"a part of {shown}" if part else shown)
 
 
-@rule("trained", "{module} is trained, and was frozen", sure=True)
+def _around(modules: Iterable[str]) -> str:
+    """Return the module that all are in: of a function, a checkpoint shows what it calls."""
+    first, *others = (one.split(".") for one in modules)
+    for other in others:
+        same = [a == b for a, b in zip(first, other, strict=False)]
+        first = first[: same.index(False)] if False in same else first[: len(same)]
+    return ".".join(first)
+
+
+@rule("trained", "{modules} trained, and {were} frozen", sure=True)
 def no_longer_frozen(evidence: Evidence) -> Cause | None:
     """Parameters that were frozen require gradients."""
     lost = [
@@ -101,10 +118,14 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
         for one in evidence.about(PARAMETERS)
         if one.before.startswith("frozen") and not one.now.startswith("frozen")
     ]
-    rows = [row for one in lost for row in _rows_of(evidence, one.name)]
+    rows = [row for one in lost for row in rows_of(evidence, one.name)]
     if not rows:
         rows = [*evidence.came(*_OF_TRAINING)] if lost else []
-    return cause("trained", _once(rows), module=", ".join(one.name for one in lost[:2]))
+    names = [evidence.short(one.name) for one in lost]
+    shown = " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
+    one = len(names) < 2
+    modules, were = (f"{shown} is", "was") if one else (f"{shown} are", "were")
+    return cause("trained", _once(rows), modules=modules, were=were)
 
 
 @rule("tied", "{parameter} is no longer tied to {other}", sure=True)
@@ -125,7 +146,8 @@ def untied(evidence: Evidence) -> Cause | None:
         found = cause("tied", rows, parameter=change.name, other=other)
         if found is not None:
             rows = [row for row in rows if _is_of(row, owner)]
-            return Cause(found.rule, found.values, shown_by(rows), found.nbytes)
+            values = {"parameter": evidence.short(change.name), "other": evidence.short(other)}
+            return Cause(found.rule, values, shown_by(rows), found.nbytes)
     return None
 
 
@@ -148,7 +170,7 @@ def another_setting(evidence: Evidence) -> Cause | None:
         before, now = change.before.split(", "), change.now.split(", ")
         gone = [part for part in before if part and part not in now]
         new = [part for part in now if part and part not in before]
-        rows = _rows_of(evidence, change.name)
+        rows = rows_of(evidence, change.name)
         return cause(
             "settings",
             rows,
@@ -187,33 +209,13 @@ def another_size(evidence: Evidence) -> Cause | None:
     found = cause(
         "size",
         evidence.came(),
-        module=first.module,
+        module=evidence.short(first.module),
         parameter=first.what.source,
         now=first.what.tensor,
         before=str(list(first.before.shape)),
     )
     own = [row for row in evidence.came() if row.module == first.module and row.what.line]
     return Cause(found.rule, found.values, shown_by(own), found.nbytes) if found and own else found
-
-
-@rule("new module", "{module} is new", sure=True)
-def new_module(evidence: Evidence) -> Cause | None:
-    """A part of the model was not there before."""
-    alive = evidence.before.alive
-    if alive is None or alive.rest:
-        return None
-    known = {group.what.module for group in alive.groups}
-    new = [
-        row
-        for row in evidence.came(Role.PARAMETER.value)
-        if row.before is None and row.what.module not in known
-    ]
-    if not new:
-        return None
-    modules = {row.what.module for row in new}
-    rows = [row for row in evidence.came() if any(within(one, row.what.module) for one in modules)]
-    largest = max(new, key=lambda row: row.change)
-    return cause("new module", rows, module=largest.module)
 
 
 @rule("torch", "torch is {now}, and was {before}", last=True)
@@ -245,7 +247,7 @@ def _lost_modes(evidence: Evidence, word: str) -> Iterator[tuple[FactChange, str
                 yield change, mode, left
 
 
-def _rows_of(evidence: Evidence, module: str) -> list[Row]:
+def rows_of(evidence: Evidence, module: str) -> list[Row]:
     """Return the rows of a module and of what is in it; of all, where it has none of its own."""
     return [row for row in evidence.came() if _is_of(row, module)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule
 from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.profile.facts import INPUTS
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
 
@@ -15,17 +16,17 @@ _STANDING = (Role.BUFFER.value, Role.PARAMETER.value, Role.INPUT.value)
 @rule("broadcast", "broadcasting {shapes}", sure=True)
 def broadcast(evidence: Evidence) -> Cause | None:
     """A pointwise operator got shapes that do not match, and made their product."""
-    places = {
-        (origin.operator, fold(origin.module)[0], origin.line): shapes
-        for origin, shapes in evidence.broadcasts.items()
-    }
+    if any(change.before for change in evidence.about(INPUTS)):
+        return None  # larger inputs make larger products
+    places: dict[tuple[str, str], list[str]] = {}
+    for origin, shapes in evidence.ran.broadcasts.items():
+        places.setdefault((fold(origin.module)[0], origin.line), []).append(shapes)
     for row in evidence.came():
         what = row.what
-        shapes = places.get((what.source, what.module, what.line))
-        if shapes is None:
-            shapes = next((s for (_, m, n), s in places.items() if (m, n) == what[1:6:4]), None)
-        made = (shapes or "").rpartition(" made ")[2]
-        if shapes and (not what.dtype or str(list(what.shape)) == made):
+        for shapes in places.get((what.module, what.line), ()):
+            made = shapes.rpartition(" made ")[2]
+            if what.dtype and (str(list(what.shape)) != made or evidence.had(what)):
+                continue
             alike = [one for one in evidence.came() if str(list(one.what.shape)) == made]
             rows = [row, *(one for one in alike if one is not row)]
             found = cause("broadcast", rows, shapes=shapes)
@@ -41,23 +42,28 @@ def double_precision(evidence: Evidence) -> Cause | None:
         return None
     dtype = rows[0].what.dtype
     standing = [row for row in rows if row.what.role in _STANDING]
-    if standing:
-        first = standing[0]
-        source = f"the {first.what.role} {_named(first)}"
-    else:
-        first = min(rows, key=evidence.order)
-        source = first.what.source
-    found = cause("float64", rows, dtype=dtype, source=source)
+    first = standing[0] if standing else min(rows, key=evidence.order)
+    return _from(evidence, "float64", first, rows, dtype=dtype)
+
+
+def _from(
+    evidence: Evidence, name: str, first: Row, rows: list[Row], **values: str
+) -> Cause | None:
+    """Return the cause of a type: what is given in it, or who made the first tensor of it."""
+    source, origin = first.what.source, None
+    if first.what.role in _STANDING:
+        own = f"{first.module}.{first.what.source}" if first.module else first.what.source
+        source = f"the {first.what.role} {evidence.short(own)}"
+    elif (index := evidence.first(first)) >= 0:
+        origin = evidence.ran.first_of_type(index).origin
+        source = origin.operator
+    found = cause(name, rows, source=source, **values)
     used = [row for row in rows if row.what.line]
     place = min(used or rows, key=evidence.order)
-    return found and Cause(found.rule, found.values, place, found.nbytes)
+    return found and Cause(found.rule, found.values, place, found.nbytes, origin)
 
 
-def _named(row: Row) -> str:
-    return f"{row.module}.{row.what.source}" if row.module else row.what.source
-
-
-@rule("type", "{before} became {now} from {operator} on")
+@rule("type", "{before} became {now} from {source} on")
 def wider_type(evidence: Evidence) -> Cause | None:
     """Numbers take more bytes than they did, from one operator on."""
     rows = [row for row in evidence.came() if _is_wider(row)]
@@ -65,14 +71,8 @@ def wider_type(evidence: Evidence) -> Cause | None:
         return None
     first = min(rows, key=evidence.order)
     assert first.before is not None
-    source = first.what.source
-    if first.what.role in _STANDING:
-        source = f"the {first.what.role} {_named(first)}"
     types = {"before": first.before.dtype, "now": first.what.dtype}
-    found = cause("type", rows, **types, operator=source)
-    used = [row for row in rows if row.what.line]
-    place = min(used or rows, key=evidence.order)
-    return found and Cause(found.rule, found.values, place, found.nbytes)
+    return _from(evidence, "type", first, rows, **types)
 
 
 def _is_wider(row: Row) -> bool:

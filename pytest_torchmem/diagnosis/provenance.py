@@ -1,0 +1,71 @@
+"""Where the tensors of a step come from: the calls that made them, and what those read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from math import prod
+
+from pytest_torchmem.profile.operator_calls import OperatorCall
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Timeline
+
+_STANDING = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
+
+
+class Provenance:
+    """The operators that a step ran, asked about what they made."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        calls: Sequence[OperatorCall] = (),
+        broadcasts: Mapping[Origin, str] | None = None,
+    ) -> None:
+        self._timeline, self._calls = timeline, calls
+        self.broadcasts: Mapping[Origin, str] = broadcasts or {}
+
+    @cached_property
+    def _made_by(self) -> dict[int, OperatorCall]:
+        """By the index of the allocation."""
+        events = self._timeline.events
+        return {
+            event - 1: call
+            for call in self._calls
+            for event in events[call.start : call.stop]
+            if event > 0
+        }
+
+    def read(self, index: int) -> list[Allocation]:
+        """Return what the call read that made an allocation, in the order of its arguments."""
+        call = self._made_by.get(index)
+        found = self._timeline.allocations
+        return [found[one - 1] for one in call.reads if one > 0] if call is not None else []
+
+    def first_of_type(self, index: int) -> Allocation:
+        """Return from where on values are of the type of an allocation.
+
+        Goes up from operator to operator as long as these are given as many numbers of that type.
+        """
+        allocations = self._timeline.allocations
+        own = allocations[index]
+        seen = {index}
+        while (call := self._made_by.get(index)) is not None:
+            same = [one - 1 for one in call.reads if one > 0 and one - 1 not in seen]
+            same = [one for one in same if _is_like(allocations[one], own)]
+            if not same:
+                break
+            index = same[0]
+            seen.add(index)
+        return allocations[index]
+
+    def places(self, operator: str) -> Iterator[Origin]:
+        """Yield where an operator was called, outside of the backward."""
+        return (call.origin for call in self._calls if call.origin.operator == operator)
+
+
+def _is_like(one: Allocation, other: Allocation) -> bool:
+    same = one.dtype == other.dtype and prod(one.shape) == prod(other.shape)
+    return same and one.kind not in _STANDING
+
+
+NOTHING_RAN = Provenance(Timeline())

@@ -1,0 +1,171 @@
+"""Causes in what a model is built of, how it is configured, and what it is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, within
+from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.profile.facts import ARGUMENTS, CONFIGURATION, LAYERS
+from pytest_torchmem.profile.lifetimes import Role
+from pytest_torchmem.profile.module_paths import only_in, unfold
+
+_MOST_SHOWN = 3
+
+
+@rule("layer", "{module} is {now}, and was {before}", sure=True)
+def another_layer(evidence: Evidence) -> Cause | None:
+    """An activation, a norm, a stride or a dropout is another one."""
+    return _largest(evidence, "layer", of_torch=True)
+
+
+@rule("attribute", "{module} has {now}, and had {before}")
+def another_attribute(evidence: Evidence) -> Cause | None:
+    """A module of the program's has another number or switch among its attributes."""
+    return _largest(evidence, "attribute", of_torch=False)
+
+
+def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
+    """Return the changed modules that explain most: of another class or of torch, or others."""
+    if any(_is_resized(row) for row in evidence.came(Role.PARAMETER.value)):
+        return None  # wider layers are another cause
+    best: Cause | None = None
+    for pattern, (before, now) in _changed(evidence, LAYERS):
+        old, new = _texts(before), _texts(now)
+        gone = [text for text in old if text not in new]
+        came = [text for text in new if text not in old]
+        if not gone or not came:
+            continue
+        is_layer = _name(came[0]) != _name(gone[0]) or _name(came[0]) in vars(nn)
+        if is_layer is not of_torch:
+            continue
+        own = [row for row in evidence.came() if within(pattern, row.what.module)]
+        rows = own or [row for row in evidence.came() if _is_resized(row)]
+        texts = _differing(came[0], gone[0]), _differing(gone[0], came[0])
+        if not is_layer:
+            texts = _attributes(texts[0]), _attributes(texts[1])
+        module = evidence.module(pattern, new[came[0]])
+        found = cause(name, rows, module=module, now=texts[0], before=texts[1])
+        if found is not None and (best is None or found.nbytes > best.nbytes):
+            best = found
+    return best
+
+
+def _name(text: str) -> str:
+    return text.partition("(")[0]
+
+
+def _attributes(text: str) -> str:
+    return text.partition("(")[2].removesuffix(")") or "nothing of that"
+
+
+@rule("new module", "{module} is new", sure=True)
+def new_module(evidence: Evidence) -> Cause | None:
+    """A part of the model was not there before."""
+    best: Cause | None = None
+    for pattern, numbers in _new_modules(evidence):
+        rows = [row for row in evidence.came() if _is_in(row, pattern, numbers)]
+        found = cause("new module", rows, module=evidence.short(unfold(pattern, numbers)))
+        if found is not None and (best is None or found.nbytes > best.nbytes):
+            best = found
+    return best
+
+
+def _new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """Yield the outermost modules that are new, each as a pattern and the numbers in it."""
+    known = evidence.before.facts.get(LAYERS, {})
+    parents = {path for name in known for path in _prefixes(name)}
+    for name, (before, now) in _changed(evidence, LAYERS, also_new=True):
+        if not before:
+            yield next((path for path in _prefixes(name) if path not in parents), name), ""
+            continue
+        own, other = _numbers(now), _numbers(before)
+        if own == other or "*" not in name:
+            continue
+        added = only_in(own, other)
+        changed = [a != b for a, b in zip(own.split("/"), other.split("/"), strict=False)]
+        if added == own or changed.count(True) != 1:
+            continue
+        star = changed.index(True) + 1
+        parts = name.split(".")
+        stars = [place for place, part in enumerate(parts) if part == "*"]
+        yield ".".join(parts[: stars[star - 1] + 1]), "/".join(added.split("/")[:star])
+
+
+@rule("arguments", "{module} is called with {now}{before}")
+def other_arguments(evidence: Evidence) -> Cause | None:
+    """A mask, a cache or a switch is passed to the model that was not."""
+    return _other_parts(evidence, "arguments", ARGUMENTS)
+
+
+@rule("configuration", "{module} has {now}{before}")
+def another_configuration(evidence: Evidence) -> Cause | None:
+    """The configuration of a model says something else."""
+    return _other_parts(evidence, "configuration", CONFIGURATION)
+
+
+def _other_parts(evidence: Evidence, name: str, topic: str) -> Cause | None:
+    for module, (before, now) in _changed(evidence, topic, also_new=topic is ARGUMENTS):
+        old, new = before.split(", "), now.split(", ")
+        came = [part for part in new if part and part not in old]
+        gone = [part for part in old if part and part not in new]
+        if not came and not gone:
+            continue
+        rows = [row for row in evidence.came() if within(module, row.what.module)]
+        if not any(within(module, row.what.module) for row in rows):
+            rows = [*evidence.came()]
+        text = ", ".join(came[:_MOST_SHOWN]) or f"no {', '.join(gone[:_MOST_SHOWN])}"
+        verb = "was with" if topic is ARGUMENTS else "had"
+        was = f", and {verb} {', '.join(gone[:_MOST_SHOWN])}" if came and gone else ""
+        return cause(name, rows, module=evidence.short(module), now=text, before=was)
+    return None
+
+
+def _changed(
+    evidence: Evidence, topic: str, *, also_new: bool = False
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield what changed of a topic that the snapshot has, by name."""
+    for change in evidence.about(topic) if LAYERS in evidence.before.facts else ():
+        if change.now and (change.before or also_new):
+            yield change.name, (change.before, change.now)
+
+
+def _texts(fact: str) -> dict[str, str]:
+    """Return the layers of a fact, and the numbers of the modules that are each."""
+    parts = (part.rpartition(" @") for part in fact.split(" | "))
+    return {text or last: last if text else "" for text, _, last in parts}
+
+
+def _numbers(fact: str) -> str:
+    """Return the numbers of a pattern's modules where all of them are alike."""
+    found = list(_texts(fact).values())
+    return found[0] if len(found) == 1 else ""
+
+
+def _differing(text: str, other: str) -> str:
+    """Return a layer with those of its settings alone that another of its class has not."""
+    name, _, settings = text.partition("(")
+    if not other.startswith(f"{name}("):
+        return text
+    others = other.partition("(")[2].removesuffix(")").split(", ")
+    own = [part for part in settings.removesuffix(")").split(", ") if part not in others]
+    return f"{name}({', '.join(own)})"
+
+
+def _is_resized(row: Row) -> bool:
+    return row.before is not None and row.now is not None and row.before.shape != row.now.shape
+
+
+def _is_in(row: Row, pattern: str, numbers: str) -> bool:
+    """Tell whether a row is about modules of these numbers alone, or in them."""
+    if not within(pattern, row.what.module):
+        return False
+    own = row.numbers.split("/")[: pattern.count("*")]
+    return not numbers or own == numbers.split("/")
+
+
+def _prefixes(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[: end + 1]) for end in range(len(parts))]

@@ -1,0 +1,71 @@
+"""Causes in which operators the forward calls, where nothing else says why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pytest_torchmem.diagnosis.causes import Cause, Counted, Evidence, cause, rule, shown_by
+from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.profile.lifetimes import Role
+from pytest_torchmem.profile.module_paths import fold
+
+_MADE = (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.RECOMPUTED.value)
+_MOST_NAMES = 3
+
+
+@rule("operators", "{came}{gone}", last=True)
+def other_operators(evidence: Evidence) -> Cause | None:
+    """The forward calls operators that it did not call, or calls them more often."""
+    counts = evidence.counts()
+    more = {name: one for name, one in counts.items() if one.now > one.before}
+    rows = _rows_of(evidence, more)
+    if not rows:
+        return None
+    first = shown_by(rows)
+    own = _names_of(evidence, more, rows, first)
+    gone = [name for name, one in counts.items() if one.now < one.before]
+    gone.sort(key=lambda name: counts[name].now - counts[name].before)
+    instead = f" in the place of {_listed(gone)}" if gone else ""
+    text = _listed(own) if gone else _calls(own, more)
+    found = cause("operators", rows, came=text, gone=instead)
+    return found and Cause(found.rule, found.values, first, found.nbytes)
+
+
+def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
+    """Return what these operators made; else what came of the lines in which they were called."""
+    rows = [row for row in evidence.came(*_MADE) if row.what.source in more]
+    if rows:
+        return rows
+    lines = {origin.line for name in more for origin in evidence.ran.places(name)} - {""}
+    return [row for row in evidence.came() if row.what.line in lines]
+
+
+def _names_of(
+    evidence: Evidence, more: Mapping[str, Counted], rows: Sequence[Row], first: Row
+) -> list[str]:
+    """Return the operators to name: those that are called where the first row was made."""
+    found = [row.what.source for row in rows if row.what.source in more]
+    found += [
+        name
+        for name in more
+        for origin in evidence.ran.places(name)
+        if (fold(origin.module)[0], origin.line) == (first.what.module, first.what.line)
+    ]
+    own = first.what.source
+    return [*dict.fromkeys([own, *found] if own in more else found or more)]
+
+
+def _calls(names: Sequence[str], more: Mapping[str, Counted]) -> str:
+    new = [name for name in names if not more[name].before]
+    if new:
+        return f"{_listed(new)} {'is' if len(new) == 1 else 'are'} new"
+    name, counted = names[0], more[names[0]]
+    return f"{name} is called {counted.now} times, and was {counted.before}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [name.partition(".")[0] for name in names]
+    shown = [*dict.fromkeys(shown)]
+    if len(shown) > _MOST_NAMES:
+        return f"{', '.join(shown[:_MOST_NAMES])} and {len(shown) - _MOST_NAMES} more"
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))

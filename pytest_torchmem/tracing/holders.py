@@ -1,0 +1,158 @@
+"""What refers to a tensor: a variable, a list, an attribute, a closure, or another's graph.
+
+Read from the references that Python keeps (``gc.get_referrers``) and the variables of running
+functions, which since Python 3.11 are no objects of the collector's.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import CellType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+from torch import Tensor
+
+_DEEPEST = 4
+_MOST_NODES = 100_000
+_NOT_OF_PROGRAMS = ("pytest_torchmem.", "torch.", "_pytest.", "pluggy.")
+_CONTAINERS = (list, tuple, dict, set)
+
+
+def tensors_alive() -> list[Tensor]:
+    """Return every tensor that Python knows."""
+    return [value for value in gc.get_objects() if issubclass(type(value), Tensor)]
+
+
+class Names:
+    """The names under which a program holds what it holds, now."""
+
+    def __init__(self, ignore: object = None) -> None:
+        self._ignore = {id(ignore), id(self)}
+        self._variables = _variables()
+
+    def of(self, value: object) -> str:
+        """Return what refers to a value and is named, "" where nothing is."""
+        return self._of(value, {*self._ignore}, 0)
+
+    def _of(self, value: object, seen: set[int], depth: int) -> str:
+        seen.add(id(value))
+        named = self._variables.get(id(value))
+        if named and not depth:
+            return f"the variable {named}"
+        if named:
+            return named
+        referrers = [one for one in gc.get_referrers(value) if id(one) not in seen]
+        seen.update(map(id, referrers))
+        seen.add(id(referrers))
+        for one in referrers:
+            if name := _direct(one, value):
+                return name
+        for one in referrers if depth < _DEEPEST else ():
+            if isinstance(one, (*_CONTAINERS, CellType)) and (
+                name := self._of(one, seen, depth + 1)
+            ):
+                return _inside(one, name)
+        return ""
+
+
+def _inside(container: object, name: str) -> str:
+    """Return what is called ``name``, with what it is unless the name says so."""
+    if isinstance(container, CellType) or name.startswith("the "):
+        return name
+    return f"the {type(container).__name__} {name}"
+
+
+def _variables() -> dict[int, str]:
+    """Return the variables of the program's running functions, by what they are."""
+    found: dict[int, str] = {}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = str(frame.f_globals.get("__name__", ""))
+        if owner == "pytest_torchmem.step.step":
+            break  # beyond is who asked for the trace
+        if not f"{owner}.".startswith(_NOT_OF_PROGRAMS):
+            for name, value in tuple(frame.f_locals.items()):
+                if isinstance(value, (Tensor, *_CONTAINERS)):
+                    found[id(value)] = f"{name} of {frame.f_code.co_name}"
+        frame = frame.f_back
+    return found
+
+
+def _direct(holder: object, value: object) -> str:
+    """Return the name that ``holder`` gives to what it refers to, "" where it gives none."""
+    if isinstance(holder, FunctionType):
+        return f"the closure of {holder.__qualname__}" if _closes_over(holder, value) else ""
+    if isinstance(holder, dict):
+        owner = next(
+            (one for one in gc.get_referrers(holder) if getattr(one, "__dict__", None) is holder),
+            None,
+        )
+        key = _key_of(holder, value)
+        return f"{_called(owner)}.{key}" if owner is not None and key else ""
+    if isinstance(holder, FrameType):
+        return ""
+    attributes = getattr(holder, "__dict__", None)
+    if isinstance(attributes, dict) and not isinstance(holder, type):
+        key = _key_of(attributes, value)
+        return f"{_called(holder)}.{key}" if key else ""
+    return ""
+
+
+def _called(owner: object) -> str:
+    return owner.__name__ if isinstance(owner, ModuleType | type) else type(owner).__name__
+
+
+def _closes_over(function: FunctionType, value: object) -> bool:
+    return any(cell is value for cell in function.__closure__ or ())
+
+
+def _key_of(names: Mapping[Any, Any], value: object) -> str:
+    return next((str(key) for key, one in tuple(names.items()) if one is value), "")
+
+
+def holding_graphs(
+    tensors: Iterable[Tensor], wanted: Mapping[int, int], names: Names
+) -> dict[int, str]:
+    """Return which tensor's graph has the nodes of the numbers ``wanted``, by their keys.
+
+    Of several tensors the oldest is told that has a name: a loss of today leads to what a state of
+    yesterday leads to, and it is the state that should have been detached.
+    """
+    roots = []
+    for tensor in tensors:
+        node = tensor.grad_fn if type(tensor) is Tensor else None
+        if node is not None:
+            roots.append((_number(node), tensor, node))
+    roots.sort(key=lambda root: root[0])
+    found: dict[int, str] = {}
+    left = _MOST_NODES
+    for _, tensor, node in roots:
+        reached = _reached(node, left)
+        left -= len(reached)
+        here = [key for key, number in wanted.items() if number in reached and key not in found]
+        name = names.of(tensor) if here else ""
+        if name:
+            found |= dict.fromkeys(here, f"the graph of {name}")
+        if left <= 0 or len(found) == len(wanted):
+            break
+    return found
+
+
+def _reached(root: Any, most: int) -> Collection[int]:
+    """Return the numbers of the nodes that a backward from ``root`` would come to."""
+    numbers: set[int] = set()
+    seen, waiting = {root}, [root]
+    while waiting and len(seen) < most:
+        node = waiting.pop()
+        numbers.add(_number(node))
+        following: Sequence[tuple[Any, int]] = node.next_functions
+        new = [one for one, _ in following if one is not None and one not in seen]
+        seen.update(new)
+        waiting += new
+    return numbers
+
+
+def _number(node: Any) -> int:
+    return int(node._sequence_nr())
