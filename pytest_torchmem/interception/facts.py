@@ -6,6 +6,7 @@ Called for every call of a module, so it does next to nothing where nothing has 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -172,8 +173,8 @@ class FactCollector:
         options = [name for name in _OPTIONS if optimizer.defaults.get(name)]
         self._known[OPTIMIZERS].setdefault(type(optimizer).__name__, ", ".join(options))
 
-    def facts(self) -> Facts:
-        """Return what was noted, by topic and name, both in order."""
+    def facts(self, calls: Iterable[Origin] = ()) -> Facts:
+        """Return what was noted, by topic and name, both in order; ``calls`` are of operators."""
         found = {topic: dict(known) for topic, known in self._known.items()}
         for (pattern, text), numbers in sorted(self._modes.items()):
             where = write_numbers(numbers)
@@ -191,7 +192,7 @@ class FactCollector:
             name: str(number) if name == "calls" or not line else f"{number}, {line}"
             for name, (number, line) in self._backwards.items()
         }
-        counted = sorted(self._counted().items())
+        counted = sorted(_counted(calls).items())
         if counted:
             found[OPERATORS] = {
                 "forward": ", ".join(f"{name} {number}" for name, number in counted)
@@ -211,7 +212,8 @@ class FactCollector:
             text = f"{kind.__name__}({module.extra_repr()})"
         else:  # a program's ``extra_repr`` may compute something, which would be traced
             names = [name for name in vars(module) if not _OF_ONE_MODULE.search(name)]
-            text = f"{kind.__name__}({', '.join(_scalars(vars(module), names))})"
+            settings = ", ".join(_scalars(vars(module), names))
+            text = f"{kind.__name__}: {settings}" if settings else kind.__name__
         pattern, numbers = fold(path)
         self._layers.setdefault((pattern, text), set()).add(numbers)
 
@@ -261,15 +263,6 @@ class FactCollector:
             return "fused"
         return "foreach" if any(name.startswith("aten::_foreach_") for name in names) else "loop"
 
-    def _counted(self) -> Mapping[str, int]:
-        """Return how often the forward called each operator that makes tensors."""
-        found: dict[str, int] = {}
-        for origin, number in self.calls.items():
-            name = origin.operator
-            if origin.phase is Phase.FORWARD and name and not name.partition(".")[0].endswith("_"):
-                found[name] = found.get(name, 0) + number
-        return found
-
     def _in_place(self) -> Mapping[str, int]:
         found: dict[str, int] = {}
         for origin, number in self.calls.items():
@@ -278,6 +271,14 @@ class FactCollector:
             if in_step and name.endswith("_") and not name.endswith("__"):
                 found[name] = found.get(name, 0) + number
         return found
+
+
+def _counted(calls: Iterable[Origin]) -> Counter[str]:
+    """Return how often the forward called each operator that makes tensors."""
+    found = Counter(call.operator for call in calls if call.phase is Phase.FORWARD)
+    return Counter(
+        {name: n for name, n in found.items() if not name.partition(".")[0].endswith("_")}
+    )
 
 
 def _scalars(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:

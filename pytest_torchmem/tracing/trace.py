@@ -318,7 +318,8 @@ def _profile(
         *compiled.warnings(),
         *_fused(interceptor.parts.attribution),
     )
-    seen = facts.facts(), tuple(facts.broadcasts.items())
+    calls = (call[2] for call in ledger.on(machine.device).calls or ())
+    seen = facts.facts(calls), tuple(facts.broadcasts.items())
     ran = compiled.level, tuple(compiled.graphs)
     about = machine, workload, warnings, interceptor.parts.values.known_are, seen, ran
     reported = [

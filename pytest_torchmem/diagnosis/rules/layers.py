@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import nn
-
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, within
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.facts import ARGUMENTS, CONFIGURATION, LAYERS
@@ -38,7 +36,7 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
         came = [text for text in new if text not in old]
         if not gone or not came:
             continue
-        is_layer = _name(came[0]) != _name(gone[0]) or _name(came[0]) in vars(nn)
+        is_layer = _name(came[0]) != _name(gone[0]) or came[0].endswith(")")
         if is_layer is not of_torch:
             continue
         own = [row for row in evidence.came() if within(pattern, row.what.module)]
@@ -54,11 +52,12 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
 
 
 def _name(text: str) -> str:
-    return text.partition("(")[0]
+    """Return the class of a layer: ``Name(settings)`` of torch, or ``Name: settings``."""
+    return text.partition("(")[0].partition(":")[0]
 
 
 def _attributes(text: str) -> str:
-    return text.partition("(")[2].removesuffix(")") or "nothing of that"
+    return text.partition("(")[2].removesuffix(")") or "not"
 
 
 @rule("new module", "{module} is new", sure=True)
@@ -146,12 +145,15 @@ def _numbers(fact: str) -> str:
 
 def _differing(text: str, other: str) -> str:
     """Return a layer with those of its settings alone that another of its class has not."""
-    name, _, settings = text.partition("(")
-    if not other.startswith(f"{name}("):
+    name = _name(text)
+    if name != _name(other):
         return text
-    others = other.partition("(")[2].removesuffix(")").split(", ")
-    own = [part for part in settings.removesuffix(")").split(", ") if part not in others]
-    return f"{name}({', '.join(own)})"
+    others = _settings(other)
+    return f"{name}({', '.join(part for part in _settings(text) if part not in others)})"
+
+
+def _settings(text: str) -> list[str]:
+    return text[len(_name(text)) :].strip("(: ").removesuffix(")").split(", ")
 
 
 def _is_resized(row: Row) -> bool:
