@@ -221,17 +221,16 @@ class FactCollector:
         config: Any = getattr(module, "config", None)
         if config is None or path in self._known[CONFIGURATION]:
             return
-        names = list(getattr(config, "__dict__", ()))
-        if hasattr(config, "to_diff_dict"):  # transformers: what is not as its class has it
-            with suppress(Exception):
-                names = [name for name in config.to_diff_dict() if name not in _NOT_OF_MEMORY]
-        texts = _scalars(getattr(config, "__dict__", {}), names)
-        self._known[CONFIGURATION][path] = ", ".join(sorted(texts))
-        parts = []
         try:  # as it is written down there: what the program runs to be asked is not run
             own = object.__getattribute__(config, "__dict__")
         except AttributeError:
             return
+        wanted = list(own)
+        if type(config).__module__.startswith("transformers."):  # what is not as its class has it
+            with suppress(Exception):
+                wanted = [name for name in config.to_diff_dict() if name not in _NOT_OF_MEMORY]
+        self._known[CONFIGURATION][path] = ", ".join(sorted(_scalars(own, wanted)))
+        parts = []
         for names, text in _SETTINGS.items():
             value = next((own[name] for name in names if name in own), None)
             if value and isinstance(value, str | bool):
