@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from pytest_torchmem.fake_cuda.autocast import cuda_autocast
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.families import load
-from pytest_torchmem.operators.overlay import taught_paths
+from pytest_torchmem.operators.overlay import generation, taught_paths
 from pytest_torchmem.operators.registry import records
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_tensors
@@ -26,7 +26,8 @@ def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Mapping[str, Callab
 
     Yields, by name, what runs those of them that arrive undecomposed.
     """
-    paths = {spec.name: _path(spec, gpu, trace) for spec in _with_paths()}
+    specs = _with_paths(generation())
+    paths = _Paths(specs, gpu, trace)
 
     def run(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
@@ -37,15 +38,48 @@ def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Mapping[str, Callab
             return NotImplemented
         return path(*args, **kwargs)
 
-    with composite_kernels(paths, run), cuda_autocast(trace):
-        yield {
-            spec.name: paths[spec.name] for spec in _with_paths() if not spec.one_kernel_on("cuda")
-        }
+    with composite_kernels(specs, run), cuda_autocast(trace):
+        yield _Paths(_undecomposed(generation()), gpu, trace)
 
 
-def _with_paths() -> list[OperatorSpec]:
-    """Return the operators that have a path on cuda, those that users taught one first."""
-    return [spec_of(overload) for overload in {*taught_paths("cuda"), *_recorded_paths()}]
+class _Paths(Mapping[str, Callable[..., Any]]):
+    """What runs operators, by name; made when it is first asked for."""
+
+    def __init__(self, specs: Mapping[str, OperatorSpec], gpu: Gpu, trace: TraceContext) -> None:
+        self._specs, self._gpu, self._trace = specs, gpu, trace
+        self._made: dict[str, Callable[..., Any]] = {}
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        path = self._made.get(name)
+        if path is None:
+            path = self._made[name] = _path(self._specs[name], self._gpu, self._trace)
+        return path
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._specs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+
+@lru_cache(maxsize=1)
+def _with_paths(generation: int) -> dict[str, OperatorSpec]:
+    """Return the operators that have a path on cuda, by name, in a generation of what users teach.
+
+    Of overloads of one name, the last counts.
+    """
+    specs = (spec_of(overload) for overload in {*taught_paths("cuda"), *_recorded_paths()})
+    return {spec.name: spec for spec in specs}
+
+
+@lru_cache(maxsize=1)
+def _undecomposed(generation: int) -> dict[str, OperatorSpec]:
+    """Return those of them that arrive undecomposed."""
+    specs = _with_paths(generation)
+    return {name: spec for name, spec in specs.items() if not spec.one_kernel_on("cuda")}
 
 
 @cache

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from pytest_torchmem.interception.facts import FactCollector, Mode
+from pytest_torchmem.interception.facts import Called, FactCollector, Mode
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.torch_private.autograd import (
     ENGINE_CODE,
@@ -95,7 +95,7 @@ class Attribution:
     def __init__(self) -> None:
         self._modules = _Modules()
         self._paths: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
-        self._origins: dict[tuple[Phase, str, str, str, bool], Origin] = {}
+        self._origins: dict[tuple[Phase, str, str, str, bool], Called] = {}
         self.facts = FactCollector()
         self._codes: dict[CodeType, int] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}
@@ -140,12 +140,12 @@ class Attribution:
                 if place.module:
                     self.facts.recomputed(place.module)
         key = (phase, place.module, operator, place.line, recomputed)
-        origin = self._origins.get(key)
-        if origin is None:
-            origin = self._origins[key] = Origin(*key)
-        calls = self.facts.calls
-        calls[origin] = calls.get(origin, 0) + 1
-        return origin
+        called = self._origins.get(key)
+        if called is None:
+            called = self._origins[key] = Called(Origin(*key))
+            self.facts.calls.append(called)
+        called.times += 1
+        return called.origin
 
     def cut(self) -> None:
         """Forget where nodes were made: those that are left belong to nobody who asks any more."""
@@ -154,6 +154,7 @@ class Attribution:
             places.numbers.clear()
             places.places.clear()
         self._paths.clear()
+        self._origins.clear()
         self.facts = FactCollector()
 
     def user_line(self) -> str:
@@ -231,6 +232,10 @@ class Attribution:
         finally:
             modules.calls.clear()
             self._paths.clear()
+            # One of these is the code that calls ``call`` here, which refers back to this: the
+            # garbage collector does not look into code.
+            self._codes.clear()
+            self._lines.clear()
 
     def calls_of_new_thread(self) -> Callable[[], None]:
         """Return what a thread that the present one starts begins with: it is in these modules."""

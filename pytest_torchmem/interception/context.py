@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import get_ident
@@ -52,6 +53,7 @@ class TraceContext:
         """What storages hold that have been resized, by their addresses."""
         self.noted_tensors: list[Any] = [interceptor.parts.conversion.borrowed]
         """Dictionaries of what is noted of tensors, which they are the weak keys of."""
+        self._itself = weakref.ref(self)
         self.noted_contents: list[Any] = []
         """Those of them whose notes go with a tensor's content."""
         self.note_module: Callable[[nn.Module], None] = lambda module: None
@@ -63,6 +65,17 @@ class TraceContext:
         if thread not in threads.locks and not self.on_thread():
             return True
         return self._interceptor.inside == thread
+
+    @property
+    def itself(self) -> TraceContext:
+        """What is held by what may outlive the trace, where this is what stands in for it."""
+        itself = self._itself()
+        assert itself is not None
+        return itself
+
+    def was_alone(self) -> bool:
+        """Return whether no thread but the first was ever in the trace."""
+        return self._threads.were_one
 
     def joined_by_new(self) -> Callable[[], AbstractContextManager[None]]:
         """Return the context in which a thread that is started now runs in the trace."""

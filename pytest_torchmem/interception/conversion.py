@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
@@ -323,5 +322,5 @@ def _as_before(
 ) -> AllocationEntry:
     """Return what another ledger has of an allocation as what was there before."""
     module = module or entry.origin.module
-    origin = replace(entry.origin, phase=Phase.BASELINE, module=module)
+    origin = entry.origin._replace(phase=Phase.BASELINE, module=module)
     return entry._replace(kind=kind, label=label or entry.label, origin=origin)

@@ -79,14 +79,24 @@ class Mode(NamedTuple):
 _USUAL = Mode()
 
 
+class Called:
+    """How often an operator was called at a place."""
+
+    __slots__ = ("origin", "times")
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.times = 0
+
+
 class FactCollector:
     """The facts of the step that is traced."""
 
     def __init__(self) -> None:
         self.device = "cpu"
         """The device that autocast is asked for."""
-        self.calls: dict[Origin, int] = {}
-        """How often each operator was called at each place."""
+        self.calls: list[Called] = []
+        """Each operator at each place."""
         self.broadcasts: dict[Origin, str] = {}
         """Where an operator's output has more elements than any input, and the inputs' shapes."""
         self._modes: dict[tuple[str, str], set[Numbers]] = {}
@@ -257,18 +267,23 @@ class FactCollector:
 
     def _implementation(self) -> str:
         """Return how optimizers go over their parameters, by the operators that they called."""
-        names = {origin.operator for origin in self.calls if origin.phase is Phase.OPTIMIZER}
+        names = {
+            called.origin.operator
+            for called in self.calls
+            if called.origin.phase is Phase.OPTIMIZER
+        }
         if any(name.startswith("aten::_fused_") for name in names):
             return "fused"
         return "foreach" if any(name.startswith("aten::_foreach_") for name in names) else "loop"
 
     def _in_place(self) -> Mapping[str, int]:
         found: dict[str, int] = {}
-        for origin, number in self.calls.items():
+        for called in self.calls:
+            origin = called.origin
             name = origin.operator.partition(".")[0]
             in_step = origin.module and origin.phase is Phase.FORWARD
             if in_step and name.endswith("_") and not name.endswith("__"):
-                found[name] = found.get(name, 0) + number
+                found[name] = found.get(name, 0) + called.times
         return found
 
 

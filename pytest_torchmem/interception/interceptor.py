@@ -242,6 +242,14 @@ class Interceptor:
             if outermost:
                 conversion.part()
 
+    def forget_kernels(self) -> None:
+        """Let a trace that is over be freed at once: these refer back to it.
+
+        The garbage collector would find thousands of objects that the first refers to.
+        """
+        if self.threads.were_one:  # no other thread is at an operator
+            del self.kernels, self._layouts
+
     # -- what comes here, and what does not --------------------------------------------------------
 
     @contextmanager

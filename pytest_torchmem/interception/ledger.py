@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -135,7 +134,7 @@ class DeviceLedger:
         """Write down what an allocation turned out to be: a module's parameter or buffer."""
         entry = self.entries[index - 1]
         if not entry.label:
-            origin = replace(entry.origin, module=module)
+            origin = entry.origin._replace(module=module)
             self.entries[index - 1] = entry._replace(kind=kind, label=label, origin=origin)
 
     def live_allocations(self) -> tuple[Allocation, ...]:

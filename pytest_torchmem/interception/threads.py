@@ -43,6 +43,8 @@ class TraceThreads:
         It is the same for all but for those that were started within an operator, which may be
         waited for there.
         """
+        self.were_one = True
+        """Whether no other thread was ever in the trace."""
         self.when_leaving: list[Callable[[], object]] = []
         """Called by a thread at its end, in a turn of its own."""
         self._joined: dict[int, Any] = {}
@@ -69,9 +71,11 @@ class TraceThreads:
         if not self._over and thread in self._joined:  # it was there when this was last on
             _OUTLIVED.discard(thread)
             dispatcher.join_all()
+            self.were_one = False
             return self.locks.setdefault(thread, self._joined[thread])
         if self._over or thread in _OUTLIVED or not is_included(FAKE):
             return None
+        self.were_one = False
         return self.locks.setdefault(thread, dispatcher.turns())
 
     def lock_for_new(self) -> Any:
@@ -86,6 +90,7 @@ class TraceThreads:
         if self._over or thread in self.locks:
             yield
             return
+        self.were_one = False
         self.locks[thread] = self._joined[thread] = lock
         _OUTLIVED.discard(thread)
         dispatcher.join_all()

@@ -247,11 +247,12 @@ class OperatorSpec:
 
         A fallback gets the number where C++ made such a tensor of one.
         """
-        return tuple(
+        found = [
             position
             for position in self.tensors
             if position < len(args) and isinstance(args[position], (bool, int, float, complex))
-        )
+        ]
+        return tuple(found)
 
     def with_numbers_as_tensors(self, args: tuple[Any, ...], device: str) -> tuple[Any, ...]:
         """Return arguments that can be handed to the operator from Python.

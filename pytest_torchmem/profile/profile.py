@@ -343,7 +343,7 @@ class MemoryProfile:
 
         An event of the timeline is a microsecond.
         """
-        return _written(path, json.dumps(trace_events(self.name, self.timeline)))
+        return _written(path, trace_events(self.name, self.timeline))
 
     def to_memory_snapshot(self, path: str | PathLike[str], *, allocator: str = "") -> None:
         """Write what ``torch.cuda.memory._dump_snapshot`` writes, for PyTorch's visualizer.

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Phase(str, Enum):
     """Where a program is in its training step; found from what runs, never declared."""
+
+    __hash__ = str.__hash__  # that of ``Enum`` is a function of Python, and asked for each operator
 
     BASELINE = "baseline"
     FORWARD = "forward"
@@ -19,6 +22,8 @@ class Phase(str, Enum):
 
 class Kind(str, Enum):
     """What an allocation is to the training step."""
+
+    __hash__ = str.__hash__
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -51,8 +56,7 @@ class Confidence(str, Enum):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """What made an allocation: module path, operator and source line, each "" where unknown."""
 
     phase: Phase
@@ -63,8 +67,7 @@ class Origin:
     """Whether a checkpoint computes its forward again in a backward."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(NamedTuple):
     """One storage, or one kernel's workspace, of ``nbytes`` bytes."""
 
     nbytes: int

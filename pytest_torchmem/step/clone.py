@@ -29,10 +29,16 @@ _SHARED = frozenset(
     }
 )
 """Types of which a copy is the same; torch's own here do not change."""
+_TABLES = frozenset({dict, OrderedDict})
 _COPY_RULES: Mapping[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
 _OWN_RULES = ("__deepcopy__", "__getnewargs_ex__", "__getnewargs__")
 _RULES_OF_ONE = ("__deepcopy__", "__reduce_ex__", "__getstate__")
 _ABSENT: Any = object()
+
+
+def _is_bare(table: Any) -> bool:
+    """Return whether a table has no attributes of its own."""
+    return type(table) is dict or not table.__dict__
 
 
 class Cloner(ABC):
@@ -83,11 +89,19 @@ class Cloner(ABC):
         known = self._memo.get(id(value), _ABSENT)
         if known is not _ABSENT:
             return known
-        if kind is dict or (kind is OrderedDict and not value.__dict__):
+        if kind in _TABLES and _is_bare(value):
             made = self._remember(value, kind())
+            memo, originals = self._memo, self._originals
             for key, item in value.items():
                 key = key if type(key) is str else self.copy(key)
-                made[key] = item if type(item) in _SHARED else self.copy(item)
+                kind = type(item)
+                if kind in _SHARED:
+                    made[key] = item
+                elif kind in _TABLES and not item and id(item) not in memo and _is_bare(item):
+                    made[key] = memo[id(item)] = kind()  # as most tables of a module are
+                    originals.append(item)
+                else:
+                    made[key] = self.copy(item)
             return made
         if kind is list:
             items: list[Any] = self._remember(value, [])

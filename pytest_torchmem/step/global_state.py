@@ -7,7 +7,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from pytest_torchmem.step.generators import is_alone
 from pytest_torchmem.step.imports import imports_apart
-from pytest_torchmem.torch_private.all_settings import NOT_SAID, all_settings
+from pytest_torchmem.torch_private.all_settings import NOT_SAID, Setting, all_settings
 from pytest_torchmem.torch_private.compiler import compiled_calls
 from pytest_torchmem.torch_private.modes import global_device_context
 
@@ -118,13 +118,20 @@ def seed_what_is_imported(name: str) -> None:
 def settings_kept() -> Iterator[None]:
     """Undo what a program sets for the process: its trace on the next device begins as this one."""
     settings = all_settings()
-    before = [setting.ask() for setting in settings]
+    asks = [setting.ask for setting in settings]
+    before = [ask() for ask in asks]
     try:
         yield
     finally:
-        for setting, value in zip(settings, before, strict=True):
-            if value is not NOT_SAID and setting.ask() != value:
-                setting.set_to(value)
+        if [ask() for ask in asks] != before:
+            _put_back(settings, before)
+
+
+def _put_back(settings: Sequence[Setting], before: Sequence[Any]) -> None:
+    # In order: one that is put back may change what another says.
+    for setting, value in zip(settings, before, strict=True):
+        if value is not NOT_SAID and setting.ask() != value:
+            setting.set_to(value)
 
 
 @contextmanager

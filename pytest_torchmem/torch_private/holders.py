@@ -7,7 +7,7 @@ are left alone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -28,24 +28,33 @@ class Holders:
         self._replaced: dict[int, Any] = {}
         """What stands in the place of something now, by the ids of what stands there."""
 
-    def of(self, originals: Sequence[Any]) -> Iterator[tuple[ModuleType, str, Any]]:
-        """Yield modules, and the names by which they hold one of ``originals``.
+    def firsts(self, originals: Iterable[Any]) -> dict[int, list[Any]]:
+        """Return what has each first original in its place now, by the first ones' ids.
 
-        These may themselves stand in the place of something.
+        ``originals`` may themselves stand in the place of something. What is first is looked for
+        from now on.
         """
-        replaced, wanted, places = self._replaced, self._wanted, self._places
-        first = [replaced.get(id(one), one) for one in originals]
-        new = {id(one): one for one in first if id(one) not in wanted}
-        if new:
-            wanted |= new
-            self._seen.clear()
-            self._state = None
+        standing: dict[int, list[Any]] = {}
+        for one in originals:
+            first = self._replaced.get(id(one), one)
+            standing.setdefault(id(first), []).append(one)
+            if id(first) not in self._wanted:
+                self._wanted[id(first)] = first
+                self._seen.clear()
+                self._state = None
+        return standing
+
+    def of(self, firsts: Mapping[int, list[Any]]) -> Iterator[tuple[ModuleType, str, Any]]:
+        """Yield modules, and the names by which they hold one of those ``firsts`` returned."""
+        places = self._places
         self._look()
-        for one, standing in zip(first, originals, strict=True):
-            for name, attribute in places.get(id(one), ()):
+        for number in places.keys() & firsts.keys():
+            for name, attribute in places[number]:
                 module = sys.modules.get(name)  # it may have been taken away
-                if module is not None and vars(module).get(attribute) is standing:
-                    yield module, attribute, standing
+                if module is not None:
+                    found = vars(module).get(attribute)
+                    if any(one is found for one in firsts[number]):
+                        yield module, attribute, found
 
     def note(self, replacements: Mapping[int, Any]) -> None:
         """Take note of what stands in the place of what from now on, by the ids of what does."""

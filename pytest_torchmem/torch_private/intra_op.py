@@ -9,8 +9,7 @@ that ``at::get_num_threads`` returns.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -21,23 +20,27 @@ _LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib")
 there kernels run on as many threads as ever."""
 
 
-@contextmanager
-def on_one_thread() -> Iterator[None]:
-    """Run the kernels that the calling thread asks for on that thread alone.
+class OneThread:
+    """A context that runs the kernels that the calling thread asks for on that thread alone.
 
     For a few thousand elements others do not help, and where they have no core of their own the
     kernel waits for them a thousand times as long as it takes (``at::tril`` starts them for any
     size).
     """
-    set_to, before = _setter(), torch.get_num_threads()  # which sets it on a thread that is new
-    if set_to is None or before == 1:
-        yield
-        return
-    set_to(1)
-    try:
-        yield
-    finally:
-        set_to(before)
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        before = torch.get_num_threads()  # which sets it on a thread that is new
+        set_to = _setter() if before != 1 else None
+        self._before = before if set_to is not None else 1
+        if set_to is not None:
+            set_to(1)
+
+    def __exit__(self, *_: object) -> None:
+        set_to = _setter() if self._before != 1 else None
+        if set_to is not None:
+            set_to(self._before)
 
 
 @cache

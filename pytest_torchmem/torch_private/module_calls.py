@@ -1,8 +1,8 @@
-"""``nn.Module.__call__`` replaced for a while, without what that costs of a class with subclasses.
+"""Methods of ``nn.Module`` replaced for a while, without what that costs.
 
-To set ``__call__`` of a class, Python goes through all of its subclasses, of which ``nn.Module``
-has thousands (Objects/typeobject.c, ``update_subclasses``). The function that is there gets other
-code instead: for all who hold it, as others would look it up.
+To set ``__call__`` or ``__delattr__`` of a class, Python goes through all of its subclasses, of
+which ``nn.Module`` has thousands (Objects/typeobject.c, ``update_subclasses``). The function that
+is there gets other code instead: for all who hold it, as others would look it up.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ _REPLACED: list[CodeType] = []
 
 
 @contextmanager
-def module_calls(instead: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Have ``instead(original)`` called for every call of a module.
+def module_calls(
+    instead: Callable[[Callable[..., Any]], Callable[..., Any]], name: str = "__call__"
+) -> Iterator[None]:
+    """Have ``instead(original)`` called for every call of a module, or of another method of it.
 
     It is called with the module, and with what that is called with.
     """
-    function: Any = nn.Module.__call__
+    function: Any = getattr(nn.Module, name)
     if type(function) is not FunctionType or function.__code__.co_freevars:
-        nn.Module.__call__ = instead(function)  # type: ignore[method-assign]
+        setattr(nn.Module, name, instead(function))
         try:
             yield
         finally:
-            nn.Module.__call__ = function  # type: ignore[method-assign]
+            setattr(nn.Module, name, function)
         return
     code = function.__code__
     original = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)

@@ -99,9 +99,8 @@ def missing_names() -> list[str]:
 
 def check_names() -> None:
     """Raise ``UnsupportedTorchError`` that lists what is missing."""
-    missing = missing_names()
-    if missing:
-        raise unsupported(f"it has no {', '.join(missing)}")
+    if Missing in {*map(type, DECLARED.values())}:
+        raise unsupported(f"it has no {', '.join(missing_names())}")
 
 
 def unsupported(reason: str) -> UnsupportedTorchError:

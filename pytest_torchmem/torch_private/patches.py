@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import repeat
+from operator import is_
 from types import MethodType, ModuleType
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -14,9 +16,8 @@ from pytest_torchmem.torch_private.holders import HOLDERS
 from pytest_torchmem.torch_private.names import Missing, find, private, unsupported
 from pytest_torchmem.torch_private.overrides import of_tensors
 
-_ABSENT = object()
-_STANDING: dict[int, list[tuple[Any, str, Any]]] = {}
-"""What stood before in the place of what is replaced now: owners, names and originals."""
+ABSENT: Any = object()
+"""Stands for an attribute that is not there."""
 
 Replacements: TypeAlias = Sequence[tuple[Any, Mapping[str, Any]]]
 """Classes or modules, and their attributes by name.
@@ -25,6 +26,10 @@ A bound method among the attributes of a class becomes a method of that class: w
 called with follows the object that the method is bound to. Those of ``torch.Tensor`` ask its
 subclasses first (``overrides.py``).
 """
+
+
+LookedAt: TypeAlias = tuple[Mapping[str, Any], str, Any]
+"""The attributes of a module or class, one of their names, and what was there, or ``ABSENT``."""
 
 
 class Replaceable:
@@ -56,46 +61,129 @@ def replaced(owner: Any, **replacements: Any) -> Iterator[None]:
 @contextmanager
 def replaced_all(replacements: Replacements) -> Iterator[None]:
     """Replace attributes of several classes and modules together, which all must be there."""
-    _check(replacements)
-    before: list[tuple[Any, str, Any]] = []
-    of_modules = [
-        (original, replacement)
-        for owner, attributes in replacements
-        if isinstance(owner, ModuleType)
-        for name, replacement in attributes.items()
-        if callable(original := owner.__dict__.get(name))
-    ]
-    held = _held_elsewhere(of_modules)
-    given = {id(replacement): original for original, replacement in of_modules}
-    HOLDERS.note(given)
-    _STANDING[id(before)] = before
-    try:
-        for owner, attributes in (*replacements, *held):
-            own = vars(owner)
-            for name, replacement in attributes.items():
-                before.append((owner, name, own.get(name, _ABSENT)))
-                if isinstance(replacement, MethodType) and isinstance(owner, type):
-                    replacement = _unbound(replacement)
-                if owner is Tensor:
-                    replacement = of_tensors(name, replacement)
-                setattr(owner, name, replacement)
+    with Patch(replacements).in_place():
         yield
-    finally:
-        del _STANDING[id(before)]
-        if given:
-            HOLDERS.give_back(given)
-            HOLDERS.forget(given)
-        _put_back(before)
 
 
-def _put_back(before: Sequence[tuple[Any, str, Any]]) -> None:
-    for owner, name, original in reversed(before):
-        if vars(owner).get(name, _ABSENT) is original:
-            continue  # it could not be replaced
-        if original is _ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
+class _Place(NamedTuple):
+    """A class or module, and some of its attributes by name."""
+
+    owner: Any
+    own: Mapping[str, Any]
+    replacements: Mapping[str, Any]
+    before: Mapping[str, Any]
+    at_once: bool
+    """Whether all can be set by an update of the module's own names."""
+
+    def is_as_before(self) -> bool:
+        """Return whether every attribute is what it was."""
+        now = map(self.own.get, self.before, repeat(ABSENT))
+        return all(map(is_, now, self.before.values()))
+
+    def set_to(self, attributes: Mapping[str, Any]) -> None:
+        """Have other attributes there; ``ABSENT`` for none."""
+        owner, own = self.owner, self.own
+        if self.at_once:
+            vars(owner).update(attributes)
+            return
+        for name, attribute in attributes.items():
+            if attribute is not ABSENT:
+                if own.get(name, ABSENT) is not attribute:
+                    setattr(owner, name, attribute)
+            elif name in own:
+                delattr(owner, name)
+
+
+class Patch:
+    """Replacements that are made once and put in the place of torch's own again and again.
+
+    ``looked_at`` is what else they depend on. Raises ``UnsupportedTorchError`` for attributes that
+    are not there, or of another kind.
+    """
+
+    standing: ClassVar[dict[int, Patch]] = {}
+    """Those in place, in order; one is in place once at a time."""
+
+    def __init__(self, replacements: Replacements, looked_at: Sequence[LookedAt] = ()) -> None:
+        _check(replacements)
+        self._given: dict[int, Any] = {}
+        """What replaced functions of modules stand for, by their ids."""
+        self._of_modules: dict[int, tuple[Any, Any]] = {}
+        self._firsts: dict[int, list[Any]] | None = None
+        self._held: list[tuple[Any, str, Any, Any]] = []
+        owners: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for owner, attributes in replacements:
+            owners.setdefault(id(owner), (owner, {}))[1].update(attributes)
+        self._places = [self._place(owner, attributes) for owner, attributes in owners.values()]
+        self._looked_at = looked_at
+
+    def _place(self, owner: Any, attributes: Mapping[str, Any]) -> _Place:
+        own, of_module, replacements = vars(owner), isinstance(owner, ModuleType), {}
+        before = {name: own.get(name, ABSENT) for name in attributes}
+        for name, replacement in attributes.items():
+            if isinstance(owner, type) and isinstance(replacement, MethodType):
+                replacement = _unbound(replacement)
+            if owner is Tensor:
+                replacement = of_tensors(name, replacement)
+            if of_module and callable(before[name]):
+                self._of_modules[id(before[name])] = before[name], replacement
+                self._given[id(replacement)] = before[name]
+            replacements[name] = replacement
+        at_once = type(owner) is ModuleType and all(one is not ABSENT for one in before.values())
+        return _Place(owner, own, replacements, before, at_once)
+
+    def fits(self) -> bool:
+        """Return whether what was there when this was made is there now."""
+        return all(place.is_as_before() for place in self._places) and all(
+            own.get(name, ABSENT) is found for own, name, found in self._looked_at
+        )
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the replacements in place."""
+        given, places = self._given, self._places
+        self._held = held = self._held_elsewhere()
+        HOLDERS.note(given)
+        self.standing[id(self)] = self
+        try:
+            for place in places:
+                place.set_to(place.replacements)
+            for module, name, _, replacement in held:
+                vars(module)[name] = replacement
+            yield
+        finally:
+            del self.standing[id(self)]
+            self._held = []
+            if given:
+                HOLDERS.give_back(given)
+                HOLDERS.forget(given)
+            for module, name, original, _ in held:
+                vars(module)[name] = original
+            for place in places:
+                if not place.is_as_before():  # one could not be replaced
+                    place.set_to(place.before)
+
+    def stood_before(self) -> Iterator[tuple[Any, str, Any]]:
+        """Yield owners, names and what stood there before this, while it is in place."""
+        for place in self._places:
+            yield from ((place.owner, name, one) for name, one in place.before.items())
+        yield from ((module, name, original) for module, name, original, _ in self._held)
+
+    def _held_elsewhere(self) -> list[tuple[Any, str, Any, Any]]:
+        """Return the places of functions and classes that other modules hold by their own names.
+
+        A module that is imported meanwhile holds the replacement, and is given the original
+        afterwards.
+        """
+        by_original = self._of_modules
+        if not by_original:
+            return []
+        if self._firsts is None:  # the same as long as this fits
+            self._firsts = HOLDERS.firsts(original for original, _ in by_original.values())
+        return [
+            (module, name, original, by_original[id(original)][1])
+            for module, name, original in HOLDERS.of(self._firsts)
+        ]
 
 
 @contextmanager
@@ -104,13 +192,23 @@ def nothing_replaced() -> Iterator[None]:
 
     What is imported meanwhile, and keeps functions of torch in tables, has torch's own.
     """
-    everything = [place for before in _STANDING.values() for place in before]
-    now = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in everything]
+    everything = [found for patch in Patch.standing.values() for found in patch.stood_before()]
+    now = [(owner, name, vars(owner).get(name, ABSENT)) for owner, name, _ in everything]
     _put_back(everything)
     try:
         yield
     finally:
         _put_back(now[::-1])
+
+
+def _put_back(before: Sequence[tuple[Any, str, Any]]) -> None:
+    for owner, name, original in reversed(before):
+        if vars(owner).get(name, ABSENT) is original:
+            continue
+        if original is ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
 
 
 @contextmanager
@@ -130,21 +228,6 @@ def added(additions: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
                 delattr(owner, name)
 
 
-def _held_elsewhere(of_modules: Sequence[tuple[Any, Any]]) -> Replacements:
-    """Return the replacements of functions and classes that other modules hold by their own names.
-
-    ``of_modules`` are the originals and what replaces them. A module that is imported meanwhile
-    holds the replacement, and is given the original afterwards.
-    """
-    if not of_modules:
-        return []
-    by_original = {id(original): replacement for original, replacement in of_modules}
-    return [
-        (module, {name: by_original[id(original)]})
-        for module, name, original in HOLDERS.of([original for original, _ in of_modules])
-    ]
-
-
 def _check(replacements: Replacements) -> None:
     """Raise ``UnsupportedTorchError`` for attributes that are not there, or of another kind."""
     unknown = [
@@ -162,7 +245,7 @@ def _unknown(owner: Any, names: tuple[str, ...], callables: tuple[bool, ...]) ->
     return [
         f"{getattr(owner, '__name__', owner)}.{name}"
         for name, function in zip(names, callables, strict=True)
-        if (found := getattr(owner, name, _ABSENT)) is _ABSENT or callable(found) is not function
+        if (found := getattr(owner, name, ABSENT)) is ABSENT or callable(found) is not function
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch.futures import Future
 
 from pytest_torchmem.torch_private.names import private_if_imported, private_name_if_imported
-from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.patches import ABSENT, LookedAt, Replacements
 
 Additions = dict[Any, dict[str, Any]]
 """What modules get that do not have it."""
@@ -63,18 +63,21 @@ def with_work(result: Any, args: tuple[Any, ...]) -> Any:
     return (*result[:-1], work) if several else work
 
 
-def nccl_groups(off: Callable[[], bool]) -> tuple[Replacements, Additions]:
+def nccl_groups(
+    off: Callable[[], bool],
+) -> tuple[Replacements, Additions, Sequence[LookedAt]]:
     """Let ``init_process_group("nccl")`` make torch's fake process group, unless ``off()``.
 
-    Returns what is replaced, and what modules get that do not have it: builds for the CPU lack
-    ``ProcessGroupNCCL``.
+    Returns what is replaced, what modules get that do not have it (builds for the CPU lack
+    ``ProcessGroupNCCL``), and what else this depends on.
     """
     c10d, fake = sys.modules.get(_C10D), _fake_group()
+    looked_at = ((sys.modules, _C10D, ABSENT if c10d is None else c10d),)
     if c10d is None or fake is None or _is_built() is None:
-        return [], {}
+        return [], {}, looked_at
     replaced, added = _groups("ProcessGroupNCCL", off)
     values = {"_NCCL_AVAILABLE": True, "default_pg_nccl_timeout": _TIMEOUT}
-    return [*replaced, (c10d, values), _sequence_numbers()], added
+    return [*replaced, (c10d, values), _sequence_numbers()], added, looked_at
 
 
 def groups_of_world(

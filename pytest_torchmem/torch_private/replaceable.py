@@ -78,6 +78,8 @@ SHARDED_STATES = private_name_if_imported(
 REPLICATED_STATES = private_name_if_imported(
     "torch.distributed._composable.replicate_with_fsdp._get_modules_and_states"
 )
+#: Where composable functions are; few programs import it.
+CONTRACT = "torch.distributed._composable.contract"
 #: Where a module holds the states of the functions that were applied to it, and their names.
 state_table = private_if_imported("torch.distributed._composable.contract.STATE_KEY")
 name_table = private_if_imported("torch.distributed._composable.contract.REGISTRY_KEY")

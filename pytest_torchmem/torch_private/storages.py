@@ -22,6 +22,19 @@ CDATA = private_name("torch.UntypedStorage._cdata"), private_name("torch.Generat
 _construct_storage: Callable[..., Any] = private("torch._C._construct_storage_from_data_pointer")
 
 
+_LEGACY_TYPES: dict[torch.dtype, Callable[[], Tensor]] = {
+    torch.float32: torch.FloatTensor,
+    torch.float64: torch.DoubleTensor,
+    torch.float16: torch.HalfTensor,
+    torch.bfloat16: torch.BFloat16Tensor,
+    torch.int64: torch.LongTensor,
+    torch.int32: torch.IntTensor,
+    torch.uint8: torch.ByteTensor,
+    torch.bool: torch.BoolTensor,
+}
+"""What makes an empty tensor in half the time of ``torch.empty``, whose arguments are parsed."""
+
+
 def hollow_storage(nbytes: int, memory: Tensor | None = None) -> torch.UntypedStorage:
     """Return a CPU storage that says it holds ``nbytes`` and holds no memory.
 
@@ -52,4 +65,6 @@ def tensor_on(
     offset: int,
 ) -> Tensor:
     """Return a tensor of that geometry on ``storage``; the Fake key must be excluded."""
-    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+    legacy = _LEGACY_TYPES.get(dtype)
+    made = torch.empty(0, dtype=dtype) if legacy is None else legacy()
+    return made.set_(storage, offset, shape, stride)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from threading import get_ident
 from types import CodeType
 from typing import Any
@@ -278,8 +277,7 @@ def _origin(origin: Origin, buffer: inductor.Buffer) -> Origin:
     """Return the origin of a buffer, where Inductor knows more than the call of the graph tells."""
     if not buffer.name:
         return origin
-    return replace(
-        origin,
+    return origin._replace(
         operator=buffer.operators or origin.operator,
         line=f"{short_path(buffer.file)}:{buffer.line}" if buffer.file else origin.line,
     )

@@ -19,6 +19,7 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.distributed.modules import split_modules
 from pytest_torchmem.interception.gradient_accumulation import References
 from pytest_torchmem.interception.interceptor import Interceptor
+from pytest_torchmem.interception.lasting import LASTING
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.python_api.cuda import cuda_refused
 from pytest_torchmem.interception.python_api.data import data_functions
@@ -84,6 +85,7 @@ def layers(
     gpu, on_thread = interceptor.parts.target.gpu, interceptor.threads.on_thread
     device_constructors()  # torch remembers the functions that are there when it is first asked
     with ExitStack() as stack:
+        stack.enter_context(LASTING.following(context))
         stack.enter_context(python_functions(context, gives_back=not interceptor.real_host))
         stack.enter_context(split_modules(context))
         if gpu is not None:
@@ -94,8 +96,8 @@ def layers(
             stack.enter_context(cuda_identity(context, memories))
         else:
             stack.enter_context(launching_libraries(context, ON_CPU))
-            stack.enter_context(cuda_refused(context))
-        stack.enter_context(data_functions(context))
+            stack.enter_context(cuda_refused())
+        stack.enter_context(data_functions("cpu" if gpu is None else "cuda"))
         stack.enter_context(interceptor.parts.attribution.following_modules(on_thread))
         stack.enter_context(
             optimizer_steps(

@@ -266,6 +266,7 @@ def _trace(
         raise
     if interceptor.parts.values.needed:
         raise ValuesNeeded
+    interceptor.forget_kernels()
     return profile
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_torchmem import trace
-from pytest_torchmem.torch_private.intra_op import on_one_thread
+from pytest_torchmem.torch_private.intra_op import OneThread
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def test_other_threads_keep_theirs() -> None:
     def look() -> None:
         seen.append(torch.get_num_threads())
 
-    with on_one_thread():
+    with OneThread():
         seen.append(torch.get_num_threads())
         thread = threading.Thread(target=look)
         thread.start()
@@ -37,7 +37,7 @@ def test_other_threads_keep_theirs() -> None:
 
 
 def test_an_error_gives_the_threads_back() -> None:
-    with pytest.raises(ValueError, match="kernel"), on_one_thread():
+    with pytest.raises(ValueError, match="kernel"), OneThread():
         raise ValueError("of a kernel")
     assert torch.get_num_threads() == 2
 

@@ -109,7 +109,7 @@ def test_rows_are_the_allocations(timeline: Timeline) -> None:
 
 @given(timelines())
 def test_counters_add_up_to_what_is_alive(timeline: Timeline) -> None:
-    events = trace_events("cpu", timeline)["traceEvents"]
+    events = json.loads(trace_events("cpu", timeline))["traceEvents"]
     counted = [sum(event["args"].values()) for event in events if event["ph"] == "C"]
     assert counted == timeline.live_bytes()
     slices = [(event["ts"], event["dur"]) for event in events if event["ph"] == "X"]

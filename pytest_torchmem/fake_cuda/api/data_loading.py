@@ -14,24 +14,35 @@ from pytest_torchmem.torch_private.patches import Replacements
 from pytest_torchmem.torch_private.replaceable import begin_loading, next_batch, pin_memory
 
 
-def data_loaders(trace: TraceContext) -> Replacements:
-    """Let loaders that are iterated in the trace have no thread of their own to pin on."""
-    original_init, original_next = begin_loading.original, next_batch.original
-    pinning: WeakSet[Any] = WeakSet()
+class DataLoaders:
+    """Loaders that are iterated in the trace have no thread of their own to pin on."""
 
-    def init(iterator: Any, loader: Any) -> None:
-        if trace.off() or not loader.pin_memory:
-            original_init(iterator, loader)
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+        self._init, self._next = begin_loading.original, next_batch.original
+        self._pinning: WeakSet[Any] = WeakSet()
+
+    def begin(self) -> None:
+        """Forget the loaders of the trace before."""
+        self._pinning.clear()
+
+    def replacements(self) -> Replacements:
+        """Return what takes the place of torch's own."""
+        return [begin_loading.by(self.begin_loading), next_batch.by(self.next_data)]
+
+    def begin_loading(self, iterator: Any, loader: Any) -> None:
+        """Begin to load."""
+        if self._trace.off() or not loader.pin_memory:
+            self._init(iterator, loader)
             return
         loader.pin_memory = False
         try:
-            original_init(iterator, loader)
+            self._init(iterator, loader)
         finally:
             loader.pin_memory = True
-        pinning.add(iterator)
+        self._pinning.add(iterator)
 
-    def next_data(iterator: Any) -> Any:
-        data = original_next(iterator)
-        return pin_memory(data) if iterator in pinning and not trace.off() else data
-
-    return [begin_loading.by(init), next_batch.by(next_data)]
+    def next_data(self, iterator: Any) -> Any:
+        """Return the next batch."""
+        data = self._next(iterator)
+        return pin_memory(data) if iterator in self._pinning and not self._trace.off() else data

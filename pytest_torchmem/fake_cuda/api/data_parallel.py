@@ -27,6 +27,9 @@ _MODULES: tuple[Any, ...] = (
     parallel,
 )
 _BUFFER = 10_485_760
+#: torch's own, which go through the others here.
+_REDUCE_ADD: Any = comm.reduce_add
+_REDUCE_COALESCED: Any = comm.reduce_add_coalesced
 
 
 def data_parallel(trace: TraceContext) -> Replacements:
@@ -61,8 +64,6 @@ def data_parallel(trace: TraceContext) -> Replacements:
 
 def communication(trace: TraceContext) -> dict[str, Callable[..., Any]]:
     """Return the functions of ``torch.nn.parallel.comm``."""
-    reduce_add: Any = comm.reduce_add
-    reduce_coalesced: Any = comm.reduce_add_coalesced
 
     def device(named: Any) -> torch.device:
         return trace.device(as_device(named))
@@ -119,12 +120,12 @@ def communication(trace: TraceContext) -> dict[str, Callable[..., Any]]:
         return _gathered(tensors, dim, onto, out)
 
     def add(inputs: Any, destination: Any = None) -> Any:
-        return inputs[0] if len(inputs) == 1 else reduce_add(inputs, destination)
+        return inputs[0] if len(inputs) == 1 else _REDUCE_ADD(inputs, destination)
 
     def add_coalesced(inputs: Any, destination: Any = None, buffer_size: int = _BUFFER) -> Any:
         if len(inputs) == 1:
             return tuple(inputs[0])
-        return reduce_coalesced(inputs, destination, buffer_size)
+        return _REDUCE_COALESCED(inputs, destination, buffer_size)
 
     return {
         "broadcast": broadcast,

@@ -5,7 +5,7 @@ C++ asks its build which accelerator that is (``at::getAccelerator``), and one f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
@@ -13,16 +13,22 @@ from typing import Any
 import torch
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.torch_private import replaceable
-from pytest_torchmem.torch_private.patches import replaced_all
 from pytest_torchmem.torch_private.type_calls import made_by, make
 
 _CUDA = torch.device("cuda")
 
 
 @contextmanager
-def device_numbers(trace: TraceContext) -> Iterator[None]:
+def device_numbers() -> Iterator[None]:
     """Let ``torch.device(0)`` be ``cuda:0``, and cuda the accelerator, on the trace's thread."""
+    with LASTING.layer("device numbers", _functions) as device, made_by(torch.device, device):
+        yield
+
+
+def _functions(trace: TraceContext) -> Layer[Callable[..., Any]]:
+    """Return the layer, whose owner makes devices."""
     accelerator: Any = replaceable.accelerator.original
 
     def device(*args: Any, **kwargs: Any) -> Any:
@@ -36,6 +42,4 @@ def device_numbers(trace: TraceContext) -> Iterator[None]:
     def get_accelerator(*args: Any) -> Any:
         return accelerator(*args) if trace.off() else _CUDA
 
-    replacements = [replaceable.accelerator.by(get_accelerator)]
-    with made_by(torch.device, device), replaced_all(replacements):
-        yield
+    return Layer([replaceable.accelerator.by(get_accelerator)], device)

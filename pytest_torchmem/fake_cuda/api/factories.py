@@ -14,7 +14,7 @@ from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.modes import DeviceContext, default_device, device_constructors
-from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.patches import ABSENT, LookedAt, Replacements
 
 _CPU = torch.device("cpu")
 _Factory = Callable[..., Any]
@@ -34,9 +34,15 @@ _BESIDE_DEFAULT_DEVICE = (
 )
 
 
-def factories(trace: TraceContext) -> Replacements:
-    """Let factories make tensors on fake cuda, and ``torch.device`` as a context say where."""
+def factories(trace: TraceContext, looked_at: list[LookedAt]) -> Replacements:
+    """Let factories make tensors on fake cuda, and ``torch.device`` as a context say where.
+
+    What decides which are replaced is added to ``looked_at``.
+    """
     replaced = {original: _factory(original) for original in device_constructors()}
+    for original in replaced:
+        name = original.__name__
+        looked_at.append((vars(torch), name, vars(torch).get(name, ABSENT)))
     of_torch = {
         original.__name__: factory
         for original, factory in replaced.items()

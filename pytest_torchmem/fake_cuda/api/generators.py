@@ -94,12 +94,9 @@ class Generator(torch.Generator, metaclass=_Kind):
         return made
 
 
-def generators(defaults: Sequence[Generator]) -> Replacements:
-    """Have generators that can be made for cuda, and ``defaults`` as the GPUs' own."""
-    return [
-        (torch, {"Generator": Generator}),
-        (torch.cuda, {"default_generators": tuple(defaults)}),
-    ]
+def generators() -> Replacements:
+    """Have generators that can be made for cuda."""
+    return [(torch, {"Generator": Generator})]
 
 
 def random_functions(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from pytest_torchmem.fake_cuda.api.backends import CUDA_VERSION, attention
-from pytest_torchmem.fake_cuda.api.data_loading import data_loaders
+from pytest_torchmem.fake_cuda.api.data_loading import DataLoaders
 from pytest_torchmem.fake_cuda.api.data_parallel import data_parallel
 from pytest_torchmem.fake_cuda.api.device import lazy_init
 from pytest_torchmem.fake_cuda.api.device_copy import parse_to
@@ -26,12 +26,14 @@ from pytest_torchmem.fake_cuda.api.storages import Storages
 from pytest_torchmem.fake_cuda.api.tensor_methods import DeviceMethods
 from pytest_torchmem.fake_cuda.api.torch_cuda import torch_cuda
 from pytest_torchmem.fake_cuda.api.torchscript import torchscript_files
+from pytest_torchmem.fake_cuda.api.wrapper_subclasses import WrapperSubclasses
 from pytest_torchmem.fake_cuda.launches.libraries import ON_GPU, launching_libraries
 from pytest_torchmem.fake_cuda.launches.raw import raw_kernels
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.torch_private import replaceable
-from pytest_torchmem.torch_private.patches import Replacements, replaced_all
+from pytest_torchmem.torch_private.patches import LookedAt, Replacements, replaced
 from pytest_torchmem.torch_private.streams import raw_stream_known
 from pytest_torchmem.torch_private.type_calls import made_by
 
@@ -43,15 +45,39 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
     ``memories`` are those of the GPUs, by their indices.
     """
     defaults = [Generator.on_gpu(index) for index in range(len(memories))]
-    storages = Storages(trace)
+    with (
+        LASTING.layer("cuda", _functions) as owners,
+        device_numbers(),
+        nccl_process_groups(),
+        graphs_captured(),
+        session(trace, lambda: torch_cuda(trace, memories, defaults), memories),
+        owners.wrappers.noted_in(trace),
+        made_by(torch.UntypedStorage, owners.storages.make),
+        replaced(torch.cuda, default_generators=tuple(defaults)),
+        raw_stream_known(trace.off),
+        launching_libraries(trace, ON_GPU),
+    ):
+        yield
+
+
+class _Owners(NamedTuple):
+    """What has to do with more than its replacements."""
+
+    wrappers: WrapperSubclasses
+    storages: Storages
+
+
+def _functions(trace: TraceContext) -> Layer[_Owners]:
+    storages, loaders = Storages(trace), DataLoaders(trace)
+    wrappers, looked_at = WrapperSubclasses(trace), list[LookedAt]()
     replacements = [
-        *DeviceMethods(trace, memories).replacements(),
+        *DeviceMethods(trace, wrappers).replacements(),
         *storages.replacements(),
         *attention(trace),
-        *data_loaders(trace),
-        *factories(trace),
+        *loaders.replacements(),
+        *factories(trace, looked_at),
         *fake_tensors(trace),
-        *generators(defaults),
+        *generators(),
         *legacy_types(trace),
         *profilers(trace),
         *data_parallel(trace),
@@ -61,17 +87,8 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
         *raw_kernels(trace),
         (torch.version, {"cuda": CUDA_VERSION}),
     ]
-    with (
-        device_numbers(trace),
-        made_by(torch.UntypedStorage, storages.make),
-        nccl_process_groups(trace),
-        graphs_captured(),
-        session(trace, torch_cuda(trace, memories, defaults), memories),
-        replaced_all(replacements),
-        raw_stream_known(trace.off),
-        launching_libraries(trace, ON_GPU),
-    ):
-        yield
+    begin = (wrappers.begin, loaders.begin)
+    return Layer(replacements, _Owners(wrappers, storages), begin, looked_at)
 
 
 def _private_functions(trace: TraceContext) -> Replacements:

@@ -14,19 +14,25 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import added, replaced_all
-from pytest_torchmem.torch_private.process_groups import nccl_groups
+from pytest_torchmem.interception.lasting import LASTING, Layer
+from pytest_torchmem.torch_private.patches import added
+from pytest_torchmem.torch_private.process_groups import Additions, nccl_groups
 
 NCCL_VERSION = (2, 28, 9)
 """The NCCL that torch 2.13's CUDA wheels ask for."""
 
 
 @contextmanager
-def nccl_process_groups(trace: TraceContext) -> Iterator[None]:
+def nccl_process_groups() -> Iterator[None]:
     """Have the backend ``"nccl"`` in ``torch.distributed``."""
-    replacements, additions = nccl_groups(trace.off)
-    with added(additions), replaced_all(replacements):
+    with LASTING.layer("nccl", _functions) as additions, added(additions):
         yield
+
+
+def _functions(trace: TraceContext) -> Layer[Additions]:
+    """Return the layer, whose owner is what modules get that do not have it."""
+    replacements, additions, looked_at = nccl_groups(trace.off)
+    return Layer(replacements, additions, looked_at=looked_at)
 
 
 def _is_available(tensors: Sequence[Tensor]) -> bool:

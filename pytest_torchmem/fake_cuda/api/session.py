@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from inspect import signature
 from types import ModuleType
 from typing import Any, Protocol
 
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.targets.device_index import index_of
-from pytest_torchmem.torch_private.patches import replaced_all
+from pytest_torchmem.torch_private.patches import ABSENT, LookedAt
 
 Functions = Mapping[str, Callable[..., Any]]
 """Functions by their names in a module."""
@@ -45,12 +46,38 @@ class Session:
 
     def __init__(self) -> None:
         self.trace: TraceContext | None = None
-        self.functions: Sequence[Mapping[str, Functions]] = ()
-        """By the index of the GPU that they are about, and by module."""
+        self._make: Callable[[], Sequence[Api]] = tuple
+        self._functions: Sequence[Mapping[str, Functions]] | None = None
         self.memories: Sequence[DeviceMemory] = ()
         """Those of the GPUs, by index."""
         self.captures: list[Capture] = []
         """The graphs that are being captured, in order."""
+
+    def begin(
+        self,
+        trace: TraceContext,
+        make_apis: Callable[[], Sequence[Api]],
+        memories: Sequence[DeviceMemory],
+    ) -> None:
+        """Let what is there be about a trace."""
+        self.trace, self.memories = trace, memories
+        self._make, self._functions = make_apis, None
+
+    def end(self) -> None:
+        """Let what is there be about no trace."""
+        self.trace, self.memories = None, ()
+        self._make, self._functions = tuple, None
+        self.captures.clear()
+
+    @property
+    def functions(self) -> Sequence[Mapping[str, Functions]]:
+        """By the index of the GPU that they are about, and by module; made when first called."""
+        if self._functions is None:
+            self._functions = [
+                {module.__name__: functions for module, functions in api.functions}
+                for api in self._make()
+            ]
+        return self._functions
 
     def off(self) -> bool:
         """Return whether torch's own function or class is meant."""
@@ -73,11 +100,21 @@ SESSION = Session()
 
 @contextmanager
 def session(
-    trace: TraceContext, apis: Sequence[Api], memories: Sequence[DeviceMemory]
+    trace: TraceContext, make_apis: Callable[[], Sequence[Api]], memories: Sequence[DeviceMemory]
 ) -> Iterator[None]:
-    """Let modules of torch have functions and classes; ``apis`` has those about each GPU."""
-    api = apis[0]
+    """Let modules of torch have functions and classes; ``make_apis()`` has those about each GPU."""
+    SESSION.begin(trace, make_apis, memories)
+    try:
+        with LASTING.layer("torch.cuda", partial(_functions, make_apis)):
+            yield
+    finally:
+        SESSION.end()
+
+
+def _functions(make_apis: Callable[[], Sequence[Api]], _: TraceContext) -> Layer[None]:
+    api = make_apis()[0]
     replacements: list[tuple[Any, dict[str, Any]]] = []
+    looked_at: list[LookedAt] = []
     for module, functions in api.functions:
         present = {
             name: _function(getattr(module, name), module.__name__, name)
@@ -86,18 +123,10 @@ def session(
         replacements.append((module, present))
     for module, name, kind in api.classes:
         original = vars(module).get(name)
+        looked_at.append((vars(module), name, ABSENT if original is None else original))
         if original is not None:
             replacements.append((module, {name: _class(original, kind)}))
-    SESSION.trace, SESSION.memories = trace, memories
-    SESSION.functions = [
-        {module.__name__: functions for module, functions in api.functions} for api in apis
-    ]
-    try:
-        with replaced_all(replacements):
-            yield
-    finally:
-        SESSION.trace, SESSION.functions, SESSION.memories = None, (), ()
-        SESSION.captures.clear()
+    return Layer(replacements, None, looked_at=looked_at)
 
 
 @cache

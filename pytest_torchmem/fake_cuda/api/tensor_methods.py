@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 from pytest_torchmem.fake_cuda.api.device_copy import copy_to, parse_target
 from pytest_torchmem.fake_cuda.api.fake_tensors import as_cpp_has_it
 from pytest_torchmem.fake_cuda.api.legacy_types import find_legacy_type
+from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.fake_cuda.api.wrapper_subclasses import WrapperSubclasses
-from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.modes import FakeTensor
@@ -35,10 +35,9 @@ _FACTORIES = (
 class DeviceMethods:
     """``torch.Tensor`` in a trace on fake cuda."""
 
-    def __init__(self, trace: TraceContext, memories: Sequence[DeviceMemory]) -> None:
+    def __init__(self, trace: TraceContext, wrappers: WrapperSubclasses) -> None:
         self._trace = trace
-        self._memories = memories
-        self._wrappers = WrapperSubclasses(trace)
+        self._wrappers = wrappers
 
     def replacements(self) -> Replacements:
         """Return what takes the place of torch's own."""
@@ -93,7 +92,7 @@ class DeviceMethods:
             options = {} if layout is None else {"memory_format": layout}
             dtype = target.dtype or tensor.dtype
             return cast(Tensor, TensorBase.to(tensor, dtype, copy=target.copy, **options))
-        copied = copy_to(self._trace, tensor, target._replace(device=device))
+        copied = copy_to(self._trace.itself, tensor, target._replace(device=device))
         if target.non_blocking and device.type == "cpu":
             self._trace.pin(copied)  # TensorConversions.cpp, _to_copy, ``pin_out``
         return copied
@@ -179,7 +178,7 @@ class DeviceMethods:
         if self._trace.off():
             TensorBase.record_stream(tensor, stream)
         elif record is not None and record.ledger.device.type == "cuda":
-            memory = self._memories[record.ledger.device.index]
+            memory = SESSION.memories[record.ledger.device.index]
             memory.record_stream(record.index, stream.stream_id)
 
     def _on_host_only(self, name: str) -> Callable[..., Any]:

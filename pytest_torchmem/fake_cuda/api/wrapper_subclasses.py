@@ -7,7 +7,8 @@ ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,12 +26,21 @@ THPVariable_make_wrapper_subclass.
 
 
 class WrapperSubclasses:
-    """The devices that wrapper subclasses say they are on, for one trace."""
+    """The devices that wrapper subclasses say they are on."""
 
     def __init__(self, trace: TraceContext) -> None:
         self._trace = trace
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the wrappers of the trace before."""
         self._devices: Any = WeakIdKeyDictionary()
+
+    @contextmanager
+    def noted_in(self, trace: TraceContext) -> Iterator[None]:
+        """Let what is noted of wrappers go with their contents."""
         trace.noted_contents.append(self._devices)
+        yield
 
     def device_of(self, tensor: Tensor) -> torch.device | None:
         """Return the device of a wrapper, None for other tensors.

@@ -19,8 +19,9 @@ from torch import nn
 
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.profile.timeline import Kind
-from pytest_torchmem.torch_private.patches import Replacements, replaced_all
+from pytest_torchmem.torch_private.patches import replaced_all
 from pytest_torchmem.torch_private.replaceable import (
     BACKWARD_RESULT,
     FORWARD_VOTE,
@@ -101,7 +102,7 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 replace(pipeline_stage(), FORWARD_VOTE, partial(_voting, trace))
                 replace(pipeline_stage(), BACKWARD_RESULT, partial(_agreeing, trace))
 
-        stack.enter_context(replaced_all(_comparing(trace)))
+        stack.enter_context(LASTING.layer("processes that agree", _comparing))
         follow("torch.distributed.fsdp")
         follow("torch.distributed.pipelining")
         stack.enter_context(trace.after_imports(follow))
@@ -181,7 +182,7 @@ def _agreeing(trace: TraceContext, original: Any) -> Callable[..., Any]:
     return result
 
 
-def _comparing(trace: TraceContext) -> Replacements:
+def _comparing(trace: TraceContext) -> Layer[None]:
     """Replace what ``DistributedDataParallel`` compares its parameters' shapes with others' by.
 
     It writes to and reads from memory (torch/csrc/distributed/c10d/reducer.cpp,
@@ -189,7 +190,7 @@ def _comparing(trace: TraceContext) -> Replacements:
     """
     original = getattr(torch.distributed, VERIFY_PARAMETERS, None)
     if original is None:
-        return []
+        return Layer([], None)
 
     def verify(*args: Any) -> Any:
         return original(*args) if trace.off() else None
@@ -199,7 +200,7 @@ def _comparing(trace: TraceContext) -> Replacements:
     reducer: Any = torch.distributed.Reducer  # type: ignore[attr-defined]
     buckets = {REBUILD_BUCKETS: _making_buckets(trace, getattr(reducer, REBUILD_BUCKETS))}
     functions = {VERIFY_PARAMETERS: verify, "Reducer": _making_buckets(trace, reducer)}
-    return [(torch.distributed, functions), (logger, quiet), (reducer, buckets)]
+    return Layer([(torch.distributed, functions), (logger, quiet), (reducer, buckets)], None)
 
 
 def _making_buckets(trace: TraceContext, original: Any) -> Callable[..., Any]:

@@ -40,6 +40,11 @@ class Addresses:
             (torch.UntypedStorage, {"data_ptr": self.of_storage}),
         ]
 
+    def begin(self) -> None:
+        """Forget the addresses of the trace before."""
+        self._unknown.clear()
+        self._pages.clear()
+
     def of_tensor(self, tensor: Tensor) -> int:
         """Return an address that differs where memory would."""
         if self._trace.without_memory(tensor) is None or tensor.numel() == 0:

@@ -75,6 +75,12 @@ class Pickling:
             (torch.serialization, {"location_tag": self.location_tag}),
         ]
 
+    def begin(self) -> None:
+        """Forget what was pickled in the trace before."""
+        self.unknown.clear()
+        self._zeros_of.clear()
+        self._places.clear()
+
     def reduce(self, tensor: Tensor, protocol: Any) -> Any:
         """Pickle a real tensor of the same geometry."""
         record = self._trace.without_memory(tensor)

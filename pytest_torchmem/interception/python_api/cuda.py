@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pytest_torchmem.errors import NoCudaError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.conversion import NAME_DEVICE
+from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.torch_private import replaceable
-from pytest_torchmem.torch_private.patches import replaced_all
 
 
 def asked_for_cuda(line: str) -> str:
@@ -18,9 +17,12 @@ def asked_for_cuda(line: str) -> str:
     return f"{line}: the program asks for cuda, and the trace is on cpu: {NAME_DEVICE}"
 
 
-@contextmanager
-def cuda_refused(trace: TraceContext) -> Iterator[None]:
+def cuda_refused() -> AbstractContextManager[None]:
     """Raise ``NoCudaError`` where C++ or ``torch.cuda`` is about to initialise CUDA."""
+    return LASTING.layer("no cuda", _functions)
+
+
+def _functions(trace: TraceContext) -> Layer[None]:
     original: Any = replaceable.lazy_init.original
 
     def lazy_init() -> None:
@@ -30,5 +32,4 @@ def cuda_refused(trace: TraceContext) -> Iterator[None]:
             return
         raise NoCudaError(asked_for_cuda(trace.user_line()))
 
-    with replaced_all([replaceable.lazy_init.by(lazy_init)]):
-        yield
+    return Layer([replaceable.lazy_init.by(lazy_init)], None)

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
 
@@ -16,7 +16,8 @@ import torch.utils.dlpack
 from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import Replacements, replaced_all
+from pytest_torchmem.interception.lasting import LASTING, Layer
+from pytest_torchmem.torch_private.patches import Replacements
 from pytest_torchmem.torch_private.replaceable import SHARING, to_dlpack
 
 _FROM_DATA = ("tensor", "as_tensor", "asarray")
@@ -25,15 +26,17 @@ _ELEMENT_BY_ELEMENT = ("apply_", "map_", "map2_")
 _SEQUENCES = (list, tuple)
 
 
-@contextmanager
-def data_functions(trace: TraceContext) -> Iterator[None]:
+def data_functions(device: str) -> AbstractContextManager[None]:
     """Let what reads or writes the data of tensors without memory go by what is known of them.
 
-    Entered when all other functions of torch are replaced: it calls those.
+    Entered when all other functions of torch are replaced for a ``device``: it calls those.
     """
+    return LASTING.layer(f"data on {device}", _functions)
+
+
+def _functions(trace: TraceContext) -> Layer[None]:
     data = _Data(trace)
-    with replaced_all([*data.from_data(), *data.by_address(), *data.storages()]):
-        yield
+    return Layer([*data.from_data(), *data.by_address(), *data.storages()], None)
 
 
 def readable(trace: TraceContext, data: Any, name: str) -> Any:

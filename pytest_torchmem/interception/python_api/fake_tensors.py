@@ -34,6 +34,10 @@ class FakeTensors:
             unset_mode.by(self._unsetting(unset_mode.original)),
         ]
 
+    def begin(self) -> None:
+        """Forget modes that the trace before did not leave."""
+        self._before.clear()
+
     def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def push(mode: Any) -> Any:
             result = original(mode)

@@ -8,6 +8,7 @@ from inspect import unwrap
 from typing import Any
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.interception.python_api.addresses import Addresses
 from pytest_torchmem.interception.python_api.checkpoints import sparse_files
 from pytest_torchmem.interception.python_api.copies import Copies, Pickling
@@ -20,7 +21,7 @@ from pytest_torchmem.interception.python_api.threads import Threads
 from pytest_torchmem.interception.python_api.values import Values
 from pytest_torchmem.torch_private.kernels import below_interception
 from pytest_torchmem.torch_private.operators import HigherOrderOperator
-from pytest_torchmem.torch_private.patches import Replacements, replaced_all
+from pytest_torchmem.torch_private.patches import Replacements
 from pytest_torchmem.torch_private.replaceable import find_builtin
 
 
@@ -30,20 +31,25 @@ def python_functions(trace: TraceContext, *, gives_back: bool = True) -> Iterato
 
     ``gives_back``: real modules have their own tensors again afterwards.
     """
-    pickling, addresses = Pickling(trace), Addresses(trace)
-    others = (Values, Copies, RealStorages, Threads, FakeTensors, Swaps)
-    owners = (*(other(trace) for other in others), pickling, addresses)
+    with ExitStack() as stack:
+        addresses = stack.enter_context(LASTING.layer("functions of Python", _functions))
+        stack.enter_context(safetensors_files(trace, addresses))
+        if gives_back:
+            stack.enter_context(modules_given_back(trace))
+        yield
+
+
+def _functions(trace: TraceContext) -> Layer[Addresses]:
+    pickling, addresses, fake_tensors = Pickling(trace), Addresses(trace), FakeTensors(trace)
+    others = (Values, Copies, RealStorages, Threads, Swaps)
+    owners = (*(other(trace) for other in others), fake_tensors, pickling, addresses)
     replacements = [entry for owner in owners for entry in owner.replacements()]
     replacements += sparse_files(trace, pickling)
     dispatch = below_interception(HigherOrderOperator.dispatch)
     replacements += _found_by_scripts()
     replacements.append((HigherOrderOperator, {"dispatch": dispatch}))
-    with ExitStack() as stack:
-        stack.enter_context(replaced_all(replacements))
-        stack.enter_context(safetensors_files(trace, addresses))
-        if gives_back:
-            stack.enter_context(modules_given_back(trace))
-        yield
+    begin = (pickling.begin, addresses.begin, fake_tensors.begin)
+    return Layer(replacements, addresses, begin)
 
 
 def _found_by_scripts() -> Replacements:

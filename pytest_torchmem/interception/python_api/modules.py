@@ -7,6 +7,7 @@ devices, for several ranks) begins with the same model.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -21,8 +22,11 @@ from torch.nn.modules.module import (
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import Replacements, replaced_all
+from pytest_torchmem.interception.lasting import LASTING, Layer
+from pytest_torchmem.torch_private.module_calls import module_calls
+from pytest_torchmem.torch_private.patches import ABSENT, Replacements
 from pytest_torchmem.torch_private.replaceable import (
+    CONTRACT,
     applied_item,
     apply_to_module,
     name_table,
@@ -51,20 +55,28 @@ _HOOKING = (
 @contextmanager
 def modules_given_back(trace: TraceContext) -> Iterator[None]:
     """Give the program's modules back as they were."""
+    with LASTING.layer("modules", _functions) as modules:
+        trace.note_module = modules.note_whole
+        trace.noted_tensors.append(modules.tensors)
+        handles = [
+            register_module_parameter_registration_hook(modules.parameter_registered),
+            register_module_module_registration_hook(modules.child_registered),
+        ]
+        try:
+            with module_calls(modules.deleting, "__delattr__"):
+                yield
+        finally:
+            trace.note_module = lambda module: None
+            for handle in handles:
+                handle.remove()
+            modules.give_back()
+
+
+def _functions(trace: TraceContext) -> Layer[_OwnModules]:
     modules = _OwnModules(trace)
-    trace.note_module = modules.note_whole
-    handles = [
-        register_module_parameter_registration_hook(modules.parameter_registered),
-        register_module_module_registration_hook(modules.child_registered),
-    ]
-    try:
-        with replaced_all(modules.replacements()):
-            yield
-    finally:
-        trace.note_module = lambda module: None
-        for handle in handles:
-            handle.remove()
-        modules.give_back()
+    replacements = modules.replacements()
+    looked_at = ((sys.modules, CONTRACT, sys.modules.get(CONTRACT, ABSENT)),)
+    return Layer(replacements, modules, (modules.begin,), looked_at)
 
 
 class _Noted(NamedTuple):
@@ -98,7 +110,13 @@ class _OwnModules:
 
     def __init__(self, trace: TraceContext) -> None:
         self._trace = trace
-        self._tensors: Any = WeakIdKeyDictionary()
+        self._all_applied = False
+        """Whether there was none before the trace."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the modules of the trace before."""
+        self.tensors: Any = WeakIdKeyDictionary()
         """The data and the gradients of tensors that were given others."""
         self._buffers: Any = WeakIdKeyDictionary()
         self._noted: Any = WeakIdKeyDictionary()
@@ -106,15 +124,11 @@ class _OwnModules:
         """The trace's own modules, by their ids; some are gone."""
         self._applied: dict[int, ReferenceType[Any]] = {}
         """What stands in the tables of modules to which composable functions were applied."""
-        self._all_applied = False
-        """Whether there was none before the trace."""
-        trace.noted_tensors.append(self._tensors)
 
     def replacements(self) -> Replacements:
         """Return what has to be seen of modules: how they are made, hooked, moved and converted."""
         hooking = {name: self._hooking(getattr(nn.Module, name)) for name in _HOOKING}
         making = {name: self._making(getattr(nn.Module, name)) for name in _MAKING}
-        making["__delattr__"] = self._deleting(nn.Module.__delattr__)
         applied, replacements = applied_item(), [(nn.Module, {**hooking, **making})]
         self._all_applied = applied is None
         if applied is not None:
@@ -126,7 +140,9 @@ class _OwnModules:
         if self._trace.on_thread():
             self._applied[id(item)] = ref(item)
 
-    def _deleting(self, original: Any) -> Callable[..., Any]:
+    def deleting(self, original: Any) -> Callable[..., Any]:
+        """Return what is called instead of a module's ``__delattr__``."""
+
         @wraps(original)
         def delete(module: nn.Module, name: str) -> Any:
             if name in own_parameters(module) and self._is_brought(module):
@@ -224,7 +240,7 @@ class _OwnModules:
         parameter = own_parameters(module).get(name)
         if parameter is None or name in noted.kept or not _same(noted, name, parameter):
             return
-        own = self._tensors.get(parameter)
+        own = self.tensors.get(parameter)
         if own is None:  # it is of the trace
             return
         data, gradient = own
@@ -240,14 +256,14 @@ class _OwnModules:
         for name, parameter in own_parameters(module).items():
             if parameter is None or not self._is_real(parameter):
                 continue
-            self._tensors.setdefault(parameter, (parameter.data, parameter.grad))
+            self.tensors.setdefault(parameter, (parameter.data, parameter.grad))
             if parameter.device.type == "meta" and self._is_brought(module):  # is replaced
                 self._keep(self._note(module), module, name)
         for name, buffer in own_buffers(module).items():
             if buffer is not None and self._trace.brought(buffer):
                 self._buffers.setdefault(module, {}).setdefault(name, buffer)
                 if not has_dispatch(buffer):
-                    self._tensors.setdefault(buffer, (buffer.data, None))
+                    self.tensors.setdefault(buffer, (buffer.data, None))
 
     def _is_real(self, parameter: Tensor) -> bool:
         """Whether a parameter came with the program; wrappers and fake tensors are its own."""
@@ -260,14 +276,14 @@ class _OwnModules:
         again: dict[int, Tensor] = {}
         for module, noted in self._noted.items():
             _restore(module, noted, again)
-        for tensor, (data, gradient) in self._tensors.items():
+        for tensor, (data, gradient) in self.tensors.items():
             if data.device.type != "meta" and _place(tensor.data) != _place(data):
                 tensor.grad = None
                 tensor.data = data
                 tensor.grad = gradient
         for module, named in self._buffers.items():
             own_buffers(module).update(named)
-        for notes in (self._noted, self._tensors, self._buffers):  # hold no data any longer
+        for notes in (self._noted, self.tensors, self._buffers):  # hold no data any longer
             notes.clear()
 
 

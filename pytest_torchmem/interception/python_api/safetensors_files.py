@@ -11,18 +11,18 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import string_at
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.interception.mapped_files import WRITTEN, Region
 from pytest_torchmem.interception.python_api.addresses import Addresses
-from pytest_torchmem.torch_private.patches import replaced_all
 from pytest_torchmem.torch_private.type_calls import made_by, make
 
 _ALIGNMENT = 8
@@ -37,6 +37,17 @@ def safetensors_files(trace: TraceContext, addresses: Addresses) -> Iterator[Non
     if library is None:
         yield
         return
+    with (
+        LASTING.layer("safetensors", partial(_functions, library, addresses)) as opened,
+        made_by(library.safe_open, opened),
+    ):
+        yield
+
+
+def _functions(
+    library: Any, addresses: Addresses, trace: TraceContext
+) -> Layer[Callable[..., Any]]:
+    """Return the layer, whose owner makes what ``safe_open`` returns."""
     original: Any = library.serialize_file
     safe_open: Any = library.safe_open
 
@@ -50,9 +61,7 @@ def safetensors_files(trace: TraceContext, addresses: Addresses) -> Iterator[Non
             args, kwargs = _with_number(args, kwargs)
         return make(safe_open, *args, **kwargs)
 
-    replacements = [(library, {"serialize_file": serialize_file})]
-    with replaced_all(replacements), made_by(safe_open, opened):
-        yield
+    return Layer([(library, {"serialize_file": serialize_file})], opened)
 
 
 def _library() -> Any:

@@ -99,10 +99,11 @@ class RealStorages:
         return storage
 
     def _size(self, name: str) -> Callable[[torch.UntypedStorage], int]:
-        original, resized = self._sizes[name], self._trace.resized
+        original, trace = self._sizes[name], self._trace
 
         def size(storage: torch.UntypedStorage) -> int:
-            if resized and not self._trace.off():
+            resized = trace.resized
+            if resized and not trace.off():
                 found = resized.get(storage._cdata)
                 if found is not None:
                     return found

@@ -16,7 +16,7 @@ from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.values.collectives import FUNCTIONAL, run_functional
 from pytest_torchmem.step.generators import own_generator
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
-from pytest_torchmem.torch_private.intra_op import on_one_thread
+from pytest_torchmem.torch_private.intra_op import OneThread
 from pytest_torchmem.torch_private.keys import at_kernels
 from pytest_torchmem.torch_private.operators import OpOverload, schema
 from pytest_torchmem.torch_private.storages import storage_address
@@ -62,7 +62,7 @@ def _run(call: Call, values: list[Tensor]) -> Any:
     kwargs = replace_tensors(kwargs, lambda tensor: real[id(tensor)])
     equivalent = operator.values
     few = sum([value.numel() for value in values]) <= _FEW
-    with on_one_thread() if few else nullcontext(), at_kernels():
+    with OneThread() if few else nullcontext(), at_kernels():
         if equivalent is not None:
             return equivalent(args, kwargs)
         if operator.overload.namespace == FUNCTIONAL:  # its kernel would ask the group of processes

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.ledger import Ledger
+from pytest_torchmem.torch_private.storages import tensor_on
 from pytest_torchmem.torch_private.tensors import negative_view
 
 
@@ -88,8 +89,8 @@ class Contents:
         """
         whole = self._known[record.address] if content is None else content
         storage = whole.untyped_storage()
-        geometry = tensor.storage_offset(), tensor.shape, tensor.stride()
-        real = torch.empty(0, dtype=tensor.dtype).set_(storage, *geometry)
+        offset = int(tensor.storage_offset())
+        real = tensor_on(storage, tensor.dtype, tensor.shape, tensor.stride(), offset)
         if tensor.is_conj():
             real = real.conj()
         return negative_view(real) if tensor.is_neg() else real

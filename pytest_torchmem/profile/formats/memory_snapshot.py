@@ -11,7 +11,7 @@ from typing import Any
 from pytest_torchmem.allocator import CachingAllocator, parse_options
 from pytest_torchmem.allocator.blocks import Block
 from pytest_torchmem.allocator.segments import segments
-from pytest_torchmem.profile.timeline import Allocation, Timeline
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Timeline
 
 
 def memory_snapshot(timeline: Timeline, allocator: str = "") -> dict[str, Any]:
@@ -32,7 +32,8 @@ def memory_snapshot(timeline: Timeline, allocator: str = "") -> dict[str, Any]:
         elif found.nbytes:
             blocks[event] = recorder.allocate(found)
     frames = {
-        block.address: frames_of(timeline.allocations[index - 1]) for index, block in blocks.items()
+        block.address: recorder.frames_of(timeline.allocations[index - 1])
+        for index, block in blocks.items()
     }
     reserved = segments(replayed)
     for segment in reserved:
@@ -52,13 +53,24 @@ class _Recorder:
     def __init__(self, allocator: CachingAllocator) -> None:
         self._allocator = allocator
         self.entries: list[dict[str, Any]] = []
+        self._frames: dict[tuple[Origin, str], list[dict[str, Any]]] = {}
+        """By what they tell of; entries share them, as those of torch do."""
+        self._categories = {kind: kind.value.replace(" ", "_") for kind in Kind}
+
+    def frames_of(self, found: Allocation) -> list[dict[str, Any]]:
+        """Return the stack of an allocation."""
+        key = found.origin, found.label
+        frames = self._frames.get(key)
+        if frames is None:
+            frames = self._frames[key] = frames_of(found)
+        return frames
 
     def allocate(self, found: Allocation) -> Block:
         allocator = self._allocator
         reserved = allocator.reserved
         block = allocator.allocate(found.nbytes)
         assert block is not None  # it asks for bytes
-        frames, grown = frames_of(found), allocator.reserved - reserved
+        frames, grown = self.frames_of(found), allocator.reserved - reserved
         if grown:
             action = "segment_alloc" if block.expandable is None else "segment_map"
             self._note(action, block.address, grown, frames, found)
@@ -66,7 +78,7 @@ class _Recorder:
         return block
 
     def free(self, block: Block, found: Allocation) -> None:
-        address, frames = block.address, frames_of(found)
+        address, frames = block.address, self.frames_of(found)
         self._allocator.free(block)
         for action in ("free_requested", "free_completed"):
             self._note(action, address, found.nbytes, frames, found)
@@ -82,7 +94,7 @@ class _Recorder:
                 "stream": 0,
                 "time_us": len(self.entries),
                 "frames": frames,
-                "category": found.kind.value.replace(" ", "_"),
+                "category": self._categories[found.kind],
             }
         )
 

@@ -5,6 +5,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,21 +13,24 @@ from pytest_torchmem.profile.timeline import Kind, Timeline
 
 _PROCESS = 1
 _PHASES, _PEAK = 1, 2
+_TOGETHER = 10_000
+"""Counters that are one text: a text for each would take as much memory again."""
 
 
-def trace_events(name: str, timeline: Timeline) -> dict[str, Any]:
+def trace_events(name: str, timeline: Timeline) -> str:
     """Return counters of the bytes alive by kind, a slice for each phase, and a mark at the peak.
 
-    There is no time in a trace: an event of the timeline is a microsecond.
+    There is no time in a trace: an event of the timeline is a microsecond. The counters, of which a
+    long program has millions, are written as text at once.
     """
-    events = [
+    first = [
         {"ph": "M", "pid": _PROCESS, "name": "process_name", "args": {"name": name}},
         _thread(_PHASES, "phases"),
         *_slices(timeline),
-        *_counters(timeline),
-        *_peak(timeline),
     ]
-    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"unit": "bytes"}}
+    parts = [*map(json.dumps, first), *_counters(timeline), *map(json.dumps, _peak(timeline))]
+    end = json.dumps({"displayTimeUnit": "ns", "otherData": {"unit": "bytes"}})
+    return f'{{"traceEvents": [{", ".join(parts)}], {end[1:]}'
 
 
 def _thread(number: int, name: str) -> dict[str, Any]:
@@ -51,19 +55,25 @@ def _slices(timeline: Timeline) -> Iterator[dict[str, Any]]:
         }
 
 
-def _counters(timeline: Timeline) -> Iterator[dict[str, Any]]:
+def _counters(timeline: Timeline) -> Iterator[str]:
     """Yield all kinds with every event: viewers stack the values of one counter."""
-    live = {kind.value: 0 for kind in Kind}
+    counter = {"ph": "C", "pid": _PROCESS, "name": "bytes alive"}
+    start = json.dumps(counter)[:-1]
+    live = dict.fromkeys(Kind, 0)
+    names = {kind: f"{json.dumps(kind.value)}: " for kind in Kind}
+    texts = {kind: f"{name}0" for kind, name in names.items()}
+    allocations, values, made = timeline.allocations, texts.values(), list[str]()
     for position, event in enumerate(timeline.events, start=1):
-        found = timeline.allocations[abs(event) - 1]
-        live[found.kind.value] += found.nbytes if event > 0 else -found.nbytes
-        yield {
-            "ph": "C",
-            "pid": _PROCESS,
-            "name": "bytes alive",
-            "ts": position,
-            "args": dict(live),
-        }
+        found = allocations[event - 1 if event > 0 else -event - 1]
+        kind = found.kind
+        live[kind] = now = live[kind] + (found.nbytes if event > 0 else -found.nbytes)
+        texts[kind] = f"{names[kind]}{now}"
+        made.append(f'{start}, "ts": {position}, "args": {{{", ".join(values)}}}}}')
+        if len(made) == _TOGETHER:
+            yield ", ".join(made)
+            made.clear()
+    if made:
+        yield ", ".join(made)
 
 
 def _peak(timeline: Timeline) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,94 @@
+"""What stands in the place of torch's functions, made once and used by one trace after another.
+
+To make hundreds of functions takes longer than a small step. They ask a stand-in for the trace that
+is running; between traces it stands for one that is over. What outlives a trace, an autograd node
+or the capture of a graph, holds the trace's own context instead: ``TraceContext.itself``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.interceptor import Interceptor
+from pytest_torchmem.interception.ledger import Ledger
+from pytest_torchmem.targets.host import REFERENCE
+from pytest_torchmem.targets.target import Target
+from pytest_torchmem.torch_private.patches import LookedAt, Patch, Replacements
+
+_Owner = TypeVar("_Owner")
+
+
+class Layer(NamedTuple, Generic[_Owner]):
+    """Replacements that are put in place together."""
+
+    replacements: Replacements
+    owner: _Owner
+    """What the layers above call of this one."""
+    begin: Sequence[Callable[[], object]] = ()
+    """Called before and after each trace: what was noted of the last one is forgotten."""
+    looked_at: Sequence[LookedAt] = ()
+    """What else the replacements depend on."""
+
+
+class _Lasting:
+    """The layers that were made in this process; one trace at a time has them."""
+
+    def __init__(self) -> None:
+        self._trace: TraceContext = object.__new__(TraceContext)
+        self._made: dict[str, tuple[Layer[Any], Patch]] = {}
+        """By name, in the order in which they were made: each may call those before."""
+
+    @contextmanager
+    def following(self, trace: TraceContext) -> Iterator[None]:
+        """Let all layers be those of a trace."""
+        self._trace.__dict__ = trace.__dict__
+        try:
+            yield
+        finally:
+            if trace.was_alone():
+                self._trace.__dict__ = _of_no_trace().__dict__
+            else:  # a thread that goes on may be in one of the functions, which finish as they are
+                self._trace, self._made = object.__new__(TraceContext), {}
+
+    @contextmanager
+    def layer(self, name: str, make: Callable[[TraceContext], Layer[_Owner]]) -> Iterator[_Owner]:
+        """Have a layer in place, made with ``make(trace)`` if what it replaces is new."""
+        layer, patch = self._find(name, make)
+        for begin in layer.begin:
+            begin()
+        try:
+            with patch.in_place():
+                yield layer.owner
+        finally:
+            for begin in layer.begin:
+                begin()
+
+    def _find(
+        self, name: str, make: Callable[[TraceContext], Layer[Any]]
+    ) -> tuple[Layer[Any], Patch]:
+        found = self._made.get(name)
+        if found is None or not found[1].fits():
+            if found is not None:
+                names = [*self._made]
+                for above in names[names.index(name) :]:
+                    del self._made[above]
+            layer = make(self._trace)
+            found = self._made[name] = layer, Patch(layer.replacements, layer.looked_at)
+        return found
+
+
+LASTING = _Lasting()
+
+
+@cache
+def _of_no_trace() -> TraceContext:
+    """Return the context of a trace that is over, and in which nothing ever was."""
+    interceptor = Interceptor(Target(REFERENCE), Ledger(), Attribution(), None)
+    interceptor.threads.end()
+    interceptor.threads.released()
+    return TraceContext(interceptor)

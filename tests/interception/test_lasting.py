@@ -1,0 +1,81 @@
+"""Functions that stand in torch's place are made once, and belong to the trace that runs."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchmem import trace
+
+
+def ask(found: list[int], device: str) -> None:
+    tensor = torch.empty(3, device=device)
+    found.append(tensor.untyped_storage().nbytes() + torch.tensor([tensor.shape[0]]).item())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_another_function_that_was_put_there_between_traces_is_called(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, called = torch.tensor, []
+
+    def another(*args: object, **kwargs: object) -> torch.Tensor:
+        called.append(args)
+        return own(*args, **kwargs)
+
+    found: list[int] = []
+    trace(lambda: ask(found, device), device=device)
+    monkeypatch.setattr(torch, "tensor", another)
+    trace(lambda: ask(found, device), device=device)
+    assert torch.tensor is another
+    assert len(called) == 1
+    monkeypatch.undo()
+    trace(lambda: ask(found, device), device=device)
+    assert len(called) == 1
+    assert found == [15, 15, 15]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_function_that_a_program_keeps_belongs_to_no_trace_afterwards(device: str) -> None:
+    kept = []
+
+    def program() -> None:
+        kept.append((torch.empty, torch.Tensor.item))
+
+    trace(program, device=device)
+    make, item = kept[0]
+    assert item(make(2).fill_(3.0).sum()) == 6.0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_traces_between_those_with_threads_have_the_same_figures(device: str) -> None:
+    def beside() -> None:
+        torch.empty(5, device=device).sum().item()
+
+    def program(threads: int) -> None:
+        started = [threading.Thread(target=beside) for _ in range(threads)]
+        for one in started:
+            one.start()
+        for one in started:
+            one.join()
+        beside()
+
+    peaks = [trace(program, threads, device=device).peak for threads in (0, 2, 0, 1, 0)]
+    assert peaks[0] == peaks[2] == peaks[4]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_trace_that_is_over_is_freed(device: str) -> None:
+    model, input = nn.Linear(4, 4), torch.randn(2, 4)
+    for _ in range(3):
+        trace(model, input, device=device)
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(20):
+        trace(model, input, device=device)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 20
