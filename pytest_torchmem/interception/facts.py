@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ from pytest_torchmem.profile.facts import (
 from pytest_torchmem.profile.module_paths import Numbers, fold, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.torch_private.tensors import CHILDREN
 
 _MOST_GEOMETRIES = 4
 _MOST_LAYERS = 200
@@ -217,12 +219,11 @@ class FactCollector:
     def _note_layer(self, path: str, module: nn.Module) -> None:
         kind = type(module)
         if kind.__module__.startswith(_OF_TORCH):
-            if module._modules:
+            if vars(module)[CHILDREN]:
                 return
             text = f"{kind.__name__}({module.extra_repr()})"
         else:  # a program's ``extra_repr`` may compute something, which would be traced
-            names = [name for name in vars(module) if not _OF_ONE_MODULE.search(name)]
-            settings = ", ".join(_scalars(vars(module), names))
+            settings = ", ".join(_scalars(vars(module), filter(_is_of_all, vars(module))))
             text = f"{kind.__name__}: {settings}" if settings else kind.__name__
         pattern, numbers = fold(path)
         self._layers.setdefault((pattern, text), set()).add(numbers)
@@ -293,6 +294,12 @@ def _counted(calls: Iterable[Origin]) -> Counter[str]:
     return Counter(
         {name: n for name, n in found.items() if not name.partition(".")[0].endswith("_")}
     )
+
+
+@lru_cache(maxsize=4096)
+def _is_of_all(name: str) -> bool:
+    """Return whether an attribute is the same for equal modules."""
+    return not _OF_ONE_MODULE.search(name)
 
 
 def _scalars(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
