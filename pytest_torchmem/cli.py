@@ -12,7 +12,7 @@ from runpy import run_path
 from typing import Any
 
 from pytest_torchmem import __version__
-from pytest_torchmem.commands import explained, traced
+from pytest_torchmem.commands import explained, files, history, traced
 from pytest_torchmem.diagnosis.causes import Cause
 from pytest_torchmem.errors import SnapshotError, TorchmemError, UsageError
 from pytest_torchmem.figures import FIGURES, label
@@ -123,6 +123,8 @@ def _parser() -> argparse.ArgumentParser:
     verify.set_defaults(run=_verify)
     explained.add_command(commands)
     traced.add_commands(commands)
+    files.add_commands(commands)
+    history.add_command(commands)
     _add_advise(commands)
     return parser
 

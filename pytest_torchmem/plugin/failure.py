@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from types import TracebackType
+
 import pytest
+
+from pytest_torchmem.errors import UsageError
+
+_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class MemoryCheckFailed(AssertionError, pytest.fail.Exception):  # type: ignore[name-defined,misc]
@@ -36,3 +43,32 @@ def shorten(report: pytest.TestReport, error: BaseException) -> None:
     crash = getattr(report.longrepr, "reprcrash", None)
     if isinstance(error, MemoryCheckFailed) and crash is not None:
         crash.message = error.headline
+
+
+class shown_at_the_call:
+    """Lets a usage error end at the user's line: what found it is no part of the failure.
+
+    ``contextlib.contextmanager`` would put the whole traceback back (contextlib.py, ``__exit__``).
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        __tracebackhide__ = True
+        if isinstance(error, UsageError):
+            raise error.with_traceback(_without_own_end(error.__traceback__))
+
+
+def _without_own_end(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of this package that stand last in it."""
+    frames = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    while frames and frames[-1].tb_frame.f_code.co_filename.startswith(_OWN):
+        frames.pop()
+    shown: TracebackType | None = None
+    for one in reversed(frames):
+        shown = TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return shown

@@ -17,7 +17,7 @@ from pytest_torchmem.checks.request import Target
 from pytest_torchmem.diagnosis.steps import FEWEST
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.checker import Checker
-from pytest_torchmem.plugin.failure import MemoryCheckFailed
+from pytest_torchmem.plugin.failure import MemoryCheckFailed, shown_at_the_call
 
 if TYPE_CHECKING:
     from pytest_torchmem.graphs.scaling import Scaling
@@ -98,7 +98,7 @@ class Torchmem:
         if "rank" in kwargs:
             raise UsageError("check(rank=...): write ranks=, which may be one or several")
         options = kwargs if gpus is None else {**kwargs, "gpus": gpus}
-        with checker.watched():
+        with checker.watched(), shown_at_the_call():
             if _is_module(target) and (growth is not None or checker.budget.growth is not None):
                 options = {"steps": FEWEST, **options}
             if sizes and not _is_module(target):
@@ -138,9 +138,10 @@ class Torchmem:
         on_cuda = gpu or self._on_cuda(target)
         where = device or ("cuda" if on_cuda else self._checker.default_device())
         on_gpu = self._checker.named_gpu(gpu) if where == "cuda" else gpu
-        world = None if "world_size" in kwargs else self._checker.world()
-        options = self._checker.trace_options(where, on_gpu, world)
-        return _trace(target, *args, **{**options, **kwargs})
+        with shown_at_the_call():
+            world = None if "world_size" in kwargs else self._checker.world()
+            options = self._checker.trace_options(where, on_gpu, world)
+            return _trace(target, *args, **{**options, **kwargs})
 
     def _on_cuda(self, target: Any) -> str:
         """Return what a function would find on cuda; a module is cloned to each device."""

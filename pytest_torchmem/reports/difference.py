@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
+from pytest_torchmem.reports.growth import leading_change
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, compare, main_change
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.tolerance import Level, parse_rules
@@ -46,6 +47,8 @@ class Difference:
         broken = {Group.GREW: (Verdict.GREW, Verdict.NOT_RUN), Group.SHRANK: (Verdict.SHRANK,)}
         verdicts = broken.get(self.group)
         changes = [c for c in self.changes if verdicts is None or c.verdict in verdicts]
+        if self.group is Group.GREW:
+            return leading_change(changes, self.diagnosis)
         return main_change(changes)
 
     @property

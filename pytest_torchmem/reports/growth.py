@@ -12,11 +12,20 @@ from pytest_torchmem.profile.module_paths import fold, unfold
 from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.reports.layout import joined, width, wrapped
 from pytest_torchmem.snapshots.alive import What
+from pytest_torchmem.snapshots.compare import Change, main_change
 from pytest_torchmem.units import format_size
 
 MOST_ROWS = 6
 _SIZE = 11
 """Columns of a change."""
+
+
+def leading_change(changes: Sequence[Change], diagnosis: Diagnosis | None) -> Change | None:
+    """Return the change that stands for all that grew: that of the moment that is explained."""
+    moment = diagnosis.difference.moment if diagnosis is not None else ""
+    return next((one for one in changes if one.figure == moment), None) or (
+        main_change(changes) if changes else None
+    )
 
 
 def why(diagnosis: Diagnosis) -> str:

@@ -12,7 +12,12 @@ _NARROWEST = 60
 
 def width() -> int:
     """Return the columns that a message has: those of ``COLUMNS`` or of the terminal, else 80."""
-    return max(shutil.get_terminal_size((80, 24)).columns - _OWN, _NARROWEST)
+    return max(columns() - _OWN, _NARROWEST)
+
+
+def columns() -> int:
+    """Return how wide lines may be: ``COLUMNS``, the terminal, or else 80."""
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 _NAME = " " * len("MemoryCheckFailed: ")

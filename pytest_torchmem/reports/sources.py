@@ -42,7 +42,7 @@ def load_source(text: str | None, directory: Path) -> Source:
             "working tree, leave HEAD out"
         )
     if text is None:
-        root = Path(_git(directory, "rev-parse", "--show-toplevel").strip())
+        root = Path(git(directory, "rev-parse", "--show-toplevel").strip())
         return Source("the working tree", _tree(root))
     path = directory / text
     if path.is_dir():
@@ -50,7 +50,7 @@ def load_source(text: str | None, directory: Path) -> Source:
     if path.is_file():
         return _file(text, path)
     try:
-        _git(directory, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}")
+        git(directory, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}")
     except UsageError:
         raise UsageError(
             f"{text!r} is not a file, a directory or a git revision of this repository"
@@ -137,14 +137,14 @@ def _tree(root: Path) -> dict[tuple[str, Key], Entry]:
 
 
 def _revision(revision: str, directory: Path) -> dict[tuple[str, Key], Entry]:
-    listed = _git(directory, "ls-tree", "-r", "-z", "--full-tree", "--name-only", revision)
+    listed = git(directory, "ls-tree", "-r", "-z", "--full-tree", "--name-only", revision)
     entries: dict[tuple[str, Key], Entry] = {}
     for name in listed.split("\0"):
         file = PurePosixPath(name)
         if not is_snapshot(file) or is_proposal(file):
             continue
         try:
-            snapshot = load(_git(directory, "show", f"{revision}:{name}"))
+            snapshot = load(git(directory, "show", f"{revision}:{name}"))
         except SnapshotError as error:
             raise SnapshotError(f"{name} in {revision} {error}") from None
         entries.update(_keyed(module_of(file), snapshot.entries))
@@ -155,7 +155,8 @@ def _keyed(module: str, entries: Mapping[Key, Entry]) -> dict[tuple[str, Key], E
     return {(module, key): entry for key, entry in entries.items()}
 
 
-def _git(directory: Path, *arguments: str) -> str:
+def git(directory: Path, *arguments: str) -> str:
+    """Return what git prints; raises ``UsageError`` where it fails or is not there."""
     try:
         result = subprocess.run(
             ["git", *arguments], cwd=directory, capture_output=True, check=False

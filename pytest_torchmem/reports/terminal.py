@@ -13,7 +13,7 @@ from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
 from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.github import annotation, apply_command
-from pytest_torchmem.reports.layout import joined
+from pytest_torchmem.reports.layout import columns, joined
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration_store import place_name
 from pytest_torchmem.snapshots.compare import Verdict, main_change
@@ -47,9 +47,11 @@ def _lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     on_github = summary.settings.on_github
     plain = [annotation(check, summary.root) for check in failed if on_github]
     plain += _written(summary, details=verbose)
-    plain += [*_improved(summary.checks), *_warnings(summary.checks, every=verbose)]
+    improved = [*_improved(summary.checks)]
+    plain += [*_warnings(summary.checks, every=verbose)]
     plain += _calibrated(summary.checks) if verbose else []
     plain += _told(summary.checks) if verbose else []
+    yield from ((line, {"green": True}) for line in improved)
     yield from ((line, {}) for line in plain)
     for line in (
         *_notices(summary.checks, every=verbose),
@@ -98,27 +100,52 @@ def _plural(number: int, what: str) -> str:
 
 
 def _table(checks: Sequence[Check], *, every: bool) -> Iterator[Line]:
-    from tabulate import tabulate
-
     shown = list(checks)
     if len(checks) > MOST_ROWS and not every:
         shown = [check for check in checks if check.result.outcome is not Outcome.PASSED]
         shown = shown[:MOST_ROWS]
-    rows = [
-        (check.result.failed, tuple(map(printable, row))) for check in shown for row in _rows(check)
-    ]
+    rows = [(_colour(check), tuple(map(printable, row))) for check in shown for row in _rows(check)]
     if rows:
-        text = tabulate(
-            [row for _, row in rows],
-            headers=_HEADERS,
-            colalign=("left", "left", "right", "right", "right", "left"),
-            disable_numparse=True,
-        )
-        failed = (False, False, *(failed for failed, _ in rows))
-        for red, line in zip(failed, text.splitlines(), strict=True):
-            yield line, {"red": red}
+        yield from _laid_out(rows)
     if len(shown) < len(checks):
         yield f"... and {len(checks) - len(shown)} more; -v shows all", {}
+
+
+def _laid_out(rows: Sequence[tuple[dict[str, bool], tuple[str, ...]]]) -> Iterator[Line]:
+    """Yield a table of rows; where that is too wide, each test has a line of its own above them."""
+    lines = _tabulated(_HEADERS, [row for _, row in rows])
+    if max(map(len, lines)) <= columns():
+        marks = ({}, {}, *(mark for mark, _ in rows))
+        yield from zip(lines, marks, strict=True)
+        return
+    header, rule, *others = _tabulated(_HEADERS[1:], [row[1:] for _, row in rows])
+    yield f"  {header}", {}
+    yield f"  {rule}", {}
+    before = ""
+    for (mark, row), line in zip(rows, others, strict=True):
+        if row[0] != before:
+            before = row[0]
+            yield before, mark
+        yield f"  {line}", mark
+
+
+def _tabulated(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    from tabulate import tabulate
+
+    sides = {"forward": "right", "backward": "right", "change": "right"}
+    text = tabulate(
+        rows,
+        headers=headers,
+        colalign=[sides.get(header, "left") for header in headers],
+        disable_numparse=True,
+    )
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def _colour(check: Check) -> dict[str, bool]:
+    """Return how a terminal marks a check: what failed, and what shrank."""
+    shrank = check.result.outcome is Outcome.SHRANK and not check.result.failed
+    return {"red": check.result.failed, "green": shrank}
 
 
 def _rows(check: Check) -> Iterable[tuple[str, ...]]:
@@ -147,7 +174,9 @@ def _change(result: CheckResult) -> str:
     verdicts = (Verdict.GREW, Verdict.NOT_RUN)
     broken = [change for change in result.changes if change.verdict in verdicts]
     new = result.comparison.unjudged if result.comparison is not None and not broken else ()
-    change = main_change(broken or new or result.changes)
+    snapshot = result.snapshot
+    change = growth.leading_change(broken, snapshot.diagnosis if snapshot is not None else None)
+    change = change or main_change(new or result.changes)
     if change is not None:
         if change.verdict is Verdict.NEW:
             return f"{label(change.figure)} is not in the snapshot"

@@ -55,6 +55,10 @@ class Told:
     """Why and where, for what grew."""
     size: str = ""
     """By how much, and on which device."""
+    where: str = ""
+    """What was checked, of what has no cause; ``first`` is then the headline without it."""
+    first: str = ""
+    number_first: bool = False
 
     def again(self, first: Told) -> Parts:
         """Return what is left to say where ``first`` has been told."""
@@ -84,7 +88,18 @@ def _told(found: Finding, result: CheckResult) -> Told | None:
     if isinstance(told, Told):
         return told
     first, *others = told
-    return Told([f"{where_of(result.key)}: {first}", *others])
+    where, number_first = where_of(result.key), _begins_with_number(found)
+    parts = [_placed(where, first, number_first), *others]
+    return Told(parts, where=where, first=first, number_first=number_first)
+
+
+def _begins_with_number(found: Finding) -> bool:
+    """Tell whether the headline of a finding is a number, which comes before where it was found."""
+    return isinstance(found, OverBudget) and found.overruns[0].value is not None
+
+
+def _placed(where: str, first: str, number_first: bool) -> str:
+    return f"{first}, {where}" if number_first else f"{where}: {first}"
 
 
 def advice(result: CheckResult, command: str) -> str:
@@ -131,8 +146,11 @@ def headlines(failures: Sequence[Check]) -> str:
     told = [one for check in _worst_first(failures) for one in _all_told(check)[:1]]
     if any(one.cause for one in told):
         return printable("; ".join(dict.fromkeys(one.headline for one in told)))
-    said = _by_text(failures, lambda check: check.message.partition("\n")[0])
-    return printable("; ".join(f"{', '.join(where)}: {first}" for first, where in said.items()))
+    said: dict[tuple[str, bool], list[str]] = {}
+    for one in told:
+        said.setdefault((one.first, one.number_first), []).append(one.where)
+    texts = (_placed(", ".join(where), *first) for first, where in said.items())
+    return printable("; ".join(texts).replace("\n", " "))
 
 
 def _all_told(check: Check) -> list[Told]:
@@ -151,21 +169,15 @@ def _worst_first(failures: Sequence[Check]) -> list[Check]:
 
 def _merged(told: Sequence[Told]) -> list[str]:
     """Return the parts of several devices' messages, those that say the same once."""
-    said: dict[str, list[str]] = {}
+    said: dict[tuple[str, bool, tuple[str, ...]], list[str]] = {}
     for one in told:
-        where, _, text = "\n\n".join(one.parts).partition(": ")
-        said.setdefault(text, []).append(where)
-    messages = [f"{', '.join(where)}: {text}".split("\n\n") for text, where in said.items()]
+        said.setdefault((one.first, one.number_first, tuple(one.parts[1:])), []).append(one.where)
+    messages = [
+        [_placed(", ".join(where), first, number_first), *others]
+        for (first, number_first, others), where in said.items()
+    ]
     shared = [part for part in messages[0] if all(part in message for message in messages)]
     return [part for message in messages for part in message if part not in shared] + shared
-
-
-def _by_text(checks: Sequence[Check], text: Callable[[Check], str]) -> dict[str, list[str]]:
-    said: dict[str, list[str]] = {}
-    for check in checks:
-        where = where_of(check.result.key)
-        said.setdefault(text(check).removeprefix(f"{where}: "), []).append(where)
-    return said
 
 
 def _changed(found: Changed, result: CheckResult) -> Parts | Told:
@@ -193,8 +205,7 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     comparison, where = found.comparison, where_of(result.key)
     diagnosis = found.diagnosis or Diagnosis(MomentDifference("", 0, 0))
     worst = comparison.having(Verdict.GREW)
-    moment = diagnosis.difference.moment
-    change = next((c for c in worst if c.figure == moment), None) or main_change(worst)
+    change = growth.leading_change(worst, found.diagnosis)
     assert change is not None
     size = f"{format_change(change.before, change.now)} {label(change.figure)}, {where}"
     why, place = growth.why(diagnosis), growth.place(diagnosis)
@@ -284,8 +295,8 @@ def _grows_faster(found: GrowsFaster, result: CheckResult) -> Parts:
 
 
 def _over_budget(found: OverBudget, result: CheckResult) -> Parts:
-    how = f"measured on {found.measured_on}, " if found.measured_on else ""
-    headline = how + "; ".join(map(_overrun, found.overruns))
+    how = f", measured on {found.measured_on}" if found.measured_on else ""
+    headline = "; ".join(map(_overrun, found.overruns)) + how
     allocations = _at_peak(found.overruns, found.contents)
     largest = [f"Largest allocations at that peak\n{allocation_table(allocations)}"]
     return [headline, *(largest if allocations else ())]
@@ -297,7 +308,7 @@ def _overrun(overrun: Overrun) -> str:
         return _never_ran(f"there is a limit for the {name}", limit.figure)
     by = format_change(limit.nbytes, overrun.value).lstrip("+")
     limited = limit.text if "b" in limit.text.lower() else format_size(limit.nbytes)
-    return f"{name} {format_size(overrun.value)} exceeds the budget of {limited} by {by}"
+    return f"{format_size(overrun.value)} {name} exceeds the budget of {limited} by {by}"
 
 
 def _at_peak(

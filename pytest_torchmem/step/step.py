@@ -100,10 +100,29 @@ class Step:
     ) -> None:
         __tracebackhide__ = True
         output = model(*args, **kwargs)
-        loss = self.loss_fn(output) if self.loss_fn is not None else reduce_to_scalar(output)
+        loss = self._loss_of(output)
         loss.backward()
         if optimizer is not None:
             optimizer.step()
+
+    def _loss_of(self, output: Any) -> torch.Tensor:
+        __tracebackhide__ = True
+        if self.loss_fn is None:
+            return reduce_to_scalar(output)
+        try:
+            return self.loss_fn(output)  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            if str(error).startswith(_SEVERAL_DEVICES):
+                error.args = (f"{error}. {_CLOSED_OVER}",)
+            raise
+
+
+#: What torch raises for it (ATen/native/TensorIterator.cpp, compute_types; ATen/TensorUtils.cpp).
+_SEVERAL_DEVICES = "Expected all tensors to be on the same device"
+_CLOSED_OVER = (
+    "The model and its inputs are moved to the device, and a tensor that loss_fn brings with it is "
+    "not: write target.to(output.device) in loss_fn"
+)
 
 
 def reduce_to_scalar(output: Any) -> torch.Tensor:

@@ -114,9 +114,7 @@ def test_what_the_gpu_counted_is_stored_and_compared(
     result, checks = run(pytester)
     result.assert_outcomes(passed=1)
     assert {change["verdict"] for change in checks[1]["measurement"]["changes"]} == {"same"}
-    result.stdout.fnmatch_lines(
-        ["test_net.py::test_it  a100-80gb, measured *traced +* B (+0.0 %)*measured"]
-    )
+    result.stdout.fnmatch_lines(["  a100-80gb, measured *traced +* B (+0.0 %)*measured"])
 
 
 def test_a_second_update_changes_nothing(pytester: pytest.Pytester, gpu: StandIn) -> None:
@@ -263,7 +261,7 @@ def test_a_budget_holds_for_what_the_gpu_counts(
     result, checks = run(pytester, "--torchmem-measure-tolerance=20%")
     result.assert_outcomes(failed=1)
     assert checks[0]["outcome"] == "over budget"
-    assert "cuda (a100-80gb): measured on a100-80gb, " in checks[0]["message"]
+    assert ", measured on a100-80gb, cuda (a100-80gb)" in checks[0]["message"]
     run(pytester, "--torchmem-measure=never")[0].assert_outcomes(passed=1)
 
 

@@ -49,7 +49,7 @@ def test_marker_options_and_ini_say_the_world(project):
         "--torchmem-world-size=4", "--torchmem-ranks=0,3", "--torchmem-json=r.json"
     )
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["cpu, rank 3 of 4: peak * exceeds the budget *"])
+    result.stdout.fnmatch_lines(["* peak exceeds the budget *, cpu, rank 3 of 4"])
     assert '"rank": 3' in (project.path / "r.json").read_text()
     project.run("-o", "torchmem_world_size=4", "-o", "torchmem_ranks=0").assert_outcomes(passed=1)
 

@@ -26,7 +26,7 @@ COLORS = (
 _WIDTH, _HEIGHT = 800, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 16, 44, 44
 _SAMPLES = 400
-_STYLE = (
+STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#24292f}.title{font-weight:600;font-size:14px}"
     ".muted{fill:#656d76}.grid{stroke:#d0d7de}.peak{stroke:#24292f;stroke-dasharray:4 3}"
     ".back{fill:#ffffff}@media(prefers-color-scheme:dark){text{fill:#e6edf3}.muted{fill:#8d96a0}"
@@ -44,7 +44,7 @@ def svg(title: str, timeline: Timeline) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{_quoted(title)}">',
-        f"<style>{_STYLE}</style>",
+        f"<style>{STYLE}</style>",
         f'<rect class="back" width="{_WIDTH}" height="{_HEIGHT}"/>',
         f'<text class="title" x="{_LEFT}" y="20">{escape(title)}</text>',
         *_grid(scale),

@@ -1,0 +1,152 @@
+"""``torchmem accept`` and ``torchmem prune``: snapshot files changed without running a test."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pytest_torchmem.errors import SnapshotError, UsageError
+from pytest_torchmem.figures import label
+from pytest_torchmem.printable import printable
+from pytest_torchmem.snapshots.changes import SnapshotPlan, plan_file
+from pytest_torchmem.snapshots.compare import compare, main_change
+from pytest_torchmem.snapshots.files import locked, remove
+from pytest_torchmem.snapshots.format import Entry, Key
+from pytest_torchmem.snapshots.location import DIRECTORY, is_proposal, is_snapshot, orphans_in
+from pytest_torchmem.snapshots.plans import change_file
+from pytest_torchmem.snapshots.store import StoredSnapshot, read
+from pytest_torchmem.snapshots.tolerance import parse_rules
+from pytest_torchmem.units import format_change, format_size
+
+_OF_OTHERS = ("site-packages", "node_modules")
+"""Folders of what is installed; so are those that begin with a dot."""
+_EXACTLY = (parse_rules("0", "torchmem accept"),)
+
+
+def add_commands(commands: Any) -> None:
+    """Add both commands to the parser's."""
+    accept = commands.add_parser(
+        "accept",
+        help="take over the snapshots that a run in CI proposes",
+        description="Take over the snapshot files below DIR, which a run has written "
+        "(--torchmem-proposal; in CI torchmem-proposal), into the files of the same names here. "
+        "What people wrote into entries is kept. Exit 1 if a file could not be written.",
+    )
+    accept.add_argument("directory", metavar="DIR", type=Path)
+    accept.add_argument("--root", metavar="DIR", type=Path, default=Path(), help="default: here")
+    accept.add_argument("--dry-run", action="store_true", help="write nothing")
+    accept.set_defaults(run=_accept)
+    prune = commands.add_parser(
+        "prune",
+        help="remove snapshot files whose test module no longer exists",
+        description="Remove the snapshot files below DIR whose test module no longer exists. One "
+        "stays if a module beside it has no snapshots yet and may be the renamed one: run "
+        "pytest --torchmem-update, which moves entries. Entries of tests that are gone from a "
+        "module need a run, too: pytest --torchmem-update=obsolete.",
+    )
+    prune.add_argument("directories", metavar="DIR", type=Path, nargs="*", help="default: here")
+    prune.add_argument("--dry-run", action="store_true", help="remove nothing")
+    prune.set_defaults(run=_prune)
+
+
+def _accept(options: argparse.Namespace) -> int:
+    directory, root = options.directory, options.root
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is no directory: name the one that a run has proposed")
+    files = sorted(filter(is_snapshot, directory.rglob(f"{DIRECTORY}/*.json")))
+    if not files:
+        raise UsageError(
+            f"{directory} has no snapshot file (such as tests/{DIRECTORY}/test_net.json): name the "
+            "directory that a run has proposed"
+        )
+    if root.resolve() in (directory.resolve(), *directory.resolve().parents):
+        own = directory.resolve().relative_to(root.resolve())
+        if own == Path():
+            raise UsageError(f"{directory} is where its files would be written to: name another")
+    problems = 0
+    for file in files:
+        problems += _take_over(file, root / file.relative_to(directory), dry=options.dry_run)
+    return 1 if problems else 0
+
+
+def _take_over(proposed: Path, target: Path, *, dry: bool) -> int:
+    """Write what a file proposes, and tell what; return how many problems there were."""
+    new = read(proposed)
+    if new.conflicted:
+        raise SnapshotError(new.conflict_message)
+
+    def plan(stored: StoredSnapshot) -> SnapshotPlan:
+        return plan_file(stored, new.entries.values(), ())
+
+    planned = change_file(target, read, plan, writes=not dry)
+    if planned.problem:
+        print(f"torchmem: error: {printable(planned.problem)}", file=sys.stderr)
+        return 1
+    if not planned.changes_file:
+        print(printable(f"{target}: nothing new"))
+        return 0
+    did = "would write" if dry else "wrote"
+    print(printable(f"{did} {target}: {len(planned.added)} new, {len(planned.changed)} changed"))
+    for key in (*planned.added, *planned.changed):
+        print(printable(f"  {key}: {_change(planned.stored.entries.get(key), new.entries[key])}"))
+    return 0
+
+
+def _change(before: Entry | None, now: Entry) -> str:
+    if before is None:
+        return f"peak {format_size(now.figures.get('peak'))}, new"
+    main = main_change(compare(before, now, _EXACTLY).changes)
+    if main is None or main.before == main.now:
+        return "the same figures"
+    return f"{label(main.figure)} {format_change(main.before, main.now)}"
+
+
+def _prune(options: argparse.Namespace) -> int:
+    held = 0
+    for directory in options.directories or [Path()]:
+        if not directory.is_dir():
+            raise UsageError(f"{directory} is no directory")
+        for orphan in _orphans_below(directory):
+            heir = _heir(orphan)
+            if heir is not None:
+                held += 1
+                print(
+                    printable(
+                        f"kept {orphan}: {heir.name} beside it has no snapshots, and may be its "
+                        "module, renamed. Run pytest --torchmem-update to move the entries"
+                    )
+                )
+                continue
+            keys = _keys(orphan)
+            did = "would remove" if options.dry_run else "removed"
+            if not options.dry_run:
+                with locked(orphan):
+                    remove(orphan)
+            entries = "1 entry" if len(keys) == 1 else f"{len(keys)} entries"
+            print(printable(f"{did} {orphan}: its test module no longer exists ({entries})"))
+    return 1 if held else 0
+
+
+def _orphans_below(directory: Path) -> Iterator[Path]:
+    for folder in sorted(directory.rglob(DIRECTORY)):
+        parts = folder.relative_to(directory).parts
+        foreign = any(part.startswith(".") or part in _OF_OTHERS for part in parts)
+        if folder.is_dir() and not foreign and not is_proposal(folder):
+            yield from orphans_in(folder.parent)
+
+
+def _heir(orphan: Path) -> Path | None:
+    """Return a test module beside a snapshot file's that may be its module under another name."""
+    modules = sorted(orphan.parent.parent.glob("*.py"))
+    named = (one for one in modules if one.stem.startswith("test_") or one.stem.endswith("_test"))
+    return next((one for one in named if not (orphan.parent / f"{one.stem}.json").exists()), None)
+
+
+def _keys(file: Path) -> set[Key]:
+    try:
+        return read(file).keys
+    except SnapshotError:
+        return set()

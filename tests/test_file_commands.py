@@ -1,0 +1,137 @@
+"""``torchmem history``, ``accept`` and ``prune``: snapshot files without a run of their tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_torchmem.cli import main
+from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
+
+TEST = "tests/test_net.py::test_memory"
+
+
+def _entry(peak: int, **notes: str) -> Entry:
+    key = Key("test_memory", device="cpu")
+    figures = {"baseline": 8, "forward_peak": peak, "peak": peak, "end": 8}
+    return Entry(key, torch="2.13.0", workload="0123", figures=figures, **notes)
+
+
+def _write(file: Path, *entries: Entry) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(dump(Snapshot({entry.key: entry for entry in entries})), encoding="utf-8")
+
+
+def _git(*arguments: str) -> None:
+    who = ("-c", "user.name=A", "-c", "user.email=a@b.c")
+    subprocess.run(["git", *who, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+@pytest.fixture
+def committed(here: Path) -> Path:
+    """Three versions of a snapshot, of which the last moved with its module."""
+    _git("init", "-q")
+    file = here / "tests" / "__torchmem__" / "test_old.json"
+    for peak, subject in ((1024, "first"), (4096, "a wider layer"), (4096, "other things")):
+        _write(file, _entry(peak, reason=subject))
+        _git("add", "-A")
+        _git("commit", "-qm", subject)
+    file.rename(file.with_name("test_net.json"))
+    _git("add", "-A")
+    _git("commit", "-qm", "renamed")
+    return file.with_name("test_net.json")
+
+
+def test_history_has_the_commits_that_changed_the_figure(
+    committed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write(committed, _entry(2048))
+    assert main(["history", TEST, "--svg", "history.svg"]) == 0
+    title, _, _, *rows, written = capsys.readouterr().out.splitlines()
+    assert title == "test_memory · cpu"
+    assert rows[0].startswith("working tree ")
+    assert [" ".join(row.split()[2:]) for row in rows[1:]] == [
+        "4.00 KiB +3.00 KiB (+300.0 %) a wider layer",
+        "1.00 KiB first",
+    ]
+    assert rows[0].split()[2:] == ["2.00", "KiB", "-2.00", "KiB", "(-50.0", "%)"]
+    assert written == "written: history.svg"
+    picture = ElementTree.parse("history.svg").getroot()
+    assert len(picture.findall("{http://www.w3.org/2000/svg}circle")) == 3
+
+
+def test_history_as_json_and_of_the_latest_commits(
+    committed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["history", TEST, "--format", "json", "--figure", "forward_peak"]) == 0
+    [told] = json.loads(capsys.readouterr().out)
+    assert [one["bytes"] for one in told["versions"]] == [4096, 1024]
+    assert main(["history", TEST, "--format", "json", "--limit", "1"]) == 0
+    [told] = json.loads(capsys.readouterr().out)
+    assert [one["bytes"] for one in told["versions"]] == [4096]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["history", "test_net.py"], ["history", TEST, "--limit", "0"], ["history", f"{TEST}_2"]],
+)
+def test_history_of_nothing_is_one_sentence(
+    committed: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_accept_keeps_what_people_wrote(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = here / "tests" / "__torchmem__" / "test_net.json"
+    _write(file, _entry(1024, reason="a reason"))
+    _write(here / "artifact" / "tests" / "__torchmem__" / "test_net.json", _entry(2048))
+    assert main(["accept", "artifact", "--dry-run"]) == 0
+    assert load(file.read_text()).entries[Key("test_memory", device="cpu")].figures["peak"] == 1024
+    assert main(["accept", "artifact"]) == 0
+    told = capsys.readouterr().out
+    assert "would write" in told
+    assert "test_memory · cpu: forward peak +1.00 KiB (+100.0 %)" in told
+    entry = load(file.read_text()).entries[Key("test_memory", device="cpu")]
+    assert (entry.figures["peak"], entry.reason) == (2048, "a reason")
+
+
+def test_accept_writes_nothing_of_a_broken_proposal(here: Path) -> None:
+    (here / "artifact" / "__torchmem__").mkdir(parents=True)
+    (here / "artifact" / "__torchmem__" / "test_net.json").write_text("{")
+    assert main(["accept", "artifact"]) == 2
+    assert main(["accept", "nothing"]) == 2
+    assert main(["accept", "."]) == 2
+    assert not (here / "__torchmem__").exists()
+
+
+def test_prune_removes_what_no_module_may_claim(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "held").mkdir()
+    (here / "held" / "test_renamed.py").write_text("")
+    (here / "kept.py").write_text("")
+    for folder, name in ((here, "test_gone"), (here / "held", "test_gone"), (here, "kept")):
+        _write(folder / "__torchmem__" / f"{name}.json", _entry(8))
+    _write(here / ".venv" / "__torchmem__" / "test_gone.json", _entry(8))
+    assert main(["prune", "--dry-run"]) == 1
+    assert (here / "__torchmem__" / "test_gone.json").exists()
+    assert main(["prune"]) == 1
+    left = {path.relative_to(here).as_posix() for path in here.rglob("*.json")}
+    assert left == {
+        "held/__torchmem__/test_gone.json",
+        "__torchmem__/kept.json",
+        ".venv/__torchmem__/test_gone.json",
+    }
+    assert "test_renamed.py beside it has no snapshots" in capsys.readouterr().out
