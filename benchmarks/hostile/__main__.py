@@ -21,12 +21,22 @@ from benchmarks.hostile.project import Project
 from benchmarks.hostile.runs import hostile_file, hostile_neighbours, hostile_signal
 from benchmarks.hostile.suites import hostile_suite
 
+
+def _threads(project: Project, chance: random.Random) -> list[str]:
+    from benchmarks.hostile.threads import hostile_threads  # traces for real, and imports it all
+
+    return hostile_threads(project, chance)
+
+
 KINDS = {
     "suites": hostile_suite,
     "signals": hostile_signal,
     "neighbours": hostile_neighbours,
     "files": hostile_file,
+    "threads": _threads,
 }
+TURNS = ("suites", "signals", "neighbours", "files", "suites") * 2 + ("threads",)
+"""Which kind comes next; traces take the longest."""
 _PLUGIN = ("hooks", "fixture", "settings", "run", "header", "expected", "skipped")
 _NEEDED = (
     "tabulate",
@@ -63,7 +73,7 @@ def main() -> int:
         if time.monotonic() > until:
             break
         seed = options.seed + number
-        kind = options.kind or (*KINDS, "suites")[seed % 5]
+        kind = options.kind or TURNS[seed % len(TURNS)]
         found = attack(seed, kind)
         made[kind] += 1
         if found:
