@@ -229,7 +229,7 @@ class FactCollector:
         self._layers.setdefault((pattern, text), set()).add(numbers)
 
     def _settings_of(self, path: str, module: nn.Module) -> None:
-        config: Any = getattr(module, "config", None)
+        config: Any = vars(module).get("config")
         if config is None or path in self._known[CONFIGURATION]:
             return
         try:  # as it is written down there: what the program runs to be asked is not run

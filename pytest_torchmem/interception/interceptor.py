@@ -211,6 +211,8 @@ class Interceptor:
             return None
         if kind is Kind.ZERO:
             return self.kernels.zero_tensor(spec, args, kwargs)
+        if kind is Kind.QUANTIZED:
+            return self.kernels.quantized(spec, args, kwargs)
         if kind is Kind.SCALAR:
             return self.kernels.item(spec, args[0])
         if kind is Kind.LIFT:

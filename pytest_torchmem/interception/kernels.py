@@ -19,6 +19,7 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.decompose import Decompositions
 from pytest_torchmem.interception.gradient_accumulation import GradientSums, References
 from pytest_torchmem.interception.layouts.layouts import Layouts
+from pytest_torchmem.interception.layouts.quantized import QuantizedTensors, is_observed_first
 from pytest_torchmem.interception.layouts.sparse import has_sparse
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.interception.materialize import grow, make_hollow, make_outputs
@@ -48,6 +49,7 @@ from pytest_torchmem.operators.work import CallWork
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.operators.workspace_of import library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.autograd import ENGINE_CODE, in_engine_thread
 from pytest_torchmem.torch_private.kernels import run_composite_explicit
 from pytest_torchmem.torch_private.meta import LIKE_ANOTHER
@@ -74,6 +76,7 @@ class Kernels:
         self._ledger = parts.ledger
         self._layouts = layouts
         self._plans = Plans(parts.target)
+        self._quantized = QuantizedTensors(parts)
         self._log = OperatorLog(parts.attribution)
         self._decompositions = Decompositions(interceptor, parts.ledger, parts.numbers)
 
@@ -111,6 +114,8 @@ class Kernels:
             check_generator(kwargs["generator"], device.device)
         frame = sys._getframe(2)
         self._parts.phases.find()
+        if self._quantized.are_there and self._quantized.among(tensors):
+            return self._quantized.run(call, device, frame)
         if spec.holds:
             self._ledger.note_kinds(spec.held(args, kwargs))
         if self._ledger.phase is Phase.BACKWARD and self._sums_in_place(call, device, frame):
@@ -384,6 +389,23 @@ class Kernels:
         on_host: Tensor = spec.overload(*args, **{**kwargs, "device": _CPU})
         self._parts.conversion.meet_zeros(on_host, device, sys._getframe(3))
         return on_host
+
+    def quantized(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run an operator that makes quantized tensors, or works on packed ones."""
+        __tracebackhide__ = True
+        if not is_observed_first(spec, args):
+            return self.run(spec, args, kwargs)
+        tensors = argument_tensors((args, kwargs))
+        records = self._records(tensors)
+        if records is None:
+            return spec.overload(*args, **kwargs)
+        call = Call(spec, args, kwargs, tensors, records)
+        device = self._parts.placement.device_of(call, self._interceptor.placed_on)
+        if device is None:
+            return spec.overload(*args, **kwargs)
+        call.device = device
+        self._parts.phases.find()
+        return self._quantized.run(call, device, sys._getframe(3))
 
     # -- what kernels take -------------------------------------------------------------------------
 

@@ -40,6 +40,19 @@ operator(
 operator("aten::_unsafe_view", "aten::stack", kind=Kind.LEAF)
 operator("aten::lift_fresh", kind=Kind.LIFT)
 operator("aten::_efficientzerotensor", kind=Kind.ZERO)
+# C++ lays no quantized tensor on a storage that is there.
+operator(
+    *aten("""
+        _empty_affine_quantized _empty_per_channel_affine_quantized
+        _make_per_channel_quantized_tensor _make_per_tensor_quantized_tensor
+        quantize_per_channel quantize_per_tensor quantize_per_tensor.tensor_qparams
+        quantize_per_tensor.tensors quantize_per_tensor_dynamic quantized_lstm.input
+        quantized_lstm.data quantized_gru.input quantized_gru.data quantized_lstm_cell
+        quantized_gru_cell quantized_rnn_relu_cell quantized_rnn_tanh_cell
+        _fused_moving_avg_obs_fq_helper
+    """),
+    kind=Kind.QUANTIZED,
+)
 operator("aten::resize_", kind=Kind.RESIZE)
 operator("aten::set_.source_Tensor", across_devices=True)
 operator("aten::cat", unknown_outputs=UnknownOutputs.CARRIED)

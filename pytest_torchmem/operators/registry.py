@@ -46,6 +46,7 @@ class Kind(Enum):
     RESIZE = "it changes the size of a storage"
     COMPRESSED = "it makes a compressed sparse tensor of others"
     NESTED = "it makes a nested tensor of others, or what one is made of"
+    QUANTIZED = "it makes quantized tensors, which are real, or works on packed ones"
     ZERO = "it makes a tensor that is all zero and has no memory"
     PASS = "it checks data and decides nothing"
 

@@ -318,6 +318,10 @@ def spec_of(overload: OpOverload) -> OperatorSpec:
     return OperatorSpec.read(overload)
 
 
+#: Operators on quantized tensors and on weights that they have packed for themselves.
+_QUANTIZED = frozenset({"quantized", "_quantized"})
+
+
 def _kind_of(overload: OpOverload, name: str) -> Kind:
     if is_composite_implicit(overload):
         return Kind.DECOMPOSED
@@ -327,4 +331,6 @@ def _kind_of(overload: OpOverload, name: str) -> Kind:
         return Kind.NATIVE
     if "Tensor" not in str(schema(overload)):  # marks for a profiler, arithmetic on shapes
         return Kind.NATIVE
+    if overload.namespace in _QUANTIZED:
+        return Kind.QUANTIZED
     return Kind.LEAF
