@@ -97,8 +97,9 @@ class Attribution:
         self._paths: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
         self._origins: dict[tuple[Phase, str, str, str, bool], Called] = {}
         self.facts = FactCollector()
-        self._codes: dict[CodeType, int] = {}
-        self._lines: dict[tuple[CodeType, int], str] = {}
+        self._codes: dict[int, tuple[CodeType, int]] = {}
+        """By their ids: the hash of code is that of its constants, and some of these have none."""
+        self._lines: dict[tuple[int, int], str] = {}
         self._places = _Places()
         self._all_places = [self._places]
         self._node_places = self._places
@@ -309,11 +310,13 @@ class Attribution:
         codes = self._codes
         while frame is not None:
             code = frame.f_code
-            what = codes.get(code)
-            if what is None:
-                what = codes[code] = _classify(code.co_filename)
+            number = id(code)
+            known = codes.get(number)
+            if known is None:
+                known = codes[number] = code, _classify(code.co_filename)
+            what = known[1]
             if what == _USER:
-                key = (code, frame.f_lineno)
+                key = (number, frame.f_lineno)
                 line = self._lines.get(key)
                 if line is None:
                     line = self._lines[key] = f"{short_path(code.co_filename)}:{frame.f_lineno}"

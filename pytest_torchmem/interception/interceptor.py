@@ -172,7 +172,14 @@ class Interceptor:
             return view(*args, **kwargs)
 
     def _run_aside(self, overload: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an operator on the host, on what is known; raise ``NotKnown`` where it is not."""
+        """Run an operator on the host, on what is known; raise ``NotKnown`` where it is not.
+
+        A compiler's own tensors, of constants that it folds, are real.
+        """
+        if self.compiles:
+            device = kwargs.get("device")
+            on_gpu = device is not None and device.type == "cuda"
+            return overload(*args, **{**kwargs, "device": _CPU} if on_gpu else kwargs)
         args, kwargs = replace_tensors((args, kwargs), self.parts.values.known_value)
         if kwargs.get("device") is not None:
             kwargs["device"] = _CPU

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
 from types import CodeType
@@ -16,24 +16,29 @@ import torch
 from torch import fx
 
 from pytest_torchmem.torch_private.holders import HOLDERS
-from pytest_torchmem.torch_private.keys import not_intercepted
 from pytest_torchmem.torch_private.names import (
     private,
     private_if_imported,
     private_name_if_imported,
 )
-from pytest_torchmem.torch_private.patches import nothing_replaced, replaced
+from pytest_torchmem.torch_private.patches import (
+    nothing_replaced,
+    put_back_in,
+    replaced,
+    standing_functions,
+)
 
 private("torch.compiler._is_compiling_flag")
 _eval_frame: Callable[[], Any] = private_if_imported("torch._dynamo.eval_frame")
 _CALLBACK = private_name_if_imported("torch._dynamo.eval_frame._callback_from_stance")
 _WRAP = private_name_if_imported("torch._dynamo.variables.builder.VariableBuilder._wrap")
 _CLONE = private_name_if_imported("torch._dynamo.convert_frame.ConvertFrame._clone_with_backend")
-_guards: Callable[[], Any] = private_if_imported("torch._dynamo.guards")
 _convert_frame: Callable[[], Any] = private_if_imported("torch._dynamo.convert_frame")
 _variable_builder: Callable[[], Any] = private_if_imported(
     "torch._dynamo.variables.builder.VariableBuilder"
 )
+_tracer: Callable[[], Any] = private_if_imported("torch._dynamo.output_graph.SubgraphTracer")
+_CREATE = "create_proxy"
 _exceptions: Callable[[], Any] = private_if_imported("torch._dynamo.exc")
 _pgo: Callable[[], Any] = private_if_imported("torch._dynamo.pgo")
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
@@ -145,10 +150,18 @@ def with_backend(callback: Any, backend: Backend) -> Convert:
     return made
 
 
+def modules_as_they_were() -> AbstractContextManager[None]:
+    """Let ``nn.Module`` have its own methods, for Dynamo, which looks into them."""
+    return put_back_in(torch.nn.Module)
+
+
 def is_internal(error: Exception) -> bool:
-    """Return whether a compiler failed that a program may go on without."""
+    """Return whether a compiler failed, or the program did, which fails again without it."""
     kinds = _exceptions()
-    return isinstance(error, (kinds.InternalTorchDynamoError, kinds.BackendCompilerFailed))
+    return isinstance(
+        error,
+        (kinds.InternalTorchDynamoError, kinds.BackendCompilerFailed, kinds.TorchRuntimeError),
+    )
 
 
 def as_it_is(*, with_calls: bool) -> Any:
@@ -196,27 +209,28 @@ def prepare() -> None:
 
 @contextmanager
 def originals_seen() -> Iterator[None]:
-    """Let Dynamo take what stands in the place of a function of torch for that function.
+    """Let Dynamo take what stands in the place of a function of torch for that function, and its
+    graphs call what stands there.
 
     Quietly: torch's log for its own tools is off.
     Its guards ask for what stands there now (torch/_dynamo/variables/builder.py,
-    ``VariableBuilder``: they are of the source, not of the value), and for the dispatch keys of a
-    tensor as they are where compiled code runs (torch/csrc/dynamo/guards.cpp, ``TensorCheck``).
+    ``VariableBuilder``: they are of the source, not of the value).
     """
-    builder, checks = _variable_builder(), _guards().CheckFunctionManager
-    init: Any = checks.__init__
+    builder = _variable_builder()
     wrap: Any = getattr(builder, _WRAP)
+
+    tracer, standing = _tracer(), standing_functions()
+    create: Any = getattr(tracer, _CREATE)
 
     def of_original(self: Any, value: Any) -> Any:
         return wrap(self, HOLDERS.original(value))
 
-    def intercepted(self: Any, *args: Any, **kwargs: Any) -> None:
-        with not_intercepted(False):
-            init(self, *args, **kwargs)
+    def create_proxy(self: Any, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+        return create(self, kind, standing.get(id(target), target), *args, **kwargs)
 
     with (
         replaced(builder, **{_WRAP: of_original}),
-        replaced(checks, __init__=intercepted),
+        replaced(tracer, **{_CREATE: create_proxy}),
         replaced(_STRUCTURED, disabled=True),
     ):
         yield

@@ -39,6 +39,14 @@ _compile_fx: Callable[[], Any] = private_if_imported("torch._inductor.compile_fx
 _joint_passes: Callable[[], Any] = private_if_imported("torch._inductor.fx_passes.joint_graph")
 _post_passes: Callable[[], Any] = private_if_imported("torch._inductor.fx_passes.post_grad")
 _ahead_of_time: Callable[[], Any] = private_if_imported("torch._functorch.config")
+_device_interface: Callable[[], Any] = private_if_imported("torch._dynamo.device_interface")
+_cuda_interface: Callable[[], Any] = private_if_imported(
+    "torch._dynamo.device_interface.CudaInterface"
+)
+_REMEMBERED = ("caching_worker_current_devices", "caching_worker_device_properties")
+_utils: Callable[[], Any] = private_if_imported("torch._inductor.utils")
+_triton: Callable[[], Any] = private_if_imported("torch.utils._triton")
+_hints: Callable[[], Any] = private_if_imported("torch._inductor.runtime.hints")
 _MODULES = (
     "torch._inductor.compile_fx",
     "torch._inductor.graph",
@@ -67,6 +75,7 @@ OPTIONS: Mapping[str, Any] = {
     "max_autotune": False,
     "max_autotune_gemm": False,
     "max_autotune_pointwise": False,
+    "shape_padding": False,
     "size_asserts": False,
     "triton.autotune_at_compile_time": False,
     "triton.cudagraphs": False,
@@ -154,8 +163,42 @@ def options(vector: str, threads: int) -> Iterator[None]:
         _config().patch({**OPTIONS, "cpp.threads": threads}),
         _ahead_of_time().patch(caches),
         replaced(found, valid_vec_isa_list=lambda: instructions),
+        replaced(_joint_passes(), lazy_init=lambda *_: None),  # ``prepare`` has
     ):
         yield
+
+
+@contextmanager
+def gpu_seen() -> Iterator[None]:
+    """Have Inductor ask the functions that ``torch.cuda`` has now about the GPU, and forget it.
+
+    It has those that were there when it was imported, and remembers what they said.
+    """
+    interface = _cuda_interface()
+    asked = [name for name, found in vars(interface).items() if isinstance(found, staticmethod)]
+    instead = {name: _asking(name) for name in asked if hasattr(torch.cuda, name)}
+    remembered = {name: {} for name in _REMEMBERED}  # type: dict[str, dict[str, Any]]
+    _forget_gpu()
+    try:
+        with (
+            replaced(interface, **instead),
+            replaced(_device_interface(), **remembered),
+        ):
+            yield
+    finally:
+        _forget_gpu()
+
+
+def _asking(name: str) -> Any:
+    return staticmethod(lambda *args, **kwargs: getattr(torch.cuda, name)(*args, **kwargs))
+
+
+def _forget_gpu() -> None:
+    caches = [found for module in (_utils(), _triton()) for found in vars(module).values()]
+    for one in (*caches, _hints().DeviceProperties.create):
+        clear = getattr(one, "cache_clear", None)
+        if clear is not None:
+            clear()
 
 
 @contextmanager

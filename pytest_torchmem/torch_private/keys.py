@@ -103,14 +103,3 @@ def outside_interception() -> Iterator[None]:
         yield
     finally:
         set_excluded(FAKE, False)
-
-
-@contextmanager
-def not_intercepted(excluded: bool = True) -> Iterator[None]:
-    """Let operators of this thread go past the trace, or, where they do, come to it again."""
-    before = is_excluded(FAKE)
-    set_excluded(FAKE, excluded)
-    try:
-        yield
-    finally:
-        set_excluded(FAKE, before)

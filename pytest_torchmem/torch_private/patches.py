@@ -212,6 +212,28 @@ def _put_back(before: Sequence[tuple[Any, str, Any]]) -> None:
 
 
 @contextmanager
+def put_back_in(owner: Any) -> Iterator[None]:
+    """Put back what is replaced in one class, for a while."""
+    here = [place for before in _STANDING.values() for place in before if place[0] is owner]
+    now = [(owner, name, vars(owner).get(name, _ABSENT)) for _, name, _ in here]
+    _put_back(here)
+    try:
+        yield
+    finally:
+        _put_back(now[::-1])
+
+
+def standing_functions() -> dict[int, Any]:
+    """Return what stands now in the place of functions of modules, by the originals' ids."""
+    return {
+        id(original): vars(owner)[name]
+        for before in reversed([*_STANDING.values()])
+        for owner, name, original in before
+        if isinstance(owner, ModuleType) and callable(original) and name in vars(owner)
+    }
+
+
+@contextmanager
 def added(additions: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
     """Give modules attributes that they do not have, for a while."""
     done: list[tuple[Any, str]] = []

@@ -101,3 +101,5 @@ to_dlpack = (
     Replaceable("torch._C._to_dlpack"),
     Replaceable("torch._C._to_dlpack_versioned"),
 )
+#: What a fake tensor answers to C++ about itself, by operator.
+metadata_handlers = Replaceable("torch._subclasses.fake_tensor._DISPATCH_META_HANDLERS")

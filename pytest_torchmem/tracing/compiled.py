@@ -24,7 +24,6 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.step.global_state import eager, when_compiler_is_used
 from pytest_torchmem.torch_private import compiler, inductor
-from pytest_torchmem.torch_private.keys import not_intercepted
 from pytest_torchmem.torch_private.module_calls import module_calls_as_they_were
 from pytest_torchmem.tracing.ahead_of_time import AheadOfTime, Graph, run_ahead_of_time
 
@@ -44,8 +43,8 @@ class Compiled:
         self._interceptor = interceptor
         self._level = level
         self._callbacks: dict[int, tuple[Any, compiler.Convert]] = {}
-        self._codes: set[CodeType] = set()
-        """The code that Dynamo met."""
+        self._codes: dict[int, CodeType] = {}
+        """The code that Dynamo met, by its id."""
         self._stack = ExitStack()
         """What ends with the trace."""
         self._lowers = False
@@ -131,7 +130,7 @@ class Compiled:
         code = args[0].f_code
         if is_own(code):
             return compiler.as_it_is(with_calls=code.co_name not in CALL_MODULES)
-        self._codes.add(code)
+        self._codes[id(code)] = code
         try:
             with self._making_graphs():
                 return convert(*args)
@@ -148,18 +147,20 @@ class Compiled:
     def _making_graphs(self) -> Iterator[None]:
         interceptor = self._interceptor
         before = interceptor.makes_graphs, interceptor.compiles, interceptor.inside
+        was_aside, interceptor.aside = interceptor.aside, True
         interceptor.makes_graphs = interceptor.compiles = True
         if interceptor.parts.target.gpu is None:  # tensors are where torch's own functions say
             interceptor.inside = get_ident()
         try:
             # What it allocates is gone when it is done, and no part of a step.
-            with not_intercepted(), module_calls_as_they_were():
+            with compiler.modules_as_they_were(), module_calls_as_they_were():
                 yield
         finally:
+            interceptor.aside = was_aside
             interceptor.makes_graphs, interceptor.compiles, interceptor.inside = before
 
     def _forget(self) -> None:
-        compiler.forget_code(self._codes)
+        compiler.forget_code(self._codes.values())
         self._codes.clear()
         self._callbacks.clear()
 
@@ -191,8 +192,6 @@ class Compiled:
         return self._ahead_of_time(graph, inputs)
 
     def _by_inductor(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        if self._interceptor.parts.target.gpu is not None:
-            raise NotImplementedError("its kernels for a GPU need one")
         if not self._lowers:
             self._start_inductor()
         timed = [name for name in inductor.TIMED if original.config.get(name)]
@@ -208,6 +207,8 @@ class Compiled:
         with interceptor.working():
             inductor.prepare()
         stack.enter_context(inductor.options(host.capability, host.threads))
+        if interceptor.parts.target.gpu is not None:
+            stack.enter_context(inductor.gpu_seen())
         hooks = inductor.Hooks(self._allocate, self._written)
         stack.enter_context(inductor.output_code_run(hooks, interceptor.threads.on_thread))
         self._lowers = True

@@ -111,11 +111,25 @@ def test_a_level_can_be_asked_for(mode: str) -> None:
     assert any("torch.compile" in one for one in profile.warnings) == (mode == "eager")
 
 
-def test_on_fake_cuda_graphs_run_and_the_profile_says_what_is_missing() -> None:
-    profile = trace(program(Breaks, "cuda"), device="cuda")
+def test_on_fake_cuda_the_kernels_are_those_of_triton() -> None:
+    pytest.importorskip("triton")
+    profile = trace(program(Net, "cuda"), device="cuda", gpu="h100")
+    eager = trace(program(Net, "cuda"), device="cuda", gpu="h100", mode="eager")
+    assert (profile.level, profile.warnings) == ("inductor", ())
+    assert profile.peak < eager.peak
+    # What Inductor remembers of a GPU is not for the next trace, nor for the machine.
+    assert not torch.utils._triton.has_triton()
+    assert trace(program(Net, "cuda"), device="cuda", gpu="h100").figures() == profile.figures()
+
+
+def test_what_cannot_be_lowered_runs_as_graphs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object) -> None:
+        raise NotImplementedError("no kernel here. More about it")
+
+    monkeypatch.setattr("pytest_torchmem.torch_private.inductor.compile", fails)
+    profile = trace(program(Net))
     assert profile.level == "aot"
-    assert any("Inductor did not lower" in one for one in profile.warnings)
-    assert trace(program(Breaks, "cuda", backend="aot_eager"), device="cuda").warnings == ()
+    assert any("did not lower them (no kernel here)" in one for one in profile.warnings)
 
 
 def test_what_decides_by_the_device_takes_the_way_of_the_gpu() -> None:

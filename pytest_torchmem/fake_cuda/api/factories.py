@@ -87,7 +87,10 @@ def _factory(original: _Factory) -> _Factory:
             return original(*args, **kwargs)
         if trace.in_fake_tensor_mode():
             if trace.compiles:
-                return original(*args, **kwargs)
+                if not of_values or not _names_cuda(kwargs.get("device")):
+                    return original(*args, **kwargs)
+                made = original(*args, **{**kwargs, "device": _CPU})
+                return made.to(kwargs["device"])
             return original(*args, **{**kwargs, "device": as_cpp_has_it(kwargs.get("device"))})
         of_tensor = keeps_device and bool(args) and isinstance(args[0], Tensor)
         device = kwargs.get("device")

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.modes import FakeTensor
+from pytest_torchmem.torch_private.modes import ASKS_FOR_DEVICE, FakeTensor
 from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.replaceable import metadata_handlers
 
 _CPU = torch.device("cpu")
 _DEVICE = 2
@@ -30,7 +31,6 @@ _NAMES = ("device", "fake_device", "_fake_device")
 def fake_tensors(trace: TraceContext) -> Replacements:
     """Make the program's fake tensors on the CPU."""
     original: Any = FakeTensor.__new__
-    said_of: Any = FakeTensor.device.fget
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         said = None
@@ -48,12 +48,38 @@ def fake_tensors(trace: TraceContext) -> Replacements:
             setattr(made, _SAID, trace.device(torch.device(said)))
         return made
 
-    def device(tensor: Any) -> torch.device:
-        # C++ asks for ``fake_device``.
-        found: torch.device = said_of(tensor)
-        return found if found.type == "meta" else getattr(tensor, _SAID, found)
+    def place(tensor: Any, device: Any) -> None:
+        # What converts a tensor moves the fake one (torch/_subclasses/meta_utils.py).
+        if trace.on_thread() and _is_gpu(device):
+            if trace.compiles:
+                setattr(tensor, _SAID, trace.device(torch.device(device)))
+            device = _CPU
+        kept.fset(tensor, device)
 
-    return [(FakeTensor, {"__new__": staticmethod(new), "device": property(device)})]
+    def torch_dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is ASKS_FOR_DEVICE and hasattr(args[0], _SAID) and trace.on_thread():
+            found = args[0].device
+            return _CPU if _is_gpu(found) else found
+        return dispatch(func, types, args, kwargs or {})
+
+    kept: Any = FakeTensor.fake_device
+    dispatch = FakeTensor.__torch_dispatch__
+    said = property(lambda tensor: getattr(tensor, _SAID, None) or kept.fget(tensor), place)
+    replacements = {
+        "__new__": staticmethod(new),
+        "__torch_dispatch__": staticmethod(torch_dispatch),
+        "fake_device": said,
+    }
+    handlers = metadata_handlers.original
+
+    def handler(args: Any) -> Any:
+        found = handlers[ASKS_FOR_DEVICE](args)
+        return _CPU if _is_gpu(found) and trace.on_thread() else found
+
+    return [
+        (FakeTensor, replacements),
+        metadata_handlers.by({**handlers, ASKS_FOR_DEVICE: handler}),
+    ]
 
 
 def _is_gpu(device: Any) -> bool:
