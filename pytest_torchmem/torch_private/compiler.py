@@ -23,7 +23,6 @@ from pytest_torchmem.torch_private.names import (
 )
 from pytest_torchmem.torch_private.patches import (
     nothing_replaced,
-    put_back_in,
     replaced,
     standing_functions,
 )
@@ -152,7 +151,7 @@ def with_backend(callback: Any, backend: Backend) -> Convert:
 
 def modules_as_they_were() -> AbstractContextManager[None]:
     """Let ``nn.Module`` have its own methods, for Dynamo, which looks into them."""
-    return put_back_in(torch.nn.Module)
+    return nothing_replaced(torch.nn.Module)
 
 
 def is_internal(error: Exception) -> bool:

@@ -187,12 +187,17 @@ class Patch:
 
 
 @contextmanager
-def nothing_replaced() -> Iterator[None]:
-    """Put back all that is replaced, for a while.
+def nothing_replaced(within: Any = None) -> Iterator[None]:
+    """Put back all that is replaced, or what is replaced in one class or module, for a while.
 
     What is imported meanwhile, and keeps functions of torch in tables, has torch's own.
     """
-    everything = [found for patch in Patch.standing.values() for found in patch.stood_before()]
+    everything = [
+        found
+        for patch in Patch.standing.values()
+        for found in patch.stood_before()
+        if within is None or found[0] is within
+    ]
     now = [(owner, name, vars(owner).get(name, ABSENT)) for owner, name, _ in everything]
     _put_back(everything)
     try:
@@ -211,24 +216,12 @@ def _put_back(before: Sequence[tuple[Any, str, Any]]) -> None:
             setattr(owner, name, original)
 
 
-@contextmanager
-def put_back_in(owner: Any) -> Iterator[None]:
-    """Put back what is replaced in one class, for a while."""
-    here = [place for before in _STANDING.values() for place in before if place[0] is owner]
-    now = [(owner, name, vars(owner).get(name, _ABSENT)) for _, name, _ in here]
-    _put_back(here)
-    try:
-        yield
-    finally:
-        _put_back(now[::-1])
-
-
 def standing_functions() -> dict[int, Any]:
     """Return what stands now in the place of functions of modules, by the originals' ids."""
     return {
         id(original): vars(owner)[name]
-        for before in reversed([*_STANDING.values()])
-        for owner, name, original in before
+        for patch in reversed([*Patch.standing.values()])
+        for owner, name, original in patch.stood_before()
         if isinstance(owner, ModuleType) and callable(original) and name in vars(owner)
     }
 
