@@ -108,6 +108,8 @@ class FactCollector:
         self._arguments: dict[str, dict[str, None]] = {}
         self._backwards: dict[str, tuple[int, str]] = {}
         """By what was asked of the engine: how often, and the first line that did."""
+        self._configurations: dict[str, tuple[Any, dict[str, Any]]] = {}
+        """Configurations of modules by their paths, and what they held when first called."""
         self._known: dict[str, dict[str, str]] = {topic: {} for topic in TOPICS}
         self._dtypes: dict[torch.dtype, str] = {}
 
@@ -187,6 +189,8 @@ class FactCollector:
 
     def facts(self, calls: Iterable[Origin] = ()) -> Facts:
         """Return what was noted, by topic and name, both in order; ``calls`` are of operators."""
+        for path, (config, own) in self._configurations.items():
+            self._note_configuration(path, config, own)
         found = {topic: dict(known) for topic, known in self._known.items()}
         for (pattern, text), numbers in sorted(self._modes.items()):
             where = write_numbers(numbers)
@@ -230,12 +234,16 @@ class FactCollector:
 
     def _settings_of(self, path: str, module: nn.Module) -> None:
         config: Any = vars(module).get("config")
-        if config is None or path in self._known[CONFIGURATION]:
+        if config is None or path in self._configurations:
             return
         try:  # as it is written down there: what the program runs to be asked is not run
             own = object.__getattribute__(config, "__dict__")
         except AttributeError:
             return
+        self._configurations[path] = config, dict(own)
+
+    def _note_configuration(self, path: str, config: Any, own: dict[str, Any]) -> None:
+        """Note what a configuration says; to ask for that runs lines of its library."""
         wanted = list(own)
         if type(config).__module__.startswith("transformers."):  # what is not as its class has it
             with suppress(Exception):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -331,3 +332,34 @@ trace(lambda: torch.tensor([1.0], device="cuda"), device="cuda")
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_configuration_is_not_asked_while_the_program_runs() -> None:
+    asked: list[str] = []
+
+    class Configuration:
+        __module__ = "transformers.configuration_utils"
+
+        def __init__(self) -> None:
+            self._output_attentions = True
+
+        @property
+        def output_attentions(self) -> bool:
+            asked.append("output_attentions")
+            return self._output_attentions
+
+        def to_diff_dict(self) -> dict[str, Any]:
+            asked.append("to_diff_dict")
+            return {}
+
+    class Model(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.config = Configuration()
+
+    def program() -> None:
+        Model()(torch.ones(2, 4))
+        assert not asked
+
+    profile = trace(program)
+    assert any("output_attentions" in text for text in map(str, profile.facts.values()))
