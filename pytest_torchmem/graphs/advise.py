@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -44,9 +45,10 @@ def advise(
 
     The arguments are those of ``trace``. Each change is made to a copy of the module that shares
     its tensors, or to an option, and traced: checkpoints of repeated layers, activations in place,
-    ``foreach=False`` and ``fused=True`` of the optimizer, and ``expandable_segments`` of the
-    caching allocator (cuda, by what is reserved). With a ``budget`` (``"2 GiB"``) for the peak, of
-    repeated layers only as many are checkpointed as it takes, if that is enough.
+    ``foreach=False`` and ``fused=True`` of the optimizer, the forward in bfloat16 (autocast), and
+    ``expandable_segments`` of the caching allocator (cuda, by what is reserved). With a ``budget``
+    (``"2 GiB"``) for the peak, of repeated layers only as many are checkpointed as it takes, if
+    that is enough.
 
     Changes that fit the budget come first, those that cost the fewest operations before others.
     Changes that save nothing, and those that the step does not bear, are left out. Raises
@@ -57,6 +59,7 @@ def advise(
     limit = None if budget is None else parse_size(budget)
     trials = _Trials(model, args, options)
     found = [*_checkpoints(trials, limit), *_in_place(trials), *_optimizers(trials)]
+    found += _precisions(trials)
     found += _allocator(trials)
     kept = [one for one in found if one is not None and one.saved > 0]
     return sorted(kept, key=lambda one: (not _fits(one, limit), one.flops, -one.saved))
@@ -175,6 +178,30 @@ def _optimizers(trials: _Trials) -> Iterator[Suggestion | None]:
         [(name, value)] = option.items()
         changed = partial(optimizer, **option)
         yield trials.of_options(f"{name}={value} in the optimizer", {"optimizer": changed})
+
+
+def _precisions(trials: _Trials) -> Iterator[Suggestion | None]:
+    """Yield the forward in bfloat16, unless the step has chosen a precision itself."""
+    device = trials.before.device.partition(":")[0]
+    if torch.is_autocast_enabled(device):
+        return
+
+    def modify(model: nn.Module) -> None:
+        model.__class__ = _in_bfloat16(type(model), device)
+
+    yield trials.of_module(
+        f'the forward under torch.autocast("{device}", dtype=torch.bfloat16)', modify
+    )
+
+
+def _in_bfloat16(kind: type[nn.Module], device: str) -> type[nn.Module]:
+    """Return a class of modules whose forward runs under autocast."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return kind.forward(self, *args, **kwargs)
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
 def _allocator(trials: _Trials) -> Iterator[Suggestion | None]:

@@ -66,10 +66,31 @@ def test_of_layers_only_as_many_as_a_budget_takes() -> None:
 
 def test_activations_in_place() -> None:
     layers = (nn.Linear(32, 512), nn.ReLU())
-    [found] = advise(nn.Sequential(*layers), X, backward=False)
+    [found] = [
+        one for one in advise(nn.Sequential(*layers), X, backward=False) if "inplace" in one.change
+    ]
     assert found.change == "ReLU(inplace=True)"
     assert (found.saved, found.flops) == (64 * 512 * 4, 0)
     assert layers[1].inplace is False
+
+
+def test_a_lower_precision_saves_what_autocast_saves() -> None:
+    class Lower(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                return self.inner(x)  # type: ignore[no-any-return]
+
+    model, x = blocks(), torch.randn(512, 32)
+    found = {one.change.partition(" under")[0]: one for one in advise(model, x, device="cuda")}
+    one = found["the forward"]
+    assert one.saved == trace(model, x, device="cuda").peak - one.profile.peak > 0
+    assert one.profile.peak == trace(Lower(model), x, device="cuda").peak
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert all("autocast" not in one.change for one in advise(model, x))
 
 
 def test_a_step_in_which_the_optimizer_is_the_peak() -> None:
