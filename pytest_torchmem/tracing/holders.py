@@ -17,6 +17,8 @@ from torch import Tensor
 _DEEPEST = 4
 _MOST_NODES = 100_000
 _NOT_OF_PROGRAMS = ("pytest_torchmem.", "torch.", "_pytest.", "pluggy.")
+_OF_MODULES = ("._parameters", "._buffers")
+"""Where modules keep what their attributes seem to be."""
 _CONTAINERS = (list, tuple, dict, set)
 
 
@@ -53,14 +55,17 @@ class Names:
             if isinstance(one, (*_CONTAINERS, CellType)) and (
                 name := self._of(one, seen, depth + 1)
             ):
-                return _inside(one, name)
+                return _inside(one, name, value)
         return ""
 
 
-def _inside(container: object, name: str) -> str:
+def _inside(container: object, name: str, value: object) -> str:
     """Return what is called ``name``, with what it is unless the name says so."""
     if isinstance(container, CellType) or name.startswith("the "):
         return name
+    for registry in _OF_MODULES:
+        if isinstance(container, dict) and name.endswith(registry):
+            return f"{name.removesuffix(registry)}.{_key_of(container, value)}"
     return f"the {type(container).__name__} {name}"
 
 

@@ -19,6 +19,7 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger, Ledger
 from pytest_torchmem.operators.arguments import Attention
 from pytest_torchmem.operators.attention.reasons import why_not_fused
+from pytest_torchmem.torch_private.patches import replaced
 from pytest_torchmem.torch_private.storages import storage_address
 from pytest_torchmem.tracing.holders import Names, holding_graphs, tensors_alive
 
@@ -119,6 +120,24 @@ def _nodes_of(device: DeviceLedger, indices: Collection[int]) -> dict[int, int]:
     }
 
 
+_ATTENTION: Any = functional.scaled_dot_product_attention
+
+
+@contextmanager
+def _attention_shown_to(watch: Watch) -> Iterator[None]:
+    """Show calls of attention to a watch: those of a program, under whatever name, and torch's own.
+
+    Within what a mode is handed, such as ``multi_head_attention_forward``, the mode is off.
+    """
+
+    def shown(*args: Any, **kwargs: Any) -> Any:
+        watch.saw_attention(*args, **kwargs)
+        return _ATTENTION(*args, **kwargs)
+
+    with replaced(functional, scaled_dot_product_attention=shown), _AttentionMode(watch):
+        yield
+
+
 class _AttentionMode(TorchFunctionMode):
     """Shows calls of attention to a watch."""
 
@@ -133,7 +152,7 @@ class _AttentionMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is functional.scaled_dot_product_attention:
+        if func is _ATTENTION:
             self._watch.saw_attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
@@ -152,7 +171,7 @@ def watching(
     watch = Watch(device, wanted or {}, before)
     token = _WATCH.set(watch)
     try:
-        with _AttentionMode(watch) if attention else nullcontext():
+        with _attention_shown_to(watch) if attention else nullcontext():
             yield watch
     finally:
         _WATCH.reset(token)

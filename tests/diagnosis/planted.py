@@ -131,7 +131,7 @@ def strided_values(wrong: bool) -> Step:
 
 
 @planted(
-    "attention", "attention fell from flash to a softmax of the", "Decoder.blocks.*", "softmax"
+    "attention", "attention fell from flash to a softmax that no", "Decoder.blocks.*", "softmax"
 )
 def eager_attention(wrong: bool) -> Step:
     return Decoder(wrong={"eager": True} if wrong else None).bfloat16(), (ids(),), {}
@@ -587,6 +587,46 @@ def function_without_checkpoint(wrong: bool) -> Step:
             return self.act(x) if wrong else checkpoint(self.act, x, use_reentrant=False)
 
     return Stage(), (torch.zeros(512, 64),), {}
+
+
+@planted(
+    "layer", "Sequential.0 is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2, 2))", "", "aten::"
+)
+def another_stride(wrong: bool) -> Step:
+    stem = nn.Conv2d(3, 16, 3, padding=1, stride=1 if wrong else 2)
+    return nn.Sequential(stem, nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)), (images(),), {}
+
+
+@planted("layer gone", "MaxPool2d(kernel_size=2, stride=2", "Sequential", "aten::", ("cpu",))
+def pooling_left_out(wrong: bool) -> Step:
+    pooling = [] if wrong else [nn.MaxPool2d(2)]
+    layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), *pooling, nn.Conv2d(16, 16, 3)]
+    return nn.Sequential(*layers), (images(),), {}
+
+
+@planted("larger", "makes float32[4, 16, 64, 64], and made [4, 16, 32, 32]", "Up", "aten::upsample")
+def larger_scale(wrong: bool) -> Step:
+    class Up(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.interpolate(self.down(x), scale_factor=4 if wrong else 2)  # here: larger_scale
+            return self.up(x)
+
+    return Up(), (images(),), {}
+
+
+@planted("new tensor", "the buffer Masked.mask is new", "Masked", "mask")
+def another_buffer(wrong: bool) -> Step:
+    class Masked(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(32, 32)
+            if wrong:
+                self.register_buffer("mask", torch.zeros(256, 256))
+
+    return Masked(), (torch.zeros(8, 32),), {}
 
 
 # What must not be named: the rule, and a change that looks like its cause and is another.

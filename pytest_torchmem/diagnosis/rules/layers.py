@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, within
@@ -11,6 +12,9 @@ from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import only_in, unfold
 
 _MOST_SHOWN = 3
+_LONG = 40
+"""Letters of a layer beyond which another class is told by its name alone."""
+_OUTSIDE_OF_BRACKETS = re.compile(r", (?![^(\[]*[)\]])")
 
 
 @rule("layer", "{module} is {now}, and was {before}", sure=True)
@@ -44,6 +48,9 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
         texts = _differing(came[0], gone[0]), _differing(gone[0], came[0])
         if not is_layer:
             texts = _attributes(texts[0]), _attributes(texts[1])
+            if not texts[0]:
+                continue
+            texts = texts[0], texts[1] or "not"
         module = evidence.module(pattern, new[came[0]])
         found = cause(name, rows, module=module, now=texts[0], before=texts[1])
         if found is not None and (best is None or found.nbytes > best.nbytes):
@@ -57,7 +64,19 @@ def _name(text: str) -> str:
 
 
 def _attributes(text: str) -> str:
-    return text.partition("(")[2].removesuffix(")") or "not"
+    return text.partition("(")[2].removesuffix(")")
+
+
+@rule("layer gone", "{layer} in {module} is gone", last=True)
+def layer_gone(evidence: Evidence) -> Cause | None:
+    """A pooling or a stride no longer makes what follows it smaller."""
+    for pattern, (before, now) in _changed(evidence, LAYERS):
+        old, new = _texts(before), _texts(now)
+        gone = [text for text in old if text not in new and text.endswith(")")]
+        if gone and all(text in old for text in new):
+            place = evidence.short(pattern.removesuffix(".*"))
+            return cause("layer gone", evidence.came(), layer=gone[0], module=place)
+    return None
 
 
 @rule("new module", "{module} is new", sure=True)
@@ -147,13 +166,14 @@ def _differing(text: str, other: str) -> str:
     """Return a layer with those of its settings alone that another of its class has not."""
     name = _name(text)
     if name != _name(other):
-        return text
+        return text if len(text) + len(other) <= 2 * _LONG else name
     others = _settings(other)
     return f"{name}({', '.join(part for part in _settings(text) if part not in others)})"
 
 
 def _settings(text: str) -> list[str]:
-    return text[len(_name(text)) :].strip("(: ").removesuffix(")").split(", ")
+    inside = text[len(_name(text)) :].removeprefix("(").removeprefix(": ")
+    return _OUTSIDE_OF_BRACKETS.split(inside.removesuffix(")") if text.endswith(")") else inside)
 
 
 def _is_resized(row: Row) -> bool:

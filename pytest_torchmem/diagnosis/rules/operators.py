@@ -31,6 +31,31 @@ def other_operators(evidence: Evidence) -> Cause | None:
     return found and Cause(found.rule, found.values, first, found.nbytes)
 
 
+@rule("larger", "{operator} makes {now}, and made {before}", last=True)
+def larger_outputs(evidence: Evidence) -> Cause | None:
+    """What an operator makes has another shape, and what is computed of it follows."""
+    rows = [row for row in evidence.came() if _is_resized(row)]
+    if not rows:
+        return None
+    made = [row for row in rows if row.what.role in _MADE]
+    first = min(made, key=evidence.order) if made else shown_by(rows)
+    assert first.before is not None
+    was = str(list(first.before.shape))
+    found = cause(
+        "larger",
+        evidence.came(),
+        operator=first.what.source,
+        now=first.what.tensor,
+        before=was if first.before.dtype == first.what.dtype else first.before.tensor,
+    )
+    return found and Cause(found.rule, found.values, first, found.nbytes)
+
+
+def _is_resized(row: Row) -> bool:
+    before, now = row.before, row.now
+    return bool(before and now and before.dtype and now.dtype and before.shape != now.shape)
+
+
 def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
     """Return what these operators made; else what came of the lines in which they were called."""
     rows = [row for row in evidence.came(*_MADE) if row.what.source in more]

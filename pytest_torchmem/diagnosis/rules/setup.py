@@ -10,6 +10,7 @@ from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.facts import (
     IN_PLACE,
     INPUTS,
+    LAYERS,
     MODES,
     MODULES,
     OPTIMIZERS,
@@ -199,7 +200,7 @@ def another_size(evidence: Evidence) -> Cause | None:
     """A layer became wider, or a table longer."""
     resized = [
         row
-        for row in evidence.came(Role.PARAMETER.value)
+        for row in evidence.came(Role.PARAMETER.value, Role.BUFFER.value)
         if row.before is not None and row.now is not None and row.before.shape != row.now.shape
     ]
     if not resized:
@@ -216,6 +217,29 @@ def another_size(evidence: Evidence) -> Cause | None:
     )
     own = [row for row in evidence.came() if row.module == first.module and row.what.line]
     return Cause(found.rule, found.values, shown_by(own), found.nbytes) if found and own else found
+
+
+@rule("new tensor", "the {role} {tensor} is new", sure=True)
+def new_tensor(evidence: Evidence) -> Cause | None:
+    """A module that was there before has another buffer or parameter."""
+    if evidence.before.alive is None:
+        return None
+    groups = evidence.before.alive.groups
+    named = {(group.what.module, group.what.source) for group in groups}
+    known = {module for module, _ in named}
+    known |= set(evidence.before.facts.get(LAYERS, {}))
+    rows = [
+        row
+        for row in evidence.came(Role.BUFFER.value, Role.PARAMETER.value)
+        if row.before is None
+        and row.what.module in known
+        and (row.what.module, row.what.source) not in named
+    ]
+    if not rows:
+        return None
+    first = shown_by(rows)
+    name = evidence.short(f"{first.module}.{first.what.source}")
+    return cause("new tensor", rows, role=first.what.role, tensor=name)
 
 
 @rule("torch", "torch is {now}, and was {before}", last=True)

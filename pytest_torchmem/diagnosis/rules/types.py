@@ -55,8 +55,11 @@ def _from(
         own = f"{first.module}.{first.what.source}" if first.module else first.what.source
         source = f"the {first.what.role} {evidence.short(own)}"
     elif (index := evidence.first(first)) >= 0:
-        origin = evidence.ran.first_of_type(index).origin
-        source = origin.operator
+        made = evidence.ran.first_of_type(index).origin
+        if made.operator:
+            source, origin = made.operator, made
+        else:  # it was there before the step
+            source = "a tensor that the program has brought with it"
     found = cause(name, rows, source=source, **values)
     used = [row for row in rows if row.what.line]
     place = min(used or rows, key=evidence.order)
