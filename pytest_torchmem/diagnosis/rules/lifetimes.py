@@ -24,7 +24,7 @@ def graph_kept(evidence: Evidence) -> Cause | None:
             continue
         rows = [*evidence.came(*_OF_GRAPHS)]
         line = now[option].partition(", ")[2] or "some line"
-        holder = _holder(evidence, rows)
+        holder = _holder(evidence, rows).replace("the graph of ", "")
         return cause("graph kept", rows, option=option, line=line, holder=holder)
     return None
 
