@@ -88,13 +88,14 @@ class Holders:
         state = _state_of_modules()
         if state != self._state:
             self._state = state
+            seen = self._seen
             for name, module in tuple(sys.modules.items()):
-                if self._seen.get(name) is module:
+                if seen.get(name) is module:
                     continue
-                if isinstance(module, ModuleType):
-                    self._look_at(name, module)
+                if name.partition(".")[0] in _OWN or not isinstance(module, ModuleType):
+                    seen[name] = module
                 else:
-                    self._seen[name] = module
+                    self._look_at(name, module)
         main = sys.modules.get("__main__")
         if main is not None and not self._replaced:  # once for all that is replaced together
             self._look_at("__main__", main)
@@ -105,9 +106,12 @@ class Holders:
             self._state = None  # it has not all its names yet
         else:
             self._seen[name] = module
-        if name.partition(".")[0] in _OWN:
+        # What was found before stays. Nothing is found in most: no step of Python for each name.
+        values = tuple(attributes.values())
+        if wanted.keys().isdisjoint(map(id, values)) and replaced.keys().isdisjoint(
+            map(id, values)
+        ):
             return
-        # What was found before stays.
         for attribute, one in tuple(attributes.items()):
             if id(one) in wanted or id(one) in replaced:
                 number = id(replaced.get(id(one), one))
