@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 _OWN = frozenset({"torch", "pytest_torchmem", *sys.stdlib_module_names} - {"__main__"})
+_UNKNOWN: tuple[Any, int, frozenset[int]] = (None, -1, frozenset())
 
 
 class Holders:
@@ -25,6 +26,8 @@ class Holders:
         """What told the last time which modules there are."""
         self._places: dict[int, dict[tuple[str, str], None]] = {}
         """The modules and names that hold each, while nothing is replaced, by its id."""
+        self._ids: dict[str, tuple[Any, int, frozenset[int]]] = {}
+        """What modules hold, by ids: with how many names each had then."""
         self._replaced: dict[int, Any] = {}
         """What stands in the place of something now, by the ids of what stands there."""
 
@@ -106,11 +109,13 @@ class Holders:
             self._state = None  # it has not all its names yet
         else:
             self._seen[name] = module
-        # What was found before stays. Nothing is found in most: no step of Python for each name.
-        values = tuple(attributes.values())
-        if wanted.keys().isdisjoint(map(id, values)) and replaced.keys().isdisjoint(
-            map(id, values)
-        ):
+        known, number_of_names, ids = self._ids.get(name, _UNKNOWN)
+        changed = known is not module or number_of_names != len(attributes)
+        if changed or name == "__main__":  # whose names a program binds anew as it runs
+            ids = frozenset(map(id, tuple(attributes.values())))
+            self._ids[name] = module, len(attributes), ids
+        # What was found before stays. Nothing is found in most.
+        if wanted.keys().isdisjoint(ids) and replaced.keys().isdisjoint(ids):
             return
         for attribute, one in tuple(attributes.items()):
             if id(one) in wanted or id(one) in replaced:
