@@ -40,6 +40,8 @@ _MOST_LAYERS = 200
 """Of a model with more kinds of layers none are noted: a snapshot is for people to read."""
 _MOST_SETTINGS = 40
 _LONGEST_VALUE = 40
+_PLAIN = (bool, int, float, str)
+"""Of exactly these, and not of what a program or a trace derives from them."""
 _OF_TORCH = ("torch.nn.modules.", "torch.ao.nn.")
 _OF_ONE_MODULE = re.compile(r"^training$|(^|_)(idx|index|id|number|i)$")
 """Attributes that tell one of equal modules from the others."""
@@ -154,10 +156,10 @@ class FactCollector:
         """Take note of what an outermost module is called with, beside tensors in their places."""
         found = self._arguments.setdefault(name, {})
         for position, value in enumerate(args):
-            if isinstance(value, bool | str) and (text := _short(value)):
+            if type(value) in (bool, str) and (text := _short(value)):
                 found[f"argument {position} {text}"] = None
         for key, value in kwargs.items():
-            if isinstance(value, bool | int | str) and (text := _short(value)):
+            if type(value) in (bool, int, str) and (text := _short(value)):
                 found[f"{key}={text}"] = None
             elif any(True for _ in tensors_in(value)):
                 found[key] = None
@@ -225,7 +227,9 @@ class FactCollector:
         if kind.__module__.startswith(_OF_TORCH):
             if vars(module)[CHILDREN]:
                 return
-            text = f"{kind.__name__}({module.extra_repr()})"
+            text = f"{kind.__name__}()"
+            with suppress(AttributeError):  # of which the program has taken one away
+                text = f"{kind.__name__}({module.extra_repr()})"
         else:  # a program's ``extra_repr`` may compute something, which would be traced
             settings = ", ".join(_scalars(vars(module), filter(_is_of_all, vars(module))))
             text = f"{kind.__name__}: {settings}" if settings else kind.__name__
@@ -316,7 +320,7 @@ def _scalars(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
         f"{name}={text}"
         for name in names
         if not name.startswith("_")
-        and isinstance(values.get(name), bool | int | float | str)
+        and type(values.get(name)) in _PLAIN
         and (text := _short(values[name]))
     ]
     return found[:_MOST_SETTINGS]
