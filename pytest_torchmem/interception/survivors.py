@@ -81,7 +81,8 @@ def give_survivors_data(ledger: Ledger, contents: Contents | None = None) -> Non
                 continue
             known = contents is not None and contents.known(record) is not None
             with torch.inference_mode(value.is_inference()):
-                if known and record.memory is None and value.layout is torch.strided:
+                plain = value.layout is torch.strided and not value.is_nested
+                if known and record.memory is None and plain:
                     value.data = contents.value(record, value)  # type: ignore[union-attr]
                 elif record.memory is None:
                     value.data = _readable(value)
