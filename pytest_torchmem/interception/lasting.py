@@ -35,12 +35,19 @@ class Layer(NamedTuple, Generic[_Owner]):
     """What else the replacements depend on."""
 
 
+class _Made(NamedTuple):
+    layer: Layer[Any]
+    patch: Patch
+    by: Callable[..., Layer[Any]]
+    """The function that made it: another one where its module was imported anew."""
+
+
 class _Lasting:
     """The layers that were made in this process; one trace at a time has them."""
 
     def __init__(self) -> None:
         self._trace: TraceContext = object.__new__(TraceContext)
-        self._made: dict[str, tuple[Layer[Any], Patch]] = {}
+        self._made: dict[str, _Made] = {}
         """By name, in the order in which they were made: each may call those before."""
 
     @contextmanager
@@ -58,7 +65,7 @@ class _Lasting:
     @contextmanager
     def layer(self, name: str, make: Callable[[TraceContext], Layer[_Owner]]) -> Iterator[_Owner]:
         """Have a layer in place, made with ``make(trace)`` if what it replaces is new."""
-        layer, patch = self._find(name, make)
+        layer, patch, _ = self._find(name, make)
         for begin in layer.begin:
             begin()
         try:
@@ -68,17 +75,16 @@ class _Lasting:
             for begin in layer.begin:
                 begin()
 
-    def _find(
-        self, name: str, make: Callable[[TraceContext], Layer[Any]]
-    ) -> tuple[Layer[Any], Patch]:
-        found = self._made.get(name)
-        if found is None or not found[1].fits():
+    def _find(self, name: str, make: Callable[[TraceContext], Layer[Any]]) -> _Made:
+        found, by = self._made.get(name), getattr(make, "func", make)
+        if found is None or found.by is not by or not found.patch.fits():
             if found is not None:
                 names = [*self._made]
                 for above in names[names.index(name) :]:
                     del self._made[above]
             layer = make(self._trace)
-            found = self._made[name] = layer, Patch(layer.replacements, layer.looked_at)
+            patch = Patch(layer.replacements, layer.looked_at)
+            found = self._made[name] = _Made(layer, patch, by)
         return found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import sys
 import threading
 
 import pytest
@@ -79,3 +81,26 @@ def test_a_trace_that_is_over_is_freed(device: str) -> None:
         trace(model, input, device=device)
     gc.collect()
     assert len(gc.get_objects()) - before < 20
+
+
+def test_a_module_that_was_imported_anew_makes_its_own() -> None:
+    """Runs of pytest within a process, as plugins' tests have them, import modules again."""
+    name = "pytest_torchmem.fake_cuda.api.session"
+    available: list[bool] = []
+
+    def ask_for_cuda() -> None:
+        available.append(torch.cuda.is_available())
+
+    trace(ask_for_cuda, device="cuda")
+    before = {one: module for one, module in sys.modules.items() if one.startswith("pytest_torch")}
+    kept = ("pytest_torchmem.torch_private", "pytest_torchmem.interception.lasting")
+    try:
+        for one in before:
+            if not one.startswith(kept):
+                del sys.modules[one]
+        importlib.import_module("pytest_torchmem").trace(ask_for_cuda, device="cuda")
+        assert sys.modules[name] is not before[name]
+    finally:
+        sys.modules.update(before)
+    trace(ask_for_cuda, device="cuda")
+    assert available == [True, True, True]

@@ -30,10 +30,10 @@ def describe() -> None:
 def _split(
     all_gather_output: Tensor, all_gather_input_split_sizes: Sequence[int], dim: int, out: Any
 ) -> None:
-    """The kernel of ATen; ``split_with_sizes_copy``."""
+    """The kernel of ATen; native/cuda/TensorShape.cu, ``split_with_sizes_copy_out_cuda``."""
     _aten.split_with_sizes_copy.out(all_gather_output, all_gather_input_split_sizes, dim, out=out)
 
 
 def _concatenate(tensors: Any, dim: int, num_chunks: int, out: Tensor) -> None:
-    """The kernel of ATen; ``chunk_cat``."""
+    """The kernel of ATen; native/cuda/TensorShape.cu, ``_chunk_cat_out_cuda``."""
     _aten._chunk_cat.out(tensors, dim, num_chunks, out=out)
