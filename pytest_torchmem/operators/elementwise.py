@@ -63,8 +63,11 @@ operator("aten::isfinite", unknown_outputs=UnknownOutputs.TRUE)
 operator(*aten("isinf isnan isneginf isposinf"), unknown_outputs=UnknownOutputs.FALSE)
 for _suffix in (".Tensor", ".Scalar"):
     operator(*aten(_COMPARISONS, _suffix), unknown_outputs=UnknownOutputs.COMPARED)
-operator(*aten("logical_and bitwise_and.Tensor mul.Tensor"), unknown_outputs=UnknownOutputs.AND)
-operator("aten::logical_or", "aten::bitwise_or.Tensor", unknown_outputs=UnknownOutputs.OR)
+operator(
+    *aten("logical_and bitwise_and.Tensor bitwise_and.Scalar mul.Tensor mul.Scalar"),
+    unknown_outputs=UnknownOutputs.AND,
+)
+operator(*aten("logical_or bitwise_or.Tensor bitwise_or.Scalar"), unknown_outputs=UnknownOutputs.OR)
 operator("aten::logical_not", "aten::bitwise_not", unknown_outputs=UnknownOutputs.NOT)
 
 

@@ -63,6 +63,12 @@ def _of_truths(rule: UnknownOutputs, call: Call, contents: Contents) -> Assumpti
     told = [assumed for pair in pairs if (assumed := _told(*pair, contents)) is not None]
     if not told or len(told) < len(records) or any(is_floating(t) for t in tensors):
         return None
+    # Python numbers, or what C++ wrapped of them: ``mask | True``.
+    numbers = [one for one in call.args if isinstance(one, (bool, int, float, complex))]
+    if rule in (UnknownOutputs.AND, UnknownOutputs.OR) and numbers:
+        if any(one not in (0, 1) for one in numbers):
+            return None
+        told += [_settled(bool(one)) for one in numbers]
     if rule is UnknownOutputs.NOT:
         boolean = tensors[0].dtype is torch.bool
         return Assumption((not told[0].answer, told[0].guessed)) if boolean else None

@@ -236,3 +236,18 @@ def test_an_operator_decides_the_same_at_each_call(device: str, values: str) -> 
             assert bool(ends.any()) is (known == 2)
 
     assert trace(program, device=device, values=values).warnings == ()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_numbers_settle_what_masks_count_as(device: str) -> None:
+    """``mask | True`` is made of others at its first call, and follows a plan at the second."""
+
+    def program() -> None:
+        for _ in range(2):
+            unknown = torch.randn(5000, device=device).cumsum(0) * 2.5
+            mask = torch.isnan(unknown)
+            assert bool((mask | True)[0])
+            assert not bool((mask & True)[0])
+            assert not bool(torch.bitwise_not(mask | True)[0])
+
+    assert trace(program, device=device, values="none").warnings == ()
