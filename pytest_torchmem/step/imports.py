@@ -42,7 +42,8 @@ def imports_apart() -> Iterator[None]:
         fromlist: Any = (),
         level: int = 0,
     ) -> Any:  # its parameters have the names of those of ``__import__``: some give them by name
-        if threading.get_ident() == thread:
+        there = not level and (name in sys.modules or not name.startswith("torch."))
+        if not there and threading.get_ident() == thread:
             package = (globals or {}).get("__package__") or ""
             absolute = resolve_name("." * level + name, package) if level and package else name
             new = absolute.startswith("torch.") and absolute not in sys.modules

@@ -27,6 +27,8 @@ _register = private_if_imported("torch._C._distributed_c10d._register_process_gr
 _unregister = private_if_imported("torch._C._distributed_c10d._unregister_process_group")
 _state = private_if_imported(f"{_C10D}._world")
 _work_of = private_if_imported("torch._C._distributed_c10d._create_work_from_future")
+_work = private_if_imported("torch._C._distributed_c10d.Work")
+_SOURCE = private_name_if_imported("torch._C._distributed_c10d.Work._source_rank")
 _TIMEOUT = timedelta(minutes=10)
 """torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, kProcessGroupNCCLDefaultTimeout."""
 _TABLES = tuple(
@@ -92,11 +94,21 @@ def groups_of_world(
         module: {**new_gloo.get(module, {}), **new_mpi.get(module, {})}
         for module in {**new_gloo, **new_mpi}
     }
-    return [*gloo, *mpi, (c10d, values), _sequence_numbers()], added
+    return [*gloo, *mpi, (c10d, values), _sequence_numbers(), _senders(rank, off)], added
 
 
 def _sequence_numbers() -> tuple[Any, dict[str, Any]]:
     return _fake_group(), {"_set_sequence_number_for_group": lambda group: None}
+
+
+def _senders(rank: int, off: Callable[[], bool]) -> tuple[Any, dict[str, Any]]:
+    """Let what was received from anybody be the first other process's."""
+    original = getattr(_work(), _SOURCE)
+
+    def source_rank(work: Any) -> Any:
+        return original(work) if off() else int(rank == 0)
+
+    return _work(), {_SOURCE: source_rank}
 
 
 def _groups(

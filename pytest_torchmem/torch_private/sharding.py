@@ -7,11 +7,42 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from pytest_torchmem.torch_private.names import optional, private_if_imported
+from pytest_torchmem.torch_private.names import (
+    optional,
+    private_if_imported,
+    private_name_if_imported,
+)
 
 _PACKAGE = "torch.distributed.tensor"
+#: What says how an operator's outputs are split, given how its inputs are.
+propagation = private_if_imported("torch.distributed.tensor._sharding_prop")
+FLAG = private_name_if_imported(
+    "torch.distributed.tensor._sharding_prop._propagate_use_strided_shard_flag"
+)
+EXPAND_LIST = private_name_if_imported(
+    "torch.distributed.tensor._sharding_prop._expand_single_dim_strategy_to_mesh"
+)
+ops_utils = private_if_imported("torch.distributed.tensor._ops.utils")
+EXPAND = private_name_if_imported(
+    "torch.distributed.tensor._ops.utils.expand_to_full_mesh_op_strategy"
+)
+single_dim_strategies = private_if_imported("torch.distributed.tensor._ops.single_dim_strategy")
+PREPARE = private_name_if_imported(
+    "torch.distributed.tensor._ops.single_dim_strategy._PreparedSingleDimStrategy"
+)
+strided_shard = private_if_imported("torch.distributed.tensor.placement_types._StridedShard")
+_strategy = private_if_imported("torch.distributed.tensor._op_schema.OpStrategy")
 _forget_in_cpp = optional("torch._C._clear_DTensor_sharding_propagator_cache")
 _forget_plans = private_if_imported(f"{_PACKAGE}._redistribute.clear_redistribute_planner_cache")
+
+
+def is_one_placement(argument: Any) -> bool:
+    """Return whether an operator's argument is a tensor that is placed in one way."""
+    kind = _strategy()
+    if kind is None or not isinstance(argument, kind) or len(argument.strategies) != 1:
+        return False
+    only = argument.strategies[0]
+    return only.input_specs is None and not isinstance(only.output_specs, tuple)
 
 
 def forget_meshes() -> None:

@@ -19,6 +19,7 @@ from torch import nn
 
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.distributed.propagation import shorten_propagation
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.torch_private.patches import replaced_all
@@ -98,12 +99,15 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 replace(_of_fsdp("FullyShardedDataParallel"), "__init__", partial(_refusing, trace))
                 replace(sharding_state(), "init", partial(_sharding, trace, wrapped))
                 _follow_states(replace, trace)
+            if module.startswith("torch.distributed.tensor"):
+                shorten_propagation(replace)
             if module.startswith("torch.distributed.pipelining"):
                 replace(pipeline_stage(), FORWARD_VOTE, partial(_voting, trace))
                 replace(pipeline_stage(), BACKWARD_RESULT, partial(_agreeing, trace))
 
         stack.enter_context(LASTING.layer("processes that agree", _comparing))
         follow("torch.distributed.fsdp")
+        follow("torch.distributed.tensor")
         follow("torch.distributed.pipelining")
         stack.enter_context(trace.after_imports(follow))
         yield

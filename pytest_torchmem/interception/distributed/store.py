@@ -20,8 +20,12 @@ class SharedStore(_Store):  # type: ignore[misc]
     ``UnknownValueError`` at once. torch/csrc/distributed/c10d/init.cpp, ``PythonStore``.
     """
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, alive: list[SharedStore]) -> None:
+        """``alive`` holds it: C++ that does, in a group or a ``PrefixStore``, holds no more than
+        the part of it that is in C++.
+        """
         super().__init__()
+        alive.append(self)
         self._processes = processes
         self._values: dict[str, bytes] = {}
         self._timeout = timedelta(seconds=300)

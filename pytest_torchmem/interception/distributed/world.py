@@ -77,11 +77,12 @@ def _rendezvous(world: World, on_thread: Callable[[], bool], stand_in: list[Any]
     """
     c10d: Any = torch.distributed.distributed_c10d
     rendezvous, initialise = c10d.rendezvous, c10d.init_process_group
+    stores_alive: list[SharedStore] = []
 
     def meet(*args: Any, **kwargs: Any) -> Iterator[Any]:
         if not on_thread():
             return rendezvous(*args, **kwargs)  # type: ignore[no-any-return]
-        return iter([(SharedStore(world.size), world.rank, world.size)])
+        return iter([(SharedStore(world.size, stores_alive), world.rank, world.size)])
 
     def init_process_group(
         backend: Any = None,
@@ -112,7 +113,7 @@ def _rendezvous(world: World, on_thread: Callable[[], bool], stand_in: list[Any]
     functions = {"rendezvous": meet, "init_process_group": init_process_group}
     modules = (c10d, torch.distributed)
     stores = {
-        name: _store_class(getattr(torch.distributed, name), world.size, on_thread)
+        name: _store_class(getattr(torch.distributed, name), world.size, on_thread, stores_alive)
         for name in _STORES
         if hasattr(torch.distributed, name)
     }
@@ -125,12 +126,14 @@ def _rendezvous(world: World, on_thread: Callable[[], bool], stand_in: list[Any]
     ]
 
 
-def _store_class(original: Any, size: int, on_thread: Callable[[], bool]) -> Any:
+def _store_class(
+    original: Any, size: int, on_thread: Callable[[], bool], alive: list[SharedStore]
+) -> Any:
     """Return what stands for a class of stores, which wait for other processes."""
 
     class Kind(type(original)):  # type: ignore[misc]
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            return SharedStore(size) if on_thread() else original(*args, **kwargs)
+            return SharedStore(size, alive) if on_thread() else original(*args, **kwargs)
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, (original, SharedStore))

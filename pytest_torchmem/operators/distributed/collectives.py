@@ -9,6 +9,7 @@ asked for the collective does not see.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -18,6 +19,17 @@ from pytest_torchmem.torch_private.operators import all_operators
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _FLATTENS = {"c10d::allgather_": "output_tensors", "c10d::reduce_scatter_": "input_tensors"}
 """Collectives whose lists NCCL flattens into one tensor, and the argument that has the lists."""
+
+_WITHOUT_META = frozenset(
+    {
+        "c10d::allgather_into_tensor_coalesced_",
+        "c10d::allreduce_coalesced_",
+        "c10d::check_for_nan",
+        "c10d::reduce_scatter_tensor_coalesced_",
+    }
+)
+_LISTS = "c10d::allgather_coalesced_"
+"""Operators of which Ops.cpp registers no kernel for ``meta``; they write to what they get."""
 
 
 def describe() -> None:
@@ -29,6 +41,10 @@ def describe() -> None:
     names = [name for name in there if name.partition("::")[0] in NAMESPACES]
     operator(*(name for name in names if name not in _FLATTENS), takes_nothing=frozenset(DEVICES))
     operator(*(name for name in _FLATTENS if name in there), takes_nothing=frozenset({"cpu"}))
+    for name in _WITHOUT_META & there:
+        operator(name).meta()(_nothing)
+    if _LISTS in there:
+        operator(_LISTS).meta()(_lists)
     if "c10d::allgather_" in there:
         operator("c10d::allgather_", source="ProcessGroupNCCL.cpp, allgather").workspace("cuda")(
             _gathered
@@ -36,6 +52,15 @@ def describe() -> None:
     if "c10d::reduce_scatter_" in there:
         scattered = operator("c10d::reduce_scatter_", source="ProcessGroupNCCL.cpp, reduce_scatter")
         scattered.workspace("cuda")(_scattered)
+
+
+def _nothing() -> None:
+    """No storage is made."""
+
+
+def _lists(output_lists: Sequence[Sequence[Tensor]]) -> tuple[Any, None]:
+    """The outputs, and work."""
+    return output_lists, None
 
 
 def _gathered(output_tensors: Sequence[Sequence[Tensor]]) -> int:

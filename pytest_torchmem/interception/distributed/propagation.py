@@ -1,0 +1,133 @@
+"""How ``DTensor`` splits operators on lists of tensors, without doing the same for each of them.
+
+``_foreach_mul_`` of the gradients of a model, or ``_fused_adamw_``, is propagated once in a program
+and takes torch time that grows with the square of their number: for each tensor all combinations of
+placements are made, and the placements of all tensors are read. Tensors of one shape and placement
+have the same combinations, and what is read is the same each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from pytest_torchmem.torch_private.sharding import (
+    EXPAND,
+    EXPAND_LIST,
+    FLAG,
+    PREPARE,
+    is_one_placement,
+    ops_utils,
+    propagation,
+    single_dim_strategies,
+    strided_shard,
+)
+
+Replace = Callable[[Any, str, Callable[..., Any]], None]
+
+
+def shorten_propagation(replace: Replace) -> None:
+    """Replace what ``DTensor`` does for each tensor of a list; it gives what it gave."""
+    module, utils, strategies = propagation(), ops_utils(), single_dim_strategies()
+    strided = strided_shard()
+    names = ((module, FLAG), (module, EXPAND_LIST), (utils, EXPAND), (strategies, PREPARE))
+    if strided is None or not all(hasattr(owner, name) for owner, name in names):
+        return
+    combinations = _Combinations()
+    replace(module, FLAG, lambda original: _Flags(original, strided))
+    replace(module, EXPAND_LIST, combinations.beginning)
+    replace(utils, EXPAND, combinations.expanding)
+    replace(strategies, PREPARE, combinations.preparing)
+
+
+class _Combinations:
+    """The combinations of placements of one operator, by what they are made of."""
+
+    def __init__(self) -> None:
+        self._found: dict[Any, Any] = {}
+        self._in_list = False
+
+    def beginning(self, original: Any) -> Any:
+        """Return what begins with another operator: its strategies are changed afterwards."""
+
+        def expand_list(mesh: Any, schema: Any, *args: Any, **kwargs: Any) -> Any:
+            expand = original(mesh, schema, *args, **kwargs)
+
+            def strategy(*called: Any) -> Any:
+                self._found.clear()
+                self._in_list = True
+                try:
+                    return expand(*called)
+                finally:
+                    self._found.clear()
+                    self._in_list = False
+
+            return strategy
+
+        return expand_list
+
+    def expanding(self, original: Any) -> Any:
+        """Return what makes all combinations, once for tensors of one geometry and placement."""
+
+        def expand(mesh: Any, schema: Any, single: Any, **kwargs: Any) -> Any:
+            options = [(name, _hashable(value)) for name, value in kwargs.items()]
+            key = (mesh, *map(tuple, single), *options)
+            return self._once(key, schema, lambda: original(mesh, schema, single, **kwargs))
+
+        return expand
+
+    def preparing(self, original: Any) -> Any:
+        """Return what finds the placements on one dimension of the mesh, as often."""
+
+        def prepare(info: Any, schema: Any, output: Any, *args: Any) -> Any:
+            key = (id(info), _hashable(output), *args)
+            return self._once(key, schema, lambda: original(info, schema, output, *args))
+
+        return prepare
+
+    def _once(self, key: tuple[Any, ...], schema: Any, make: Callable[[], Any]) -> Any:
+        key = (key, _key(schema)) if self._in_list else ()
+        try:
+            found = self._found.get(key) if key else None
+        except TypeError:  # an unhashable argument, or symbolic sizes
+            return make()
+        if found is None:
+            found = make()
+            if key:
+                self._found[key] = found
+        return found
+
+
+def _key(schema: Any) -> tuple[Any, ...]:
+    """Return what combinations depend on of an operator and its arguments."""
+    parts: list[Any] = [schema.op]
+    for one in (*schema.args_schema, *schema.kwargs_schema.values()):
+        if is_one_placement(one):
+            parts.append(one.strategies[0].output_spec)
+        else:
+            parts.append((type(one), _hashable(one)))
+    return tuple(parts)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple((type(one), one) for one in value) if type(value) is list else value
+
+
+class _Flags:
+    """Settles how strided shards are read, by those of all arguments of an operator."""
+
+    def __init__(self, original: Any, strided: type) -> None:
+        self._original, self._strided = original, strided
+        self._schema: Any = None
+        self._told = SimpleNamespace(args_spec=())
+
+    def __call__(self, strategy: Any, schema: Any) -> None:
+        """Do it, with one argument for each way there is among them."""
+        if schema is not self._schema:
+            ways: dict[Any, Any] = {}
+            for spec in schema.args_spec:
+                if any(isinstance(one, self._strided) for one in spec.placements):
+                    ways.setdefault(spec.use_strided_shard_as_shard_order, spec)
+            self._schema, self._told = schema, SimpleNamespace(args_spec=tuple(ways.values()))
+        self._original(strategy, self._told)
