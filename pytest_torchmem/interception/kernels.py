@@ -123,7 +123,7 @@ class Kernels:
         if spec.dynamic and self._plans.own_meta(spec, device.device.type) is None:
             return self._run_dynamic(call, device, frame)
         result = self._run_planned(call, key, device, frame)
-        return with_work(result, args) if spec.makes_work else result
+        return with_work(spec.overload, args) if spec.makes_work else result
 
     def _run_planned(self, call: Call, key: Any, device: DeviceLedger, frame: Any) -> Any:
         """Run a call whose outputs' geometry follows from that of its arguments."""

@@ -12,6 +12,7 @@ import torch
 from torch.futures import Future
 
 from pytest_torchmem.torch_private.names import private_if_imported, private_name_if_imported
+from pytest_torchmem.torch_private.operators import schema
 from pytest_torchmem.torch_private.patches import ABSENT, LookedAt, Replacements
 
 Additions = dict[Any, dict[str, Any]]
@@ -49,20 +50,19 @@ _NUMBERS = tuple(
 )
 
 
-def with_work(result: Any, args: tuple[Any, ...]) -> Any:
-    """Return the result of a collective with work of its own, which is done.
+def with_work(overload: Any, args: tuple[Any, ...]) -> Any:
+    """Return the result of a collective, which is what it wrote to, and work that is done.
 
     ``Work.get_future`` gives the tensors that it made: reducer.cpp and the communication hooks of
     ``DistributedDataParallel`` go on with them.
     """
-    several = isinstance(result, tuple)
-    tensors = result[0] if several else args[0]
+    tensors = args[0]
     while isinstance(tensors, list) and tensors and isinstance(tensors[0], list):
         tensors = tensors[0]
     future: Any = Future()
     future.set_result(tensors if isinstance(tensors, list) else [tensors])
     work = _work_of()(future).boxed()
-    return (*result[:-1], work) if several else work
+    return (args[0], work) if len(schema(overload).returns) > 1 else work
 
 
 def nccl_groups(
@@ -193,14 +193,21 @@ def _let_go(names: dict[Any, str]) -> None:
         _unregister()(name)
 
 
-def processes_of(arguments: Iterable[Any]) -> int | None:
-    """Return how many processes are in the group among an operator's arguments, or its name."""
-    group, find = _process_group(), _find_group()
+def place_in_group(arguments: Iterable[Any]) -> tuple[int, int] | None:
+    """Return this process's rank in the group among an operator's arguments, and the group's size.
+
+    The group may be named.
+    """
+    kind, find = _process_group(), _find_group()
     for argument in arguments:
         if isinstance(argument, str) and find is not None:
             with suppress(RuntimeError, KeyError, ValueError):  # it is something else
-                return int(find(argument).size())
-        if group is not None and isinstance(argument, torch.ScriptObject):
+                return _place(find(argument))
+        if kind is not None and isinstance(argument, torch.ScriptObject):
             with suppress(RuntimeError, TypeError):  # it is something else
-                return int(group.unbox(argument).size())
+                return _place(kind.unbox(argument))
     return None
+
+
+def _place(group: Any) -> tuple[int, int]:
+    return int(group.rank()), int(group.size())

@@ -106,6 +106,7 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 replace(pipeline_stage(), BACKWARD_RESULT, partial(_agreeing, trace))
 
         stack.enter_context(LASTING.layer("processes that agree", _comparing))
+        stack.enter_context(replaced_all(_telling(trace)))
         follow("torch.distributed.fsdp")
         follow("torch.distributed.tensor")
         follow("torch.distributed.pipelining")
@@ -205,6 +206,49 @@ def _comparing(trace: TraceContext) -> Layer[None]:
     buckets = {REBUILD_BUCKETS: _making_buckets(trace, getattr(reducer, REBUILD_BUCKETS))}
     functions = {VERIFY_PARAMETERS: verify, "Reducer": _making_buckets(trace, reducer)}
     return Layer([(torch.distributed, functions), (logger, quiet), (reducer, buckets)], None)
+
+
+def _telling(trace: TraceContext) -> Replacements:
+    """Replace what gives all processes the objects of one: they are taken to have the same."""
+    c10d: Any = torch.distributed.distributed_c10d
+    if not hasattr(c10d, "broadcast_object_list"):
+        return []
+    tell, deal = c10d.broadcast_object_list, c10d.scatter_object_list
+
+    def broadcast(
+        object_list: Any, src: Any = None, group: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        __tracebackhide__ = True
+        if trace.off() or _is_source(src, group, kwargs):
+            return tell(object_list, src, group, *args, **kwargs)
+        trace.values.remark(
+            "the objects that another process sends are not known; they are taken to be those "
+            "that this process has in their place"
+        )
+        kwargs["group_src"] = torch.distributed.get_rank(group)
+        return tell(object_list, None, group, *args, **kwargs)
+
+    def scatter(own: Any, objects: Any = None, src: Any = None, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        group = args[0] if args else kwargs.get("group")
+        if not trace.off() and not _is_source(src, group, kwargs):
+            raise UnknownValueError(
+                f"{trace.user_line()}: the object that another process scatters is not known, and "
+                "a trace has one process. Skip this line while tracing, or trace the process that "
+                "has the objects"
+            )
+        return deal(own, objects, src, *args, **kwargs)
+
+    functions = {"broadcast_object_list": broadcast, "scatter_object_list": scatter}
+    return [(torch.distributed, functions), (c10d, functions)]
+
+
+def _is_source(src: int | None, group: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether this process is the one whose objects others get, or is not in the group."""
+    own, within = torch.distributed.get_rank(group), kwargs.get("group_src")
+    if within is not None:
+        return own in (within, -1)
+    return own == -1 or torch.distributed.get_rank() == (src or 0)
 
 
 def _making_buckets(trace: TraceContext, original: Any) -> Callable[..., Any]:

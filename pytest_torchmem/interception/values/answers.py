@@ -53,6 +53,8 @@ class Answers:
         self._failed = ""
         """The first operator whose values could not be computed, and why."""
         self._told: dict[str, None] = {}
+        self._of_others = ""
+        """The line of a collective that gave values of other processes which nobody asked for."""
         self._guesses: dict[str, int] = {}
         self._ledger = ledger
         self._attribution = attribution
@@ -73,6 +75,7 @@ class Answers:
         """Return the number of a tensor of one element, for C++ or a program that needs it now."""
         __tracebackhide__ = True
         if self.contents.known(record) is not None:
+            self._told_known()
             return self.contents.value(record, tensor).item()
         if tensor.dtype is torch.bool:
             return self._truth(record)
@@ -105,6 +108,7 @@ class Answers:
         """
         __tracebackhide__ = True
         if self.contents.known(record) is not None:
+            self._told_known()
             return self.contents.value(record, tensor)
         assumed = self.contents.assumed(record)
         number: float = 1 if assumed is None else assumed.answer
@@ -163,6 +167,7 @@ class Answers:
         """Begin to count guesses anew: another test may ask for as many."""
         self._guesses.clear()
         self._told.clear()
+        self._of_others = ""
 
     def tell(self, what: str) -> None:
         """Warn of a number that was made up and goes on into the program."""
@@ -175,6 +180,26 @@ class Answers:
     def _warn(self, what: str) -> None:
         line = self._attribution.user_line() or "the traced program"
         self._told.setdefault(f"{line}: {what}")
+
+    def took_others_for_this(self) -> None:
+        """Take note that other processes are taken to have what this one has.
+
+        Values that are asked for from now on may be theirs.
+        """
+        self._of_others = self._of_others or self._attribution.user_line()
+
+    def _told_known(self) -> None:
+        """Warn of values of other processes, now that values are asked for."""
+        if self._of_others:
+            self._told.setdefault(
+                f"{self._of_others}: what other processes have is not known; they are taken to "
+                "have, and to send, what this one has and sends"
+            )
+            self._of_others = ""
+
+    def remark(self, what: str) -> None:
+        """Warn of what is assumed of values."""
+        self._warn(what)
 
     def unknown(self, what: str) -> BaseException:
         """Return the error for a value that the trace does not have, naming the user's line.

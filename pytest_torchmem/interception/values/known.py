@@ -22,7 +22,11 @@ from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.values.answers import Answers
 from pytest_torchmem.interception.values.assumptions import assume, assumed_output
 from pytest_torchmem.interception.values.captured import Captured, Recording, not_permitted
-from pytest_torchmem.interception.values.collectives import copies_of_one_process
+from pytest_torchmem.interception.values.collectives import (
+    Copy,
+    copies_of_collective,
+    is_taken_to_be_same,
+)
 from pytest_torchmem.interception.values.computed import (
     Ahead,
     grown_of,
@@ -98,9 +102,9 @@ class KnownValues(Answers):
         if self._recordings and self.is_captured(call):
             return None
         if operator.overload.namespace == "c10d":
-            copies = copies_of_one_process(call)
-            if copies is not None:
-                self._copy(call, copies)
+            found = copies_of_collective(call)
+            if found is not None:
+                self._copy(call, *found)
                 return NO_MEMORIES
         if self._computes:
             if not (self.contents.have_values(call.records, call.tensors) or operator.shared.fills):
@@ -373,21 +377,28 @@ class KnownValues(Answers):
         )
         return None if memories is FAILED else memories
 
-    def _copy(self, call: Call, copies: list[tuple[Tensor, Tensor]]) -> None:
-        """Let tensors of a call have the values of others, where these are known."""
-        contents = self.contents
+    def _copy(self, call: Call, copies: list[Copy], of_others: bool) -> None:
+        """Let a collective's outputs have values, where those that they are made of are known.
+
+        ``of_others``: they are those of other processes too, of which only small ones matter.
+        """
+        contents, assumed = self.contents, False
         records = {id(one): record for one, record in zip(call.tensors, call.records, strict=True)}
-        for tensor, source in copies:
+        for tensor, source, made in copies:
             record, known = records[id(tensor)], contents.known(records[id(source)])
             nbytes = tensor.untyped_storage().nbytes()
             whole = tensor.numel() * tensor.element_size() == nbytes
-            if known is None or (contents.known(record) is None and not whole):
+            matters = not of_others or is_taken_to_be_same(call, tensor)
+            if known is None or not matters or (contents.known(record) is None and not whole):
                 contents.assume(record, None)
                 continue
             if contents.known(record) is None:
                 contents.show(record, nbytes)
             value = contents.value(records[id(source)], source)
-            contents.value(record, tensor).copy_(value.reshape(tensor.shape))
+            contents.value(record, tensor).copy_(made(value).reshape(tensor.shape))
+            assumed = of_others
+        if assumed:
+            self.took_others_for_this()
 
     def _attempt(self, call: Call, compute: Callable[[], Any]) -> Any:
         """Return what is computed, or ``FAILED``, with the reason kept for who asks for it."""

@@ -1,0 +1,302 @@
+"""Every collective of ``torch.distributed`` traces, and gives tensors of the right shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as differentiable
+from torch import Tensor
+from torch.distributed import _functional_collectives as functional
+
+from pytest_torchmem import trace
+from pytest_torchmem.errors import UnknownValueError
+
+ROWS = 8
+OPERATORS: Any = torch.ops._c10d_functional
+
+
+class Process:
+    """What a collective is given: tensors on a device, and the process's place in the world."""
+
+    def __init__(self, device: str, asynchronous: bool) -> None:
+        self.device, self.asynchronous = device, asynchronous
+        self.size, self.rank = dist.get_world_size(), dist.get_rank()
+        self.group: Any = dist.group.WORLD
+        self.beside = (self.rank + 1) % self.size
+
+    def part(self, rows: int = ROWS) -> Tensor:
+        """Return one process's tensor."""
+        return torch.ones(rows, 4, device=self.device)
+
+    def whole(self) -> Tensor:
+        """Return a tensor of all processes' rows."""
+        return self.part(ROWS * self.size)
+
+    def parts(self) -> list[Tensor]:
+        """Return one tensor for each process."""
+        return [self.part() for _ in range(self.size)]
+
+    def at_first(self, objects: list[Any]) -> list[Any] | None:
+        """Return objects that only the first process has."""
+        return objects if self.rank == 0 else None
+
+    def run(self, collective: Any, *args: Any, **kwargs: Any) -> None:
+        """Run a collective to its end."""
+        work = collective(*args, **kwargs, async_op=self.asynchronous)
+        assert (work is not None) == self.asynchronous
+        if work is not None:
+            work.wait()
+            assert work.done() if not isinstance(work, dist.Work) else work.is_completed()
+
+    def coalesced(self, collective: Any, *pairs: tuple[Tensor, ...]) -> None:
+        """Run collectives together."""
+        device = torch.device(self.device, 0) if self.device == "cuda" else None
+        with dist._coalescing_manager(device=device, async_ops=self.asynchronous) as manager:
+            for pair in pairs:
+                collective(*pair)
+        if self.asynchronous:
+            manager.wait()
+
+
+def into(name: str, output: str, *inputs: str, **options: Any) -> Callable[[Process], Tensor]:
+    """Return a call that writes to its first argument."""
+
+    def call(process: Process) -> Tensor:
+        made = getattr(process, output)()
+        arguments = [getattr(process, one)() for one in inputs]
+        process.run(getattr(dist, name), made, *arguments, **options)
+        return made[-1] if isinstance(made, list) else made
+
+    return call
+
+
+def uneven(process: Process) -> Tensor:
+    splits = list(range(1, process.size + 1))
+    made, given = process.part(sum(splits)), process.part(sum(splits))
+    process.run(dist.all_to_all_single, made, given, splits, splits)
+    return made[:ROWS].expand(ROWS, 4) if process.size == 1 else made
+
+
+def lists(process: Process) -> Tensor:
+    made = [[process.part(), process.part()] for _ in range(process.size)]
+    process.run(dist.all_gather_coalesced, made, made[0])
+    return made[-1][1]
+
+
+def gathered(process: Process) -> Tensor:
+    process.run(dist.gather, process.part(), process.at_first(process.parts()))
+    return process.part()
+
+
+def scattered(process: Process) -> Tensor:
+    made = process.part()
+    process.run(dist.scatter, made, process.at_first(process.parts()))
+    return made
+
+
+def reduced_together(process: Process) -> Tensor:
+    made = process.part()
+    process.coalesced(dist.all_reduce, (made,), (process.part(),))
+    process.run(dist.all_reduce_coalesced, [made])
+    return made
+
+
+def gathered_together(process: Process) -> Tensor:
+    pairs = [(process.whole(), process.part()) for _ in range(2)]
+    process.coalesced(dist.all_gather_into_tensor, *pairs)
+    return pairs[0][0]
+
+
+def scattered_together(process: Process) -> Tensor:
+    pairs = [(process.part(), process.whole()) for _ in range(2)]
+    process.coalesced(dist.reduce_scatter_tensor, *pairs)
+    return pairs[0][0]
+
+
+def to_neighbour(process: Process) -> Tensor:
+    made = process.part()
+    if process.size > 1:
+        dist.send(made, process.beside)
+        dist.recv(made, process.beside)
+        assert dist.recv(made) != process.rank
+        operations = [dist.P2POp(one, made, process.beside) for one in (dist.isend, dist.irecv)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        name = process.group.group_name
+        made = OPERATORS.wait_tensor(OPERATORS.irecv(made, process.beside, 0, name))
+    return made
+
+
+def marks(process: Process) -> Tensor:
+    process.run(dist.barrier)
+    made = process.part()
+    torch.ops.c10d.check_for_nan(made)
+    work = dist.all_reduce(made, async_op=True)
+    halves = work.get_future().then(lambda future: future.value()[0] / 2)
+    return halves.wait()
+
+
+def subgroups(process: Process) -> Tensor:
+    made, group = process.part(), dist.new_group(list(range(process.size)))
+    alone, _ = dist.new_subgroups(group_size=1)
+    for one in (group, alone):
+        dist.all_reduce(made, group=one)
+    dist.destroy_process_group(group)
+    store = dist.distributed_c10d._get_default_store()
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    return made
+
+
+def in_place(process: Process) -> Tensor:
+    name = process.group.group_name
+    made = OPERATORS.all_reduce_(process.part(), "sum", name)
+    made = OPERATORS.broadcast_(made, 0, name)
+    (made,) = OPERATORS.all_reduce_coalesced_([made], "sum", name)
+    own = process.part()
+    whole = OPERATORS.all_gather_into_tensor_out(own, process.size, name, out=process.whole())
+    OPERATORS.reduce_scatter_tensor_out(whole, "sum", process.size, name, out=own)
+    return OPERATORS.wait_tensor(made)
+
+
+def backward(name: str, *, several: bool = False) -> Callable[[Process], Tensor]:
+    """Return a call of a collective that autograd goes through."""
+
+    def call(process: Process) -> Tensor:
+        given = [one.requires_grad_() for one in process.parts()]
+        made = getattr(differentiable, name)(
+            *([process.part()] if name.startswith(("reduce_s", "all_to_all_s")) else []),
+            *([process.parts()] if name == "all_to_all" else []),
+            given if several else given[0],
+            *([0] if name in ("broadcast", "gather", "scatter", "reduce") else []),
+        )
+        parts = [made] if isinstance(made, Tensor) else list(made)
+        sum(one.sum() for one in parts).backward()
+        assert given[0].grad is not None
+        return parts[-1]
+
+    return call
+
+
+def functional_call(name: str, whole: bool, *args: Any) -> Callable[[Process], Tensor]:
+    """Return a call of a collective that returns its output."""
+
+    def call(process: Process) -> Tensor:
+        given: Any = process.whole() if whole else process.part()
+        together = name.endswith("coalesced")
+        made = getattr(functional, name)([given] if together else given, *args, process.group)
+        return made[0] if together else made
+
+    return call
+
+
+PART: dict[str, Callable[[Process], Tensor]] = {
+    "all_reduce": into("all_reduce", "part"),
+    "average": into("all_reduce", "part", op=dist.ReduceOp.AVG),
+    "broadcast": into("broadcast", "part", src=0),
+    "reduce": into("reduce", "part", dst=0),
+    "all_gather": into("all_gather", "parts", "part"),
+    "reduce_scatter": into("reduce_scatter", "part", "parts"),
+    "reduce_scatter_tensor": into("reduce_scatter_tensor", "part", "whole"),
+    "all_to_all": into("all_to_all", "parts", "parts"),
+    "all_to_all_single": into("all_to_all_single", "part", "part"),
+    **{one.__name__: one for one in (lists, gathered, scattered, reduced_together)},
+    **{one.__name__: one for one in (scattered_together, to_neighbour, marks, subgroups, in_place)},
+    "f all_reduce": functional_call("all_reduce", False, "sum"),
+    "f all_reduce_coalesced": functional_call("all_reduce_coalesced", False, "sum"),
+    "f broadcast": functional_call("broadcast", False, 0),
+    "f reduce_scatter_tensor": functional_call("reduce_scatter_tensor", True, "sum", 0),
+    "f reduce_scatter_autograd": functional_call("reduce_scatter_tensor_autograd", True, "sum", 0),
+    "f reduce_scatter_coalesced": functional_call(
+        "reduce_scatter_tensor_coalesced", True, "sum", [0]
+    ),
+    "f all_to_all_single": functional_call("all_to_all_single", False, None, None),
+    "f all_to_all_autograd": functional_call("all_to_all_single_autograd", False, None, None),
+    **{f"n {name}": backward(name) for name in ("all_reduce", "all_gather", "broadcast")},
+    **{f"n {name}": backward(name) for name in ("gather", "reduce", "all_to_all_single")},
+    **{
+        f"n {name}": backward(name, several=True)
+        for name in ("scatter", "reduce_scatter", "all_to_all")
+    },
+}
+WHOLE: dict[str, Callable[[Process], Tensor]] = {
+    "all_gather_into_tensor": into("all_gather_into_tensor", "whole", "part"),
+    "gathered_together": gathered_together,
+    "f all_gather_tensor": functional_call("all_gather_tensor", False, 0),
+    "f all_gather_autograd": functional_call("all_gather_tensor_autograd", False, 0),
+    "f all_gather_coalesced": functional_call("all_gather_into_tensor_coalesced", False),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_every_collective_has_its_shapes(device: str, size: int) -> None:
+    def program() -> None:
+        dist.init_process_group()
+        for asynchronous in (False, True):
+            process = Process(device, asynchronous)
+            for calls, rows in ((PART, ROWS), (WHOLE, ROWS * size)):
+                for name, call in calls.items():
+                    made = call(process) + 0  # waits
+                    assert made.shape == (rows, 4), (name, made.shape)
+                    assert made.device.type == device, name
+            uneven(process)
+
+    for rank in {0, size - 1}:
+        assert not trace(program, device=device, world_size=size, rank=rank, values="none").warnings
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_others_have_the_objects_of_this_process(device: str, rank: int) -> None:
+    def program() -> None:
+        dist.init_process_group()
+        gathered: list[Any] = [None] * 4
+        dist.all_gather_object(gathered, {"loss": 1.5})
+        assert gathered == [{"loss": 1.5}] * 4
+        sent = ["a", {"b": 2}]
+        dist.broadcast_object_list(sent, 0)
+        assert sent == ["a", {"b": 2}]
+        at_first: Any = [None] * 4 if rank == 0 else None
+        dist.gather_object("x", at_first)
+        assert at_first == (["x"] * 4 if rank == 0 else None)
+        own: list[Any] = [None]
+        if rank == 0:
+            dist.scatter_object_list(own, [0, 1, 2, 3])
+            assert own == [0]
+        else:
+            with pytest.raises(UnknownValueError, match="that another process scatters"):
+                dist.scatter_object_list(own, None)
+
+    warnings = trace(program, device=device, world_size=4, rank=rank).warnings
+    assert any("what other processes have is not known" in one for one in warnings)
+
+
+@pytest.mark.parametrize("counted", ["histc", "bincount"])
+def test_others_send_as_many_tokens_as_they_get(counted: str) -> None:
+    """Experts on several processes: torchtitan's ``_token_dispatch``."""
+    tokens, experts, width = 256, 8, 16
+
+    def program() -> None:
+        dist.init_process_group()
+        x = torch.randn(tokens, width)
+        chosen = torch.nn.Linear(width, experts)(x).topk(2).indices.flatten()
+        if counted == "histc":
+            counts = torch.histc(chosen.float(), bins=experts, min=0, max=experts)
+        else:
+            counts = torch.bincount(chosen, minlength=experts)
+        received = torch.empty_like(counts)
+        dist.all_to_all_single(received, counts)
+        sizes = [one.view(4, -1).sum(1).int().tolist() for one in (received, counts)]
+        routed = x[chosen.argsort() // 2].requires_grad_()
+        made = functional.all_to_all_single_autograd(routed, *sizes, dist.group.WORLD)
+        assert made.shape == (2 * tokens, width)
+        made.sum().backward()
+
+    (warning,) = (one for one in trace(program, world_size=4).warnings if "workspace" not in one)
+    assert "they are taken to have, and to send, what this one has and sends" in warning
