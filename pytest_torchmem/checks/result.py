@@ -44,6 +44,9 @@ class TraceResult:
     headroom: int | None = None
     """What the GPU has left beyond the reserved peak; ``None`` where no GPU is named."""
 
+    not_counted: tuple[str, ...] = ()
+    """What takes memory of the GPU and is in no figure."""
+
     @classmethod
     def of(
         cls, profile: MemoryProfile, headroom: int | None, cudnn_before: str = ""
@@ -61,6 +64,7 @@ class TraceResult:
             cudnn_before=cudnn_before,
             workspaces=profile.by_confidence(),
             headroom=headroom,
+            not_counted=profile.not_counted,
         )
 
 

@@ -23,7 +23,7 @@ from pytest_torchmem.torch_private.storages import (
     storage_address,
     storage_use_count,
 )
-from pytest_torchmem.torch_private.tensors import unwrapped
+from pytest_torchmem.torch_private.tensors import is_wrapper, unwrapped, wrapped_tensors
 
 _CPU = torch.device("cpu")
 _OWN_USES = 3
@@ -109,10 +109,19 @@ class TraceContext:
             if record is None and parts.conversion.lent(tensor) is not None:
                 with self.working():
                     return parts.conversion.borrow(tensor)
+            if record is None and type(tensor) is not Tensor and is_wrapper(tensor):
+                return self._record_of_part(tensor)
             return record
         except (RuntimeError, NotImplementedError):  # a tensor without storage
             inner = tensor.values() if tensor.layout in COMPRESSED else unwrapped(tensor)
+            if inner is None and is_wrapper(tensor):
+                return self._record_of_part(tensor)
             return None if inner is None else self.record(inner)
+
+    def _record_of_part(self, wrapper: Tensor) -> StorageRecord | None:
+        """Return the record of the first tensor that a ``DTensor``, or another wrapper, is of."""
+        first = next(iter(wrapped_tensors(wrapper)), None)
+        return None if first is None else self.record(first)
 
     def record_of(self, storage: torch.UntypedStorage) -> StorageRecord | None:
         """Return the ledger's record of a storage, or None where it has none."""

@@ -43,6 +43,9 @@ PEAK_FIELDS = {
 }
 """The fields of a profile that are the peak of a phase."""
 
+#: Communicators and their channels: NCCL allocates by itself (``ncclCommInitRank``).
+NCCL = "memory that NCCL takes for itself"
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
@@ -221,13 +224,20 @@ class MemoryProfile:
     def table(self, largest: int = 10) -> str:
         """Return the peaks by phase and the ``largest`` things alive at the peak, as text.
 
-        The last line says how sure the workspace of kernels is.
+        The last lines say how sure the workspace of kernels is, and what is not counted.
         """
         parts = [figures_table(self.name, self.figures())]
         if live := self.live_at_peak()[:largest]:
             parts.append(allocations_table(live))
             parts += workspace_lines(self.by_confidence(), self.unknown_workspaces)
+        parts += [f"not counted: {', '.join(self.not_counted)}"] if self.not_counted else []
         return "\n\n".join(parts)
+
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """What takes memory of the GPU outside of PyTorch's allocator, and is in no figure."""
+        apart = self.device.startswith("cuda") and (self.world_size or 0) > 1
+        return (NCCL,) if apart else ()
 
     # -- files and pictures ------------------------------------------------------------------------
 

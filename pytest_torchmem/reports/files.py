@@ -70,6 +70,10 @@ def _workspaces(checks: Iterable[Check]) -> Iterable[str]:
     if unknown:
         what = f"{_checks(unknown, 'is a lower bound', 'are lower bounds')}, without the workspace"
         yield f"{what} of: {_names(unknown)}."
+    apart = [trace.not_counted for trace in traced if trace.not_counted]
+    if apart:
+        what = ", ".join(sorted({one for several in apart for one in several}))
+        yield f"{_checks(apart, 'does', 'do')} not count {what}."
 
 
 def _checks(found: Sequence[object], one: str, several: str) -> str:

@@ -74,6 +74,7 @@ def _check(check: Check) -> dict[str, Any]:
         "library_workspaces": list(trace.library_workspaces),
         "cudnn": trace.cudnn,
         "unknown_workspaces": list(trace.unknown_workspaces),
+        "not_counted": list(trace.not_counted),
         "warnings": list(trace.warnings),
         "message": check.message,
         "advice": check.advice,

@@ -32,6 +32,8 @@ def properties(result: CheckResult) -> list[tuple[str, object]]:
         found["cudnn"] = trace.cudnn
     if trace.unknown_workspaces:
         found["unknown_workspaces"] = ", ".join(trace.unknown_workspaces)
+    if trace.not_counted:
+        found["not_counted"] = ", ".join(trace.not_counted)
     rank = f"rank {key.rank} of {key.world_size}" if key.world_size else ""
     stem = PREFIX + "".join(f"{part}." for part in (key.name, key.device, rank) if part)
     return [(f"{stem}{name}", value) for name, value in found.items()]

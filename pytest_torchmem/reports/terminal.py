@@ -49,6 +49,7 @@ def _lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     plain += _written(summary, details=verbose)
     improved = [*_improved(summary.checks)]
     plain += [*_warnings(summary.checks, every=verbose)]
+    plain += _not_counted(summary.checks)
     plain += _calibrated(summary.checks) if verbose else []
     plain += _told(summary.checks) if verbose else []
     yield from ((line, {"green": True}) for line in improved)
@@ -256,6 +257,16 @@ def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
         parts.append(f"{_plural(len(others), 'test')} with other warnings")
     if parts:
         yield f"warnings: {'; '.join(parts)}; -v lists them"
+
+
+def _not_counted(checks: Iterable[Check]) -> Iterable[str]:
+    """Yield what is in no figure, and of how many tests."""
+    found: dict[str, dict[str, None]] = {}
+    for check in checks:
+        for one in check.result.trace.not_counted:
+            found.setdefault(one, {})[check.nodeid] = None
+    for one, tests in found.items():
+        yield f"{_plural(len(tests), 'test')} without {one}"
 
 
 def _first_of(nodeids: Iterable[str]) -> str:

@@ -85,6 +85,12 @@ state_table = private_if_imported("torch.distributed._composable.contract.STATE_
 name_table = private_if_imported("torch.distributed._composable.contract.REGISTRY_KEY")
 #: What stands by such a name: it is made when the function is applied.
 applied_item = private_if_imported("torch.distributed._composable.contract.RegistryItem")
+#: What processes agree by on who writes what of a checkpoint, and whether they write all of it.
+checkpoint_agreement = private_if_imported("torch.distributed.checkpoint.utils._DistWrapper")
+checkpoint_planner = private_if_imported("torch.distributed.checkpoint.default_planner")
+VALIDATE_PLAN = private_name_if_imported(
+    "torch.distributed.checkpoint.default_planner._validate_global_plan"
+)
 #: What ``fully_shard`` makes for a module.
 sharding_state = private_if_imported("torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState")
 #: Every run of the autograd engine that Python starts goes through it (autograd/graph.py).

@@ -117,4 +117,7 @@ def test_a_model_of_a_fixture_is_sharded_anew_by_each_rank_and_device(project):
     result = project.run("--torchmem-update")
     result.assert_outcomes(passed=3)
     result.stdout.fnmatch_lines(["8 memory checks: *"])
-    project.run().assert_outcomes(passed=3)
+    result = project.run("--torchmem-json=r.json")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["2 tests without memory that NCCL takes for itself"])
+    assert (project.path / "r.json").read_text().count("NCCL") == 4

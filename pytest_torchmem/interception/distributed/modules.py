@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, wraps
+from inspect import signature
 from typing import Any
 from weakref import WeakSet
 
@@ -30,7 +31,10 @@ from pytest_torchmem.torch_private.replaceable import (
     REBUILD_BUCKETS,
     REPLICATED_STATES,
     SHARDED_STATES,
+    VALIDATE_PLAN,
     VERIFY_PARAMETERS,
+    checkpoint_agreement,
+    checkpoint_planner,
     fully_sharding,
     module_states,
     needs_messages,
@@ -101,6 +105,9 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 _follow_states(replace, trace)
             if module.startswith("torch.distributed.tensor"):
                 shorten_propagation(replace)
+            if module.startswith("torch.distributed.checkpoint"):
+                replace(checkpoint_agreement(), "__init__", partial(_agreeing_alone, trace))
+                replace(checkpoint_planner(), VALIDATE_PLAN, partial(_validating, trace))
             if module.startswith("torch.distributed.pipelining"):
                 replace(pipeline_stage(), FORWARD_VOTE, partial(_voting, trace))
                 replace(pipeline_stage(), BACKWARD_RESULT, partial(_agreeing, trace))
@@ -109,6 +116,7 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
         stack.enter_context(replaced_all(_telling(trace)))
         follow("torch.distributed.fsdp")
         follow("torch.distributed.tensor")
+        follow("torch.distributed.checkpoint")
         follow("torch.distributed.pipelining")
         stack.enter_context(trace.after_imports(follow))
         yield
@@ -214,41 +222,66 @@ def _telling(trace: TraceContext) -> Replacements:
     if not hasattr(c10d, "broadcast_object_list"):
         return []
     tell, deal = c10d.broadcast_object_list, c10d.scatter_object_list
+    told, dealt = signature(tell), signature(deal)
 
-    def broadcast(
-        object_list: Any, src: Any = None, group: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    @wraps(tell)
+    def broadcast(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if trace.off() or _is_source(src, group, kwargs):
-            return tell(object_list, src, group, *args, **kwargs)
+        given = told.bind(*args, **kwargs).arguments
+        if trace.off() or _is_source(given):
+            return tell(*args, **kwargs)
         trace.values.remark(
             "the objects that another process sends are not known; they are taken to be those "
             "that this process has in their place"
         )
-        kwargs["group_src"] = torch.distributed.get_rank(group)
-        return tell(object_list, None, group, *args, **kwargs)
+        given |= {"src": None, "group_src": torch.distributed.get_rank(given.get("group"))}
+        return tell(**given)
 
-    def scatter(own: Any, objects: Any = None, src: Any = None, *args: Any, **kwargs: Any) -> Any:
+    @wraps(deal)
+    def scatter(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        group = args[0] if args else kwargs.get("group")
-        if not trace.off() and not _is_source(src, group, kwargs):
+        if not trace.off() and not _is_source(dealt.bind(*args, **kwargs).arguments):
             raise UnknownValueError(
                 f"{trace.user_line()}: the object that another process scatters is not known, and "
                 "a trace has one process. Skip this line while tracing, or trace the process that "
                 "has the objects"
             )
-        return deal(own, objects, src, *args, **kwargs)
+        return deal(*args, **kwargs)
 
     functions = {"broadcast_object_list": broadcast, "scatter_object_list": scatter}
     return [(torch.distributed, functions), (c10d, functions)]
 
 
-def _is_source(src: int | None, group: Any, kwargs: dict[str, Any]) -> bool:
+def _agreeing_alone(trace: TraceContext, original: Any) -> Callable[..., Any]:
+    """Return ``_DistWrapper.__init__``: in a trace a process plans its part of a checkpoint alone.
+
+    What others would write is not known, and not written.
+    """
+
+    def init(self: Any, group: Any, use_dist: bool, *args: Any, **kwargs: Any) -> None:
+        original(self, group, use_dist and trace.off(), *args, **kwargs)
+
+    return init
+
+
+def _validating(trace: TraceContext, original: Any) -> Callable[..., Any]:
+    """Return what finds parts of tensors that no process writes."""
+
+    def validate(*args: Any, **kwargs: Any) -> Any:
+        if trace.off():
+            return original(*args, **kwargs)
+        found = original(*args, **kwargs)
+        return [] if isinstance(found, list) else True
+
+    return validate
+
+
+def _is_source(given: dict[str, Any]) -> bool:
     """Whether this process is the one whose objects others get, or is not in the group."""
-    own, within = torch.distributed.get_rank(group), kwargs.get("group_src")
+    own, within = torch.distributed.get_rank(given.get("group")), given.get("group_src")
     if within is not None:
         return own in (within, -1)
-    return own == -1 or torch.distributed.get_rank() == (src or 0)
+    return own == -1 or torch.distributed.get_rank() == (given.get("src") or 0)
 
 
 def _making_buckets(trace: TraceContext, original: Any) -> Callable[..., Any]:

@@ -186,7 +186,8 @@ class Answers:
 
         Values that are asked for from now on may be theirs.
         """
-        self._of_others = self._of_others or self._attribution.user_line()
+        line = self._attribution.user_line() or "the traced program"
+        self._of_others = self._of_others or line
 
     def _told_known(self) -> None:
         """Warn of values of other processes, now that values are asked for."""

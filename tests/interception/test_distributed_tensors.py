@@ -1,0 +1,99 @@
+"""``DTensor`` on fake cuda takes the GPU's paths; checkpoints of shards are written and read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import context_parallel
+from torch.nn import functional
+
+from benchmarks.sharded_steps.programs import Decoder, shard, start, train
+from pytest_torchmem import MemoryProfile, trace
+
+
+def operators(profile: MemoryProfile) -> set[str]:
+    """Return what allocated in a trace."""
+    return {one.origin.operator for one in profile.timeline.allocations}
+
+
+def attended(*tensors: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(*tensors, is_causal=True)
+
+
+def test_composite_operators_take_the_paths_of_plain_tensors() -> None:
+    def program(size: int, heads: int, distributed: bool) -> None:
+        mesh: Any = start("cuda")
+        shape = (2, heads, 64, 32)
+        parts = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+        weight = torch.ones(32, device="cuda", dtype=torch.bfloat16)
+        if distributed:
+            parts = [distribute_tensor(one, mesh, [Shard(1)]) for one in parts]
+            weight = distribute_tensor(weight, mesh, [Replicate()])
+        for one in (*parts, weight):
+            one.requires_grad_()
+        functional.rms_norm(attended(*parts), (32,), weight).sum().backward()
+
+    def found(*arguments: Any) -> set[str]:
+        made = operators(trace(program, *arguments, device="cuda", world_size=2))
+        return {name for name in made if "attention" in name or "norm" in name}
+
+    assert found(2, 8, True) == found(2, 4, False)
+    assert any("flash_attention" in name for name in found(2, 8, True))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_context_parallel_splits_the_sequence(rank: int) -> None:
+    def program() -> None:
+        mesh: Any = start("cuda")
+        model = Decoder(1).to("cuda", torch.bfloat16)
+        tokens = torch.randint(256, (2, 128), device="cuda")
+        with context_parallel(
+            mesh, buffers=[tokens], buffer_seq_dims=[1], no_restore_buffers={tokens}
+        ):
+            logits = model(tokens)
+            assert logits.shape[1] == 64
+            logits.float().sum().backward()
+
+    profile = trace(program, device="cuda", world_size=2, rank=rank)
+    assert any("flash_attention" in name for name in operators(profile))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_checkpoints_of_shards(tmp_path: Path, device: str, rank: int) -> None:
+    def program() -> None:
+        model = shard(Decoder(1).to(device), mesh=start(device))
+        optimizer = torch.optim.AdamW(model.parameters())
+        train(model, optimizer, 1, device)
+        both = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        dcp.save(both, checkpoint_id=tmp_path / device)
+        dcp.load(both, checkpoint_id=tmp_path / device)
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=both["model"],
+            optim_state_dict=both["optimizer"],
+        )
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        assert bool(get_model_state_dict(model, options=whole)) == (rank == 0)
+        full = StateDictOptions(full_state_dict=True)
+        state = get_model_state_dict(model, options=full)
+        assert state["head.weight"].shape == (256, 64)
+        set_model_state_dict(model, state, options=full)
+
+    trace(program, device=device, world_size=2, rank=rank)
+    assert not dist.is_initialized()
