@@ -113,7 +113,7 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 replace(pipeline_stage(), BACKWARD_RESULT, partial(_agreeing, trace))
 
         stack.enter_context(LASTING.layer("processes that agree", _comparing))
-        stack.enter_context(replaced_all(_telling(trace)))
+        stack.enter_context(LASTING.layer("objects of processes", _telling))
         follow("torch.distributed.fsdp")
         follow("torch.distributed.tensor")
         follow("torch.distributed.checkpoint")
@@ -216,11 +216,11 @@ def _comparing(trace: TraceContext) -> Layer[None]:
     return Layer([(torch.distributed, functions), (logger, quiet), (reducer, buckets)], None)
 
 
-def _telling(trace: TraceContext) -> Replacements:
+def _telling(trace: TraceContext) -> Layer[None]:
     """Replace what gives all processes the objects of one: they are taken to have the same."""
     c10d: Any = torch.distributed.distributed_c10d
     if not hasattr(c10d, "broadcast_object_list"):
-        return []
+        return Layer([], None)
     tell, deal = c10d.broadcast_object_list, c10d.scatter_object_list
     told, dealt = signature(tell), signature(deal)
 
@@ -249,7 +249,7 @@ def _telling(trace: TraceContext) -> Replacements:
         return deal(*args, **kwargs)
 
     functions = {"broadcast_object_list": broadcast, "scatter_object_list": scatter}
-    return [(torch.distributed, functions), (c10d, functions)]
+    return Layer([(torch.distributed, functions), (c10d, functions)], None)
 
 
 def _agreeing_alone(trace: TraceContext, original: Any) -> Callable[..., Any]:
