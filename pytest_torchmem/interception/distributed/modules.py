@@ -113,7 +113,6 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 replace(pipeline_stage(), BACKWARD_RESULT, partial(_agreeing, trace))
 
         stack.enter_context(LASTING.layer("processes that agree", _comparing))
-        stack.enter_context(LASTING.layer("objects of processes", _telling))
         follow("torch.distributed.fsdp")
         follow("torch.distributed.tensor")
         follow("torch.distributed.checkpoint")
@@ -213,14 +212,15 @@ def _comparing(trace: TraceContext) -> Layer[None]:
     reducer: Any = torch.distributed.Reducer  # type: ignore[attr-defined]
     buckets = {REBUILD_BUCKETS: _making_buckets(trace, getattr(reducer, REBUILD_BUCKETS))}
     functions = {VERIFY_PARAMETERS: verify, "Reducer": _making_buckets(trace, reducer)}
-    return Layer([(torch.distributed, functions), (logger, quiet), (reducer, buckets)], None)
+    replacements = [(torch.distributed, functions), (logger, quiet), (reducer, buckets)]
+    return Layer([*replacements, *_telling(trace)], None)
 
 
-def _telling(trace: TraceContext) -> Layer[None]:
+def _telling(trace: TraceContext) -> list[tuple[Any, dict[str, Any]]]:
     """Replace what gives all processes the objects of one: they are taken to have the same."""
     c10d: Any = torch.distributed.distributed_c10d
     if not hasattr(c10d, "broadcast_object_list"):
-        return Layer([], None)
+        return []
     tell, deal = c10d.broadcast_object_list, c10d.scatter_object_list
     told, dealt = signature(tell), signature(deal)
 
@@ -249,7 +249,7 @@ def _telling(trace: TraceContext) -> Layer[None]:
         return deal(*args, **kwargs)
 
     functions = {"broadcast_object_list": broadcast, "scatter_object_list": scatter}
-    return Layer([(torch.distributed, functions), (c10d, functions)], None)
+    return [(torch.distributed, functions), (c10d, functions)]
 
 
 def _agreeing_alone(trace: TraceContext, original: Any) -> Callable[..., Any]:
