@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Iterable, Mapping
-from types import ModuleType
+from collections.abc import Container, Iterable, Mapping
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -27,6 +27,9 @@ from pytest_torchmem.torch_private.overrides import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.storages import storage_address
 
 _LRU_CACHE: Any = type(functools.lru_cache(lambda: None))
+_HOLD_NOTHING = frozenset(
+    {bool, int, float, str, bytes, type(None), type, ModuleType, FunctionType}
+)
 _DEPTH = 3
 """How deep in tuples, dictionaries and objects a cached tensor is looked for."""
 
@@ -66,11 +69,11 @@ def give_survivors_data(ledger: Ledger, contents: Contents | None = None) -> Non
     survivors = ledger.close()
     if not survivors:
         return
-    objects = gc.get_objects()
-    _clear_caches(objects, survivors)
+    found = _all_of({_LRU_CACHE, *_kinds_of(Tensor)})
+    _clear_caches([one for one in found if type(one) is _LRU_CACHE], survivors)
     with torch.inference_mode(), DisableTorchFunctionSubclass():
-        for value in objects:
-            if not issubclass(type(value), Tensor) or is_lazy(value):
+        for value in found:
+            if type(value) is _LRU_CACHE or is_lazy(value):
                 continue
             address = _address(value)
             if address is None:
@@ -97,17 +100,26 @@ def forget_cached() -> None:
     For a program that is run again as if for the first time: that of a library's own cache is out
     of the reach of what restores a program's state.
     """
-    for tensor in _surviving(gc.get_objects()):  # the list is gone when their holders are asked
+    tensors = [one for one in _all_of(_kinds_of(Tensor)) if not is_lazy(one)]
+    surviving = [one for one in tensors if _address(one) in _SURVIVORS]
+    del tensors  # no more than these is held when their holders are asked
+    for tensor in surviving:
         _forget(tensor)
 
 
-def _surviving(objects: Iterable[Any]) -> list[Tensor]:
-    found = []
-    for value in objects:
-        if not issubclass(type(value), Tensor) or is_lazy(value):
-            continue
-        if _address(value) in _SURVIVORS:
-            found.append(value)
+def _all_of(kinds: Container[type]) -> list[Any]:
+    """Return all objects of some classes: there may be a million of others."""
+    return [one for one in gc.get_objects() if type(one) in kinds]
+
+
+def _kinds_of(kind: type) -> set[type]:
+    """Return a class and all that derive from it."""
+    found, waiting = set(), [kind]
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            waiting += type.__subclasses__(one)
     return found
 
 
@@ -138,19 +150,18 @@ def _is_namespace(holder: dict[Any, Any]) -> bool:
     return any(isinstance(owner, type) for owner in gc.get_referrers(holder))
 
 
-def _clear_caches(objects: Iterable[Any], survivors: Mapping[int, StorageRecord]) -> None:
-    for value in objects:
-        if (
-            type(value) is _LRU_CACHE
-            and value.cache_info().currsize
-            and _holds(gc.get_referents(value), survivors, _DEPTH)
-        ):
-            value.cache_clear()
+def _clear_caches(caches: Iterable[Any], survivors: Mapping[int, StorageRecord]) -> None:
+    for cache in caches:
+        filled = cache.cache_info().currsize
+        if filled and _holds(gc.get_referents(cache), survivors, _DEPTH):
+            cache.cache_clear()
 
 
 def _holds(values: Iterable[Any], survivors: Mapping[int, StorageRecord], depth: int) -> bool:
     """Whether a tensor that outlives its trace is among ``values``, or in one of them."""
     for value in values:
+        if type(value) in _HOLD_NOTHING:
+            continue
         if issubclass(type(value), Tensor):
             if _address(value) in survivors:
                 return True

@@ -124,9 +124,8 @@ def trace(
     those of the rank's own one, which is current from the beginning.
 
     What ``torch.compile`` wraps is profiled as compiled; ``MemoryProfile.level`` says how far. A
-    ``mode`` sets the level for it and for a module: ``"eager"``, ``"aot"`` (the graphs that
-    AOTAutograd and its partitioner make, operator by operator) or ``"inductor"`` (the buffers of
-    Inductor's output code).
+    ``mode`` sets the level for it and for a module: ``"eager"``, ``"aot"`` (the graphs of
+    AOTAutograd, by operators) or ``"inductor"`` (the buffers of Inductor's output code).
 
     Raises ``UsageError`` for invalid arguments, ``UnknownValueError`` if the program needs a value
     that the trace does not have, ``UnsupportedOperatorError`` for an operator whose output shapes
@@ -135,16 +134,15 @@ def trace(
     """
     __tracebackhide__ = True
     _check_mode(mode)
-    machine = _machine(device, gpu, gpus, host, calibration, _world(world_size, rank, gpus))
-    machine = _with_cudnn(machine, cudnn)
+    world = _world(world_size, rank, gpus)
+    machine = _with_cudnn(_machine(device, gpu, gpus, host, calibration, world), cudnn)
     limit = Memory(parse_options(allocator), *_limit(memory, gpu))
-    passes = _passes(values)
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
     check_torch()
     reached = Reached(target, args, kwargs, loss_fn)
     run = partial(_trace, machine, limit, reached, target, args, kwargs, step, mode=mode)
-    return _run_passes(run, passes, reached)
+    return _run_passes(run, _passes(values), reached)
 
 
 def _check_mode(mode: str | None) -> None:
