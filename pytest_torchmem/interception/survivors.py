@@ -75,7 +75,7 @@ def give_survivors_data(ledger: Ledger, contents: Contents | None = None) -> Non
         for value in found:
             if type(value) is _LRU_CACHE or is_lazy(value):
                 continue
-            address = _address(value)
+            address = address_of(value)
             if address is None:
                 continue
             record = survivors.get(address)
@@ -101,7 +101,7 @@ def forget_cached() -> None:
     of the reach of what restores a program's state.
     """
     tensors = [one for one in _all_of(_kinds_of(Tensor)) if not is_lazy(one)]
-    surviving = [one for one in tensors if _address(one) in _SURVIVORS]
+    surviving = [one for one in tensors if address_of(one) in _SURVIVORS]
     del tensors  # no more than these is held when their holders are asked
     for tensor in surviving:
         _forget(tensor)
@@ -163,7 +163,7 @@ def _holds(values: Iterable[Any], survivors: Mapping[int, StorageRecord], depth:
         if type(value) in _HOLD_NOTHING:
             continue
         if issubclass(type(value), Tensor):
-            if _address(value) in survivors:
+            if address_of(value) in survivors:
                 return True
         elif depth and (parts := _parts(value)) and _holds(parts, survivors, depth - 1):
             return True
@@ -204,14 +204,14 @@ def _readable(tensor: Tensor) -> Tensor:
 
 
 def _without_hollow_gradient(leaf: Tensor, survivors: Mapping[int, StorageRecord]) -> None:
-    if not leaf.is_leaf or _address(leaf) in survivors:
+    if not leaf.is_leaf or address_of(leaf) in survivors:
         return  # it is the trace's own
     gradient = leaf.grad
-    if gradient is not None and _address(gradient) in survivors:
+    if gradient is not None and address_of(gradient) in survivors:
         leaf.grad = None
 
 
-def _address(tensor: Tensor) -> int | None:
+def address_of(tensor: Tensor) -> int | None:
     """Return the address of a tensor's storage, ``None`` where it has none."""
     try:
         return storage_address(storage_holder(tensor))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pytest_torchmem.interception.layouts.sparse import storage_holder
 from pytest_torchmem.interception.ledger import Ledger
+from pytest_torchmem.interception.survivors import address_of
 from pytest_torchmem.step.program_state import SharedState
 from pytest_torchmem.torch_private.overrides import DisableTorchFunctionSubclass
-from pytest_torchmem.torch_private.storages import storage_address
 
 
 def let_go_of_tensors(ledger: Ledger, shared: SharedState) -> None:
@@ -21,14 +19,5 @@ def let_go_of_tensors(ledger: Ledger, shared: SharedState) -> None:
     made = ledger.made()
     if not made:
         return
-
-    def is_made_here(tensor: Tensor) -> bool:
-        if is_lazy(tensor):
-            return False
-        try:
-            return storage_address(storage_holder(tensor)) in made
-        except (RuntimeError, NotImplementedError):
-            return False
-
     with DisableTorchFunctionSubclass():
-        shared.let_go(is_made_here)
+        shared.let_go(lambda tensor: not is_lazy(tensor) and address_of(tensor) in made)
