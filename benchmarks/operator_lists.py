@@ -52,9 +52,9 @@ from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import replace_tensors
 from pytest_torchmem.targets.gpus import registered_gpus
-from pytest_torchmem.torch_private.dispatcher import interception
-from pytest_torchmem.torch_private.keys import FAKE, set_excluded
-from pytest_torchmem.torch_private.operators import is_view
+from pytest_torchmem.torch_private.dispatch.dispatcher import interception
+from pytest_torchmem.torch_private.dispatch.keys import FAKE, set_excluded
+from pytest_torchmem.torch_private.dispatch.operators import is_view
 from pytest_torchmem.torch_private.self_test import check_torch
 
 FAKE_TENSORS = "fake-tensors"

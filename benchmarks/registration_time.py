@@ -15,7 +15,7 @@ import time
 from tabulate import tabulate
 
 from benchmarks.conformance.report import machine
-from pytest_torchmem.torch_private.dispatcher import interception
+from pytest_torchmem.torch_private.dispatch.dispatcher import interception
 
 ROUNDS = 51
 

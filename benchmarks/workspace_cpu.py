@@ -34,10 +34,13 @@ from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace import as_workspace
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.host import Host, this_machine
-from pytest_torchmem.torch_private.dispatcher import interception
-from pytest_torchmem.torch_private.kernels import run_composite_explicit, run_composite_implicit
-from pytest_torchmem.torch_private.keys import FAKE, set_excluded
-from pytest_torchmem.torch_private.operators import is_view
+from pytest_torchmem.torch_private.dispatch.dispatcher import interception
+from pytest_torchmem.torch_private.dispatch.kernels import (
+    run_composite_explicit,
+    run_composite_implicit,
+)
+from pytest_torchmem.torch_private.dispatch.keys import FAKE, set_excluded
+from pytest_torchmem.torch_private.dispatch.operators import is_view
 
 Program = Callable[[], Any]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from pytest_torchmem.torch_private.dispatcher import turns
+from pytest_torchmem.torch_private.dispatch.dispatcher import turns
 
 pytest_plugins = ["pytester"]
 

@@ -20,16 +20,16 @@ from torch import Tensor
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators import autocast as lists
 from pytest_torchmem.operators.recurrent.cudnn import autocast_rnn
-from pytest_torchmem.torch_private.autocast import (
+from pytest_torchmem.torch_private.dispatch.autocast import (
     autocast_kernels,
     autocast_key_included,
     outside_autocast,
     own_autocast_kernels,
 )
-from pytest_torchmem.torch_private.dispatcher import overload_of
-from pytest_torchmem.torch_private.operators import find_operator, schema
-from pytest_torchmem.torch_private.patches import replaced
-from pytest_torchmem.torch_private.tensors import is_view_of_another
+from pytest_torchmem.torch_private.dispatch.dispatcher import overload_of
+from pytest_torchmem.torch_private.dispatch.operators import find_operator, schema
+from pytest_torchmem.torch_private.patching.patches import replaced
+from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another
 
 _FLOATING = (torch.float32, torch.float16, torch.bfloat16)
 _BANNED = (

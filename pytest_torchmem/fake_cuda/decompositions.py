@@ -16,8 +16,8 @@ from pytest_torchmem.operators.registry import records
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.dispatcher import composite_kernels
-from pytest_torchmem.torch_private.operators import OpOverload, find_operator
+from pytest_torchmem.torch_private.dispatch.dispatcher import composite_kernels
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload, find_operator
 
 
 @contextmanager

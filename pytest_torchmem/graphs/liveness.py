@@ -15,7 +15,7 @@ from torch import fx
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 
 @dataclass(frozen=True, slots=True)

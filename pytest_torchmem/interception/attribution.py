@@ -24,14 +24,14 @@ from torch import nn
 
 from pytest_torchmem.interception.facts import Called, FactCollector, Mode
 from pytest_torchmem.profile.timeline import Origin, Phase
-from pytest_torchmem.torch_private.autograd import (
+from pytest_torchmem.torch_private.dispatch.modes import not_jit_tracing
+from pytest_torchmem.torch_private.patching.module_calls import module_calls
+from pytest_torchmem.torch_private.tensors.autograd import (
     ENGINE_CODE,
     current_graph_task,
     current_node,
     sequence_number,
 )
-from pytest_torchmem.torch_private.modes import not_jit_tracing
-from pytest_torchmem.torch_private.module_calls import module_calls
 
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep

@@ -17,13 +17,13 @@ from pytest_torchmem.interception.values.memory import memory_for
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.profile.timeline import Kind, Phase
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.keys import FAKE, is_excluded
-from pytest_torchmem.torch_private.storages import (
+from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded
+from pytest_torchmem.torch_private.tensors.storages import (
     hollow_storage,
     storage_address,
     storage_use_count,
 )
-from pytest_torchmem.torch_private.tensors import is_wrapper, unwrapped, wrapped_tensors
+from pytest_torchmem.torch_private.tensors.tensors import is_wrapper, unwrapped, wrapped_tensors
 
 _CPU = torch.device("cpu")
 _OWN_USES = 3

@@ -25,8 +25,12 @@ from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.memory import memory_for
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.storages import has_memory, hollow_storage, storage_address
-from pytest_torchmem.torch_private.tensors import is_view_of_another, view_base
+from pytest_torchmem.torch_private.tensors.storages import (
+    has_memory,
+    hollow_storage,
+    storage_address,
+)
+from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another, view_base
 
 _CPU = torch.device("cpu")
 

@@ -33,7 +33,7 @@ from pytest_torchmem.profile.facts import (
 from pytest_torchmem.profile.module_paths import Numbers, fold, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.tensors import CHILDREN
+from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
 
 _MOST_GEOMETRIES = 4
 _MOST_LAYERS = 200

@@ -20,8 +20,8 @@ from pytest_torchmem.interception.facts import FactCollector
 from pytest_torchmem.interception.ledger import AllocationEntry, Ledger
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.storages import storage_address
-from pytest_torchmem.torch_private.tensors import is_wrapper, wrapped_tensors
+from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.tensors.tensors import is_wrapper, wrapped_tensors
 
 _RANDOM = frozenset(("rand", "randn", "randint", "randperm", "normal"))
 """Factories by which a program without modules makes its inputs."""

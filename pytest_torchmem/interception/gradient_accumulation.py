@@ -16,9 +16,9 @@ from torch import Tensor
 
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.operators.geometry import is_dense
-from pytest_torchmem.torch_private.autograd import current_node
-from pytest_torchmem.torch_private.storages import storage_address, storage_use_count
-from pytest_torchmem.torch_private.tensors import tensor_use_count
+from pytest_torchmem.torch_private.tensors.autograd import current_node
+from pytest_torchmem.torch_private.tensors.storages import storage_address, storage_use_count
+from pytest_torchmem.torch_private.tensors.tensors import tensor_use_count
 
 
 @dataclass(frozen=True, slots=True)

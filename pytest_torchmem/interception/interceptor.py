@@ -36,10 +36,10 @@ from pytest_torchmem.step.global_state import seed_what_is_imported
 from pytest_torchmem.step.imports import imports_within
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.dispatcher import interception, run_outside
-from pytest_torchmem.torch_private.kernels import run_composite_implicit
-from pytest_torchmem.torch_private.keys import FAKE, is_excluded, set_excluded
-from pytest_torchmem.torch_private.modes import (
+from pytest_torchmem.torch_private.dispatch.dispatcher import interception, run_outside
+from pytest_torchmem.torch_private.dispatch.kernels import run_composite_implicit
+from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded, set_excluded
+from pytest_torchmem.torch_private.dispatch.modes import (
     CONVOLUTION,
     NoFunctionModes,
     convolution_for_jit,
@@ -47,10 +47,10 @@ from pytest_torchmem.torch_private.modes import (
     jit_tracing,
     not_jit_tracing,
 )
-from pytest_torchmem.torch_private.nowhere import nowhere
-from pytest_torchmem.torch_private.operators import OpOverload, is_view
-from pytest_torchmem.torch_private.overrides import DisableTorchFunctionSubclass
-from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload, is_view
+from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
+from pytest_torchmem.torch_private.tensors.nowhere import nowhere
+from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
 _WRAPS = "_c10d_functional::_wrap_tensor_autograd"

@@ -50,11 +50,11 @@ from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.operators.workspace_of import library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.torch_private.autograd import ENGINE_CODE, in_engine_thread
-from pytest_torchmem.torch_private.kernels import run_composite_explicit
-from pytest_torchmem.torch_private.meta import LIKE_ANOTHER
-from pytest_torchmem.torch_private.process_groups import with_work
-from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.dispatch.kernels import run_composite_explicit
+from pytest_torchmem.torch_private.dispatch.meta import LIKE_ANOTHER
+from pytest_torchmem.torch_private.distributed.process_groups import with_work
+from pytest_torchmem.torch_private.tensors.autograd import ENGINE_CODE, in_engine_thread
+from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.patches import LookedAt, Patch, Replacements
+from pytest_torchmem.torch_private.patching.patches import LookedAt, Patch, Replacements
 
 _Owner = TypeVar("_Owner")
 

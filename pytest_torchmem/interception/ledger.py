@@ -19,7 +19,7 @@ from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.operator_calls import OperatorCall, Work
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase, Timeline
 from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
-from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 
 class AllocationEntry(NamedTuple):

@@ -13,8 +13,8 @@ from pytest_torchmem.interception.plan import Output, Plan, Same, Temporary
 from pytest_torchmem.interception.values.memory import NO_MEMORIES, memory_for
 from pytest_torchmem.profile.timeline import Confidence, Kind, Origin, Phase
 from pytest_torchmem.step.trees import replace_leaves
-from pytest_torchmem.torch_private.autograd import in_engine_thread
-from pytest_torchmem.torch_private.storages import hollow_storage, tensor_on
+from pytest_torchmem.torch_private.tensors.autograd import in_engine_thread
+from pytest_torchmem.torch_private.tensors.storages import hollow_storage, tensor_on
 
 _HOST = torch.device("cpu")
 _KIND_OF_PHASE = {

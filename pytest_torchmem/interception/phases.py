@@ -7,7 +7,7 @@ from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.streams import Streams
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.phases import StepPhases
-from pytest_torchmem.torch_private.autograd import current_graph_task
+from pytest_torchmem.torch_private.tensors.autograd import current_graph_task
 
 
 class Phases:

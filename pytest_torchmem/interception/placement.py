@@ -13,7 +13,7 @@ from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.device_index import not_linked
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
 

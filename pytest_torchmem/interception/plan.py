@@ -25,9 +25,9 @@ from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.meta import run_on_meta
-from pytest_torchmem.torch_private.operators import OpOverload, lacks_geometry
-from pytest_torchmem.torch_private.storages import storage_address, tensor_on
+from pytest_torchmem.torch_private.dispatch.meta import run_on_meta
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload, lacks_geometry
+from pytest_torchmem.torch_private.tensors.storages import storage_address, tensor_on
 
 
 @dataclass(slots=True)

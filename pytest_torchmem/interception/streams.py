@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.interception.ledger import DeviceLedger
-from pytest_torchmem.torch_private.autograd import (
+from pytest_torchmem.torch_private.tensors.autograd import (
     current_graph_task,
     current_node,
     node_inputs,

@@ -23,8 +23,8 @@ from pytest_torchmem.interception.layouts.sparse import storage_holder, without_
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
-from pytest_torchmem.torch_private.overrides import DisableTorchFunctionSubclass
-from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
+from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _LRU_CACHE: Any = type(functools.lru_cache(lambda: None))
 _HOLD_NOTHING = frozenset(

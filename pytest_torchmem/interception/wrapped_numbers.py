@@ -18,9 +18,9 @@ from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger, L
 from pytest_torchmem.operators.geometry import type_of_number
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.profile.timeline import Kind, Origin
-from pytest_torchmem.torch_private.autograd import current_node, keeps_graph, saved_by
-from pytest_torchmem.torch_private.storages import storage_address
-from pytest_torchmem.torch_private.tensors import is_view_of_another, view_base
+from pytest_torchmem.torch_private.tensors.autograd import current_node, keeps_graph, saved_by
+from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another, view_base
 
 
 class _Pending(NamedTuple):

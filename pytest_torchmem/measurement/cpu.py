@@ -22,7 +22,7 @@ from pytest_torchmem.step.global_state import (
 )
 from pytest_torchmem.step.imports import imports_apart
 from pytest_torchmem.step.step import Step
-from pytest_torchmem.torch_private.recording import mark
+from pytest_torchmem.torch_private.tensors.recording import mark
 
 
 def measure(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
-from pytest_torchmem.torch_private.recording import (
+from pytest_torchmem.torch_private.tensors.recording import (
     clear_cublas_workspaces,
     memory_snapshot,
     record_memory_history,

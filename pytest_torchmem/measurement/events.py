@@ -22,13 +22,13 @@ from torch.autograd.profiler import profile
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.step.global_state import environment
 from pytest_torchmem.step.phases import engine_runs, outermost_module_calls
-from pytest_torchmem.torch_private.operators import (
+from pytest_torchmem.torch_private.dispatch.operators import (
     OpOverloadPacket,
     has_kernels,
     is_composite_implicit,
     is_view,
 )
-from pytest_torchmem.torch_private.recording import EventType, mark
+from pytest_torchmem.torch_private.tensors.recording import EventType, mark
 
 STEP = "torchmem::step"
 ENGINE = "torchmem::engine"

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.tensors import is_wrapper, wrapped_tensors
+from pytest_torchmem.torch_private.tensors.tensors import is_wrapper, wrapped_tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from pytest_torchmem.operators import arguments
-from pytest_torchmem.torch_private.operators import OpOverload, schema
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
 
 #: Parameters that are no arguments of the operator: what a trace hands over besides, and all the
 #: arguments that were given, for what is the same for operators of other schemas: those with a

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.targets.calibration import WorkspaceKey
-from pytest_torchmem.torch_private.settings import library_settings
+from pytest_torchmem.torch_private.state.settings import library_settings
 
 _NO_GEOMETRY = ("device", "pin_memory", "generator")
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from pytest_torchmem.operators.workspace import Buffer
-from pytest_torchmem.torch_private.kernels import run_composite_implicit
-from pytest_torchmem.torch_private.keys import below_autograd
-from pytest_torchmem.torch_private.operators import OpOverload, is_composite_implicit
+from pytest_torchmem.torch_private.dispatch.kernels import run_composite_implicit
+from pytest_torchmem.torch_private.dispatch.keys import below_autograd
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload, is_composite_implicit
 
 
 class Trace(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.torch_private.keys import with_autograd
+from pytest_torchmem.torch_private.dispatch.keys import with_autograd
 
 
 def gradients_of(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import dense_bytes, type_of_number
 from pytest_torchmem.operators.registry import Kind, UnknownOutputs, aten, operator
-from pytest_torchmem.torch_private.meta import run_on_meta
+from pytest_torchmem.torch_private.dispatch.meta import run_on_meta
 from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 Operand = Tensor | bool | int | float | complex

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_torchmem.torch_private.operators import OpOverload
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload
 
 #: Aspects that are functions, and what each gets before the operator's arguments in their order.
 LEADS: Mapping[str, tuple[str, ...]] = {

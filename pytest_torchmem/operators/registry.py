@@ -26,7 +26,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from pytest_torchmem.profile.timeline import Kind as Holding
-from pytest_torchmem.torch_private.patches import is_another
+from pytest_torchmem.torch_private.patching.patches import is_another
 
 DEVICES = ("cpu", "cuda")
 EVERY = ""

@@ -11,7 +11,7 @@ from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied, made_like
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, on_meta
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.torch_private.kernels import run_nested_kernel
+from pytest_torchmem.torch_private.dispatch.kernels import run_nested_kernel
 
 _aten: Any = torch.ops.aten
 _LARGEST_IN_REGISTERS = 1024

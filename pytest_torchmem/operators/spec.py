@@ -22,7 +22,7 @@ from pytest_torchmem.operators.registry import (
 from pytest_torchmem.operators.third_party import describe_namespace
 from pytest_torchmem.profile.timeline import Kind as Holding
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.torch_private.operators import (
+from pytest_torchmem.torch_private.dispatch.operators import (
     OpOverload,
     composite_key,
     is_composite_implicit,

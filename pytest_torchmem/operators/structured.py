@@ -10,7 +10,7 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.step.trees import replace_tensors
-from pytest_torchmem.torch_private.operators import OpOverload
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload
 
 
 def meta_result(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 import torch
 
 from pytest_torchmem.operators.registry import DEVICES, find_record, operator
-from pytest_torchmem.torch_private.operators import OpOverload, schema
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
 
 
 def _table(devices: Iterable[str], names: str) -> frozenset[str]:

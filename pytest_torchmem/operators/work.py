@@ -18,7 +18,7 @@ from torch import Tensor
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.profile.operator_calls import KnownWork
 from pytest_torchmem.step.trees import argument_tensors, replace_leaves, replace_tensors
-from pytest_torchmem.torch_private.operators import OpOverload
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload
 
 _WRITTEN_ONLY = frozenset(
     {

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.torch_private.patches import replaced_all
-from pytest_torchmem.torch_private.replaceable import default_generator
+from pytest_torchmem.torch_private.patching.patches import replaced_all
+from pytest_torchmem.torch_private.patching.replaceable import default_generator
 
 _NUMPY = "numpy.random"
 

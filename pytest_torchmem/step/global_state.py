@@ -15,9 +15,9 @@ import torch
 
 from pytest_torchmem.step.generators import is_alone
 from pytest_torchmem.step.imports import imports_apart
-from pytest_torchmem.torch_private.all_settings import NOT_SAID, Setting, all_settings
-from pytest_torchmem.torch_private.compiler import compiled_calls
-from pytest_torchmem.torch_private.modes import global_device_context
+from pytest_torchmem.torch_private.compilers.compiler import compiled_calls
+from pytest_torchmem.torch_private.dispatch.modes import global_device_context
+from pytest_torchmem.torch_private.state.all_settings import NOT_SAID, Setting, all_settings
 
 _NUMPY = "numpy.random"
 _AUTOCAST_DEVICES = ("cpu", "cuda")

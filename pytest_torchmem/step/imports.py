@@ -19,7 +19,7 @@ from importlib.util import resolve_name
 from types import FrameType
 from typing import Any
 
-from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.patching.patches import replaced
 
 _KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})
 """Packages beside torch that are imported apart: they see the machine as it is, too."""

@@ -11,7 +11,7 @@ from weakref import WeakSet
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.patching.patches import replaced
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from torch.optim.optimizer import (
 )
 
 from pytest_torchmem.profile.timeline import Phase
-from pytest_torchmem.torch_private.patches import replaced, replaced_all
-from pytest_torchmem.torch_private.replaceable import engine
+from pytest_torchmem.torch_private.patching.patches import replaced, replaced_all
+from pytest_torchmem.torch_private.patching.replaceable import engine
 
 _Within = Callable[[], AbstractContextManager[object]]
 

@@ -19,7 +19,7 @@ from pytest_torchmem.step.names import (
     names_of_globals,
     names_of_slots,
 )
-from pytest_torchmem.torch_private.tensors import PARAMETERS
+from pytest_torchmem.torch_private.tensors.tensors import PARAMETERS
 
 #: The most objects that are looked at: behind that, a program has data rather than state.
 _MOST = 50_000

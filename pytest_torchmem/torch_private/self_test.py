@@ -11,31 +11,36 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UnsupportedTorchError
-from pytest_torchmem.torch_private.autocast import (
+from pytest_torchmem.torch_private.dispatch.autocast import (
     autocast_kernels,
     autocast_key_included,
     outside_autocast,
 )
-from pytest_torchmem.torch_private.autograd import (
-    current_graph_task,
-    current_node,
-    keeps_graph,
-    sequence_number,
-)
-from pytest_torchmem.torch_private.dispatcher import (
+from pytest_torchmem.torch_private.dispatch.dispatcher import (
     composite_kernels,
     interception,
 )
-from pytest_torchmem.torch_private.kernels import run_cpu_kernel
-from pytest_torchmem.torch_private.keys import AUTOCAST_KEY, COMPOSITE_KEY, FAKE, set_excluded
-from pytest_torchmem.torch_private.names import check_names, unsupported
-from pytest_torchmem.torch_private.operators import (
+from pytest_torchmem.torch_private.dispatch.kernels import run_cpu_kernel
+from pytest_torchmem.torch_private.dispatch.keys import (
+    AUTOCAST_KEY,
+    COMPOSITE_KEY,
+    FAKE,
+    set_excluded,
+)
+from pytest_torchmem.torch_private.dispatch.operators import (
     OpOverload,
     find_operator,
     has_kernel_on,
     is_composite_implicit,
 )
-from pytest_torchmem.torch_private.storages import (
+from pytest_torchmem.torch_private.names import check_names, unsupported
+from pytest_torchmem.torch_private.tensors.autograd import (
+    current_graph_task,
+    current_node,
+    keeps_graph,
+    sequence_number,
+)
+from pytest_torchmem.torch_private.tensors.storages import (
     has_memory,
     hollow_storage,
     storage_address,

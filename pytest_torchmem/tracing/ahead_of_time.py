@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.compiler import given_a_list, taken_for_compiling
+from pytest_torchmem.torch_private.compilers.compiler import given_a_list, taken_for_compiling
 
 
 class Graph(fx.Interpreter):

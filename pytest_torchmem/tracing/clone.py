@@ -16,8 +16,8 @@ from pytest_torchmem.operators.sparse.parts import compressed_like
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.clone import Cloner, compressed_parts
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.storages import storage_address
-from pytest_torchmem.torch_private.tensors import CHILDREN
+from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
 
 _NOT_COPIED = (TypeError, copy.Error, NotImplementedError, RuntimeError)
 """What ``copy.deepcopy`` raises where it meets a lock, a file or a handle."""

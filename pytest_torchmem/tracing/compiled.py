@@ -23,8 +23,8 @@ from pytest_torchmem.interception.attribution import CALL_MODULES, is_own, short
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.step.global_state import eager, when_compiler_is_used
-from pytest_torchmem.torch_private import compiler, inductor
-from pytest_torchmem.torch_private.module_calls import module_calls_as_they_were
+from pytest_torchmem.torch_private.compilers import compiler, inductor
+from pytest_torchmem.torch_private.patching.module_calls import module_calls_as_they_were
 from pytest_torchmem.tracing.ahead_of_time import AheadOfTime, Graph, run_ahead_of_time
 
 EAGER, AOT, INDUCTOR = LEVELS = ("eager", "aot", "inductor")

@@ -29,7 +29,7 @@ from pytest_torchmem.step.phases import optimizer_steps
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.modes import device_constructors
+from pytest_torchmem.torch_private.dispatch.modes import device_constructors
 
 
 class Memory(NamedTuple):

@@ -31,8 +31,8 @@ from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.nowhere import nowhere
 from pytest_torchmem.torch_private.self_test import check_torch
+from pytest_torchmem.torch_private.tensors.nowhere import nowhere
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
 from pytest_torchmem.tracing.lock import Running, release, standing_paused, take
 

@@ -43,8 +43,8 @@ from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
 from pytest_torchmem.targets.target import Selected, Target
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, check_world_size
-from pytest_torchmem.torch_private.nowhere import nowhere
 from pytest_torchmem.torch_private.self_test import check_torch
+from pytest_torchmem.torch_private.tensors.nowhere import nowhere
 from pytest_torchmem.tracing.clone import HollowCloner
 from pytest_torchmem.tracing.compiled import LEVELS, Compiled
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers

@@ -19,8 +19,8 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger, Ledger
 from pytest_torchmem.operators.arguments import Attention
 from pytest_torchmem.operators.attention.reasons import why_not_fused
-from pytest_torchmem.torch_private.patches import replaced
-from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.patching.patches import replaced
+from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.tracing.holders import Names, holding_graphs, tensors_alive
 
 _MOST_TENSORS = 20

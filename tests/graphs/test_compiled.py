@@ -126,7 +126,7 @@ def test_what_cannot_be_lowered_runs_as_graphs_and_says_so(monkeypatch: pytest.M
     def fails(*args: object) -> None:
         raise NotImplementedError("no kernel here. More about it")
 
-    monkeypatch.setattr("pytest_torchmem.torch_private.inductor.compile", fails)
+    monkeypatch.setattr("pytest_torchmem.torch_private.compilers.inductor.compile", fails)
     profile = trace(program(Net))
     assert profile.level == "aot"
     assert any("did not lower them (no kernel here)" in one for one in profile.warnings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchmem.torch_private.patches import replaced_all
+from pytest_torchmem.torch_private.patching.patches import replaced_all
 
 
 class Base:

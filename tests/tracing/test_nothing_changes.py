@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import trace
-from pytest_torchmem.torch_private.all_settings import all_settings
+from pytest_torchmem.torch_private.state.all_settings import all_settings
 from tests.tracing.programs import MODELS, hooked
 
 DEVICES = ("cpu", "cuda")

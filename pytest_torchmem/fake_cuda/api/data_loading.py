@@ -10,8 +10,8 @@ from typing import Any
 from weakref import WeakSet
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import Replacements
-from pytest_torchmem.torch_private.replaceable import begin_loading, next_batch, pin_memory
+from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patching.replaceable import begin_loading, next_batch, pin_memory
 
 
 class DataLoaders:

@@ -17,7 +17,7 @@ from torch.nn.parallel import comm, scatter_gather
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
-from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _CPU = torch.device("cpu")
 #: Where ``parallel_apply`` is looked up: two of these modules share their names with a function.

@@ -15,8 +15,8 @@ from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private import replaceable
-from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.patching import replaceable
+from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _HAS_CUDA = torch.backends.cuda.is_built()
 _CUDA_SUCCESS = 0

@@ -11,9 +11,9 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
-from pytest_torchmem.torch_private import replaceable
-from pytest_torchmem.torch_private.modes import NoFunctionModes
-from pytest_torchmem.torch_private.tensors import TensorBase, has_dispatch
+from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes
+from pytest_torchmem.torch_private.patching import replaceable
+from pytest_torchmem.torch_private.tensors.tensors import TensorBase, has_dispatch
 
 _parse_to: Callable[..., Any] = replaceable.parse_to.original
 

@@ -14,8 +14,8 @@ import torch
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
-from pytest_torchmem.torch_private import replaceable
-from pytest_torchmem.torch_private.type_calls import made_by, make
+from pytest_torchmem.torch_private.dispatch.type_calls import made_by, make
+from pytest_torchmem.torch_private.patching import replaceable
 
 _CUDA = torch.device("cuda")
 

@@ -13,8 +13,12 @@ from pytest_torchmem.fake_cuda.api.fake_tensors import as_cpp_has_it
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
-from pytest_torchmem.torch_private.modes import DeviceContext, default_device, device_constructors
-from pytest_torchmem.torch_private.patches import ABSENT, LookedAt, Replacements
+from pytest_torchmem.torch_private.dispatch.modes import (
+    DeviceContext,
+    default_device,
+    device_constructors,
+)
+from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt, Replacements
 
 _CPU = torch.device("cpu")
 _Factory = Callable[..., Any]

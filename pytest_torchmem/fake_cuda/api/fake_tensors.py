@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.modes import ASKS_FOR_DEVICE, FakeTensor
-from pytest_torchmem.torch_private.patches import Replacements
-from pytest_torchmem.torch_private.replaceable import metadata_handlers
+from pytest_torchmem.torch_private.dispatch.modes import ASKS_FOR_DEVICE, FakeTensor
+from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patching.replaceable import metadata_handlers
 
 _CPU = torch.device("cpu")
 _DEVICE = 2

@@ -12,7 +12,7 @@ from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.placement import GPU_GENERATORS
 from pytest_torchmem.targets.device_index import as_device
-from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _CPU = torch.device("cpu")
 _OnHost = torch.Generator

@@ -21,8 +21,8 @@ from pytest_torchmem.fake_cuda.api.streams import capture_of
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.values.captured import Recording
-from pytest_torchmem.torch_private.patches import replaced
-from pytest_torchmem.torch_private.streams import host_cache_known
+from pytest_torchmem.torch_private.patching.patches import replaced
+from pytest_torchmem.torch_private.state.streams import host_cache_known
 
 _NO_GRAPH = (
     "torch.cuda.CUDAGraph: a trace has no cudaGraph_t to hand out. Skip this line while tracing"

@@ -32,10 +32,10 @@ from pytest_torchmem.fake_cuda.launches.raw import raw_kernels
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
-from pytest_torchmem.torch_private import replaceable
-from pytest_torchmem.torch_private.patches import LookedAt, Replacements, replaced
-from pytest_torchmem.torch_private.streams import raw_stream_known
-from pytest_torchmem.torch_private.type_calls import made_by
+from pytest_torchmem.torch_private.dispatch.type_calls import made_by
+from pytest_torchmem.torch_private.patching import replaceable
+from pytest_torchmem.torch_private.patching.patches import LookedAt, Replacements, replaced
+from pytest_torchmem.torch_private.state.streams import raw_stream_known
 
 
 @contextmanager

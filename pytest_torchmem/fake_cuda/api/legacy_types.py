@@ -14,7 +14,7 @@ from torch import Tensor
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.data import readable
-from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _DTYPES = {
     "BFloat16Tensor": torch.bfloat16,

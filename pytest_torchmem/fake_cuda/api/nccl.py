@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
-from pytest_torchmem.torch_private.patches import added
-from pytest_torchmem.torch_private.process_groups import Additions, nccl_groups
+from pytest_torchmem.torch_private.distributed.process_groups import Additions, nccl_groups
+from pytest_torchmem.torch_private.patching.patches import added
 
 NCCL_VERSION = (2, 28, 9)
 """The NCCL that torch 2.13's CUDA wheels ask for."""

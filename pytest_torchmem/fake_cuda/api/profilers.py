@@ -8,7 +8,7 @@ from typing import Any
 from torch.autograd import profiler
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.patching.patches import Replacements
 
 NVTX: dict[str, Callable[..., Any]] = {
     "range_push": lambda msg: 0,

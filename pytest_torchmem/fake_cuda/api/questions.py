@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.accelerator
 
-from pytest_torchmem.torch_private.patches import replaced_all
+from pytest_torchmem.torch_private.patching.patches import replaced_all
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _QUESTIONS = (

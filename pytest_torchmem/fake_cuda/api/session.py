@@ -18,7 +18,7 @@ from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.targets.device_index import index_of
-from pytest_torchmem.torch_private.patches import ABSENT, LookedAt
+from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt
 
 Functions = Mapping[str, Callable[..., Any]]
 """Functions by their names in a module."""

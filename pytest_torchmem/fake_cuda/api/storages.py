@@ -10,8 +10,8 @@ import torch.serialization
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
-from pytest_torchmem.torch_private.patches import Replacements
-from pytest_torchmem.torch_private.type_calls import make
+from pytest_torchmem.torch_private.dispatch.type_calls import make
+from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _Base: Any = torch.UntypedStorage.__mro__[1]
 

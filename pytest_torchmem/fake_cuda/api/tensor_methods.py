@@ -15,10 +15,10 @@ from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.fake_cuda.api.wrapper_subclasses import WrapperSubclasses
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
-from pytest_torchmem.torch_private.modes import FakeTensor
-from pytest_torchmem.torch_private.patches import Replacements
-from pytest_torchmem.torch_private.replaceable import make_wrapper
-from pytest_torchmem.torch_private.tensors import TensorBase
+from pytest_torchmem.torch_private.dispatch.modes import FakeTensor
+from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patching.replaceable import make_wrapper
+from pytest_torchmem.torch_private.tensors.tensors import TensorBase
 
 _CPU = torch.device("cpu")
 _FACTORIES = (

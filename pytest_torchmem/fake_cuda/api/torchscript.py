@@ -9,7 +9,7 @@ import torch
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
-from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.patching.patches import Replacements
 
 
 def torchscript_files(trace: TraceContext) -> Replacements:

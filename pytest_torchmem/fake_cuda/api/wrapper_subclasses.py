@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.replaceable import make_wrapper
-from pytest_torchmem.torch_private.tensors import has_dispatch, is_wrapper, wrapped_tensors
+from pytest_torchmem.torch_private.patching.replaceable import make_wrapper
+from pytest_torchmem.torch_private.tensors.tensors import has_dispatch, is_wrapper, wrapped_tensors
 
 _DEVICE = 7
 """The position of ``device`` among the arguments; torch/csrc/autograd/python_variable.cpp,

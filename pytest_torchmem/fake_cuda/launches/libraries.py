@@ -18,7 +18,7 @@ from pytest_torchmem.fake_cuda.launches.triton import (
 )
 from pytest_torchmem.fake_cuda.launches.triton_driver import triton_driver
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.flex_attention import MASKS
+from pytest_torchmem.torch_private.compilers.flex_attention import MASKS
 
 Libraries = Mapping[str, Callable[[TraceContext, Any], AbstractContextManager[None]]]
 """What is entered for a module, by its name, as soon as it is imported."""

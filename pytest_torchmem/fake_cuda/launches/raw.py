@@ -17,8 +17,8 @@ from torch import Tensor
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.geometry import on_meta
-from pytest_torchmem.torch_private.patches import Replacements, replaced_all
-from pytest_torchmem.torch_private.replaceable import call_jitted
+from pytest_torchmem.torch_private.patching.patches import Replacements, replaced_all
+from pytest_torchmem.torch_private.patching.replaceable import call_jitted
 
 _DESCRIBE = (
     "Put the call into a function decorated with @torch.library.custom_op and describe its outputs "

@@ -13,7 +13,7 @@ from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.fake_cuda.launches.triton_values import computed
 from pytest_torchmem.fake_cuda.launches.triton_writes import written_arguments
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import replaced_all
+from pytest_torchmem.torch_private.patching.patches import replaced_all
 
 _ABSENT: Any = object()
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.patching.patches import replaced
 
 #: What one program of a grid counts as: the interpreter runs its lines in Python and numpy.
 OPERATIONS_OF_PROGRAM = 5_000_000

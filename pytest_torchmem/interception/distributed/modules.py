@@ -23,8 +23,8 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.distributed.propagation import shorten_propagation
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.profile.timeline import Kind
-from pytest_torchmem.torch_private.patches import replaced_all
-from pytest_torchmem.torch_private.replaceable import (
+from pytest_torchmem.torch_private.patching.patches import replaced_all
+from pytest_torchmem.torch_private.patching.replaceable import (
     BACKWARD_RESULT,
     FORWARD_VOTE,
     GIVEN_TENSORS,

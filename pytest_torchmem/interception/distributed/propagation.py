@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from pytest_torchmem.torch_private.sharding import (
+from pytest_torchmem.torch_private.distributed.sharding import (
     EXPAND,
     EXPAND_LIST,
     FLAG,

@@ -19,9 +19,12 @@ import torch.distributed
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.distributed.store import SharedStore
 from pytest_torchmem.targets.world import World
-from pytest_torchmem.torch_private.patches import Replacements, added, replaced_all
-from pytest_torchmem.torch_private.process_groups import groups_of_world, groups_put_aside
-from pytest_torchmem.torch_private.sharding import forget_meshes
+from pytest_torchmem.torch_private.distributed.process_groups import (
+    groups_of_world,
+    groups_put_aside,
+)
+from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
+from pytest_torchmem.torch_private.patching.patches import Replacements, added, replaced_all
 
 _STORES = ("TCPStore", "FileStore", "HashStore")
 

@@ -31,10 +31,10 @@ from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.kernels import run_nested_kernel
-from pytest_torchmem.torch_private.keys import outside_interception
-from pytest_torchmem.torch_private.nowhere import nowhere
-from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.dispatch.kernels import run_nested_kernel
+from pytest_torchmem.torch_private.dispatch.keys import outside_interception
+from pytest_torchmem.torch_private.tensors.nowhere import nowhere
+from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _NO_MEMORY = "its data is not allocated"

@@ -23,9 +23,9 @@ from pytest_torchmem.operators.sparse.parts import (
 )
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
-from pytest_torchmem.torch_private.keys import at_kernels
-from pytest_torchmem.torch_private.storages import storage_address
-from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values
+from pytest_torchmem.torch_private.dispatch.keys import at_kernels
+from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.tensors.tensors import sparse_indices, sparse_values
 
 _CPU = torch.device("cpu")
 #: Operators whose outputs have other entries on a GPU.

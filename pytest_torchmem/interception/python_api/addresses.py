@@ -16,7 +16,7 @@ from torch import Tensor
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.python_api.untouched import untouched_pages
-from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _APART = 1 << 40
 """The distance of addresses that cannot be read, where there are no such pages."""

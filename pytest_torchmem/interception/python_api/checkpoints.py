@@ -14,8 +14,8 @@ from typing import Any
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.mapped_files import WRITTEN, Region
 from pytest_torchmem.interception.python_api.copies import Pickling
-from pytest_torchmem.torch_private.patches import Replacements
-from pytest_torchmem.torch_private.replaceable import file_reader, file_writer
+from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patching.replaceable import file_reader, file_writer
 
 _Writer: Any = file_writer.original
 _Reader: Any = file_reader.original

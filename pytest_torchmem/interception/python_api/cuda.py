@@ -9,7 +9,7 @@ from pytest_torchmem.errors import NoCudaError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.conversion import NAME_DEVICE
 from pytest_torchmem.interception.lasting import LASTING, Layer
-from pytest_torchmem.torch_private import replaceable
+from pytest_torchmem.torch_private.patching import replaceable
 
 
 def asked_for_cuda(line: str) -> str:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
-from pytest_torchmem.torch_private.patches import Replacements
-from pytest_torchmem.torch_private.replaceable import SHARING, to_dlpack
+from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patching.replaceable import SHARING, to_dlpack
 
 _FROM_DATA = ("tensor", "as_tensor", "asarray")
 _METHODS_FROM_DATA = ("new_tensor", "new")

@@ -11,10 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.keys import FAKE, is_excluded, set_excluded
-from pytest_torchmem.torch_private.modes import makes_fake_tensors
-from pytest_torchmem.torch_private.patches import Replacements
-from pytest_torchmem.torch_private.replaceable import pop_mode, push_mode, set_mode, unset_mode
+from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded, set_excluded
+from pytest_torchmem.torch_private.dispatch.modes import makes_fake_tensors
+from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patching.replaceable import (
+    pop_mode,
+    push_mode,
+    set_mode,
+    unset_mode,
+)
 
 
 class FakeTensors:

@@ -19,10 +19,10 @@ from pytest_torchmem.interception.python_api.storages import RealStorages
 from pytest_torchmem.interception.python_api.swaps import Swaps
 from pytest_torchmem.interception.python_api.threads import Threads
 from pytest_torchmem.interception.python_api.values import Values
-from pytest_torchmem.torch_private.kernels import below_interception
-from pytest_torchmem.torch_private.operators import HigherOrderOperator
-from pytest_torchmem.torch_private.patches import Replacements
-from pytest_torchmem.torch_private.replaceable import find_builtin
+from pytest_torchmem.torch_private.dispatch.kernels import below_interception
+from pytest_torchmem.torch_private.dispatch.operators import HigherOrderOperator
+from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patching.replaceable import find_builtin
 
 
 @contextmanager

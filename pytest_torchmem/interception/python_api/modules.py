@@ -23,17 +23,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
-from pytest_torchmem.torch_private.module_calls import module_calls
-from pytest_torchmem.torch_private.patches import ABSENT, Replacements
-from pytest_torchmem.torch_private.replaceable import (
+from pytest_torchmem.torch_private.patching.module_calls import module_calls
+from pytest_torchmem.torch_private.patching.patches import ABSENT, Replacements
+from pytest_torchmem.torch_private.patching.replaceable import (
     CONTRACT,
     applied_item,
     apply_to_module,
     name_table,
     state_table,
 )
-from pytest_torchmem.torch_private.storages import storage_address
-from pytest_torchmem.torch_private.tensors import (
+from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.tensors.tensors import (
     CHILDREN,
     MODULE_TABLES,
     PARAMETERS,

@@ -12,7 +12,7 @@ from torch import Tensor
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.checkpoints import unknown_regions
-from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _SIZES = ("size", "nbytes", "__len__")
 """What says how many bytes a storage holds."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.step.imports import ThreadApart
-from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _RUN = "run"
 

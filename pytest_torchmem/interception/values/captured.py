@@ -22,8 +22,8 @@ from pytest_torchmem.interception.values.computed import in_pairs
 from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.profile.timeline import Kind, Origin
 from pytest_torchmem.step.trees import replace_tensors
-from pytest_torchmem.torch_private.storages import storage_address
-from pytest_torchmem.torch_private.tensors import negative_view
+from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.tensors.tensors import negative_view
 
 _NUMBERS = itertools.count(-1, -1)
 

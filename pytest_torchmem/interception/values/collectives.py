@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.values.memory import worth_knowing
-from pytest_torchmem.torch_private.process_groups import place_in_group
+from pytest_torchmem.torch_private.distributed.process_groups import place_in_group
 
 
 class Copy(NamedTuple):

@@ -16,10 +16,10 @@ from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.values.collectives import FUNCTIONAL, run_functional
 from pytest_torchmem.step.generators import own_generator
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
-from pytest_torchmem.torch_private.intra_op import OneThread
-from pytest_torchmem.torch_private.keys import at_kernels
-from pytest_torchmem.torch_private.operators import OpOverload, schema
-from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.dispatch.keys import at_kernels
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
+from pytest_torchmem.torch_private.state.intra_op import OneThread
+from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
 _DROPOUT = "aten::native_dropout"

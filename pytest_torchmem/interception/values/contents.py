@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.ledger import Ledger
-from pytest_torchmem.torch_private.storages import tensor_on
-from pytest_torchmem.torch_private.tensors import negative_view
+from pytest_torchmem.torch_private.tensors.storages import tensor_on
+from pytest_torchmem.torch_private.tensors.tensors import negative_view
 
 
 class Assumption(Enum):

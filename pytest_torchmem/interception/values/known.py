@@ -45,9 +45,9 @@ from pytest_torchmem.interception.values.memory import (
 from pytest_torchmem.interception.values.policy import NOTHING, Values
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
-from pytest_torchmem.torch_private.keys import CPU
-from pytest_torchmem.torch_private.operators import has_kernel
-from pytest_torchmem.torch_private.storages import storage_address
+from pytest_torchmem.torch_private.dispatch.keys import CPU
+from pytest_torchmem.torch_private.dispatch.operators import has_kernel
+from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 #: ``torch.linalg.LinAlgError``, which its module does not export.
 _LinAlgError: type[RuntimeError] = cast(Any, torch.linalg).LinAlgError

@@ -16,7 +16,7 @@ import torch
 from pytest_torchmem.operators.arguments import Attention
 from pytest_torchmem.operators.registry import Kind, operator
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.settings import attention_priority, must_be_deterministic
+from pytest_torchmem.torch_private.state.settings import attention_priority, must_be_deterministic
 from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 MATH, FLASH, EFFICIENT, CUDNN = range(4)

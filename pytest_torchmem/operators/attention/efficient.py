@@ -17,7 +17,7 @@ from pytest_torchmem.operators.geometry import ceil_div, contiguous_copy, dense_
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.settings import must_be_deterministic
+from pytest_torchmem.torch_private.state.settings import must_be_deterministic
 
 _FLOAT = 4
 _ANY = 65536

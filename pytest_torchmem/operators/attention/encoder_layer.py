@@ -15,7 +15,7 @@ from pytest_torchmem.operators.arguments import EncoderLayer
 from pytest_torchmem.operators.attention.multi_head import by_kernel
 from pytest_torchmem.operators.nested.context import NestedTensors
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.torch_private.tensors import nested_sizes
+from pytest_torchmem.torch_private.tensors.tensors import nested_sizes
 
 _aten: Any = torch.ops.aten
 _layer = operator("aten::_transformer_encoder_layer_fwd")

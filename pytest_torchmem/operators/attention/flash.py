@@ -13,7 +13,7 @@ from torch import Tensor
 from pytest_torchmem.operators.geometry import ceil_div, contiguous_copy, round_up
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.settings import must_be_deterministic
+from pytest_torchmem.torch_private.state.settings import must_be_deterministic
 
 _FLOAT = 4
 _BLOCK = 128

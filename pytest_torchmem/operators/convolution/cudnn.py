@@ -27,7 +27,7 @@ from pytest_torchmem.operators.geometry import (
 )
 from pytest_torchmem.operators.libraries.cudnn import Cudnn, operand, prefers_mode_b
 from pytest_torchmem.operators.workspace import Workspace, bounded, told, unknown
-from pytest_torchmem.torch_private.settings import (
+from pytest_torchmem.torch_private.state.settings import (
     allows_tf32_convolution,
     is_deterministic_convolution,
     tries_all,

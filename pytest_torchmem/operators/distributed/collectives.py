@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from pytest_torchmem.operators.registry import DEVICES, Kind, operator
-from pytest_torchmem.torch_private.operators import all_operators
+from pytest_torchmem.torch_private.dispatch.operators import all_operators
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _FLATTENS = {"c10d::allgather_": "output_tensors", "c10d::reduce_scatter_": "input_tensors"}

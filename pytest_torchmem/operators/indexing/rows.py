@@ -17,7 +17,7 @@ from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.settings import prefers_deterministic
+from pytest_torchmem.torch_private.state.settings import prefers_deterministic
 
 _LONG = 8
 

@@ -17,8 +17,8 @@ from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.indexing.masks import selects_serially
 from pytest_torchmem.operators.nested.context import NestedTensors, sizes_on_gpu
 from pytest_torchmem.operators.registry import Kind, aten, operator
-from pytest_torchmem.torch_private.kernels import run_nested_kernel
-from pytest_torchmem.torch_private.tensors import nested_sizes
+from pytest_torchmem.torch_private.dispatch.kernels import run_nested_kernel
+from pytest_torchmem.torch_private.tensors.tensors import nested_sizes
 
 _aten: Any = torch.ops.aten
 _from_tensors = operator("aten::_nested_tensor_from_tensor_list", kind=Kind.NESTED)

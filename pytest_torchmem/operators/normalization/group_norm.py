@@ -18,7 +18,7 @@ from pytest_torchmem.operators.geometry import (
     suggested_format,
 )
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.torch_private.autograd import saved_by
+from pytest_torchmem.torch_private.tensors.autograd import saved_by
 
 _forward = operator("aten::native_group_norm")
 _backward = operator("aten::native_group_norm_backward")

@@ -20,7 +20,7 @@ from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, lik
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Buffer, Workspace, unknown
 from pytest_torchmem.profile.timeline import Confidence
-from pytest_torchmem.torch_private.storages import storage_address, tensor_on
+from pytest_torchmem.torch_private.tensors.storages import storage_address, tensor_on
 
 RELU, TANH, LSTM, GRU = range(4)
 """``cudnnRNNMode_t``."""

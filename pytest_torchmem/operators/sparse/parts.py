@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.torch_private.operators import OpOverload
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload
 
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _aten: Any = torch.ops.aten

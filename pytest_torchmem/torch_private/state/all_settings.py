@@ -13,9 +13,9 @@ import torch.backends.opt_einsum
 import torch.multiprocessing
 from torch.utils.serialization import config
 
-from pytest_torchmem.torch_private import settings
-from pytest_torchmem.torch_private.autograd import engine_has_threads
 from pytest_torchmem.torch_private.names import optional, private, private_name
+from pytest_torchmem.torch_private.state import settings
+from pytest_torchmem.torch_private.tensors.autograd import engine_has_threads
 
 NOT_SAID = object()
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.torch_private.keys import (
+from pytest_torchmem.torch_private.dispatch.keys import (
     COMPOSITE_EXPLICIT,
     COMPOSITE_IMPLICIT,
     COMPOSITE_NESTED,
@@ -24,9 +24,9 @@ from pytest_torchmem.torch_private.keys import (
     keys_above_kernels,
     past_own_keys,
 )
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload, composite_key, has_kernel
 from pytest_torchmem.torch_private.names import private, private_attribute
-from pytest_torchmem.torch_private.operators import OpOverload, composite_key, has_kernel
-from pytest_torchmem.torch_private.tensors import has_dispatch
+from pytest_torchmem.torch_private.tensors.tensors import has_dispatch
 
 #: What runs an overload's kernel for a key: ``kernel_for(operator)(key, *args, **kwargs)``.
 kernel_for: Callable[[OpOverload], Callable[..., Any]] = private_attribute(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.torch_private.patches import added
+from pytest_torchmem.torch_private.patching.patches import added
 
 _NAME = "_cuda_getCurrentRawStream"
 """Builds without CUDA lack it; torch/csrc/cuda/Module.cpp."""

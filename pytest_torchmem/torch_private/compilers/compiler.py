@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from pytest_torchmem.torch_private.holders import HOLDERS
 from pytest_torchmem.torch_private.names import (
     private,
     private_if_imported,
     private_name_if_imported,
 )
-from pytest_torchmem.torch_private.patches import (
+from pytest_torchmem.torch_private.patching.patches import (
     nothing_replaced,
     replaced,
     standing_functions,
 )
+from pytest_torchmem.torch_private.tensors.holders import HOLDERS
 
 private("torch.compiler._is_compiling_flag")
 _eval_frame: Callable[[], Any] = private_if_imported("torch._dynamo.eval_frame")

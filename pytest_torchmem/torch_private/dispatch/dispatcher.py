@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UnsupportedTorchError
-from pytest_torchmem.torch_private.kernels import run_torch_dispatch
-from pytest_torchmem.torch_private.keys import (
+from pytest_torchmem.torch_private.dispatch.kernels import run_torch_dispatch
+from pytest_torchmem.torch_private.dispatch.keys import (
     AUTOCAST_KEY,
     COMPOSITE_KEY,
     FAKE,
@@ -28,8 +28,12 @@ from pytest_torchmem.torch_private.keys import (
     set_excluded,
     set_included,
 )
+from pytest_torchmem.torch_private.dispatch.operators import (
+    OpOverload,
+    all_operators,
+    find_operator,
+)
 from pytest_torchmem.torch_private.names import dispatch_key, private
-from pytest_torchmem.torch_private.operators import OpOverload, all_operators, find_operator
 from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 _new_library: Callable[..., Any] = private("torch._C._dispatch_library")

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function
 
-from pytest_torchmem.torch_private.modes import function_modes
+from pytest_torchmem.torch_private.dispatch.modes import function_modes
 from pytest_torchmem.torch_private.names import private
 
 DisableTorchFunctionSubclass: Any = private("torch._C.DisableTorchFunctionSubclass")

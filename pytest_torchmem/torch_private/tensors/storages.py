@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.torch_private.names import private, private_name
-from pytest_torchmem.torch_private.nowhere import nowhere
+from pytest_torchmem.torch_private.tensors.nowhere import nowhere
 
 _CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from pytest_torchmem.torch_private.keys import (
+from pytest_torchmem.torch_private.dispatch.keys import (
     COMPOSITE_EXPLICIT,
     COMPOSITE_IMPLICIT,
     COMPOSITE_NON_FUNCTIONAL,

@@ -10,7 +10,7 @@ from pytest_torchmem.torch_private.names import (
     private_if_imported,
     private_name_if_imported,
 )
-from pytest_torchmem.torch_private.patches import Replaceable
+from pytest_torchmem.torch_private.patching.patches import Replaceable
 
 #: What optimizers and ``clip_grad_norm_`` sort tensors by.
 group_tensors = Replaceable("torch._C._group_tensors_by_device_and_dtype")

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from pytest_torchmem.torch_private.holders import HOLDERS
+from pytest_torchmem.torch_private.dispatch.overrides import of_tensors
 from pytest_torchmem.torch_private.names import Missing, find, private, unsupported
-from pytest_torchmem.torch_private.overrides import of_tensors
+from pytest_torchmem.torch_private.tensors.holders import HOLDERS
 
 ABSENT: Any = object()
 """Stands for an attribute that is not there."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.torch_private.dispatcher import casting_kernels, key_included
-from pytest_torchmem.torch_private.kernels import kernel_for
-from pytest_torchmem.torch_private.keys import OWN_KEYS, set_excluded
+from pytest_torchmem.torch_private.dispatch.dispatcher import casting_kernels, key_included
+from pytest_torchmem.torch_private.dispatch.kernels import kernel_for
+from pytest_torchmem.torch_private.dispatch.keys import OWN_KEYS, set_excluded
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload
 from pytest_torchmem.torch_private.names import dispatch_key, private
-from pytest_torchmem.torch_private.operators import OpOverload
 
 _, _AUTOCAST = OWN_KEYS
 _AUTOCAST_CUDA = dispatch_key("AutocastCUDA")

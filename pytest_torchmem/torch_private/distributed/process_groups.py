@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.futures import Future
 
+from pytest_torchmem.torch_private.dispatch.operators import schema
 from pytest_torchmem.torch_private.names import private_if_imported, private_name_if_imported
-from pytest_torchmem.torch_private.operators import schema
-from pytest_torchmem.torch_private.patches import ABSENT, LookedAt, Replacements
+from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt, Replacements
 
 Additions = dict[Any, dict[str, Any]]
 """What modules get that do not have it."""

@@ -5,10 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from pytest_torchmem.torch_private.kernels import kernel_for
-from pytest_torchmem.torch_private.keys import COMPOSITE_EXPLICIT, COMPOSITE_NON_FUNCTIONAL
+from pytest_torchmem.torch_private.dispatch.kernels import kernel_for
+from pytest_torchmem.torch_private.dispatch.keys import COMPOSITE_EXPLICIT, COMPOSITE_NON_FUNCTIONAL
+from pytest_torchmem.torch_private.dispatch.operators import (
+    OpOverload,
+    has_kernel,
+    is_structured,
+    schema,
+)
 from pytest_torchmem.torch_private.names import private
-from pytest_torchmem.torch_private.operators import OpOverload, has_kernel, is_structured, schema
 
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode

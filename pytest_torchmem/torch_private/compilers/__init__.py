@@ -1,0 +1,1 @@
+"""Dynamo, AOTAutograd, Inductor and what they leave to kernels."""

@@ -1,0 +1,1 @@
+"""Replacing functions of torch for the length of a trace."""

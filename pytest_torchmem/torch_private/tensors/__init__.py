@@ -1,0 +1,1 @@
+"""Tensors, storages and autograd's nodes, below what Python shows of them."""
