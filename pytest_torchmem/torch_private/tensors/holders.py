@@ -20,6 +20,8 @@ class Holders:
 
     def __init__(self) -> None:
         self._wanted: dict[int, Any] = {}
+        self._new: set[int] = set()
+        """Those that nobody has looked for yet in the modules that were looked at."""
         self._seen: dict[str, Any] = {}
         """What ``sys.modules`` had when it was looked at; it need not be a module."""
         self._state: object = None
@@ -43,8 +45,7 @@ class Holders:
             standing.setdefault(id(first), []).append(one)
             if id(first) not in self._wanted:
                 self._wanted[id(first)] = first
-                self._seen.clear()
-                self._state = None
+                self._new.add(id(first))
         return standing
 
     def of(self, firsts: Mapping[int, list[Any]]) -> Iterator[tuple[ModuleType, str, Any]]:
@@ -87,7 +88,8 @@ class Holders:
                     attributes[key] = originals[id(value)]
 
     def _look(self) -> None:
-        """Look at modules that are new, and at the one that runs, which may have grown."""
+        """Look at modules that are new, at others for what is, and at the one that runs."""
+        new, self._new = self._new, set()
         state = _state_of_modules()
         if state != self._state:
             self._state = state
@@ -98,6 +100,11 @@ class Holders:
                 if name.partition(".")[0] in _OWN or not isinstance(module, ModuleType):
                     seen[name] = module
                 else:
+                    self._look_at(name, module)
+        if new:
+            for name, (module, number_of_names, ids) in tuple(self._ids.items()):
+                grown = len(vars(module)) != number_of_names or name == "__main__"
+                if (grown or not new.isdisjoint(ids)) and sys.modules.get(name) is module:
                     self._look_at(name, module)
         main = sys.modules.get("__main__")
         if main is not None and not self._replaced:  # once for all that is replaced together
