@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
@@ -101,10 +101,29 @@ def forget_cached() -> None:
     of the reach of what restores a program's state.
     """
     tensors = [one for one in _all_of(_kinds_of(Tensor)) if not is_lazy(one)]
-    surviving = [one for one in tensors if address_of(one) in _SURVIVORS]
-    del tensors  # no more than these is held when their holders are asked
-    for tensor in surviving:
-        _forget(tensor)
+    surviving = {id(one) for one in tensors if address_of(one) in _SURVIVORS}
+    del tensors
+    if not surviving:
+        return
+    # From the tables to what is in them: to ask what refers to a tensor looks at all objects.
+    for namespace in _namespaces():
+        for table in tuple(namespace.values()):
+            if isinstance(table, dict):
+                for key in [key for key, item in table.items() if _is_one(item, surviving)]:
+                    del table[key]
+
+
+def _namespaces() -> Iterator[Mapping[str, Any]]:
+    """Yield the namespaces of all modules and classes."""
+    yield from (vars(one) for one in tuple(sys.modules.values()) if isinstance(one, ModuleType))
+    yield from map(vars, _kinds_of(object))
+
+
+def _is_one(value: Any, surviving: Container[int], depth: int = _DEPTH) -> bool:
+    """Whether a value is a tensor of ``surviving``, or a tuple that has one."""
+    if type(value) is tuple:
+        return depth > 0 and any(_is_one(one, surviving, depth - 1) for one in value)
+    return id(value) in surviving
 
 
 def _all_of(kinds: Container[type]) -> list[Any]:
@@ -121,33 +140,6 @@ def _kinds_of(kind: type) -> set[type]:
             found.add(one)
             waiting += type.__subclasses__(one)
     return found
-
-
-def _forget(value: Any, depth: int = _DEPTH) -> None:
-    for holder in gc.get_referrers(value):
-        if type(holder) is tuple and depth:
-            _forget(holder, depth - 1)
-        elif isinstance(holder, dict) and _is_table_of_module(holder):
-            for key in [key for key, item in holder.items() if item is value]:
-                del holder[key]
-
-
-def _is_table_of_module(table: dict[Any, Any]) -> bool:
-    """Whether a dictionary is an entry in the namespace of a module or class, and not itself one.
-
-    Those of instances belong to objects, such as the buffers of a module.
-    """
-    holders = gc.get_referrers(table)
-    if any(isinstance(holder, (ModuleType, type)) for holder in holders):
-        return False
-    return any(isinstance(holder, dict) and _is_namespace(holder) for holder in holders)
-
-
-def _is_namespace(holder: dict[Any, Any]) -> bool:
-    module = sys.modules.get(str(holder.get("__name__")))
-    if module is not None and vars(module) is holder:
-        return True
-    return any(isinstance(owner, type) for owner in gc.get_referrers(holder))
 
 
 def _clear_caches(caches: Iterable[Any], survivors: Mapping[int, StorageRecord]) -> None:

@@ -108,6 +108,38 @@ def test_hooks_and_optimizers_on_top() -> None:
     assert plain.optimizer_peak - shared.optimizer_peak > states / 2
 
 
+def test_buckets_are_on_the_gpu_whatever_ran_before_they_are_made_anew() -> None:
+    seen: list[torch.device] = []
+
+    def halved(_: object, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
+        seen.append(bucket.buffer().device)
+        torch.zeros(1)  # on the host
+        return default_hooks.fp16_compress_hook(dist.group.WORLD, bucket)
+
+    def program() -> None:
+        start("cuda")
+        model = DistributedDataParallel(nn.Linear(8, 8).cuda())
+        model.register_comm_hook(None, halved)
+        for _ in range(3):
+            model(torch.randn(2, 8, device="cuda")).sum().backward()
+
+    trace(program, device="cuda", world_size=4)
+    assert seen == [torch.device("cuda", 0)] * 3
+
+
+def test_batch_norm_takes_the_statistics_of_every_process() -> None:
+    def program(batch: int) -> None:
+        start("cuda")
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm2d(8)).cuda()
+        model(torch.randn(batch, 8, 64, 64, device="cuda")).sum().backward()
+
+    small, large = (trace(program, size, device="cuda", world_size=4) for size in (2, 64))
+    for one in (small, large):
+        sizes = [x.nbytes for x in one.timeline.allocations if "index" in x.origin.operator]
+        assert [size for size in sizes if size in (16, 128)] == [16, 128, 128]  # of 4 processes
+    assert not small.unknown_workspaces
+
+
 def test_a_wrapped_module_from_outside_is_refused() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -53,6 +53,23 @@ def test_composite_operators_take_the_paths_of_plain_tensors() -> None:
 
     assert found(2, 8, True) == found(2, 4, False)
     assert any("flash_attention" in name for name in found(2, 8, True))
+
+
+def test_shards_are_initialised_where_they_are() -> None:
+    def program() -> None:
+        mesh: Any = start("cuda")
+        with torch.device("meta"):
+            model = nn.Linear(64, 64)
+        shard = distribute_tensor(torch.empty(64, 64, device="cuda"), mesh, [Shard(0)])
+        model.weight = nn.Parameter(shard)
+        before = torch.cuda.memory_allocated()
+        nn.init.kaiming_uniform_(model.weight)
+        assert torch.cuda.memory_allocated() == before
+        functional.dropout(model.weight).sum().backward()
+
+    made = trace(program, device="cuda", world_size=4)
+    dropped = [x for x in made.timeline.allocations if "dropout" in x.origin.operator]
+    assert [one.nbytes for one in dropped[:2]] == [16 * 64, 16 * 64 * 4]  # of the shard
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from inspect import signature
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed
@@ -57,6 +57,9 @@ def _of_fsdp(name: str) -> Any:
     """Return a class of ``torch.distributed.fsdp``, or None where that is not imported."""
     return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)
 
+
+Places = WeakKeyDictionary[Any, torch.device | None]
+"""Where the parameters of DDP's reducers are."""
 
 #: Methods of ``torch.distributed.Logger`` (torch/csrc/distributed/c10d/logger.cpp).
 _LOGGING = ("set_construction_data_and_log", "set_runtime_stats_and_log")
@@ -210,8 +213,9 @@ def _comparing(trace: TraceContext) -> Layer[None]:
     logger: Any = torch.distributed.Logger  # type: ignore[attr-defined]
     quiet = {name: _quiet(trace, getattr(logger, name)) for name in _LOGGING}
     reducer: Any = torch.distributed.Reducer  # type: ignore[attr-defined]
-    buckets = {REBUILD_BUCKETS: _making_buckets(trace, getattr(reducer, REBUILD_BUCKETS))}
-    functions = {VERIFY_PARAMETERS: verify, "Reducer": _making_buckets(trace, reducer)}
+    places: Places = WeakKeyDictionary()
+    buckets = {REBUILD_BUCKETS: _making_buckets(trace, getattr(reducer, REBUILD_BUCKETS), places)}
+    functions = {VERIFY_PARAMETERS: verify, "Reducer": _making_reducer(trace, reducer, places)}
     replacements = [(torch.distributed, functions), (logger, quiet), (reducer, buckets)]
     return Layer([*replacements, *_telling(trace)], None)
 
@@ -284,15 +288,34 @@ def _is_source(given: dict[str, Any]) -> bool:
     return own == -1 or torch.distributed.get_rank() == (given.get("src") or 0)
 
 
-def _making_buckets(trace: TraceContext, original: Any) -> Callable[..., Any]:
-    """Return what makes buckets of gradients (reducer.cpp, ``initialize_buckets``)."""
+def _making_reducer(trace: TraceContext, original: Any, places: Places) -> Callable[..., Any]:
+    """Return what makes a reducer, with its buckets of gradients (reducer.cpp,
+    ``initialize_buckets``). C++ makes them where the parameters are, which to it is the host.
+    """
 
-    def make(*args: Any, **kwargs: Any) -> Any:
+    def make(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if trace.off():
-            return original(*args, **kwargs)
-        with trace.holding(Kind.COMMUNICATION):
-            return original(*args, **kwargs)
+            return original(parameters, *args, **kwargs)
+        first = next(iter(parameters), None)
+        place = None if first is None else first.device
+        with trace.holding(Kind.COMMUNICATION), trace.placing_on(place):
+            made = original(parameters, *args, **kwargs)
+        places[made] = place
+        return made
+
+    return make
+
+
+def _making_buckets(trace: TraceContext, original: Any, places: Places) -> Callable[..., Any]:
+    """Return what makes a reducer's buckets anew, in the order of the first backward."""
+
+    def make(reducer: Any) -> Any:
+        __tracebackhide__ = True
+        if trace.off():
+            return original(reducer)
+        with trace.holding(Kind.COMMUNICATION), trace.placing_on(places.get(reducer)):
+            return original(reducer)
 
     return make
 

@@ -26,6 +26,9 @@ _VALIDATION = tuple(
     for name in ("constraints.py", "distribution.py")
 )
 
+#: ``SyncBatchNorm`` leaves out the statistics of processes whose batch is empty.
+_STATISTICS = os.path.join(os.path.dirname(torch.nn.__file__), "modules", "_functions.py")
+
 #: Bytes up to which what stands in for unknown values has an element for each of theirs.
 _LARGEST_STAND_IN = 1 << 26
 
@@ -136,6 +139,10 @@ class Answers:
             f"unknown values are treated as 1, so the result is {answer}",
         )
         return answer
+
+    def every_process_has_a_batch(self) -> bool:
+        """Return whether a mask is asked for of the processes that have one: all of them."""
+        return self._attribution.asked_from(_STATISTICS)
 
     def _position(self, tensor: Tensor, assumed: Assumption) -> int:
         __tracebackhide__ = True

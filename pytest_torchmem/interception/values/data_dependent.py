@@ -96,8 +96,11 @@ def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:
         if unknown and call.operator.mutated and call.args[2].numel() == 1:
             return None
         values.refuse_captured(call)
-        if contents.known(record) is None:
+        if contents.known(record) is not None:
+            count = int(contents.value(record, index).count_nonzero())
+        elif values.every_process_has_a_batch():
+            count = index.numel()
+        else:
             raise values.unknown("a tensor is indexed with a mask of unknown values")
-        count = int(contents.value(record, index).count_nonzero())
         plain.extend([torch.empty(count, dtype=torch.int64, device="meta")] * index.dim())
     return (call.args[0], plain, *call.args[2:])

@@ -278,7 +278,38 @@ def _staging(input: Tensor, copies: int) -> tuple[int, ...]:
     return (copies * channels * down * size, across * _INT)
 
 
-@operator("aten::batch_norm_stats", "aten::batch_norm_update_stats").meta()
+_statistics = operator("aten::batch_norm_stats", "aten::batch_norm_update_stats")
+_reduce = operator("aten::batch_norm_backward_reduce")
+
+
+@_statistics.workspace("cuda")
+def statistics_workspace(input: Tensor) -> Workspace | tuple[int, ...]:
+    """As the forward in training; native/cuda/Normalization.cu, ``batch_norm_mean_var``."""
+    if _is_channels_innermost_on_cuda(input):
+        return _staging(input, 4)
+    return () if input.is_contiguous() else unknown()
+
+
+@_reduce.workspace("cuda")
+def reduce_workspace(grad_out: Tensor, input: Tensor) -> Workspace | tuple[int, ...]:
+    """Sums of blocks where both are channels last; native/cuda/Normalization.cu,
+    ``batch_norm_backward_reduce_cuda``.
+    """
+    if _is_channels_innermost_on_cuda(input) and _is_channels_innermost_on_cuda(grad_out):
+        return _staging(input, 2)
+    return () if input.is_contiguous() and grad_out.is_contiguous() else unknown()
+
+
+operator(
+    "aten::batch_norm_gather_stats_with_counts",
+    "aten::batch_norm_elemt",
+    "aten::batch_norm_backward_elemt",
+    source="native/cuda/Normalization.cu",
+    takes_nothing=frozenset({"cuda"}),
+)
+
+
+@_statistics.meta()
 def batch_norm_statistics(input: Tensor) -> tuple[Tensor, Tensor]:
     """native/cuda/Normalization.cu: float for 16-bit inputs."""
     dtype = torch.float32 if input.dtype.itemsize == 2 else input.dtype
@@ -292,7 +323,7 @@ def batch_norm_gather(mean: Tensor) -> tuple[Tensor, Tensor]:
     return like(mean, mean.shape[1:]), like(mean, mean.shape[1:])
 
 
-@operator("aten::batch_norm_backward_reduce").meta()
+@_reduce.meta()
 def batch_norm_backward_reduce(
     mean: Tensor, weight: Tensor | None, input_g: bool, weight_g: bool, bias_g: bool
 ) -> tuple[Tensor | None, ...]:

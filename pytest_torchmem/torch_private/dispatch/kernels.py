@@ -16,6 +16,7 @@ from pytest_torchmem.torch_private.dispatch.keys import (
     COMPOSITE_NON_FUNCTIONAL,
     COMPRESSED_CPU,
     CPU,
+    CUDA,
     FAKE,
     NESTED_CPU,
     OWN_KEYS,
@@ -25,13 +26,14 @@ from pytest_torchmem.torch_private.dispatch.keys import (
     past_own_keys,
 )
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, composite_key, has_kernel
-from pytest_torchmem.torch_private.names import private, private_attribute
+from pytest_torchmem.torch_private.names import private, private_attribute, private_name
 from pytest_torchmem.torch_private.tensors.tensors import has_dispatch
 
 #: What runs an overload's kernel for a key: ``kernel_for(operator)(key, *args, **kwargs)``.
 kernel_for: Callable[[OpOverload], Callable[..., Any]] = private_attribute(
     "torch._ops.OpOverload._op_dk"
 )
+_PYTHON_KERNELS = private_name("torch._ops.OperatorBase.py_kernels")
 _tree_leaves: Callable[[Any], list[Any]] = private("torch.utils._pytree.tree_leaves")
 _mode_count: Callable[[], int] = private("torch._C._len_torch_dispatch_stack")
 _pop_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode_temporarily")
@@ -139,13 +141,16 @@ def below_interception(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``HigherOrderOperator.dispatch`` for which the Fake key is the CPU's.
 
     Such operators (flex attention) choose a Python kernel by key, and have none for those of a
-    trace.
+    trace. One for GPUs alone (``run_dtensor_rng_op``) has CUDA's.
     """
 
     def on_cpu(operator: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
         if key in OWN_KEYS:
             with past_own_keys():
                 return operator(*args, **kwargs)
-        return dispatch(operator, CPU if key == FAKE else key, *args, **kwargs)
+        if key == FAKE:
+            kernels = getattr(operator, _PYTHON_KERNELS)
+            key = CUDA if CUDA in kernels and CPU not in kernels else CPU
+        return dispatch(operator, key, *args, **kwargs)
 
     return on_cpu
