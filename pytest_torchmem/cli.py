@@ -139,8 +139,8 @@ def _add_advise(commands: Any) -> None:
     advise.add_argument(
         "step",
         metavar="FILE:FUNCTION",
-        help="a function without arguments that returns a module and its inputs, as a tuple; a "
-        "dictionary at its end has keyword arguments",
+        help="a function without arguments that returns a module and its inputs, as a tuple, or a "
+        "function that runs a step; a dictionary at the tuple's end has keyword arguments",
     )
     advise.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     advise.add_argument("--gpu", help="the GPU to model, such as h100")

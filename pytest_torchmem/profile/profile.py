@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_torchmem.allocator.recorded import Peaks
 from pytest_torchmem.errors import UsageError
@@ -26,6 +26,7 @@ from pytest_torchmem.profile.pictures.page import Content, page
 from pytest_torchmem.profile.pictures.sparkline import sparkline
 from pytest_torchmem.profile.pictures.svg import svg
 from pytest_torchmem.profile.static_plan import ALIGNMENT, StaticPlan, plan_of
+from pytest_torchmem.profile.suggestion import Suggestion
 from pytest_torchmem.profile.tables import allocations_table, figures_table, workspace_lines
 from pytest_torchmem.profile.timeline import (
     Allocation,
@@ -45,6 +46,10 @@ PEAK_FIELDS = {
 
 #: Communicators and their channels: NCCL allocates by itself (``ncclCommInitRank``).
 NCCL = "memory that NCCL takes for itself"
+
+
+Suggest: TypeAlias = "Callable[[MemoryProfile, int | str | None], list[Suggestion[MemoryProfile]]]"
+"""Called with the profile of a step, and the bytes that its peak has to fit, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,9 @@ class MemoryProfile:
     )
     """Replays the caching allocator; ``None`` for cpu."""
 
+    advised: Suggest | None = field(default=None, repr=False, compare=False)
+    """Traces changes of the step; ``None`` for a measurement, and for what was read from a file."""
+
     others: tuple[MemoryProfile, ...] = field(default=(), repr=False)
     """The profiles of the other GPUs, where the program sees several."""
     world_size: int | None = None
@@ -124,7 +132,7 @@ class MemoryProfile:
 
         def __getstate__(self) -> dict[str, Any]:
             state = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-            return state | {"replay": None, "graphs": ()}
+            return state | {"replay": None, "graphs": (), "advised": None}
 
         def __setstate__(self, state: dict[str, Any]) -> None:
             for name, value in state.items():
@@ -220,6 +228,21 @@ class MemoryProfile:
         if alignment is None:
             alignment = ALIGNMENT[self.device.partition(":")[0]]
         return plan_of(self.timeline, alignment, self.reserved_peak, outputs)
+
+    def suggestions(self, budget: int | str | None = None) -> list[Suggestion[MemoryProfile]]:
+        """Return changes of the step that lower its peak, each traced, the best first.
+
+        What ``pytest_torchmem.advise`` returns for the same step, which is traced again with what
+        it was given. ``budget`` is what the peak has to fit (``"2 GiB"``): changes that do come
+        first, those that cost the fewest operations before others. Raises ``UsageError`` for a
+        measurement, for a profile that was read from a file, and for another ``budget`` than bytes.
+        """
+        if self.advised is None:
+            raise UsageError(
+                "this profile has no step to change: it was measured, or read from a file; "
+                "trace() the step, or advise()"
+            )
+        return self.advised(self, budget)
 
     def table(self, largest: int = 10) -> str:
         """Return the peaks by phase and the ``largest`` things alive at the peak, as text.

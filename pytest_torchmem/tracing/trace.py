@@ -28,7 +28,7 @@ from pytest_torchmem.interception.survivors import forget_cached, give_survivors
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 from pytest_torchmem.profile.facts import Facts
-from pytest_torchmem.profile.profile import MemoryProfile, figures_of
+from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.global_state import process_kept, thread_kept
@@ -141,8 +141,35 @@ def trace(
     step.check(target)
     check_torch()
     reached = Reached(target, args, kwargs, loss_fn)
-    run = partial(_trace, machine, limit, reached, target, args, kwargs, step, mode=mode)
+    asked = {
+        **step.options(),
+        "device": device,
+        "gpu": gpu,
+        "host": host,
+        "allocator": allocator,
+        "calibration": calibration,
+        "cudnn": cudnn,
+        "values": values,
+        "gpus": gpus,
+        "world_size": world_size,
+        "rank": rank,
+        "mode": mode,
+        # What does not fit is what one asks for changes of.
+        "memory": "unlimited",
+    }
+    advised = partial(_advised, partial(trace, target, *args, **kwargs, **asked), allocator)
+    profiled = partial(
+        _profile, target=target, args=args, kwargs=kwargs, step=step, advised=advised
+    )
+    run = partial(_trace, machine, limit, reached, profiled, mode=mode)
     return _run_passes(run, _passes(values), reached)
+
+
+def _advised(*about: Any) -> Any:
+    # Few traces are asked for suggestions, and no other waits for these modules.
+    from pytest_torchmem.advice.suggest import suggest
+
+    return suggest(*about)
 
 
 def _check_mode(mode: str | None) -> None:
@@ -210,10 +237,7 @@ def _trace(
     machine: Target,
     limit: Memory,
     reached: Reached,
-    target: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    step: Step,
+    profiled: Callable[..., MemoryProfile],
     values: Values,
     mode: str | None,
 ) -> MemoryProfile:
@@ -245,7 +269,7 @@ def _trace(
 
     def run() -> MemoryProfile:
         __tracebackhide__ = True
-        return _profile(interceptor, compiled, memories, target, args, kwargs, step)
+        return profiled(interceptor, compiled, memories)
 
     # The step in a function of its own: when it returns, nothing of it is alive but what the
     # program keeps for itself.
@@ -276,6 +300,7 @@ def _profile(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     step: Step,
+    advised: Suggest,
 ) -> MemoryProfile:
     __tracebackhide__ = True
     ledger, machine = interceptor.parts.ledger, interceptor.parts.target
@@ -326,7 +351,7 @@ def _profile(
     ]
     own = reported.pop(machine.device.index or 0)
     others = tuple(_profile_of(*about, *other) for other in reported)
-    profile = _profile_of(*about, *own, others)
+    profile = _profile_of(*about, *own, others, advised)
     del outcome
     return profile
 
@@ -360,6 +385,7 @@ def _profile_of(
     ledger: DeviceLedger,
     memory: DeviceMemory | None,
     others: tuple[MemoryProfile, ...] = (),
+    advised: Suggest | None = None,
 ) -> MemoryProfile:
     """Return the profile of one device, whose own warnings stand last."""
     (timeline, calls), device = ledger.finish(), ledger.device
@@ -384,6 +410,7 @@ def _profile_of(
         calls=calls,
         replay=memory.peaks if memory is not None else None,
         others=others,
+        advised=advised,
         world_size=machine.world.size if machine.world else None,
         rank=machine.world.rank if machine.world else None,
         **figures_of(timeline),

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pytest_torchmem import advise, trace
+from pytest_torchmem import MemoryProfile, advise, trace
 from pytest_torchmem.cli import main
 from pytest_torchmem.errors import UsageError
 
@@ -69,7 +70,7 @@ def test_activations_in_place() -> None:
     [found] = [
         one for one in advise(nn.Sequential(*layers), X, backward=False) if "inplace" in one.change
     ]
-    assert found.change == "ReLU(inplace=True)"
+    assert found.change == "relu in place (inplace=True)"
     assert (found.saved, found.flops) == (64 * 512 * 4, 0)
     assert layers[1].inplace is False
 
@@ -105,9 +106,104 @@ def test_a_step_in_which_the_optimizer_is_the_peak() -> None:
     assert found["fused=True in the optimizer"].saved >= by_loop.saved
 
 
-def test_a_function_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"nn\.Module"):
-        advise(lambda: None)  # type: ignore[arg-type]
+class Head(nn.Module):
+    """A hidden layer and the loss of a vocabulary, written in one of three ways."""
+
+    def __init__(self, loss: str = "") -> None:
+        super().__init__()
+        self.inner, self.head, self.loss = nn.Linear(32, 32), nn.Linear(32, 4096), loss
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        x = self.inner(x)
+        if self.loss == "fused":
+            return F.linear_cross_entropy(
+                x,
+                self.head.weight,
+                target,
+                linear_bias=self.head.bias,
+                options=nn.LinearCrossEntropyOptions(),
+            )
+        if self.loss == "in 8 chunks":
+            parts = [
+                checkpoint(self.part, *both, use_reentrant=False)
+                for both in zip(x.chunk(8), target.chunk(8), strict=True)
+            ]
+            return torch.stack(parts).sum() / len(x)
+        logits = self.head(x).unsqueeze(0).float()
+        return F.cross_entropy(logits.view(-1, 4096), target)
+
+    def part(self, x: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(x), target, reduction="sum")
+
+
+@pytest.mark.parametrize("loss", ["fused", "in 8 chunks"])
+def test_a_loss_without_logits_saves_what_it_saves_when_it_is_written(loss: str) -> None:
+    if loss == "fused" and not hasattr(F, "linear_cross_entropy"):
+        pytest.skip("this torch has no linear_cross_entropy")
+    inputs = torch.randn(256, 32), torch.zeros(256, dtype=torch.int64)
+    found = [one for one in trace(Head(), *inputs).suggestions() if "the loss" in one.change]
+    (one,) = (one for one in found if loss in one.change)
+    assert one.profile.peak == trace(Head(loss), *inputs).peak
+    assert one.saved == trace(Head(), *inputs).peak - one.profile.peak > 2 * 256 * 4096
+
+
+def test_a_call_does_not_write_over_what_is_needed_afterwards() -> None:
+    class Activated(nn.Module):
+        def __init__(self, residual: bool) -> None:
+            super().__init__()
+            self.layer, self.residual = nn.Linear(32, 512), residual
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.layer(x)
+            y = F.relu(x)
+            return x + y if self.residual else y + 1
+
+    saving = [
+        any("in place" in one.change for one in advise(Activated(residual), X, backward=False))
+        for residual in (False, True)
+    ]
+    assert saving == [True, False]
+
+
+def test_conversions_and_buffers_in_a_narrower_type() -> None:
+    class Upcast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(32, 512, dtype=torch.bfloat16)
+            self.register_buffer("table", torch.ones(256, 512))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).float().exp() + self.table.sum()
+
+    x = torch.zeros(1024, 32, dtype=torch.bfloat16)
+    found = {one.change: one for one in advise(Upcast(), x)}
+    (kept,) = (one for text, one in found.items() if text.startswith("bfloat16 kept at"))
+    assert kept.saved >= 1024 * 512 * 2
+    assert found["the buffer table in bfloat16"].saved == 256 * 512 * 2
+
+
+def test_a_function_that_runs_a_step() -> None:
+    def step() -> None:
+        model = blocks()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=False)
+            model(X).sum().backward()
+            optimizer.step()
+
+    profile = trace(step)
+    found = {one.change.partition(":")[0]: one for one in profile.suggestions()}
+    assert "checkpoint each of * (6)" in found
+    assert found["zero_grad(set_to_none=True)"].saved > 0
+    assert trace(step).peak == profile.peak
+
+
+def test_what_has_no_step_has_no_suggestions(tmp_path: Path) -> None:
+    trace(blocks(), X).save(tmp_path / "profile.json")
+    with pytest.raises(UsageError, match="no step"):
+        MemoryProfile.load(tmp_path / "profile.json").suggestions()
+    with pytest.raises(UsageError):
+        advise(blocks(), X, budget="many")
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

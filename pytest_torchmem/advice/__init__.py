@@ -1,0 +1,1 @@
+"""What would help: changes of a step, each traced."""

@@ -1,0 +1,231 @@
+"""Changes of a step, each a context in which the step runs as if it had been written so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+from pytest_torchmem.advice.module_names import Call, every_call
+from pytest_torchmem.advice.observed import IN_PLACE, WIDENING, WITH_INPLACE
+from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.profile.module_paths import fold
+from pytest_torchmem.torch_private.patching.patches import replaced
+
+Entered = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change: what it is called, what the step runs in, and with which options of a trace."""
+
+    text: str
+    entered: tuple[Entered, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    figure: str = "peak"
+    is_free: bool = False
+    """Whether it changes neither results nor the number of operations much."""
+
+    @contextmanager
+    def made(self) -> Iterator[None]:
+        """Have the change made."""
+        with ExitStack() as stack:
+            for enter in self.entered:
+                stack.enter_context(enter())
+            yield
+
+
+def joined(changes: Sequence[Change]) -> Change:
+    """Return several changes as one."""
+    return Change(
+        ", and ".join(change.text for change in changes),
+        tuple(enter for change in changes for enter in change.entered),
+    )
+
+
+class _Recomputed(threading.local):
+    """The modules that a thread is computing within their checkpoints."""
+
+    def __init__(self) -> None:
+        self.now: list[nn.Module] = []
+
+
+@contextmanager
+def checkpointed(paths: Collection[str]) -> Iterator[None]:
+    """Have modules compute their forward again in the backward, as if each call were wrapped in
+    ``checkpoint(module, ..., use_reentrant=False)``.
+    """
+    recomputed = _Recomputed()
+
+    def again(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recomputed.now.append(module)
+        try:
+            return module(*args, **kwargs)
+        finally:
+            recomputed.now.pop()
+
+    def call(
+        original: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        __tracebackhide__ = True
+        if any(one is module for one in recomputed.now) or not torch.is_grad_enabled():
+            return original(module, *args, **kwargs)
+        return checkpoint(partial(again, module), *args, use_reentrant=False, **kwargs)
+
+    chosen = frozenset(paths)
+    with every_call(lambda path, depth: call if path in chosen else None):
+        yield
+
+
+@contextmanager
+def under_autocast(device: str, pattern: str | None = None) -> Iterator[None]:
+    """Have the outermost modules, or those of one pattern, run in bfloat16 by autocast."""
+
+    def call(
+        original: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        __tracebackhide__ = True
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return original(module, *args, **kwargs)
+
+    def how(path: str, depth: int) -> Call | None:
+        chosen = not depth if pattern is None else fold(path)[0] == pattern
+        return call if chosen else None
+
+    with every_call(how):
+        yield
+
+
+@contextmanager
+def stepping(option: str, value: bool) -> Iterator[None]:
+    """Have every optimizer that knows an option (``foreach``, ``fused``) step with it."""
+    before: list[tuple[dict[str, Any], Any]] = []
+
+    def choose(optimizer: Optimizer, *call: Any) -> None:
+        for group in optimizer.param_groups:
+            if option in group and group[option] is not value:
+                before.append((group, group[option]))
+                group[option] = value
+
+    handle = register_optimizer_step_pre_hook(choose)
+    try:
+        yield
+    finally:
+        handle.remove()
+        for group, found in reversed(before):
+            group[option] = found
+
+
+@contextmanager
+def set_to_none() -> Iterator[None]:
+    """Have ``zero_grad`` let go of gradients, whatever it is told."""
+    with ExitStack() as stack:
+        for kind in (Optimizer, nn.Module):
+            stack.enter_context(replaced(kind, zero_grad=_letting_go(kind.zero_grad)))
+        yield
+
+
+def _letting_go(zero_grad: Callable[..., None]) -> Callable[..., None]:
+    def letting_go(self: Any, set_to_none: bool = True) -> None:
+        zero_grad(self, True)
+
+    return letting_go
+
+
+@contextmanager
+def buffers_narrowed(pattern: str) -> Iterator[None]:
+    """Have modules keep buffers of one pattern in bfloat16, from their first call on."""
+    parent, _, name = pattern.rpartition(".")
+
+    def call(
+        original: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        __tracebackhide__ = True
+        buffer = dict(module.named_buffers(recurse=False)).get(name)
+        if buffer is not None and buffer.dtype in (torch.float32, torch.float64):
+            setattr(module, name, buffer.to(torch.bfloat16))
+        return original(module, *args, **kwargs)
+
+    with every_call(lambda path, depth: call if fold(path)[0] == parent else None):
+        yield
+
+
+class OverwritingMode(TorchFunctionMode):
+    """Has calls of one function at some lines write over their argument."""
+
+    def __init__(self, name: str, lines: Collection[str]) -> None:
+        super().__init__()
+        self._name, self._lines = name, frozenset(lines)
+        self._attribution = Attribution()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == self._name and (
+            func in WITH_INPLACE or func in IN_PLACE
+        ):
+            first = args[0] if args else None
+            if (
+                isinstance(first, Tensor)
+                and not kwargs.get("inplace")
+                and self._attribution.user_line() in self._lines
+            ):
+                if func in IN_PLACE:
+                    return IN_PLACE[func](*args, **kwargs)
+                kwargs = {**kwargs, "inplace": True}
+        return func(*args, **kwargs)
+
+
+class NarrowMode(TorchFunctionMode):
+    """Leaves out the conversions to a wider floating type at one line."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__()
+        self._line = line
+        self._attribution = Attribution()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        converts = func in WIDENING
+        first = args[0] if args else None
+        if (
+            (converts or kwargs.get("dtype") is not None)
+            and isinstance(first, Tensor)
+            and first.is_floating_point()
+            and self._attribution.user_line() == self._line
+        ):
+            if not converts:
+                wide = kwargs["dtype"].itemsize > first.dtype.itemsize
+                return func(*args, **{**kwargs, "dtype": first.dtype if wide else kwargs["dtype"]})
+            if _asks_for_wider(func, args, kwargs, first):
+                return first
+        return func(*args, **kwargs)
+
+
+_WIDE = {Tensor.float: torch.float32, Tensor.double: torch.float64}
+
+
+def _asks_for_wider(func: Any, args: Any, kwargs: dict[str, Any], first: Tensor) -> bool:
+    """Return whether a conversion asks for a wider floating type, and for nothing else."""
+    asked = [_WIDE[func]] if func in _WIDE else [*args[1:], *kwargs.values()]
+    types = [one for one in asked if isinstance(one, torch.dtype)]
+    types += [one.dtype for one in asked if isinstance(one, Tensor)]
+    return len(types) == 1 and types[0].itemsize > first.dtype.itemsize

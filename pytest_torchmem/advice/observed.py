@@ -1,0 +1,216 @@
+"""What a step has that can be changed, found by running it once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from pytest_torchmem.advice.module_names import Call, Layers, every_call, layers_of
+from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.profile.module_paths import fold
+from pytest_torchmem.torch_private.patching.patches import replaced
+from pytest_torchmem.torch_private.tensors.autograd import current_graph_task
+from pytest_torchmem.torch_private.tensors.tensors import view_base
+
+#: Functions with an argument ``inplace``; modules like ``nn.ReLU`` call them with their own.
+WITH_INPLACE: frozenset[Callable[..., Any]] = frozenset(
+    {
+        *(F.relu, F.relu6, F.hardtanh, F.leaky_relu, F.elu, F.selu, F.celu, F.rrelu, F.threshold),
+        *(F.silu, F.mish, F.hardswish, F.hardsigmoid, F.dropout, F.alpha_dropout),
+        *(F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d),
+    }
+)
+#: Functions that have another one which writes over its argument.
+IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
+    getattr(owner, name): getattr(torch.Tensor, f"{name}_")
+    for owner in (torch, torch.Tensor)
+    for name in ("relu", "tanh", "sigmoid")
+}
+OVERWRITING = frozenset({"tanh", "sigmoid"})
+"""Those that no module and no function offers with ``inplace``."""
+WIDENING: frozenset[Callable[..., Any]] = frozenset(
+    {Tensor.float, Tensor.double, Tensor.to, Tensor.type}
+)
+#: What a tensor goes through between its linear layer and the loss, by the field's programs.
+PASSING: frozenset[Callable[..., Any]] = frozenset(
+    {
+        *WIDENING,
+        *(getattr(Tensor, name) for name in ("view", "reshape", "flatten", "contiguous")),
+        *(getattr(Tensor, name) for name in ("__getitem__", "squeeze", "unsqueeze", "narrow")),
+        *(torch.flatten, torch.reshape, torch.squeeze, torch.narrow),
+    }
+)
+LINEAR, CROSS_ENTROPY = F.linear, F.cross_entropy
+
+
+@dataclass
+class Observed:
+    """What there is to change."""
+
+    layers: dict[Layers, list[str]] = field(default_factory=dict)
+    """The paths of modules that were called, by which layers they are."""
+    buffers: dict[str, int] = field(default_factory=dict)
+    """The bytes of wide floating buffers, by their paths with ``*`` for numbers."""
+    in_place: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Calls that could write over their argument: bytes, by function and line."""
+    widened: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Conversions to a wider floating type, by line: that type, and the bytes."""
+    losses: dict[str, set[int]] = field(default_factory=dict)
+    """Linear layers whose output is an argument of a cross entropy: the numbers of their calls,
+    by the line of the loss."""
+    zeroing: bool = False
+    """Whether gradients are set to zero rather than to ``None``."""
+
+
+@contextmanager
+def observing(found: Observed) -> Iterator[None]:
+    """Find what a step has to change while it runs."""
+    zero = {kind: kind.zero_grad for kind in (Optimizer, nn.Module)}
+
+    def noting(kind: Any) -> Callable[..., None]:
+        def zero_grad(self: Any, set_to_none: bool = True) -> None:
+            found.zeroing = found.zeroing or not set_to_none
+            zero[kind](self, set_to_none)
+
+        return zero_grad
+
+    mode = _Observer(found)
+    with ExitStack() as stack:
+        for kind in zero:
+            stack.enter_context(replaced(kind, zero_grad=noting(kind)))
+        stack.enter_context(every_call(_Modules(found).how))
+        stack.enter_context(mode)
+        yield
+    mode.forget_unsafe()
+
+
+class _Modules:
+    """Notes modules as they are called."""
+
+    def __init__(self, found: Observed) -> None:
+        self._found = found
+        self._seen: WeakSet[nn.Module] = WeakSet()
+
+    def how(self, path: str, depth: int) -> Call | None:
+        def call(
+            original: Callable[..., Any],
+            module: nn.Module,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+        ) -> Any:
+            if module not in self._seen:
+                self._seen.add(module)
+                self._note(path, module)
+            return original(module, *args, **kwargs)
+
+        return call
+
+    def _note(self, path: str, module: nn.Module) -> None:
+        if path:
+            self._found.layers.setdefault(layers_of(path, module), []).append(path)
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.dtype in (torch.float32, torch.float64):
+                pattern = fold(f"{path}.{name}" if path else name)[0]
+                nbytes = self._found.buffers.get(pattern, 0) + buffer.nbytes
+                self._found.buffers[pattern] = nbytes
+
+
+class _Observer(TorchFunctionMode):
+    """Looks at the functions of torch that a program calls."""
+
+    def __init__(self, found: Observed) -> None:
+        super().__init__()
+        self._found = found
+        self._attribution = Attribution()
+        self._linears = 0
+        self._logits = WeakIdKeyDictionary()
+        """The number of the linear layer, by what it returned and what that became."""
+        self._overwritten = WeakIdKeyDictionary()
+        """Tensors that calls could write over, and which calls."""
+        self._made: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """What functions returned."""
+        self._unsafe: set[tuple[str, str]] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor):
+            first = args[0] if args else None
+            self._note_reads(args, kwargs)
+            if func in WITH_INPLACE or func in IN_PLACE:
+                self._note_in_place(func, first, kwargs)
+            elif func is LINEAR and current_graph_task() == -1:
+                self._linears += 1
+                self._logits[result] = self._linears
+            elif func is CROSS_ENTROPY:
+                self._note_loss(first)
+            elif func in PASSING and isinstance(first, Tensor):
+                self._note_passing(first, result)
+            self._made[result] = None
+            wide = func in WIDENING or kwargs.get("dtype") is not None
+            if wide and isinstance(first, Tensor) and _widens(first, result):
+                _, nbytes = self._found.widened.get(self._line(), ("", 0))
+                about = str(first.dtype).removeprefix("torch."), nbytes + result.nbytes
+                self._found.widened[self._line()] = about
+        return result
+
+    def _line(self) -> str:
+        return self._attribution.user_line()
+
+    def _note_loss(self, logits: Any) -> None:
+        if isinstance(logits, Tensor) and logits in self._logits and logits.dim() == 2:
+            self._found.losses.setdefault(self._line(), set()).add(self._logits[logits])
+
+    def _note_passing(self, first: Tensor, result: Tensor) -> None:
+        number = self._logits.get(first)
+        if number is not None and result.dim() and result.shape[-1] == first.shape[-1]:
+            self._logits[result] = number
+
+    def _note_in_place(self, func: Any, first: Any, kwargs: dict[str, Any]) -> None:
+        if not isinstance(first, Tensor) or kwargs.get("inplace"):
+            return
+        name, line = func.__name__, self._line()
+        if first not in self._made:  # an input, which belongs to others
+            self._unsafe.add((name, line))
+        lines = self._found.in_place.setdefault(name, {})
+        lines[line] = lines.get(line, 0) + first.nbytes
+        for tensor in (first, view_base(first)):
+            if tensor is not None:
+                self._overwritten.setdefault(tensor, set()).add((name, line))
+
+    def _note_reads(self, args: Any, kwargs: dict[str, Any]) -> None:
+        """What is read again after a call cannot be written over by that call."""
+        if not self._overwritten:
+            return
+        for one in (*args, *kwargs.values()):
+            for tensor in one if isinstance(one, (list, tuple)) else (one,):
+                if isinstance(tensor, Tensor):
+                    for same in (tensor, view_base(tensor)):
+                        if same is not None and same in self._overwritten:
+                            self._unsafe |= self._overwritten[same]
+
+    def forget_unsafe(self) -> None:
+        """Leave out calls whose argument is needed afterwards."""
+        found = self._found.in_place
+        for name, line in self._unsafe:
+            found[name].pop(line, None)
+        for name in [name for name, lines in found.items() if not lines]:
+            del found[name]
+
+
+def _widens(before: Tensor, now: Tensor) -> bool:
+    return (
+        before.is_floating_point()
+        and now.is_floating_point()
+        and now.dtype.itemsize > before.dtype.itemsize
+    )

@@ -1,0 +1,149 @@
+"""Changes of a step that lower its peak, each traced, by bytes saved and operations paid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from pytest_torchmem.advice.changes import (
+    Change,
+    NarrowMode,
+    OverwritingMode,
+    buffers_narrowed,
+    joined,
+    set_to_none,
+    stepping,
+    under_autocast,
+)
+from pytest_torchmem.advice.checkpoints import Checkpoints
+from pytest_torchmem.advice.losses import CHUNKS, HAS_FUSED, LossMode
+from pytest_torchmem.advice.observed import OVERWRITING
+from pytest_torchmem.advice.trials import Found, Trace, Trials
+from pytest_torchmem.profile.profile import MemoryProfile
+from pytest_torchmem.units import parse_size
+
+_EXPANDABLE = "expandable_segments:True"
+_MOST = 3
+"""Lines, buffers and kinds of modules that are tried for one change, the largest ones."""
+_LEAST = 100
+"""What takes less than this part of the peak is not tried."""
+
+
+def suggest(
+    again: Trace, allocator: str, before: MemoryProfile, budget: int | str | None = None
+) -> list[Found]:
+    """Return changes that lower the peak, the best first (``MemoryProfile.suggestions``).
+
+    ``again`` traces the step, with other options than it was traced with; ``allocator`` are those
+    of the caching allocator.
+    """
+    limit = None if budget is None else parse_size(budget)
+    trials = Trials(before, again)
+    tried = [(change, trials.of(change)) for change in _changes(trials, allocator)]
+    found = [one for _, one in tried]
+    found += Checkpoints(trials, limit).found()
+    free = [change for change, one in tried if one is not None and change.is_free and one.saved > 0]
+    if free and not any(one is not None and _fits(one, limit) for one in found):
+        together = joined(free)
+        found += [trials.of(together)] if len(free) > 1 else []
+        if limit is not None:
+            more = [one for one in Checkpoints(trials, limit, together).found() if one is not None]
+            enough = [one for one in more if _fits(one, limit)]
+            found += enough or sorted(more, key=lambda one: one.profile.peak)[:1]
+    kept = [one for one in found if one is not None and one.saved > 0]
+    return sorted(kept, key=lambda one: (not _fits(one, limit), one.flops, -one.saved))
+
+
+def _fits(one: Found, limit: int | None) -> bool:
+    return limit is not None and one.figure == "peak" and one.profile.peak <= limit
+
+
+def _changes(trials: Trials, allocator: str) -> Iterator[Change]:
+    """Yield everything that is tried but checkpoints."""
+    yield from _optimizers(trials)
+    if trials.before.device == "cuda" and not allocator:
+        yield _expandable()
+    if trials.follows_python:
+        yield from _in_place(trials)
+        yield from _losses(trials)
+        yield from _precisions(trials)
+
+
+def _optimizers(trials: Trials) -> Iterator[Change]:
+    if trials.before.optimizer_peak is not None:
+        for option, value in (("foreach", False), ("fused", True)):
+            text = f"{option}={value} in the optimizer"
+            yield Change(text, (partial(stepping, option, value),), is_free=option == "fused")
+    if trials.observed.zeroing:
+        yield Change("zero_grad(set_to_none=True)", (set_to_none,), is_free=True)
+
+
+def _expandable() -> Change:
+    text = f"PYTORCH_ALLOC_CONF={_EXPANDABLE}"
+    return Change(text, options={"allocator": _EXPANDABLE}, figure="reserved_peak")
+
+
+def _in_place(trials: Trials) -> Iterator[Change]:
+    """Yield functions that write over their argument: at all lines, or at those that bear it."""
+    for name, lines in sorted(trials.observed.in_place.items()):
+        every = _overwriting(name, list(lines))
+        if len(lines) == 1 or trials.of(every) is not None:
+            yield every
+            continue
+        largest = sorted(lines, key=lambda line: -lines[line])[: 2 * _MOST]
+        borne = [line for line in largest if trials.of(_overwriting(name, [line])) is not None]
+        if borne:
+            yield _overwriting(name, borne)
+
+
+def _overwriting(name: str, lines: list[str]) -> Change:
+    where = f" at {lines[0]}" if lines[0] else ""
+    more = f" and {len(lines) - 1} other lines" if len(lines) > 1 else ""
+    how = f"{name}_" if name in OVERWRITING else "inplace=True"
+    return Change(
+        f"{name} in place ({how}){where}{more}",
+        (partial(OverwritingMode, name, lines),),
+        is_free=True,
+    )
+
+
+def _losses(trials: Trials) -> Iterator[Change]:
+    for line, numbers in trials.observed.losses.items():
+        where = f" at {line}" if line else ""
+        if HAS_FUSED:
+            yield Change(
+                f"the loss{where} fused with its linear layer: torch.nn.functional."
+                "linear_cross_entropy(..., options=torch.nn.LinearCrossEntropyOptions())",
+                (partial(LossMode, numbers, fused=True),),
+                is_free=True,
+            )
+        yield Change(
+            f"the loss{where} and its linear layer in {CHUNKS} chunks of rows, each under "
+            "torch.utils.checkpoint.checkpoint",
+            (partial(LossMode, numbers, fused=False),),
+        )
+
+
+def _precisions(trials: Trials) -> Iterator[Change]:
+    """Yield narrower types: of the forward, of some modules, of buffers and of conversions."""
+    device = trials.before.device.partition(":")[0]
+    least = trials.before.peak // _LEAST
+    if not torch.is_autocast_enabled(device):
+        text = f'under torch.autocast("{device}", dtype=torch.bfloat16)'
+        yield Change(f"the forward {text}", (partial(under_autocast, device),))
+    for pattern, nbytes in _largest(trials.observed.buffers):
+        if nbytes > least:
+            text = f"the buffer {pattern} in bfloat16"
+            yield Change(text, (partial(buffers_narrowed, pattern),))
+    widened = {line: nbytes for line, (_, nbytes) in trials.observed.widened.items()}
+    for line, nbytes in _largest(widened):
+        if nbytes > least and line:
+            dtype = trials.observed.widened[line][0]
+            text = f"{dtype} kept at {line}, which converts to a wider type"
+            yield Change(text, (partial(NarrowMode, line),))
+
+
+def _largest(nbytes: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(nbytes.items(), key=lambda item: -item[1])[:_MOST]
