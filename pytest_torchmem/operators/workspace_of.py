@@ -35,8 +35,7 @@ def workspace_of(
         figure = _measured(target, key_of(spec, args, kwargs))
     cudnn = Cudnn(target, silent=figure is not None)
     found = _computed(target, device, cudnn, spec, outputs, args, kwargs)
-    unsure = found.confidence is not Confidence.EXACT and not found.is_nothing
-    if unsure or cudnn.answers:
+    if found.confidence is not Confidence.EXACT or cudnn.answers:
         key = key_of(spec, args, kwargs)
         if figure is not None:
             requests = (figure.workspace,) if figure.workspace > 0 else ()

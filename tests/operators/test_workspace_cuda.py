@@ -193,8 +193,6 @@ def test_a_convolution_says_that_it_does_not_know() -> None:
     assert profile.unknown_workspaces == (
         "aten::convolution",
         "aten::convolution_backward",
-        "aten::cudnn_batch_norm",
-        "aten::cudnn_batch_norm_backward",
     )
     assert "aten::convolution" in profile.warnings[-1]
 
@@ -239,6 +237,16 @@ def test_of_convolutions_the_copies_into_one_format_are_known() -> None:
     assert profile.by_confidence() == {"unknown": 8 * 4 * 3 * 3 * 4}
 
 
+def test_of_batch_norm_the_reserve_has_a_bound() -> None:
+    """A bit for each element of what is channels last; and in evaluation there is none."""
+    model, x = nn.BatchNorm2d(8), torch.ones(2, 8, 32, 32)
+    last = x.to(memory_format=torch.channels_last)
+    retained = [trace(model, input, device="cuda", gpu="a100").retained for input in (x, last)]
+    assert retained[1] - retained[0] == x.numel() // 8
+    profile = trace(model.eval(), last, device="cuda", gpu="a100", backward=False)
+    assert profile.by_confidence() == {}
+
+
 def test_of_recurrent_layers_the_copies_step_by_step_are_known() -> None:
     """RNN.cpp, ``_cudnn_rnn``: with ``batch_first`` the input is transposed and made dense."""
     layers = [nn.LSTM(32, 16, batch_first=first) for first in (True, False)]
@@ -248,10 +256,11 @@ def test_of_recurrent_layers_the_copies_step_by_step_are_known() -> None:
         for layer in layers
     )
     names = ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
-    assert first.unknown_workspaces == by_step.unknown_workspaces == names
+    assert first.peak > by_step.peak
 
     def copies(profile: MemoryProfile) -> list[int]:
-        return [one.nbytes for one in workspaces(profile) if one.origin.operator in names]
+        taken = [one.nbytes for one in workspaces(profile) if one.origin.operator in names]
+        return [nbytes for nbytes in taken if nbytes < 8 * 1024**2]  # else it is cuDNN's
 
     source, gradient, state = x.numel() * 4, 64 * 128 * 16 * 4, 64 * 16 * 4
     weights = sum(parameter.numel() for parameter in layers[0].parameters()) * 4

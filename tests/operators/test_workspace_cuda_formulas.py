@@ -527,6 +527,25 @@ def test_operators_of_which_nothing_is_known(name: str) -> None:
 def test_unknown_is_only_what_no_source_tells() -> None:
     query = meta(2, 4, 64, 64, dtype=BFLOAT)
     assert found("_scaled_dot_product_cudnn_attention", [None], query).confidence is UNKNOWN
-    x = meta(2, 8, 16, 16)
-    assert found("cudnn_batch_norm", None, x).confidence is UNKNOWN
     assert takes_nothing(torch.ops.aten.native_dropout.default, "cuda")
+
+
+@pytest.mark.parametrize(("channels", "told"), [(64, 221_668), (256, 201_544), (2048, 655_488)])
+def test_batch_norm_of_cudnn_has_a_bound(channels: int, told: int) -> None:
+    """Of the plans that cuDNN 9.20 lists for a batch norm on an A100, the largest workspace."""
+    x = meta(32, channels, 14, 14, dtype=torch.float16)
+    weight = meta(channels)
+    assert found("cudnn_batch_norm", None, x, weight, None, None, None, True).requests == ()
+    last = x.to(memory_format=torch.channels_last)
+    taken = found("cudnn_batch_norm", None, last, weight, None, None, None, True)
+    assert taken.confidence is BOUNDED
+    assert told <= sum(taken.requests) <= max(5 * told, MIB)
+
+
+def test_the_loss_of_sequences_of_cudnn_has_a_bound() -> None:
+    """More than warp-ctc's, whose interface it has: a table, probabilities and sums."""
+    steps, batch, labels, longest = 50, 4, 20, 10
+    arguments = (meta(steps, batch, labels), meta(40), [50] * 4, [longest, 3, 2, 1], 0, True, False)
+    taken = found("_cudnn_ctc_loss", None, *arguments)
+    assert taken.confidence is BOUNDED
+    assert sum(taken.requests) > 4 * batch * steps * (2 * longest + 1 + labels + 1)

@@ -13,7 +13,7 @@ from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
 from pytest_torchmem.operators.formats import CONTIGUOUS, made_like
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, unknown
+from pytest_torchmem.operators.workspace import Workspace, bounded
 
 _MEAN, _SUM = 1, 2
 """``at::Reduction``."""
@@ -178,6 +178,15 @@ def betas_and_lengths(log_probs: Tensor, log_alpha: Tensor) -> tuple[int, ...]:
 
 
 @_cudnn.workspace("cuda")
-def workspace() -> Workspace:
-    """``cudnnGetCTCLossWorkspaceSize``, which cuDNN alone knows; native/cudnn/LossCTC.cpp."""
-    return unknown()
+def workspace(log_probs: Tensor, target_lengths: Sequence[int]) -> Workspace:
+    """``cudnnGetCTCLossWorkspaceSize`` at most, which cuDNN tells on a GPU alone.
+
+    Both tables of the algorithm for the longest target, with the probabilities and their gradient
+    once more, their sums, and a few numbers for every place of a target. That is more than the GPU
+    version takes of the loss whose interface cuDNN has (warp-ctc, ``get_workspace_size``), which
+    keeps one table and one copy.
+    """
+    steps, batch, labels = log_probs.shape
+    places = 2 * max(target_lengths, default=0) + 1
+    numbers = 2 * steps * places + 2 * steps * labels + steps + 8 * places + 8
+    return bounded(batch * numbers * log_probs.element_size())

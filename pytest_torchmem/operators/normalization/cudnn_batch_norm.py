@@ -1,4 +1,10 @@
-"""cuDNN's batch normalization, and when it is taken; native/cudnn/BatchNorm.cpp."""
+"""cuDNN's batch normalization, and when it is taken; native/cudnn/BatchNorm.cpp.
+
+ATen asks cuDNN for the sizes of a workspace and of a reserve, which it tells on a GPU alone. Both
+are nothing for what is not channels last: «this API will function exactly like the non-extended
+function» (documentation of ``cudnnBatchNormalizationForwardTrainingEx``), which has neither.
+Channels last have bounds.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +14,15 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.geometry import contiguous_copy, suggested_format
+from pytest_torchmem.operators.geometry import (
+    contiguous_copy,
+    is_channels_last,
+    laid_out,
+    suggested_format,
+)
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, unknown
+from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.targets.gpus import Gpu
 
 _CUDNN_INDEX = 1
 #: cuDNN's spatial persistent mode takes at most this many images (native/Normalization.cpp).
@@ -76,20 +88,50 @@ def batch_norm_impl_index(
     return output, save_mean, save_variance, reserve, _CUDNN_INDEX
 
 
-@_forward.workspace("cuda")
-def workspace(input: Tensor) -> Workspace:
-    """A copy in the suggested format, cuDNN's workspace and the reserve that is kept for backward.
+@_forward.meta("cuda")
+def outputs(input: Tensor, weight: Tensor, training: bool) -> tuple[Tensor, ...]:
+    """The output, statistics of the batch in training, and the reserve; ``cudnn_batch_norm``.
 
-    ``cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize`` and
-    ``cudnnGetBatchNormalizationTrainingExReserveSpaceSize``.
+    Of the reserve at most: it is there for the mask of a fused ReLU, a bit for each element.
     """
-    return unknown(contiguous_copy(input, suggested_format(input)))
+    channels = input.shape[1] if training else 0
+    reserve = -(-input.numel() // 8) if training and is_channels_last(input) else 0
+    return (
+        laid_out(input, suggested_format(input)),
+        weight.new_empty((channels,)),
+        weight.new_empty((channels,)),
+        input.new_empty((reserve,), dtype=torch.uint8),
+    )
+
+
+@_forward.workspace("cuda")
+def workspace(machine: Gpu, input: Tensor, training: bool) -> Workspace | tuple[int, ...]:
+    """A copy in the suggested format, and in training of channels last the sums of blocks.
+
+    In evaluation cuDNN is given no workspace.
+    """
+    copied = contiguous_copy(input, suggested_format(input))
+    return bounded(copied, _sums_of_blocks(machine, input)) if training else (copied,)
 
 
 @_backward.workspace("cuda")
-def backward_workspace(input: Tensor, grad_output: Tensor) -> Workspace:
-    """A copy of the gradient in the input's format, and cuDNN's workspace."""
-    return unknown(contiguous_copy(grad_output, suggested_format(input)))
+def backward_workspace(machine: Gpu, input: Tensor, grad_output: Tensor) -> Workspace:
+    """A copy of the gradient in the input's format, and for channels last the sums of blocks."""
+    copied = contiguous_copy(grad_output, suggested_format(input))
+    return bounded(copied, _sums_of_blocks(machine, input))
+
+
+def _sums_of_blocks(machine: Gpu, input: Tensor) -> int:
+    """Bytes for two sums of each channel by each block, at most; none but for channels last.
+
+    The largest workspace of all execution plans for a batch norm's graph, which cuDNN does tell
+    (docs/cudnn.md), has four blocks for each multiprocessor, of at most 256 channels.
+    """
+    if not is_channels_last(input):
+        return 0
+    channels, size = input.shape[1], max(input.element_size(), 4)
+    blocks = 4 * machine.multiprocessors
+    return 2 * size * blocks * min(channels, 256) + 16 * channels + 1024
 
 
 @_forward.values()

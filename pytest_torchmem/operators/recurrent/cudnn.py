@@ -1,9 +1,8 @@
 """cuDNN's recurrent layers: one call for all layers and steps.
 
 native/cudnn/RNN.cpp (``_cudnn_rnn``, ``_cudnn_rnn_backward_input``, ``_cudnn_rnn_backward_weight``)
-asks ``cudnnGetRNNTempSpaceSizes`` for the workspace and for the reserve that the backward needs,
-which cuDNN alone knows; of the reserve, an output, a trace books a lower bound.
-Weights lie in one flat buffer.
+asks ``cudnnGetRNNTempSpaceSizes`` for the workspace and for the reserve, an output that the
+backward needs; ``temporary_space.py`` bounds its answers. Weights lie in one flat buffer.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ from torch import Tensor
 from pytest_torchmem.operators.arguments import RecurrentSettings
 from pytest_torchmem.operators.calls import CompositeCall, Trace
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
+from pytest_torchmem.operators.recurrent import temporary_space
+from pytest_torchmem.operators.recurrent.temporary_space import GATES, LSTM, extent
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Buffer, Workspace, unknown
+from pytest_torchmem.operators.workspace import Buffer, Workspace, bounded
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.torch_private.tensors.storages import storage_address, tensor_on
-
-RELU, TANH, LSTM, GRU = range(4)
-"""``cudnnRNNMode_t``."""
-GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 
 
 def weight_elements(weights: Sequence[Tensor], stride: int, mode: int, hidden_size: int) -> int:
@@ -125,37 +122,21 @@ def outputs(
     """
     hidden, layers = settings.hidden_size, settings.num_layers * settings.directions
     out = settings.proj_size or hidden
+    steps, batch = extent(input, settings)
     if settings.batch_sizes:
-        batch, rows = settings.batch_sizes[0], input.size(0)
-        output = input.new_empty((rows, out * settings.directions))
+        output = input.new_empty((input.size(0), out * settings.directions))
     else:
-        steps, batch = (input.transpose(0, 1) if settings.batch_first else input).shape[:2]
-        rows = steps * batch
         output = input.new_empty((steps, batch, out * settings.directions))
         if settings.batch_first:
             output.transpose_(0, 1)
     hy = hx.new_empty((layers, batch, out))
     cy = hx.new_empty((0,) if cx is None else (layers, batch, hidden))
-    nbytes = _reserve_bytes(rows, settings, input.element_size()) if settings.train else 0
+    nbytes = temporary_space.reserve(input, settings) if settings.train else 0
     reserve = input.new_empty((nbytes,), dtype=torch.uint8)
     if weight_buf is None:
         elements = weight_elements(weight, weight_stride0, settings.mode, hidden)
         weight_buf = input.new_empty((elements,))
     return output, hy, cy, reserve, weight_buf
-
-
-def _reserve_bytes(rows: int, settings: RecurrentSettings, element_size: int) -> int:
-    """Return what the backward needs of the forward: a lower bound of cuDNN's reserve, in bytes.
-
-    Per row (a step of a sequence), layer and direction: every gate's activation, for an LSTM the
-    cell state, for a GRU the hidden half of the candidate; the outputs of all layers but the last,
-    and their dropout masks. ``cudnnGetRNNTempSpaceSizes`` itself cannot be asked without cuDNN.
-    """
-    hidden, gates = settings.hidden_size, GATES[settings.mode]
-    layers, out = settings.num_layers, settings.proj_size or hidden
-    elements = layers * (gates * hidden + (hidden if gates > 1 else 0))
-    elements += (layers - 1) * out * (2 if settings.dropout else 1)
-    return rows * settings.directions * elements * element_size
 
 
 @_rnn_backward.meta("cuda")
@@ -190,9 +171,10 @@ def gradients(
 
 
 @_rnn.workspace("cuda")
-def workspace(input: Tensor, settings: RecurrentSettings) -> Workspace:
+def workspace(input: Tensor, weight: Sequence[Tensor], settings: RecurrentSettings) -> Workspace:
     """A dense copy of the input, and cuDNN's workspace; states are dense already."""
-    return unknown(_by_step(input, settings))
+    taken = temporary_space.workspace(input, weight, settings)
+    return bounded(_by_step(input, settings), taken)
 
 
 @_rnn_backward.workspace("cuda")
@@ -218,7 +200,8 @@ def backward_workspace(
     if cx is not None:
         states += dense_bytes(cx) if grad_cy is None else contiguous_copy(grad_cy)
     later = sum(map(dense_bytes, weight)) if output_mask[3] else 0
-    return unknown(max(source + gradient + states - later, source))
+    copies = max(source + gradient + states - later, source)
+    return bounded(copies, temporary_space.workspace(input, weight, settings))
 
 
 def _by_step(tensor: Tensor, settings: RecurrentSettings) -> int:

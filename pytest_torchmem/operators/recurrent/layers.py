@@ -17,14 +17,11 @@ from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.recurrent.cells import gru_cell, lstm_cell, simple_cell
 from pytest_torchmem.operators.recurrent.cudnn import (
     DROPOUT_STATE,
-    GRU,
-    LSTM,
-    RELU,
-    TANH,
     weight_buffer,
     weight_elements,
 )
 from pytest_torchmem.operators.recurrent.steps import run_layers
+from pytest_torchmem.operators.recurrent.temporary_space import GRU, LSTM, RELU, TANH
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
 

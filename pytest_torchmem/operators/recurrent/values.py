@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.arguments import RecurrentSettings
 from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
-from pytest_torchmem.operators.recurrent.cudnn import GRU, LSTM, RELU, TANH
+from pytest_torchmem.operators.recurrent.temporary_space import GRU, LSTM, RELU, TANH
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.step.generators import own_generator
 
