@@ -12,12 +12,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from pytest_torchmem.allocator import AllocatorOptions, CachingAllocator, OutOfMemory, Peaks
 from pytest_torchmem.allocator.blocks import Block
-from pytest_torchmem.allocator.caching import SMALL, SMALL_SEGMENT
+from pytest_torchmem.allocator.caching import SMALL, SMALL_SEGMENT, CachingAllocator, OutOfMemory
+from pytest_torchmem.allocator.options import AllocatorOptions
 from pytest_torchmem.allocator.private import PoolId
-from pytest_torchmem.allocator.recorded import RunningPeaks
-from pytest_torchmem.fake_cuda.out_of_memory import out_of_memory_error
+from pytest_torchmem.allocator.recorded import Peaks, RunningPeaks
 from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger
 from pytest_torchmem.profile.profile import PEAK_FIELDS
 from pytest_torchmem.profile.timeline import Phase
@@ -197,6 +196,8 @@ class DeviceMemory:
             pool = self._ledger.private_pool(stream)
             block = self.allocator.allocate(nbytes, stream, pool)
         except OutOfMemory as failure:
+            from pytest_torchmem.fake_cuda.out_of_memory import out_of_memory_error
+
             raise out_of_memory_error(
                 (self.gpu, self._ledger.device.index),
                 self.free,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tabulate import tabulate
 
-from pytest_torchmem.allocator import OutOfMemory
+from pytest_torchmem.allocator.caching import OutOfMemory
 from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger
 from pytest_torchmem.profile.tables import describe
 from pytest_torchmem.profile.timeline import Allocation, Origin

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.cudnn.library import Library
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.work import CallWork
@@ -28,6 +27,9 @@ from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.dispatch.meta import run_on_meta
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, lacks_geometry
 from pytest_torchmem.torch_private.tensors.storages import storage_address, tensor_on
+
+if TYPE_CHECKING:
+    from pytest_torchmem.cudnn.library import Library
 
 
 @dataclass(slots=True)

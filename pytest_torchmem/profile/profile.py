@@ -12,22 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_torchmem.allocator.recorded import Peaks
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import FIGURES
 from pytest_torchmem.profile.facts import Facts
-from pytest_torchmem.profile.formats.memory_snapshot import memory_snapshot
-from pytest_torchmem.profile.formats.saved import plain_timeline, read_timeline
-from pytest_torchmem.profile.formats.table import allocations_csv
-from pytest_torchmem.profile.formats.trace_events import trace_events
-from pytest_torchmem.profile.node_table import NodeTable, node_table_of
 from pytest_torchmem.profile.operator_calls import OperatorCall
-from pytest_torchmem.profile.pictures.page import Content, page
-from pytest_torchmem.profile.pictures.sparkline import sparkline
-from pytest_torchmem.profile.pictures.svg import svg
-from pytest_torchmem.profile.static_plan import ALIGNMENT, StaticPlan, plan_of
-from pytest_torchmem.profile.suggestion import Suggestion
-from pytest_torchmem.profile.tables import allocations_table, figures_table, workspace_lines
 from pytest_torchmem.profile.timeline import (
     Allocation,
     Confidence,
@@ -38,6 +26,14 @@ from pytest_torchmem.profile.timeline import (
     totals_by,
 )
 from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
+
+if TYPE_CHECKING:
+    from pytest_torchmem.allocator.recorded import Peaks
+    from pytest_torchmem.profile.node_table import NodeTable
+    from pytest_torchmem.profile.static_plan import StaticPlan
+    from pytest_torchmem.profile.suggestion import Suggestion
+
+# What a profile is turned into is imported when it is asked for: most are asked for figures alone.
 
 PEAK_FIELDS = {
     f"{phase.value}_peak": phase for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -214,6 +210,8 @@ class MemoryProfile:
 
         Raises ``UsageError`` for a measurement, which knows no operators.
         """
+        from pytest_torchmem.profile.node_table import node_table_of
+
         if self.calls is None:
             raise UsageError("a measurement has no operators: trace() the step for its table")
         return node_table_of(self.timeline, self.calls)
@@ -225,6 +223,8 @@ class MemoryProfile:
         cuda. With ``outputs``, what outlives the step (gradients, optimizer state) is in the arena
         too. Raises ``UsageError`` for an alignment that is no power of two.
         """
+        from pytest_torchmem.profile.static_plan import ALIGNMENT, plan_of
+
         if alignment is None:
             alignment = ALIGNMENT[self.device.partition(":")[0]]
         return plan_of(self.timeline, alignment, self.reserved_peak, outputs)
@@ -249,6 +249,12 @@ class MemoryProfile:
 
         The last lines say how sure the workspace of kernels is, and what is not counted.
         """
+        from pytest_torchmem.profile.tables import (
+            allocations_table,
+            figures_table,
+            workspace_lines,
+        )
+
         parts = [figures_table(self.name, self.figures())]
         if live := self.live_at_peak()[:largest]:
             parts.append(allocations_table(live))
@@ -305,6 +311,8 @@ class MemoryProfile:
         raise UsageError(f"{path} is not a profile saved by pytest-torchmem ({reason:.200})")
 
     def _plain(self) -> dict[str, Any]:
+        from pytest_torchmem.profile.formats.saved import plain_timeline
+
         plain = {name: getattr(self, name) for name in _TEXTS + _FIGURES + _RANK}
         lists = {name: list(getattr(self, name)) for name in _LISTS}
         peaks = {name: asdict(found) for name, found in self.allocator_peaks().items()}
@@ -319,6 +327,9 @@ class MemoryProfile:
 
     @classmethod
     def _of_plain(cls, plain: dict[str, Any]) -> MemoryProfile:
+        from pytest_torchmem.allocator.recorded import Peaks
+        from pytest_torchmem.profile.formats.saved import read_timeline
+
         timeline = read_timeline(plain["timeline"])
         peaks = {name: Peaks(**found) for name, found in plain["allocator_peaks"].items()}
         values: dict[str, Any] = {name: plain[name] for name in _TEXTS + _FIGURES + _RANK}
@@ -349,6 +360,8 @@ class MemoryProfile:
         and the peak, what is alive under the pointer, and the peak by module. With ``before``,
         another profile's timeline and figures stand beside those of this one.
         """
+        from pytest_torchmem.profile.pictures.page import Content, page
+
         content = Content(
             title or f"Memory on {self.name}",
             self.timeline,
@@ -362,6 +375,8 @@ class MemoryProfile:
 
     def to_svg(self, path: str | PathLike[str] | None = None, *, title: str = "") -> str:
         """Return the bytes alive by kind as an SVG, 800 by 280 pixels; write it to ``path`` too."""
+        from pytest_torchmem.profile.pictures.svg import svg
+
         return _written(path, svg(title or f"Memory on {self.name}", self.timeline))
 
     def to_csv(self, path: str | PathLike[str] | None = None) -> str:
@@ -369,6 +384,8 @@ class MemoryProfile:
 
         ``made`` and ``freed`` are positions among the events of the step; sizes are bytes.
         """
+        from pytest_torchmem.profile.formats.table import allocations_csv
+
         return _written(path, allocations_csv(self.timeline))
 
     def to_trace_events(self, path: str | PathLike[str] | None = None) -> str:
@@ -376,6 +393,8 @@ class MemoryProfile:
 
         An event of the timeline is a microsecond.
         """
+        from pytest_torchmem.profile.formats.trace_events import trace_events
+
         return _written(path, trace_events(self.name, self.timeline))
 
     def to_memory_snapshot(self, path: str | PathLike[str], *, allocator: str = "") -> None:
@@ -384,10 +403,14 @@ class MemoryProfile:
         The requests are replayed on one stream, with the options ``allocator``, as in
         ``PYTORCH_ALLOC_CONF``. Open the file at https://pytorch.org/memory_viz.
         """
+        from pytest_torchmem.profile.formats.memory_snapshot import memory_snapshot
+
         Path(path).write_bytes(pickle.dumps(memory_snapshot(self.timeline, allocator), protocol=4))
 
     def sparkline(self, width: int = 40) -> str:
         """Return the course of the step in ``width`` characters, the highest at the peak."""
+        from pytest_torchmem.profile.pictures.sparkline import sparkline
+
         return sparkline(self.timeline, width)
 
 

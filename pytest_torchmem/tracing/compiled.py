@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,9 +23,12 @@ from pytest_torchmem.interception.attribution import CALL_MODULES, is_own, short
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.step.global_state import eager, when_compiler_is_used
-from pytest_torchmem.torch_private.compilers import compiler, inductor
+from pytest_torchmem.torch_private.compilers import compiler
 from pytest_torchmem.torch_private.patching.module_calls import module_calls_as_they_were
-from pytest_torchmem.tracing.ahead_of_time import AheadOfTime, Graph, run_ahead_of_time
+
+if TYPE_CHECKING:
+    from pytest_torchmem.torch_private.compilers import inductor
+    from pytest_torchmem.tracing.ahead_of_time import AheadOfTime
 
 EAGER, AOT, INDUCTOR = LEVELS = ("eager", "aot", "inductor")
 _INDUCTOR = "inductor"
@@ -69,6 +72,8 @@ class Compiled:
         if isinstance(module, compiler.compiled_modules()):
             return
         if self._level == AOT:
+            from pytest_torchmem.tracing.ahead_of_time import run_ahead_of_time
+
             self._whole = run_ahead_of_time(module, self._interceptor)
             self.graphs = self._whole.graphs
         elif self._level == INDUCTOR:
@@ -192,6 +197,8 @@ class Compiled:
         return self._ahead_of_time(graph, inputs)
 
     def _by_inductor(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        from pytest_torchmem.torch_private.compilers import inductor
+
         if not self._lowers:
             self._start_inductor()
         timed = [name for name in inductor.TIMED if original.config.get(name)]
@@ -202,6 +209,8 @@ class Compiled:
         return inductor.compile(graph, inputs, original.config, self._making_graphs)
 
     def _start_inductor(self) -> None:
+        from pytest_torchmem.torch_private.compilers import inductor
+
         interceptor, stack = self._interceptor, self._stack
         host = interceptor.parts.target.host
         with interceptor.working():
@@ -217,6 +226,8 @@ class Compiled:
         return compiler.ahead_of_time(self._run_as_it_is)(graph, inputs)
 
     def _run_as_it_is(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        from pytest_torchmem.tracing.ahead_of_time import Graph
+
         self.graphs.append(graph)
 
         def run(args: list[Any]) -> Any:

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from pytest_torchmem.allocator import AllocatorOptions
+from pytest_torchmem.allocator.options import AllocatorOptions
 from pytest_torchmem.errors import UnsupportedTorchError
 from pytest_torchmem.fake_cuda.launches.libraries import ON_CPU, launching_libraries
-from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.distributed.modules import split_modules
@@ -31,6 +30,9 @@ from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.dispatch.modes import device_constructors
 
+if TYPE_CHECKING:
+    from pytest_torchmem.fake_cuda.memory import DeviceMemory
+
 
 class Memory(NamedTuple):
     """How the fake GPU's memory is asked for."""
@@ -42,6 +44,8 @@ class Memory(NamedTuple):
 
     def of(self, ledger: DeviceLedger, gpu: Gpu) -> DeviceMemory:
         """Return the memory of ``gpu``."""
+        from pytest_torchmem.fake_cuda.memory import DeviceMemory
+
         if self.size is not None:
             gpu = replace(gpu, memory=self.size, context=min(gpu.context, self.size))
         return DeviceMemory(ledger, gpu, self.options, self.limited)

@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 import torch
 
-from pytest_torchmem.allocator import parse_options
+from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.conversion import Lent

@@ -7,15 +7,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
 
-from pytest_torchmem.allocator import parse_options
-from pytest_torchmem.cudnn.library import library
+from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.errors import NoCudaError, UsageError
-from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.distributed.modules import refuse_wrapped
@@ -53,6 +51,9 @@ from pytest_torchmem.tracing.shared import let_go_of_tensors
 from pytest_torchmem.tracing.standing import lent_by_standing_gpus, present_on_standing_gpus
 from pytest_torchmem.tracing.watch import at_begin, at_end
 from pytest_torchmem.units import parse_size
+
+if TYPE_CHECKING:
+    from pytest_torchmem.fake_cuda.memory import DeviceMemory
 
 DEVICES = ("cpu", "cuda")
 CUDNN_SOURCES = ("auto", "stored")
@@ -517,6 +518,8 @@ def _with_cudnn(machine: Target, cudnn: str) -> Target:
         raise UsageError(f"cudnn={cudnn!r}: expected one of {', '.join(map(repr, CUDNN_SOURCES))}")
     if machine.gpu is None:
         return machine
+    from pytest_torchmem.cudnn.library import library
+
     asked = library() if cudnn == "auto" else _NOT_STORED
     if isinstance(asked, str):
         return replace(machine, why_no_cudnn=asked)

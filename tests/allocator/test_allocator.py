@@ -12,13 +12,9 @@ from itertools import pairwise
 
 import pytest
 
-from pytest_torchmem.allocator import (
-    CachingAllocator,
-    OutOfMemory,
-    Peaks,
-    parse_options,
-    replay,
-)
+from pytest_torchmem.allocator.caching import CachingAllocator, OutOfMemory
+from pytest_torchmem.allocator.options import parse_options
+from pytest_torchmem.allocator.recorded import Peaks, replay
 from pytest_torchmem.errors import UsageError
 
 MIB, GIB = 1024**2, 1024**3

@@ -5,34 +5,40 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib import import_module
 from typing import Any
 
-from pytest_torchmem.fake_cuda.launches.bitsandbytes import bitsandbytes_library
-from pytest_torchmem.fake_cuda.launches.flex_attention import flex_attention, flex_attention_on_cpu
-from pytest_torchmem.fake_cuda.launches.raw import compiled_extensions
-from pytest_torchmem.fake_cuda.launches.triton import (
-    triton_autotuned,
-    triton_interpreted,
-    triton_launches,
-    triton_refused,
-)
-from pytest_torchmem.fake_cuda.launches.triton_driver import triton_driver
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.compilers.flex_attention import MASKS
 
-Libraries = Mapping[str, Callable[[TraceContext, Any], AbstractContextManager[None]]]
+Follow = Callable[[TraceContext, Any], AbstractContextManager[None]]
+Libraries = Mapping[str, Follow]
 """What is entered for a module, by its name, as soon as it is imported."""
 
+
+def _by(module: str, function: str) -> Follow:
+    """Return a function of a module of this folder, which is imported when it is called."""
+
+    def follow(trace: TraceContext, library: Any) -> AbstractContextManager[None]:
+        found: Follow = getattr(import_module(f"{__package__}.{module}"), function)
+        return found(trace, library)
+
+    return follow
+
+
 ON_GPU: Libraries = {
-    "bitsandbytes": bitsandbytes_library,
-    MASKS: flex_attention,
-    "torch.utils.cpp_extension": compiled_extensions,
-    "triton.runtime.jit": triton_launches,
-    "triton.runtime.interpreter": triton_interpreted,
-    "triton.runtime.autotuner": triton_autotuned,
-    "triton.runtime.driver": triton_driver,
+    "bitsandbytes": _by("bitsandbytes", "bitsandbytes_library"),
+    MASKS: _by("flex_attention", "flex_attention"),
+    "torch.utils.cpp_extension": _by("raw", "compiled_extensions"),
+    "triton.runtime.jit": _by("triton", "triton_launches"),
+    "triton.runtime.interpreter": _by("triton", "triton_interpreted"),
+    "triton.runtime.autotuner": _by("triton", "triton_autotuned"),
+    "triton.runtime.driver": _by("triton_driver", "triton_driver"),
 }
-ON_CPU: Libraries = {MASKS: flex_attention_on_cpu, "triton.runtime.jit": triton_refused}
+ON_CPU: Libraries = {
+    MASKS: _by("flex_attention", "flex_attention_on_cpu"),
+    "triton.runtime.jit": _by("triton", "triton_refused"),
+}
 
 
 @contextmanager

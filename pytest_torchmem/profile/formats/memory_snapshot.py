@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_torchmem.allocator import CachingAllocator, parse_options
 from pytest_torchmem.allocator.blocks import Block
+from pytest_torchmem.allocator.caching import CachingAllocator
+from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.allocator.segments import segments
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Timeline
 
