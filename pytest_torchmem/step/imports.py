@@ -25,6 +25,7 @@ _KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})
 """Packages beside torch that are imported apart: they see the machine as it is, too."""
 _listening: list[Callable[[str], None]] = []
 """What is told of modules that were imported on another thread."""
+_OWN = f"{__name__.partition('.')[0]}."
 _IMPORTING = "<frozen importlib._bootstrap>"
 """Where Python says that its own import runs."""
 
@@ -80,7 +81,8 @@ def imports_within(
             _on_another_thread(lambda missing: original(missing, import_), name)
         with context(name):
             module = original(name, import_)
-        then(name)
+        if not name.startswith(_OWN):  # imported by what ``then`` calls, perhaps
+            then(name)
         return module
 
     _listening.append(then)

@@ -48,11 +48,19 @@ def launching_libraries(trace: TraceContext, libraries: Libraries) -> Iterator[N
     Nothing is imported here: a library that the program does not use costs nothing.
     """
     with ExitStack() as entered:
-        waiting = dict(libraries)
+        waiting, following = dict(libraries), False
 
         def follow(_: str = "") -> None:
-            for name in [name for name in waiting if _is_imported(name)]:
-                entered.enter_context(waiting.pop(name)(trace, sys.modules[name]))
+            nonlocal following
+            if following:  # what is called below imports others
+                return
+            following = True
+            try:
+                while names := [name for name in waiting if _is_imported(name)]:
+                    for name in names:
+                        entered.enter_context(waiting.pop(name)(trace, sys.modules[name]))
+            finally:
+                following = False
 
         follow()
         with trace.after_imports(follow):
