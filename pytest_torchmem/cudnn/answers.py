@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TIMED = 10
-"""How many candidates a benchmark times by default; ``torch.backends.cudnn.benchmark_limit``."""
-
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:

@@ -72,7 +72,7 @@ def find_installed() -> Installed | str:
             )
         return found
     if named:
-        return f"{VARIABLE}={named}: there is no {_LIBRARY} in it"
+        return f"{VARIABLE}={named}: there is no {_LIBRARY} of a known version in it"
     return "cuDNN is not installed (pip install 'pytest-torchmem[cudnn]')"
 
 
@@ -92,11 +92,10 @@ def parse_version(text: str) -> Version:
 def _in(place: Path) -> Installed | None:
     for folder in (place / "nvidia" / "cudnn" / "lib", place / "lib", place):
         library = folder / _LIBRARY
-        if library.is_file():
+        if os.path.isfile(library):  # of ``Path``, it raises for folders that cannot be read
             version = _version_of(folder)
-            if version is None:
-                return None
-            return Installed(library, version, tuple(_folders(folder)), _frontend(place))
+            if version is not None:
+                return Installed(library, version, tuple(_folders(folder)), _frontend(place))
     return None
 
 
@@ -109,7 +108,10 @@ def _frontend(place: Path) -> Path | None:
 
 
 def _version_of(folder: Path) -> Version | None:
-    """Read the version from the header beside the library, where the wheel has it."""
+    """Read the version from the header beside the library, or from the name of the file.
+
+    The wheel has the header there, and packages of distributions have a link to a full name.
+    """
     for header in (folder.parent / "include", folder):
         try:
             text = (header / "cudnn_version.h").read_text(encoding="utf-8", errors="replace")
@@ -118,7 +120,9 @@ def _version_of(folder: Path) -> Version | None:
         found = {name: int(number) for name, number in _DEFINED.findall(text)}
         if len(found) == 3:
             return found["MAJOR"], found["MINOR"], found["PATCHLEVEL"]
-    return None
+    name = os.path.basename(os.path.realpath(folder / _LIBRARY))
+    version = parse_version(name.removeprefix("libcudnn.so."))
+    return version if any(version) else None
 
 
 def _folders(folder: Path) -> Iterator[Path]:
@@ -126,4 +130,4 @@ def _folders(folder: Path) -> Iterator[Path]:
     yield folder
     roots = [folder.parent.parent, *(Path(entry) / "nvidia" for entry in sys.path if entry)]
     for name in _BESIDE:
-        yield from dict.fromkeys(root / name for root in roots if (root / name).is_dir())
+        yield from dict.fromkeys(root / name for root in roots if os.path.isdir(root / name))

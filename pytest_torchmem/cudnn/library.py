@@ -1,7 +1,8 @@
 """cuDNN asked from a process that may hold torch: another process answers, and is asked once.
 
-The other process is started at the first question that no earlier run has an answer for. What it
-was asked when it died has no answer, and the next question starts another one.
+The other process is started at the first question that no earlier run has an answer for. If it
+dies, another one is asked once more. What two died at has no answer in this run. Where no process
+comes up, they die at one question after another, or one takes too long, nothing is asked any more.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ PATIENCE = 120.0
 """Seconds that one question may take; cuDNN answers in milliseconds, once its libraries are
 loaded."""
 _ATTEMPTS = 3
+_DEATHS = 8
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from pytest_torchmem.cudnn.worker import main; main(*sys.argv[2:])"
@@ -51,7 +53,11 @@ class Library:
         self._lock = threading.Lock()
         self._process: _Process | None = None
         self._failures = 0
+        """How often no process came up."""
+        self._deaths = 0
+        """At how many questions in a row processes ended."""
         self._why = ""
+        self._owner = os.getpid()
 
     def __repr__(self) -> str:
         return f"<cuDNN {version_text(self.version)} at {self.installed.library}>"
@@ -65,22 +71,30 @@ class Library:
         """Return cuDNN's plans for a GPU; an answer without plans says why there are none."""
         gpu = f"{capability[0]}.{capability[1]}x{multiprocessors}"
         place = gpu, question.operator, question.geometry
+        if self._owner != os.getpid():  # forked, perhaps while another thread held the lock
+            self._lock, self._owner = threading.Lock(), os.getpid()
         with self._lock:
             known = self._memory.get(place)
             if known is not None:
                 return known
-            if self._failures >= _ATTEMPTS:
-                return Answer(why=self._why)
-            message = [device_properties(capability, multiprocessors), question.plain()]
-            answer = self._asked(json.dumps(message))
+            message = json.dumps([device_properties(capability, multiprocessors), question.plain()])
+            # cuDNN may end its process at a question. So may others, who want its memory:
+            # only what ends two processes has no answer.
+            answer = self._asked(message) or self._asked(message)
             if answer is None:
-                return Answer(why=self._why)
+                self._deaths += 1
+                failed = Answer(why=self._why)
+                self._memory.add(place, failed, on_disk=False)
+                return failed
+            self._deaths = 0
             # Without an answer about attention, what it needs beside cuDNN may be missing here.
             self._memory.add(place, answer, bool(answer.plans or isinstance(question, Convolution)))
             return answer
 
     def _asked(self, message: str) -> Answer | None:
-        """Return what the process says, or ``None`` if there can be no process."""
+        """Return what the process says, or ``None`` if it says nothing; ``_why`` tells why."""
+        if self._failures >= _ATTEMPTS or self._deaths >= _DEATHS:
+            return None
         process = self._process
         if process is None or process.owner != os.getpid():  # after a fork it is the parent's
             try:
@@ -91,15 +105,29 @@ class Library:
                 return None
         try:
             found = process.ask(message)
-            return read_answer(found["plans"], found["why"])
+            answer = read_answer(found["plans"], found["why"])
         except (_EndedError, KeyError, TypeError, ValueError) as error:
-            process.close()
-            self._process = None
-            return Answer(why=f"cuDNN did not answer: {error}")
+            self._end_process(process)
+            self._why = f"cuDNN did not answer: {error}"
+            if isinstance(error, _TooSlowError):  # nobody waits for that again
+                self._failures = _ATTEMPTS
+            return None
+        except BaseException:  # what was asked last would answer the next question
+            self._end_process(process)
+            raise
+        return answer
+
+    def _end_process(self, process: _Process) -> None:
+        process.close()
+        self._process = None
 
 
 class _EndedError(Exception):
-    """The process died, or takes too long."""
+    """The process died, or says what is no answer."""
+
+
+class _TooSlowError(_EndedError):
+    """The process takes too long."""
 
 
 class _Process:
@@ -107,9 +135,26 @@ class _Process:
 
     def __init__(self, installed: Installed) -> None:
         """Raise ``OSError`` and ``_EndedError`` where it does not come up."""
+        if not sys.executable:
+            raise OSError("the name of Python's program is not known")
         self.owner = os.getpid()
+        self._rest = b""
+        self._popen: subprocess.Popen[bytes] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="torchmem-cudnn-")
-        folder = Path(self._folder.name)
+        atexit.register(self.close)
+        try:
+            self._start(installed, Path(self._folder.name))
+            said = self._read()
+            if said.get("version") is None:
+                raise _EndedError(str(said.get("error", "it said nothing")))
+            if said["version"] != list(installed.version):
+                named = version_text(installed.version)
+                raise _EndedError(f"it is {said['version']}, and named as {named}")
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, installed: Installed, folder: Path) -> None:
         (folder / driver.SONAME).write_bytes(driver.shared_object())
         environment = {
             name: value
@@ -129,18 +174,10 @@ class _Process:
             env=environment,
             start_new_session=True,  # what interrupts a run from the keyboard leaves it alone
         )
-        self._rest = b""
-        atexit.register(self.close)
-        try:
-            said = self._read()
-            if said.get("version") is None:
-                raise _EndedError(str(said.get("error", "it said nothing")))
-        except BaseException:
-            self.close()
-            raise
 
     def ask(self, message: str) -> dict[str, Any]:
         """Return the answer to one message; raises ``_EndedError``."""
+        assert self._popen is not None
         stdin = self._popen.stdin
         assert stdin is not None
         try:
@@ -155,22 +192,25 @@ class _Process:
         if self.owner != os.getpid():
             return
         atexit.unregister(self.close)
-        self._popen.kill()
-        for pipe in (self._popen.stdin, self._popen.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        self._popen.wait()
-        self._folder.cleanup()
+        if self._popen is not None:
+            self._popen.kill()
+            for pipe in (self._popen.stdin, self._popen.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+            self._popen.wait()
+        with contextlib.suppress(OSError):
+            self._folder.cleanup()
 
     def _read(self) -> dict[str, Any]:
+        assert self._popen is not None
         stdout = self._popen.stdout
         assert stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
             while b"\n" not in self._rest:
                 if not selector.select(PATIENCE):
-                    raise _EndedError(f"it took more than {PATIENCE:.0f} seconds")
+                    raise _TooSlowError(f"it took more than {PATIENCE:.0f} seconds")
                 received = os.read(stdout.fileno(), 1 << 16)
                 if not received:
                     raise _EndedError(self._end(None))
@@ -182,6 +222,7 @@ class _Process:
         return found
 
     def _end(self, error: OSError | None) -> str:
+        assert self._popen is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             return f"its process ended with status {self._popen.wait(5)}"
         return str(error or "its pipe was closed")

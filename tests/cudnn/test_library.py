@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,13 @@ def test_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TORCHMEM_CUDNN", str(tmp_path))
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    assert "there is no libcudnn.so.9 in it" in str(find_installed())
+    assert "there is no libcudnn.so.9 of a known version in it" in str(find_installed())
+    (tmp_path / "libcudnn.so.9.24.1").touch()
+    (tmp_path / "libcudnn.so.9").symlink_to("libcudnn.so.9.24.1")
+    linked = find_installed()
+    assert isinstance(linked, Installed)
+    assert linked.version == (9, 24, 1)
+    (tmp_path / "libcudnn.so.9").unlink()
     root = tmp_path / "nvidia" / "cudnn"
     (root / "lib").mkdir(parents=True)
     (root / "lib" / "libcudnn.so.9").touch()
@@ -140,8 +147,8 @@ def test_a_cudnn_that_cannot_be_loaded(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "libcudnn.so.9"
     path.write_bytes(b"no library")
     broken = Library(Installed(path, (9, 20, 0), (tmp_path,)))
-    for _ in range(5):
-        answer = broken.ask(*A100, layer())
+    for batch in range(1, 6):
+        answer = broken.ask(*A100, layer(batch=batch))
         assert answer.workspace is None
         assert answer.why.startswith("cuDNN cannot be loaded: ")
     assert broken._failures == 3  # it is not tried for ever
@@ -166,6 +173,99 @@ def test_a_process_that_dies_is_replaced(
     assert answer == Answer(why="cuDNN did not answer: its process ended with status 11")
     assert dying.ask(*A100, layer(batch=3)).workspace == 7
     assert dying.ask(*A100, layer("bfloat16")) is answer  # it is not tried again
+    (file,) = cache.rglob("*.jsonl")
+    assert "bfloat16" not in file.read_text()  # and in another run it is
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> Library:
+    """Return a cuDNN whose process runs ``code`` after it has said its version."""
+    version = "import sys, os, time\nprint('{\"version\": [9, 20, 0]}', flush=True)\n"
+    monkeypatch.setattr(asked, "_START", version + code)
+    return Library(Installed(folder / "libcudnn.so.9", (9, 20, 0), (folder,)))
+
+
+ANSWER = 'print(\'{"plans": [[7, 1, []]], "why": ""}\', flush=True)\n'
+
+
+def test_a_process_that_others_end_is_asked_again(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as by the system, for want of memory."""
+    code = f"sys.stdin.readline()\nif os.path.exists({str(tmp_path / 'again')!r}): {ANSWER}"
+    code += f"open({str(tmp_path / 'again')!r}, 'w')"
+    assert answering(monkeypatch, tmp_path, code).ask(*A100, layer()).workspace == 7
+
+
+def test_a_library_that_ends_every_process_is_given_up(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = answering(monkeypatch, tmp_path, "sys.stdin.readline()")
+    started = Counter[str]()
+    ask = Library._asked
+
+    def counted(self: Library, message: str) -> Answer | None:
+        started["asked"] += self._deaths < asked._DEATHS
+        return ask(self, message)
+
+    monkeypatch.setattr(asked, "_DEATHS", 2)
+    monkeypatch.setattr(Library, "_asked", counted)
+    whys = {ending.ask(*A100, layer(batch=batch)).why for batch in range(1, 6)}
+    assert whys == {"cuDNN did not answer: its process ended with status 0"}
+    assert started["asked"] == 4
+
+
+def test_a_process_that_hangs_is_waited_for_once(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = answering(monkeypatch, tmp_path, "time.sleep(60)")
+    monkeypatch.setattr(asked, "PATIENCE", 0.5)
+    whys = {hanging.ask(*A100, layer(batch=batch)).why for batch in range(1, 6)}
+    assert whys in (
+        {"cuDNN did not answer: it took more than 0 seconds"},
+        {"cuDNN cannot be loaded: it took more than 0 seconds"},  # Python took longer to start
+    )
+
+
+def test_an_interrupted_question_does_not_answer_the_next(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "for line in sys.stdin:\n    " + ANSWER.replace("7", "' + str(len(line)) + '")
+    library = answering(monkeypatch, tmp_path, code)
+    first = library.ask(*A100, layer()).workspace
+    read = asked._Process._read
+    monkeypatch.setattr(asked._Process, "_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        library.ask(*A100, layer(batch=1000))
+    monkeypatch.setattr(asked._Process, "_read", read)
+    assert library.ask(*A100, layer(batch=3)).workspace == first
+
+
+def interrupted(_: object) -> None:
+    """Stand for what waits for an answer."""
+    raise KeyboardInterrupt
+
+
+def test_a_version_that_is_not_the_librarys_own(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers would be kept under the wrong one."""
+    library = answering(monkeypatch, tmp_path, ANSWER)
+    library.installed = replace(library.installed, version=(9, 26, 0))
+    assert "it is [9, 20, 0], and named as 9.26.0" in library.ask(*A100, layer()).why
+
+
+def test_lines_that_are_no_answers(cache: Path) -> None:
+    place = ("8.0x108", "cudnn::convolution_forward", "float16[1], [1,1]")
+    DiskMemory((9, 20, 0)).add(place, Answer((ExecutionPlan(16, 22),)))
+    (file,) = cache.rglob("*.jsonl")
+    good = file.read_text()
+    assert DiskMemory((9, 20, 0)).get(place) is not None
+    for plans in ("[[-1,22,[]]]", "[[Infinity,22,[]]]", '[["16",22,[]]]', "[" * 100_000, "[[1]]"):
+        file.write_text(good.partition('",[')[0] + f'",{plans},""]\n\x00\n[]\n{{}}\n')
+        assert DiskMemory((9, 20, 0)).get(place) is None
+    file.unlink()
+    file.mkdir()
+    assert DiskMemory((9, 20, 0)).get(place) is None
 
 
 def test_devices_that_are_not_listed() -> None:
