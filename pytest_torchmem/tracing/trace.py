@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -22,7 +22,8 @@ from pytest_torchmem.interception.fingerprint import Program, fingerprint_of_ste
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.python_api.cuda import asked_for_cuda
-from pytest_torchmem.interception.survivors import forget_cached, give_survivors_data
+from pytest_torchmem.interception.survivors import give_survivors_data
+from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 from pytest_torchmem.profile.facts import Facts
@@ -31,7 +32,7 @@ from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.global_state import process_kept, thread_kept
 from pytest_torchmem.step.optimizers import optimizers_kept
-from pytest_torchmem.step.program_state import ProgramState, SharedState
+from pytest_torchmem.step.program_state import SharedState
 from pytest_torchmem.step.reached import Reached
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in
@@ -47,6 +48,7 @@ from pytest_torchmem.tracing.clone import HollowCloner
 from pytest_torchmem.tracing.compiled import LEVELS, Compiled
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
 from pytest_torchmem.tracing.lock import run_alone
+from pytest_torchmem.tracing.passes import run_passes
 from pytest_torchmem.tracing.shared import let_go_of_tensors
 from pytest_torchmem.tracing.standing import lent_by_standing_gpus, present_on_standing_gpus
 from pytest_torchmem.tracing.watch import at_begin, at_end
@@ -162,8 +164,8 @@ def trace(
     profiled = partial(
         _profile, target=target, args=args, kwargs=kwargs, step=step, advised=advised
     )
-    run = partial(_trace, machine, limit, reached, profiled, mode=mode)
-    return _run_passes(run, _passes(values), reached)
+    run = partial(_trace, limit, reached, profiled, mode=mode)
+    return run_passes(run, machine, _passes(values), reached)
 
 
 def _advised(*about: Any) -> Any:
@@ -176,38 +178,6 @@ def _advised(*about: Any) -> Any:
 def _check_mode(mode: str | None) -> None:
     if mode not in (None, *LEVELS):
         raise UsageError(f"mode={mode!r}: expected one of {', '.join(map(repr, LEVELS))}")
-
-
-def _run_passes(
-    run: Callable[[Values], MemoryProfile], passes: tuple[Values, ...], reached: Reached
-) -> MemoryProfile:
-    """Return the profile of the first pass that comes to its end."""
-    __tracebackhide__ = True
-    for one in passes[:-1]:
-        profile = _first_pass(partial(run, one), reached)
-        if profile is not None:
-            return profile
-    return run(passes[-1])
-
-
-def _first_pass(run: Callable[[], MemoryProfile], reached: Reached) -> MemoryProfile | None:
-    """Run a pass of a program that may have to be run again, as if for the first time.
-
-    Returns ``None`` where it has to. While its state is kept nothing of that is freed, so a pass in
-    which something should have been is run once more without.
-    """
-    __tracebackhide__ = True
-    profile, state = None, ProgramState(reached)
-    with suppress(ValuesNeeded):
-        profile = run()
-        if not state.has_let_go():
-            return profile
-    state.restore()
-    if profile is None:
-        forget_cached()
-        return None
-    del state, profile
-    return run()
 
 
 def _passes(values: str) -> tuple[Values, ...]:
@@ -235,14 +205,19 @@ def _limit(memory: int | str | None, gpu: str | None) -> tuple[bool, int | None]
 
 
 def _trace(
-    machine: Target,
     limit: Memory,
     reached: Reached,
     profiled: Callable[..., MemoryProfile],
+    machine: Target,
     values: Values,
+    mailbox: Mailbox | None,
     mode: str | None,
 ) -> MemoryProfile:
-    """Run one pass; raise ``ValuesNeeded`` if it cannot go on without values to compute."""
+    """Run one pass.
+
+    Raises ``ValuesNeeded`` if it cannot go on without values to compute, and ``MessageNeeded``
+    without what another process sends; ``MessageSent`` if it has sent what it was run for.
+    """
     __tracebackhide__ = True
     ledger = Ledger()
     ledgers = [ledger.on(device) for device in machine.devices]
@@ -251,6 +226,7 @@ def _trace(
     attribution = Attribution()
     interceptor = Interceptor(machine, ledger, attribution, gradient_held_by_engine_alone(), values)
     interceptor.parts.conversion.lender = lent_by_standing_gpus
+    interceptor.parts.values.mailbox = mailbox
     compiled = Compiled(interceptor, mode)
 
     def switch_on(stack: ExitStack) -> None:
@@ -260,7 +236,7 @@ def _trace(
         stack.enter_context(process_kept(compiled.following()))
         if beside_others:
             stack.enter_context(own_generators(interceptor.threads.on_thread))
-        stack.enter_context(world_entered(machine.world, interceptor.threads.on_thread))
+        stack.enter_context(world_entered(machine.world, interceptor.threads.on_thread, mailbox))
         stack.enter_context(optimizers_kept(interceptor.threads.on_thread))
         stack.callback(give_survivors_data, ledger, interceptor.parts.values.contents)
         stack.callback(let_go_of_tensors, ledger, SharedState(reached))
@@ -281,6 +257,8 @@ def _trace(
     except BaseException as error:  # the program, or C++, may have caught what ended it
         if interceptor.parts.values.needed:
             raise ValuesNeeded from None
+        if mailbox is not None and mailbox.ended is not None:
+            raise mailbox.ended from None
         if isinstance(error, TypeError) and UnknownNumber.__name__ in str(error):
             raise interceptor.parts.values.unknown(UnknownNumber.AS_SIZE) from error
         if gpu is None and isinstance(error, RuntimeError) and str(error).startswith(_NO_CUDA):
@@ -289,6 +267,8 @@ def _trace(
         raise
     if interceptor.parts.values.needed:
         raise ValuesNeeded
+    if mailbox is not None and mailbox.ended is not None:
+        raise mailbox.ended
     interceptor.forget_kernels()
     return profile
 

@@ -253,28 +253,59 @@ def test_every_collective_has_its_shapes(device: str, size: int) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("rank", [0, 3])
-def test_others_have_the_objects_of_this_process(device: str, rank: int) -> None:
+def test_objects_of_others(device: str, rank: int) -> None:
+    """What all have is that of this process, with a warning; what one sends is asked of it."""
+
     def program() -> None:
         dist.init_process_group()
+        own_rank = dist.get_rank()
         gathered: list[Any] = [None] * 4
         dist.all_gather_object(gathered, {"loss": 1.5})
         assert gathered == [{"loss": 1.5}] * 4
-        sent = ["a", {"b": 2}]
+        sent = [None, None] if own_rank else ["a", {"b": 2}]
         dist.broadcast_object_list(sent, 0)
         assert sent == ["a", {"b": 2}]
-        at_first: Any = [None] * 4 if rank == 0 else None
+        at_first: Any = None if own_rank else [None] * 4
         dist.gather_object("x", at_first)
-        assert at_first == (["x"] * 4 if rank == 0 else None)
+        assert at_first == (None if own_rank else ["x"] * 4)
         own: list[Any] = [None]
-        if rank == 0:
-            dist.scatter_object_list(own, [0, 1, 2, 3])
-            assert own == [0]
-        else:
-            with pytest.raises(UnknownValueError, match="that another process scatters"):
-                dist.scatter_object_list(own, None)
+        dist.scatter_object_list(own, None if own_rank else [0, 1, 2, 3])
+        assert own == [own_rank]
+        flag = torch.tensor([0 if own_rank else 7], device=device)
+        dist.broadcast(flag, 0)
+        assert torch.ones(int(flag)).numel() == 7
 
     warnings = trace(program, device=device, world_size=4, rank=rank).warnings
     assert any("what other processes have is not known" in one for one in warnings)
+
+
+def test_a_chain_of_processes_that_send_to_the_next() -> None:
+    runs: list[int] = []
+
+    def program() -> None:
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        runs.append(rank)
+        size = torch.tensor([100])
+        if rank:
+            dist.recv(size, rank - 1)
+        made = torch.ones(int(size))
+        if rank < 3:
+            dist.send(size * 2, rank + 1)
+        made.sum()
+
+    assert trace(program, world_size=4, rank=3).peak == 800 * 4 + 8 + 4
+    assert runs == [3]  # what the earlier passes noted is forgotten
+    with pytest.raises(UnknownValueError, match=r"rank 2 sends .*comes to its end without it"):
+        trace(lambda: dist.init_process_group() or wait_for(2), world_size=4, rank=3)
+
+
+def wait_for(rank: int) -> None:
+    """Wait for a number that only the last process asks for."""
+    number = torch.zeros(1, dtype=torch.int64)
+    if dist.get_rank() == 3:
+        dist.recv(number, rank)
+        range(int(number))
 
 
 @pytest.mark.parametrize("counted", ["histc", "bincount"])

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from pytest_torchmem import trace
-from pytest_torchmem.errors import UnknownValueError
 
 WIDTH, STAGES, PARTS, ROWS = 64, 4, 8, 32
 
@@ -50,6 +49,10 @@ def test_peaks_differ_by_stage_and_schedule(device: str) -> None:
     assert first < peaks[ScheduleGPipe][0]  # which keeps all batches
 
 
-def test_shapes_that_others_would_send_are_asked_for() -> None:
-    with pytest.raises(UnknownValueError, match="Pass input_args= and output_args="):
-        trace(run, Schedule1F1B, "cpu", False, world_size=STAGES, rank=1)
+def test_shapes_that_others_send_are_asked_of_them() -> None:
+    for rank in (0, 2):
+        given, asked = (
+            trace(run, Schedule1F1B, "cpu", given, world_size=STAGES, rank=rank).peak
+            for given in (True, False)
+        )
+        assert asked - given < 1024  # the bytes of the objects

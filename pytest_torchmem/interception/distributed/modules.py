@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
-from inspect import signature
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -18,7 +17,7 @@ import torch
 import torch.distributed
 from torch import nn
 
-from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError
+from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.distributed.propagation import shorten_propagation
 from pytest_torchmem.interception.lasting import LASTING, Layer
@@ -172,17 +171,11 @@ def _voting(trace: TraceContext, original: Any) -> Callable[..., Any]:
     """
 
     def vote(stage: Any, has_backward: bool, received_acc: Any = None) -> Any:
-        __tracebackhide__ = True
         if trace.off():
             return original(stage, has_backward, received_acc)
         kind: Any = needs_messages()
-        if kind.needs_dynamic(getattr(stage, GIVEN_TENSORS), has_backward):
-            raise UnknownValueError(
-                f"{trace.user_line()}: the shapes of this stage's tensors would come from other "
-                "stages, and a trace has one process. Pass input_args= and output_args= to "
-                "PipelineStage"
-            )
-        own = torch.ones(1, dtype=torch.int32, device=stage.device)
+        given = not kind.needs_dynamic(getattr(stage, GIVEN_TENSORS), has_backward)
+        own = torch.tensor([int(given)], dtype=torch.int32, device=stage.device)
         return own if received_acc is None else received_acc * own
 
     return vote
@@ -217,43 +210,7 @@ def _comparing(trace: TraceContext) -> Layer[None]:
     buckets = {REBUILD_BUCKETS: _making_buckets(trace, getattr(reducer, REBUILD_BUCKETS), places)}
     functions = {VERIFY_PARAMETERS: verify, "Reducer": _making_reducer(trace, reducer, places)}
     replacements = [(torch.distributed, functions), (logger, quiet), (reducer, buckets)]
-    return Layer([*replacements, *_telling(trace)], None)
-
-
-def _telling(trace: TraceContext) -> list[tuple[Any, dict[str, Any]]]:
-    """Replace what gives all processes the objects of one: they are taken to have the same."""
-    c10d: Any = torch.distributed.distributed_c10d
-    if not hasattr(c10d, "broadcast_object_list"):
-        return []
-    tell, deal = c10d.broadcast_object_list, c10d.scatter_object_list
-    told, dealt = signature(tell), signature(deal)
-
-    @wraps(tell)
-    def broadcast(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        given = told.bind(*args, **kwargs).arguments
-        if trace.off() or _is_source(given):
-            return tell(*args, **kwargs)
-        trace.values.remark(
-            "the objects that another process sends are not known; they are taken to be those "
-            "that this process has in their place"
-        )
-        given |= {"src": None, "group_src": torch.distributed.get_rank(given.get("group"))}
-        return tell(**given)
-
-    @wraps(deal)
-    def scatter(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        if not trace.off() and not _is_source(dealt.bind(*args, **kwargs).arguments):
-            raise UnknownValueError(
-                f"{trace.user_line()}: the object that another process scatters is not known, and "
-                "a trace has one process. Skip this line while tracing, or trace the process that "
-                "has the objects"
-            )
-        return deal(*args, **kwargs)
-
-    functions = {"broadcast_object_list": broadcast, "scatter_object_list": scatter}
-    return [(torch.distributed, functions), (c10d, functions)]
+    return Layer(replacements, None)
 
 
 def _agreeing_alone(trace: TraceContext, original: Any) -> Callable[..., Any]:
@@ -278,14 +235,6 @@ def _validating(trace: TraceContext, original: Any) -> Callable[..., Any]:
         return [] if isinstance(found, list) else True
 
     return validate
-
-
-def _is_source(given: dict[str, Any]) -> bool:
-    """Whether this process is the one whose objects others get, or is not in the group."""
-    own, within = torch.distributed.get_rank(given.get("group")), given.get("group_src")
-    if within is not None:
-        return own in (within, -1)
-    return own == -1 or torch.distributed.get_rank() == (given.get("src") or 0)
 
 
 def _making_reducer(trace: TraceContext, original: Any, places: Places) -> Callable[..., Any]:

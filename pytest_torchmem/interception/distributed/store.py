@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed
 
 from pytest_torchmem.errors import UnknownValueError
+from pytest_torchmem.interception.values.messages import Mailbox
 
 _Store: Any = getattr(torch.distributed, "Store", object)
 
@@ -16,17 +17,20 @@ _Store: Any = getattr(torch.distributed, "Store", object)
 class SharedStore(_Store):  # type: ignore[misc]
     """A store to which every process has added what this one adds.
 
-    What only another process would have written is not known: to wait for it raises
-    ``UnknownValueError`` at once. torch/csrc/distributed/c10d/init.cpp, ``PythonStore``.
+    What only another process would have written is asked of the first one. Where that is this one,
+    to wait raises ``UnknownValueError`` at once.
+    torch/csrc/distributed/c10d/init.cpp, ``PythonStore``.
     """
 
-    def __init__(self, processes: int, alive: list[SharedStore]) -> None:
+    def __init__(
+        self, processes: int, alive: list[SharedStore], mailbox: Mailbox | None = None
+    ) -> None:
         """``alive`` holds it: C++ that does, in a group or a ``PrefixStore``, holds no more than
         the part of it that is in C++.
         """
         super().__init__()
         alive.append(self)
-        self._processes = processes
+        self._processes, self._mailbox = processes, mailbox
         self._values: dict[str, bytes] = {}
         self._timeout = timedelta(seconds=300)
 
@@ -37,6 +41,8 @@ class SharedStore(_Store):  # type: ignore[misc]
     def set(self, key: str, value: bytes | str) -> None:
         """Write a value."""
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        if self._mailbox is not None:
+            self._mailbox.write(key, self._values[key])
 
     def get(self, key: str) -> bytes:
         """Return a value that this process has written."""
@@ -81,6 +87,12 @@ class SharedStore(_Store):  # type: ignore[misc]
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Return if the values are there; raise ``UnknownValueError`` if they are not."""
         missing = [key for key in keys if key not in self._values]
+        if self._mailbox is not None:
+            for key in tuple(missing):
+                value = self._mailbox.read(key)
+                if value is not None:
+                    self._values[key] = value
+                    missing.remove(key)
         if missing:
             raise UnknownValueError(
                 f"the program waits for what another process writes to the store "

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch.distributed
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.distributed.store import SharedStore
+from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.targets.world import World
 from pytest_torchmem.torch_private.distributed.process_groups import (
     groups_of_world,
@@ -30,8 +32,12 @@ _STORES = ("TCPStore", "FileStore", "HashStore")
 
 
 @contextmanager
-def world_entered(world: World | None, on_thread: Callable[[], bool]) -> Iterator[None]:
+def world_entered(
+    world: World | None, on_thread: Callable[[], bool], mailbox: Mailbox | None = None
+) -> Iterator[None]:
     """Be one process of ``world``, with no process group yet; as before afterwards.
+
+    ``mailbox`` has what processes write to their stores.
 
     Without one, the default process group that a program makes in its trace is destroyed.
     """
@@ -49,7 +55,7 @@ def world_entered(world: World | None, on_thread: Callable[[], bool]) -> Iterato
         stack.enter_context(added(additions))
         stack.enter_context(replaced_all(replacements))
         stand_in: list[Any] = []
-        stack.enter_context(replaced_all(_rendezvous(world, on_thread, stand_in)))
+        stack.enter_context(replaced_all(_rendezvous(world, on_thread, stand_in, mailbox)))
         stack.callback(stand_in.clear)
         stack.callback(forget_meshes)
         stack.enter_context(_process_group_kept())
@@ -73,7 +79,9 @@ def _variables(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _rendezvous(world: World, on_thread: Callable[[], bool], stand_in: list[Any]) -> Replacements:
+def _rendezvous(
+    world: World, on_thread: Callable[[], bool], stand_in: list[Any], mailbox: Mailbox | None
+) -> Replacements:
     """Replace what waits for other processes, or takes another world for granted.
 
     ``stand_in`` has the group that is there in the place of one from before the trace.
@@ -81,11 +89,12 @@ def _rendezvous(world: World, on_thread: Callable[[], bool], stand_in: list[Any]
     c10d: Any = torch.distributed.distributed_c10d
     rendezvous, initialise = c10d.rendezvous, c10d.init_process_group
     stores_alive: list[SharedStore] = []
+    make_store = partial(SharedStore, world.size, stores_alive, mailbox)
 
     def meet(*args: Any, **kwargs: Any) -> Iterator[Any]:
         if not on_thread():
             return rendezvous(*args, **kwargs)  # type: ignore[no-any-return]
-        return iter([(SharedStore(world.size, stores_alive), world.rank, world.size)])
+        return iter([(make_store(), world.rank, world.size)])
 
     def init_process_group(
         backend: Any = None,
@@ -116,7 +125,7 @@ def _rendezvous(world: World, on_thread: Callable[[], bool], stand_in: list[Any]
     functions = {"rendezvous": meet, "init_process_group": init_process_group}
     modules = (c10d, torch.distributed)
     stores = {
-        name: _store_class(getattr(torch.distributed, name), world.size, on_thread, stores_alive)
+        name: _store_class(getattr(torch.distributed, name), make_store, on_thread)
         for name in _STORES
         if hasattr(torch.distributed, name)
     }
@@ -130,13 +139,13 @@ def _rendezvous(world: World, on_thread: Callable[[], bool], stand_in: list[Any]
 
 
 def _store_class(
-    original: Any, size: int, on_thread: Callable[[], bool], alive: list[SharedStore]
+    original: Any, make: Callable[[], SharedStore], on_thread: Callable[[], bool]
 ) -> Any:
     """Return what stands for a class of stores, which wait for other processes."""
 
     class Kind(type(original)):  # type: ignore[misc]
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            return SharedStore(size, alive) if on_thread() else original(*args, **kwargs)
+            return make() if on_thread() else original(*args, **kwargs)
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, (original, SharedStore))

@@ -13,6 +13,7 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.values.contents import Assumption, Contents
 from pytest_torchmem.interception.values.memory import is_count
+from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 
@@ -47,6 +48,8 @@ class Answers:
         self.mode = mode
         self.needed = False
         """Whether the program's way depended on a value that this pass does not compute."""
+        self.mailbox: Mailbox | None = None
+        """What other processes have sent, in a world of several."""
         self.between_traces = False
         """Whether it keeps the values of a GPU that stands between traces, which have a mode."""
         self.misses = ""
@@ -215,6 +218,9 @@ class Answers:
         In a pass that does not compute values but may be followed by one that does, it is what ends
         the pass.
         """
+        missing = None if self.mailbox is None else self.mailbox.needed()
+        if missing is not None:
+            return missing
         line = self._attribution.user_line() or "the traced program"
         if self.mode is Values.ASKED_FOR and self._budget is not None and self._budget.spent:
             self.needed = True

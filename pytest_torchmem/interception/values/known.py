@@ -102,6 +102,8 @@ class KnownValues(Answers):
         if self._recordings and self.is_captured(call):
             return None
         if operator.overload.namespace == "c10d":
+            if self.mailbox is not None and self.mailbox.deliver(call, self.contents):
+                return NO_MEMORIES
             found = copies_of_collective(call)
             if found is not None:
                 self._copy(call, *found)

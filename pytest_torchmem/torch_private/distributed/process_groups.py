@@ -198,16 +198,28 @@ def place_in_group(arguments: Iterable[Any]) -> tuple[int, int] | None:
 
     The group may be named.
     """
+    group = _group_among(arguments)
+    return None if group is None else (int(group.rank()), int(group.size()))
+
+
+def group_of(arguments: Iterable[Any]) -> tuple[str, tuple[int, ...], int] | None:
+    """Return the name of the group among an operator's arguments, the ranks of its processes, and
+    which of these is this one.
+    """
+    group = _group_among(arguments)
+    if group is None:
+        return None
+    ranks = tuple(torch.distributed.get_process_group_ranks(group))
+    return str(group.group_name), ranks, ranks[group.rank()]
+
+
+def _group_among(arguments: Iterable[Any]) -> Any:
     kind, find = _process_group(), _find_group()
     for argument in arguments:
         if isinstance(argument, str) and find is not None:
             with suppress(RuntimeError, KeyError, ValueError):  # it is something else
-                return _place(find(argument))
+                return find(argument)
         if kind is not None and isinstance(argument, torch.ScriptObject):
             with suppress(RuntimeError, TypeError):  # it is something else
-                return _place(kind.unbox(argument))
+                return kind.unbox(argument)
     return None
-
-
-def _place(group: Any) -> tuple[int, int]:
-    return int(group.rank()), int(group.size())

@@ -1,0 +1,217 @@
+"""What one process of a world sends to another: sizes, flags, objects as bytes.
+
+A trace has one process at a time. Where its program asks for a value that came from another, the
+trace ends, that process is traced until it has sent it, and the first one begins again. What nobody
+asks for is not looked for: parameters that are broadcast when a model is wrapped, activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from pytest_torchmem.errors import UnknownValueError
+from pytest_torchmem.interception.call import Call
+from pytest_torchmem.interception.values.contents import Contents
+from pytest_torchmem.torch_private.distributed.process_groups import group_of
+
+_LARGEST_FLOATING = 16
+"""Elements of floating tensors that are flags and statistics, rather than parameters."""
+_LARGEST_OBJECT = 1 << 26
+"""Elements of other tensors: an object's bytes, the state of an optimizer say."""
+_EVERYBODY = -1
+
+
+class Message(NamedTuple):
+    """What was sent, so that both sides call it the same."""
+
+    kind: str
+    group: tuple[int, ...]
+    name: str
+    """Of the group, or the key of a store."""
+    source: int
+    receiver: int
+    tag: int = 0
+    number: int = 0
+    """How many such messages there were before."""
+
+
+Messages = dict[Message, tuple[Any, ...]]
+"""Values of the tensors of messages, None for those that the sender does not know."""
+
+
+class MessageNeeded(BaseException):
+    """Ends a pass whose program asks for what another process has sent.
+
+    No ``Exception``, because programs catch those.
+    """
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class MessageSent(BaseException):
+    """Ends a pass of a process that was traced for what it sends, and has sent it."""
+
+
+End = TypeVar("End", MessageNeeded, MessageSent)
+
+
+class Mailbox:
+    """What the process of one pass has sent and was sent."""
+
+    def __init__(self, messages: Messages, rank: int, awaited: Message | None = None) -> None:
+        """``awaited``: the pass is run for a message, and ends soon after that was sent."""
+        self._messages, self._rank, self._awaited = messages, rank, awaited
+        self._numbers: dict[Message, int] = {}
+        self._received: dict[Message, None] = {}
+        """Messages that are not there yet, in order."""
+        self.ended: MessageNeeded | MessageSent | None = None
+        """What has ended the pass: the program, or C++, may have caught it."""
+
+    # -- tensors -----------------------------------------------------------------------------------
+
+    def deliver(self, call: Call, contents: Contents) -> bool:
+        """Take note of what a collective sends, or let it receive; return whether that was all."""
+        read = _MESSAGES.get(call.operator.name)
+        found = group_of([*call.args, *call.kwargs.values()])
+        parts = tuple(read(*found[1:], *call.args)) if read and found else ()
+        if not found or len(found[1]) < 2 or not parts:
+            if self._awaited in self._messages:  # one was often of several: sizes, then bytes
+                raise self._end(MessageSent())
+            return False
+        name, ranks, _ = found
+        received = False
+        for kind, source, receiver, tag, tensors in parts:
+            message = self._counted(Message(kind, ranks, name, source, receiver, tag))
+            if source == self._rank:
+                self._send(message, tensors, call, contents)
+            elif receiver in (self._rank, _EVERYBODY):
+                received |= self._receive(message, tensors, call, contents)
+        return received
+
+    def _counted(self, message: Message) -> Message:
+        number = self._numbers[message] = self._numbers.get(message, -1) + 1
+        return message._replace(number=number)
+
+    def _send(
+        self, message: Message, tensors: Sequence[Tensor], call: Call, contents: Contents
+    ) -> None:
+        values = []
+        for tensor in tensors:
+            record = _record(call, tensor)
+            known = _is_small(tensor) and contents.known(record) is not None
+            values.append(contents.value(record, tensor).clone() if known else None)
+        self._messages[message] = tuple(values)
+
+    def _receive(
+        self, message: Message, tensors: Sequence[Tensor], call: Call, contents: Contents
+    ) -> bool:
+        if not all(map(_is_small, tensors)):
+            return False
+        values = self._messages.get(message)
+        if values is None:
+            self._received[message] = None
+            values = (None,) * len(tensors)
+        for tensor, value in zip(tensors, values, strict=True):
+            record = _record(call, tensor)
+            nbytes = tensor.untyped_storage().nbytes()
+            whole = tensor.numel() * tensor.element_size() == nbytes
+            if value is None or (contents.known(record) is None and not whole):
+                contents.assume(record, None)
+                continue
+            if contents.known(record) is None:
+                contents.show(record, nbytes)
+            contents.value(record, tensor).copy_(value.reshape(tensor.shape))
+        return True
+
+    # -- stores ------------------------------------------------------------------------------------
+
+    def write(self, key: str, value: bytes) -> None:
+        """Take note of what the process writes to a store."""
+        self._messages[Message("store", (), key, self._rank, _EVERYBODY)] = (value,)
+
+    def read(self, key: str) -> bytes | None:
+        """Return what the first process writes to a store; None where it is this one."""
+        if self._rank == 0:
+            return None
+        message = Message("store", (), key, 0, _EVERYBODY)
+        if message not in self._messages:
+            raise self._end(MessageNeeded(message))
+        return bytes(self._messages[message][0])
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def needed(self) -> MessageNeeded | None:
+        """Return what ends the pass, now that a value is not known: the last message, of which it
+        may be; None where none is missing.
+        """
+        if not self._received:
+            return None
+        return self._end(MessageNeeded(next(reversed(self._received))))
+
+    def _end(self, end: End) -> End:
+        self.ended = end
+        return end
+
+
+def _record(call: Call, tensor: Tensor) -> Any:
+    return next(r for one, r in zip(call.tensors, call.records, strict=True) if one is tensor)
+
+
+def _is_small(tensor: Tensor) -> bool:
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return tensor.numel() <= _LARGEST_FLOATING
+    return tensor.numel() <= _LARGEST_OBJECT
+
+
+_Parts = Iterator[tuple[str, int, int, int, Sequence[Tensor]]]
+"""Kind, source, receiver and tag of messages, with the tensors that are sent or received."""
+
+
+_Ranks = tuple[int, ...]
+
+
+def _broadcast(
+    ranks: _Ranks, own: int, tensors: Any, group: Any, root: int, *others: Any
+) -> _Parts:
+    yield "broadcast", ranks[root], _EVERYBODY, 0, tensors
+
+
+def _send(ranks: _Ranks, own: int, tensors: Any, group: Any, to: int, tag: int) -> _Parts:
+    yield "send", own, ranks[to], tag, tensors
+
+
+def _receive(ranks: _Ranks, own: int, tensors: Any, group: Any, source: int, tag: int) -> _Parts:
+    yield "send", ranks[source], own, tag, tensors
+
+
+def _scatter(
+    ranks: _Ranks, own: int, outputs: Any, lists: Any, group: Any, root: int, *others: Any
+) -> _Parts:
+    if lists:
+        for rank, tensor in zip(ranks, lists[0], strict=True):
+            yield "scatter", ranks[root], rank, 0, (tensor,)
+    else:
+        yield "scatter", ranks[root], own, 0, outputs
+
+
+#: torch/csrc/distributed/c10d/Ops.cpp
+_MESSAGES: dict[str, Callable[..., _Parts]] = {
+    "c10d::broadcast_": _broadcast,
+    "c10d::recv_": _receive,
+    "c10d::scatter_": _scatter,
+    "c10d::send": _send,
+}
+
+
+def never_sent(message: Message, why: str) -> UnknownValueError:
+    """Return the error for a message that its sender does not send."""
+    what = f"the key {message.name!r} of a store" if message.kind == "store" else message.kind
+    return UnknownValueError(
+        f"the program asks for what rank {message.source} sends ({what}), and {why}. Trace the "
+        "program with the same arguments that its processes have, or skip this line while tracing"
+    )

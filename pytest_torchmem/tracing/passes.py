@@ -1,0 +1,121 @@
+"""The passes of a trace: a program is run again where its way depends on more than a pass knew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from pytest_torchmem.interception.survivors import forget_cached
+from pytest_torchmem.interception.values.messages import (
+    Mailbox,
+    Message,
+    MessageNeeded,
+    Messages,
+    MessageSent,
+    never_sent,
+)
+from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
+from pytest_torchmem.profile.profile import MemoryProfile
+from pytest_torchmem.step.program_state import ProgramState
+from pytest_torchmem.step.reached import Reached
+from pytest_torchmem.targets.target import Selected, Target
+
+Run = Callable[[Target, Values, Mailbox | None], MemoryProfile]
+"""Runs one pass."""
+_Ended = MemoryProfile | ValuesNeeded | MessageNeeded | MessageSent
+
+
+def run_passes(
+    run: Run, machine: Target, passes: tuple[Values, ...], reached: Reached
+) -> MemoryProfile:
+    """Return the profile of the first pass that comes to its end."""
+    __tracebackhide__ = True
+    alone = machine.world is None or machine.world.size == 1
+    for one in passes:
+        if not alone:
+            ended = _in_world(run, machine, one, reached)
+        elif one is passes[-1]:
+            return run(machine, one, None)
+        else:
+            ended = _attempt(partial(run, machine, one, None), reached)
+        if isinstance(ended, MemoryProfile):
+            return ended
+    assert isinstance(ended, ValuesNeeded)
+    raise ended  # the last pass has no other after it, and says what it lacks
+
+
+def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _Ended:
+    """Run a pass of one process of several, and before it those whose messages it asks for."""
+    __tracebackhide__ = True
+    messages: Messages = {}
+    awaited: list[Message] = []
+    asked: set[int] = set()
+    """Processes that were traced before: they have more to say than one message."""
+    own = machine.world.rank if machine.world else 0
+    while True:
+        message = awaited[-1] if awaited else None
+        rank = own if message is None else message.source
+        process = machine if message is None else _as_rank(machine, rank)
+        make = partial(Mailbox, messages, rank, None if rank in asked else message)
+        try:
+            one_pass = partial(_run_with, run, process, values, make)
+            ended = _attempt(one_pass, reached, for_profile=message is None)
+        except Exception as error:
+            if message is not None:
+                error.add_note(f"(rank {rank} was traced for what it sends to others)")
+            raise
+        if isinstance(ended, ValuesNeeded):
+            return ended
+        if isinstance(ended, MessageNeeded):
+            if ended.message in awaited:
+                raise never_sent(ended.message, "it waits for another that waits for it")
+            awaited.append(ended.message)
+        elif message is None:
+            return ended
+        elif message not in messages:
+            raise never_sent(message, "it comes to its end without it")
+        else:
+            asked.add(rank)
+            awaited.pop()
+
+
+def _run_with(
+    run: Run, machine: Target, values: Values, mailbox: Callable[[], Mailbox]
+) -> MemoryProfile:
+    __tracebackhide__ = True
+    return run(machine, values, mailbox())
+
+
+def _as_rank(machine: Target, rank: int) -> Target:
+    """Return the machine as another process of its world sees it."""
+    assert machine.world is not None
+    world = replace(machine.world, rank=rank)
+    return replace(machine, world=world, selected=Selected(world.local_rank))
+
+
+def _attempt(
+    run: Callable[[], MemoryProfile], reached: Reached, *, for_profile: bool = True
+) -> _Ended:
+    """Run a pass of a program that may have to be run again, as if for the first time.
+
+    So it always has to unless it is run ``for_profile``. Returns why, where it has to. While its
+    state is kept nothing of that is freed, so a pass in which something should have been is run
+    once more without.
+    """
+    __tracebackhide__ = True
+    state = ProgramState(reached)
+    ended: _Ended
+    try:
+        ended = run()
+        if for_profile and not state.has_let_go():
+            return ended
+    except (ValuesNeeded, MessageNeeded, MessageSent) as end:
+        ended = end.with_traceback(None)
+        ended.__context__ = None
+    state.restore()
+    if not (for_profile and isinstance(ended, MemoryProfile)):
+        forget_cached()
+        return ended
+    del state, ended
+    return run()
