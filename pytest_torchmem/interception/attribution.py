@@ -196,12 +196,12 @@ class Attribution:
         self.facts.backward(asked[0] is True, asked[1] is True, self._line(frame))
 
     @staticmethod
-    def asked_from(filename: str) -> bool:
-        """Return whether the innermost code outside of this package stands in ``filename``."""
+    def asking_frame(filename: str) -> Any:
+        """Return the innermost frame outside of this package, ``None`` if not in ``filename``."""
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_ROOT):
             frame = frame.f_back
-        return frame.f_code.co_filename == filename
+        return frame if frame.f_code.co_filename == filename else None
 
     @contextmanager
     def following_modules(self, on_thread: Callable[[], bool]) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from pytest_torchmem.interception.values.contents import Assumption, Contents
 from pytest_torchmem.interception.values.memory import is_count
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
+from pytest_torchmem.interception.values.random_numbers import RandomNumbers
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 
 #: Initialisers draw again what fell out of bounds (``_no_grad_trunc_normal_``); a trace counts
@@ -64,6 +66,7 @@ class Answers:
         self._guesses: dict[str, int] = {}
         self._ledger = ledger
         self._attribution = attribution
+        self._random_numbers = RandomNumbers(mode, self._warn, attribution.user_line)
 
     @property
     def warnings(self) -> list[str]:
@@ -132,9 +135,12 @@ class Answers:
         assumed = self.contents.assumed(record) or Assumption.GUESSED_TRUE
         if not assumed.guessed:
             return bool(assumed.answer)
-        if self._attribution.asked_from(_INITIALISERS):
+        initialiser = self._attribution.asking_frame(_INITIALISERS)
+        if initialiser is not None:
+            if not _accepts_all(initialiser.f_locals):
+                self._random_numbers.lose("an initialiser that draws again what it rejects")
             return False
-        if any(map(self._attribution.asked_from, _VALIDATION)):
+        if any(self._attribution.asking_frame(name) is not None for name in _VALIDATION):
             return True
         answer = bool(assumed.answer)
         self.guess(
@@ -255,3 +261,14 @@ class Answers:
             )
         why = f"{self._failed}. " if self._failed else _ORIGIN
         return f"{why}Pass tensors that have values, or skip this line while tracing"
+
+
+def _accepts_all(variables: Mapping[str, Any]) -> bool:
+    """Return whether an initialiser draws a normal distribution whose bounds nothing exceeds.
+
+    What ``normal_`` makes of uniform numbers of 53 bits is within 8.6 standard deviations.
+    """
+    mean, std, least, most = (variables.get(name) for name in ("mean", "std", "a", "b"))
+    if mean is None or std is None or least is None or most is None:
+        return False
+    return bool(min(most - mean, mean - least) > 8.6 * std)

@@ -125,6 +125,23 @@ def _run_in_another_type(call: Call, values: list[Tensor]) -> Any:
 
 
 @dataclass
+class RandomPlace:
+    """Where a generator was at some moment."""
+
+    generator: torch.Generator
+    random_state: Tensor
+
+    @classmethod
+    def now(cls, generator: torch.Generator) -> RandomPlace:
+        """Return where ``generator`` is."""
+        return cls(generator, generator.get_state())
+
+    def restore_random_numbers(self) -> None:
+        """Let the generator be where it was."""
+        self.generator.set_state(self.random_state)
+
+
+@dataclass
 class Ahead:
     """The values of an operator, computed before its body was run."""
 
@@ -132,21 +149,17 @@ class Ahead:
     """What it returned."""
     written: dict[int, Tensor]
     """The contents of the storages that it wrote to, by their addresses."""
-    random_state: Tensor
-    """That of the generator after it."""
+    after: RandomPlace
+    """Where the generator was after it."""
 
     @classmethod
-    def now(cls, real: Any, written: dict[int, Tensor]) -> Ahead:
+    def now(cls, real: Any, written: dict[int, Tensor], generator: torch.Generator) -> Ahead:
         """Return what was computed, with the random numbers where they are now."""
-        return cls(real, written, _generator().get_state())
+        return cls(real, written, RandomPlace.now(generator))
 
     def restore_random_numbers(self) -> None:
         """Let the program's next random numbers be those after the operator, not after its body."""
-        _generator().set_state(self.random_state)
-
-
-def _generator() -> torch.Generator:
-    return own_generator() or torch.default_generator
+        self.after.restore_random_numbers()
 
 
 def memories_of(plan: Plan, real: Any, given: list[Tensor]) -> dict[int, Tensor]:

@@ -29,6 +29,7 @@ from pytest_torchmem.interception.values.collectives import (
 )
 from pytest_torchmem.interception.values.computed import (
     Ahead,
+    RandomPlace,
     grown_of,
     in_pairs,
     laid_out_as,
@@ -43,6 +44,7 @@ from pytest_torchmem.interception.values.memory import (
     worth_knowing,
 )
 from pytest_torchmem.interception.values.policy import NOTHING, Values
+from pytest_torchmem.interception.values.random_numbers import generator_of
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
 from pytest_torchmem.torch_private.dispatch.keys import CPU
@@ -98,9 +100,16 @@ class KnownValues(Answers):
         ``None`` where what it reads is not known.
         """
         __tracebackhide__ = True
-        operator = call.operator
         if self._recordings and self.is_captured(call):
             return None
+        memories = self._computed(call, plan)
+        if memories is None and call.operator.random:
+            self._random_numbers.skip(call, plan)
+        return memories
+
+    def _computed(self, call: Call, plan: Plan) -> Mapping[int, Tensor] | None:
+        __tracebackhide__ = True
+        operator = call.operator
         if operator.overload.namespace == "c10d":
             if self.mailbox is not None and self.mailbox.deliver(call, self.contents):
                 return NO_MEMORIES
@@ -174,7 +183,7 @@ class KnownValues(Answers):
         of_torch = operator.overload.namespace in ("aten", "prims", "c10d")
         return self.mode.computes and not of_torch and has_kernel(operator.name, CPU)
 
-    def ahead_of_body(self, call: Call, *, of_torch: bool) -> Ahead | int | None:
+    def ahead_of_body(self, call: Call, *, of_torch: bool) -> Ahead | RandomPlace | int | None:
         """Compute the values of an operator whose body is about to be run for what it allocates.
 
         The operators in the body need not be those of the CPU's kernel; where it is not
@@ -183,12 +192,20 @@ class KnownValues(Answers):
         """
         if self._recordings and (recording := self._recording_of(call)) is not None:
             return recording.length
+        ahead = self._ahead(call, of_torch)
+        if ahead is None and call.operator.random and not of_torch:
+            return RandomPlace.now(generator_of(call))
+        return ahead
+
+    def _ahead(self, call: Call, of_torch: bool) -> Ahead | None:
         contents, operator = self.contents, call.operator
         if operator.opaque or not contents.are_known(call.records):
             return None
         if not self.mode.computes and (of_torch or not self._is_small(call)):
             return None
         if self._budget is not None and not self._budget.affords(contents.live, call, NOTHING):
+            return None
+        if operator.random and not self._random_numbers.ready(call, NOTHING):
             return None
         written = {id(one) for one in argument_tensors(operator.written(call.args, call.kwargs))}
         copies = {
@@ -201,7 +218,7 @@ class KnownValues(Answers):
             for tensor, record in zip(call.tensors, call.records, strict=True)
         ]
         real = self._attempt(call, lambda: self.run(call, given))
-        return None if real is FAILED else Ahead.now(real, copies)
+        return None if real is FAILED else Ahead.now(real, copies, generator_of(call))
 
     def _is_small(self, call: Call) -> bool:
         """Return whether a call's values are kept whatever else is computed, as far as it shows."""
@@ -216,7 +233,7 @@ class KnownValues(Answers):
         call: Call,
         plan: Plan,
         result: Any,
-        ahead: Ahead | int | None,
+        ahead: Ahead | RandomPlace | int | None,
         *,
         of_torch: bool,
     ) -> None:
@@ -227,7 +244,10 @@ class KnownValues(Answers):
                 recording.cut(ahead)
                 recording.note(call, plan, result)
             return
-        if ahead is not None:
+        if isinstance(ahead, RandomPlace):
+            ahead.restore_random_numbers()
+            self._random_numbers.skip(call, plan)
+        elif ahead is not None:
             ahead.restore_random_numbers()
             records = self._ledger.records
             for address, content in ahead.written.items():
@@ -374,6 +394,8 @@ class KnownValues(Answers):
             return None  # other processes would have to be there
         if self._budget is not None and not self._budget.affords(contents.live, call, plan):
             return None
+        if operator.random and not self._random_numbers.ready(call, plan):
+            return None
         memories: Mapping[int, Tensor] | None = self._attempt(
             call, lambda: self._run_whole(call, plan)
         )
@@ -439,6 +461,8 @@ class KnownValues(Answers):
             # Of what is like an unknown tensor integers decide, and the gradient of a loss, which
             # is compared with 1 before it is multiplied by.
             return None
+        if operator.random and not self._random_numbers.ready(call, plan):
+            return None
         try:
             return self._run_whole(call, plan)
         except (RuntimeError, NotImplementedError, IndexError, ValueError):
@@ -453,7 +477,12 @@ class KnownValues(Answers):
             else contents.value(record, tensor)
             for tensor, record in zip(call.tensors, call.records, strict=True)
         ]
+        drawn_otherwise = call.operator.random and call.operator.values is not None
+        before = RandomPlace.now(generator_of(call)) if drawn_otherwise else None
         real = self.run(call, given)
+        if before is not None:  # the CPU's kernel draws others, and as many as it does
+            before.restore_random_numbers()
+            self._random_numbers.skip(call, plan)
         grown = grown_of(plan, real)
         if not plan.slots:
             return grown or NO_MEMORIES

@@ -38,6 +38,11 @@ class Values(Enum):
         """Whether values are computed whatever their type."""
         return self is not Values.GUESSED
 
+    @property
+    def wants_all(self) -> bool:
+        """Whether no other pass follows that computes what this one leaves out."""
+        return self in (Values.WITHIN_BUDGET, Values.REAL)
+
     def budget(self) -> Budget | None:
         """Return what the values of a pass may take, ``None`` for any amount."""
         if self is Values.ASKED_FOR:
