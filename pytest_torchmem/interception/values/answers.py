@@ -151,7 +151,7 @@ class Answers:
 
     def every_process_has_a_batch(self) -> bool:
         """Return whether a mask is asked for of the processes that have one: all of them."""
-        return self._attribution.asked_from(_STATISTICS)
+        return self._attribution.asking_frame(_STATISTICS) is not None
 
     def _position(self, tensor: Tensor, assumed: Assumption) -> int:
         __tracebackhide__ = True
