@@ -14,7 +14,7 @@ from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.judge import Context, Judge, stored_for
 from pytest_torchmem.checks.request import Request, Target
 from pytest_torchmem.checks.result import CheckResult
-from pytest_torchmem.checks.watched import watched
+from pytest_torchmem.checks.watched import holder_of_step, watched
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.snapshots.calibration_store import merged
 from pytest_torchmem.snapshots.format import Key
@@ -63,6 +63,7 @@ class DeviceCheck:
             calibration=self._calibration(calibration, profile),
             scaling=self._scaling(must_fit_on),
             watch=partial(watched, self.target, self.key, self.world),
+            holder=partial(holder_of_step, self.target, self.key, self.world),
         )
         return judge.judge(), profile
 

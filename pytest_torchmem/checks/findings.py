@@ -110,6 +110,8 @@ class Leaks(Finding):
     outcome: Outcome = Outcome.OVER_BUDGET
     growth: StepGrowth
     allowed: str
+    holder: str = ""
+    """What refers to the largest tensor that a step left alive, as far as that can be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

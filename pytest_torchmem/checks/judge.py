@@ -32,7 +32,7 @@ from pytest_torchmem.checks.result import (
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.diagnosis.causes import Watched
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
-from pytest_torchmem.diagnosis.steps import FEWEST, step_growth
+from pytest_torchmem.diagnosis.steps import FEWEST, StepGrowth, step_growth
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.snapshots.alive import Alive, alive_of, contents_of
 from pytest_torchmem.snapshots.changes import moves, renames
@@ -95,6 +95,8 @@ class Judge:
     """The same step at other sizes, where it is bound how it may grow."""
     watch: Callable[[MemoryProfile, Diagnosis], Watched | None] | None = None
     """Traces the step once more, for what a profile does not hold."""
+    holder: Callable[[MemoryProfile, StepGrowth], str] | None = None
+    """Traces the step once more, for what refers to what a step left alive."""
 
     @cached_property
     def alive(self) -> Alive:
@@ -245,7 +247,8 @@ class Judge:
             return [Leaks(outcome=Outcome.NOT_CHECKED, growth=found, allowed=str(allowed))]
         if found.most <= allowed.allowance(self.profile.baseline):
             return []
-        return [Leaks(growth=found, allowed=str(allowed))]
+        holder = self.holder(self.profile, found) if self.holder is not None else ""
+        return [Leaks(growth=found, allowed=str(allowed), holder=holder)]
 
     def _against_bounds(self) -> list[Finding]:
         found: list[Finding] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.request import Target
@@ -13,7 +14,10 @@ from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
+    from pytest_torchmem.diagnosis.steps import StepGrowth
     from pytest_torchmem.profile.profile import MemoryProfile
+    from pytest_torchmem.profile.timeline import Timeline
+    from pytest_torchmem.tracing.watch import Watch
 
 _ATTENTION = "attention"
 _KEPT = ("held", "held between", "earlier steps", "lives longer", "graph kept", "backwards")
@@ -33,14 +37,9 @@ def watched(
     kept = rules.intersection(_KEPT)
     if not kept and _ATTENTION not in rules:
         return None
-    from pytest_torchmem.tracing.watch import watching
-
-    whats, before = _kept_at(profile, found) if kept else ({}, -1)
-    wanted = {index: profile.timeline.allocations[index].nbytes for index in whats}
-    try:
-        with watching(key.device, wanted, before, attention=_ATTENTION in rules) as watch:
-            target.trace(key.device, None, world)
-    except Exception:  # the first trace is the one that counts
+    whats, at = _kept_at(profile, found) if kept else ({}, 0)
+    watch = _watch(target, key, world, profile.timeline, whats, at, _ATTENTION in rules)
+    if watch is None:
         return None
     holders: dict[What, str] = {}
     for index in sorted(watch.holders):
@@ -49,16 +48,53 @@ def watched(
     return Watched(reasons, holders)
 
 
-def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What], int]:
-    """Return the allocations that came and that something refers to, and which was made last.
+def holder_of_step(
+    target: Target, key: Key, world: World | None, profile: MemoryProfile, found: StepGrowth
+) -> str:
+    """Trace ``target`` again and return what refers to the largest tensor that a step left alive,
+    such as ``the list trainer.losses``; empty where that cannot be told.
+    """
+    timeline = profile.timeline
+    largest = sorted(found.made, key=lambda index: -timeline.allocations[index].nbytes)[:_MOST]
+    watch = _watch(target, key, world, timeline, largest, found.end) if largest else None
+    holders = watch.holders if watch is not None else {}
+    return next((holders[index] for index in largest if index in holders), "")
 
-    Where nothing was made at the moment the latter is what was made next, -1 where nothing was.
+
+def _watch(
+    target: Target,
+    key: Key,
+    world: World | None,
+    timeline: Timeline,
+    indices: Iterable[int],
+    at: int,
+    attention: bool = False,
+) -> Watch | None:
+    """Trace ``target`` again, and see what refers to allocations after the first ``at`` events.
+
+    Looked at is before what is made next, at the end where nothing is.
+    """
+    from pytest_torchmem.tracing.watch import watching
+
+    wanted = {index: timeline.allocations[index].nbytes for index in indices}
+    before = next((event - 1 for event in timeline.events[at:] if event > 0), -1)
+    try:
+        with watching(key.device, wanted, before, attention=attention) as watch:
+            target.trace(key.device, None, world)
+    except Exception:  # the first trace is the one that counts
+        return None
+    return watch
+
+
+def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What], int]:
+    """Return the allocations that came and that something refers to, and the events before what
+    was made last at the moment, which is what made it the largest.
     """
     timeline, moment = profile.timeline, found.difference.moment
     came = {row.now for row in found.difference.came if row.now and row.now.role in _ROLES}
     at = positions_of(profile).get(moment)
     if at is None or not came:
-        return {}, -1
+        return {}, 0
     lifetimes = Lifetimes.of(timeline)
     step = lifetimes.step_at(timeline, at)
     whats: dict[int, What] = {}
@@ -67,5 +103,4 @@ def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What],
         what = what_of(allocation, lifetimes.role(index, allocation, step))[0]
         if what in came and len(whats) < _MOST:
             whats[index] = what
-    events = timeline.events[max(at - 1, 0) :]
-    return whats, next((event - 1 for event in events if event > 0), -1)
+    return whats, max(at - 1, 0)

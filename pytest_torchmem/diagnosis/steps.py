@@ -32,6 +32,10 @@ class StepGrowth:
     """In bytes, step by step."""
     difference: MomentDifference | None = None
     """What is there after the step that grew most, and was not before it."""
+    made: tuple[int, ...] = ()
+    """Indices of what this step made and left alive."""
+    end: int = 0
+    """The events before its end."""
 
     @property
     def most(self) -> int:
@@ -52,17 +56,23 @@ def step_growth(profile: MemoryProfile) -> StepGrowth:
     before, now = (
         alive_at(profile, {_MOMENT: starts[1 + worst + index]}, by_step=False) for index in (0, 1)
     )
-    return StepGrowth(len(starts), grown, difference_between(before, now, _MOMENT))
+    begin, end = starts[1 + worst], starts[2 + worst]
+    made = {event: None for event in timeline.events[begin:end] if event > 0}
+    for event in timeline.events[begin:end]:
+        made.pop(-event, None)
+    return StepGrowth(
+        len(starts),
+        grown,
+        difference_between(before, now, _MOMENT),
+        tuple(event - 1 for event in made),
+        end,
+    )
 
 
 def starts_of_steps(timeline: Timeline) -> list[int]:
-    """Return where the forward of each step begins: after a backward, or at the beginning."""
-    starts: list[int] = []
-    ran = True
-    for start, _, phase in timeline.spans():
-        if phase is Phase.BACKWARD:
-            ran = True
-        elif phase is Phase.FORWARD and ran:
-            starts.append(start)
-            ran = False
-    return starts
+    """Return where the forward of each step begins."""
+    starts: dict[int, int] = {}
+    for (start, _, phase), step in zip(timeline.spans(), timeline.steps(), strict=True):
+        if phase is Phase.FORWARD:
+            starts.setdefault(step, start)
+    return list(starts.values())

@@ -262,6 +262,11 @@ class Ledger:
         for ledger in self.devices.values():
             ledger.phases.append((len(ledger.events), phase))
 
+    def begin_step(self) -> None:
+        """Begin the same phase again on every device, since another step begins."""
+        for ledger in self.devices.values():
+            ledger.phases.append((len(ledger.events), self.phase))
+
     def book(
         self,
         storage: torch.UntypedStorage,

@@ -47,6 +47,14 @@ class Phases:
             self._enter()
         return self._ledger.phase
 
+    def begin_step(self) -> None:
+        """Begin the forward of another step, after one without a backward too."""
+        self._follow_engine()
+        self._calls = self._attribution.outermost_calls
+        self._step.module_called()
+        if not self._enter():
+            self._ledger.begin_step()
+
     def enter_optimizer(self) -> None:
         """Begin an optimizer's step."""
         self._follow_engine()
@@ -87,8 +95,11 @@ class Phases:
             self._tasks.pop()
             self._task = self._tasks[-1]
 
-    def _enter(self) -> None:
+    def _enter(self) -> bool:
+        """Enter the present phase, and tell whether it is another one."""
         phase = self._step.phase
-        if phase is not self._entered:
-            self._entered = phase
-            self._ledger.enter(phase)
+        if phase is self._entered:
+            return False
+        self._entered = phase
+        self._ledger.enter(phase)
+        return True

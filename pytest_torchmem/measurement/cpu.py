@@ -11,7 +11,7 @@ import torch
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement.clone import clone_to
-from pytest_torchmem.measurement.events import STEP, recording
+from pytest_torchmem.measurement.events import MODULE, STEP, recording
 from pytest_torchmem.measurement.labels import labels_after
 from pytest_torchmem.measurement.timeline import build_timeline
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
@@ -63,7 +63,7 @@ def measure(
     with _as_in_a_trace(), recording() as recorded:
         clones = clone_to(torch.device("cpu"), target, args, kwargs)
         with mark(STEP):
-            outliving = step.run(clones.target, clones.args, clones.kwargs)
+            outliving = step.run(clones.target, clones.args, clones.kwargs, _begins)
         after = labels_after(clones.target, outliving)
     timeline = build_timeline(recorded, clones.labels, after)
     return MemoryProfile(
@@ -83,6 +83,12 @@ def _as_in_a_trace() -> Iterator[None]:
     gc.collect()
     with generators_kept(), garbage_kept(), imports_apart(), weights_read_here():
         yield
+
+
+def _begins() -> None:
+    """Mark that another step begins, as the call of a module does."""
+    with mark(MODULE):
+        pass
 
 
 def _blind_spots() -> tuple[str, ...]:

@@ -130,8 +130,8 @@ def _measured(
         meter = PhaseMeter(device)
         clones = clone_to(device.torch_device, target, args, kwargs, moved=True)
         meter.change(Phase.FORWARD)
-        with following_phases(meter):
-            outliving = step.run(clones.target, clones.args, clones.kwargs)
+        with following_phases(meter) as begins:
+            outliving = step.run(clones.target, clones.args, clones.kwargs, begins)
         meter.finish()
         after = labels_after(clones.target, outliving)
     finally:

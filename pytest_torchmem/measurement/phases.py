@@ -100,8 +100,8 @@ class PhaseMeter:
 
 
 @contextmanager
-def following_phases(meter: PhaseMeter) -> Iterator[None]:
-    """Have ``meter`` follow the phases of what this thread runs."""
+def following_phases(meter: PhaseMeter) -> Iterator[Callable[[], None]]:
+    """Have ``meter`` follow the phases of what this thread runs; what is yielded begins a step."""
     phases = StepPhases()
 
     def note(change: Callable[..., None], *given: Phase) -> None:
@@ -126,4 +126,4 @@ def following_phases(meter: PhaseMeter) -> Iterator[None]:
         outermost_module_calls(module_call),
         optimizer_steps(partial(note, phases.begin, Phase.OPTIMIZER), partial(note, phases.end)),
     ):
-        yield
+        yield partial(note, phases.module_called)

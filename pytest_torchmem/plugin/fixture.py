@@ -80,7 +80,8 @@ class Torchmem:
         own. ``scaling`` is how fast the peak may grow with sizes of the input (``"linear in
         sequence"``), and ``sizes`` the values that are traced for that; a function is then called
         with the first of each. ``growth`` is by how much memory may grow from one step to the next
-        (``"0"``, ``"1 KiB"``); a module then makes three ``steps``. All else goes to ``trace``.
+        (``"0"``, ``"1 KiB"``); a module then makes three ``steps``, and a callable is called
+        as often as ``steps`` says. All else goes to ``trace``.
         Returns the profiles by device, or of several ranks by device and rank
         (``"cuda rank 63"``).
 

@@ -57,7 +57,7 @@ class Lifetimes:
     phases: tuple[Phase, ...]
     """The phase of each span."""
     steps: tuple[int, ...]
-    """The step of each span; one begins with a forward after a backward."""
+    """The step of each span."""
     made: tuple[int, ...]
     """By the allocation's index; -1 for what was never made."""
     freed: tuple[int, ...]
@@ -69,22 +69,15 @@ class Lifetimes:
         count = len(timeline.allocations)
         made, freed = [-1] * count, [-1] * count
         phases: list[Phase] = []
-        steps: list[int] = []
-        step, ran = 0, False
         events = timeline.events
         for place, (start, stop, phase) in enumerate(timeline.spans()):
-            if phase is Phase.BACKWARD:
-                ran = True
-            elif phase is Phase.FORWARD and ran:
-                step, ran = step + 1, False
             phases.append(phase)
-            steps.append(step)
             for event in events[start:stop]:
                 if event > 0:
                     made[event - 1] = place
                 else:
                     freed[-event - 1] = place
-        return cls(tuple(phases), tuple(steps), tuple(made), tuple(freed))
+        return cls(tuple(phases), tuple(timeline.steps()), tuple(made), tuple(freed))
 
     def role(self, index: int, allocation: Allocation, step: int | None = None) -> Role:
         """Return what the allocation of an ``index`` is to the step, seen from ``step``."""

@@ -88,7 +88,7 @@ class Timeline:
 
     ``events`` holds ``index + 1`` where ``allocations[index]`` was made and ``-(index + 1)`` where
     it was freed. ``phases`` holds ``(position in events, phase)`` for every change of phase, in
-    order; the first begins at 0.
+    order; the first begins at 0. A forward follows another where a step without backward begins.
     """
 
     allocations: tuple[Allocation, ...] = ()
@@ -143,6 +143,22 @@ class Timeline:
         starts = [start for start, _ in self.phases[1:]] + [len(self.events)]
         for (start, phase), stop in zip(self.phases, starts, strict=True):
             yield start, stop, phase
+
+    def steps(self) -> list[int]:
+        """Return for each of ``spans()`` the number of its step, from 0.
+
+        A step begins with a forward that is not the first, after a backward or another forward.
+        """
+        steps: list[int] = []
+        step, ran, last = 0, False, None
+        for _, _, phase in self.spans():
+            if phase is Phase.BACKWARD:
+                ran = True
+            elif phase is Phase.FORWARD and (ran or last is Phase.FORWARD):
+                step, ran = step + 1, False
+            steps.append(step)
+            last = phase
+        return steps
 
 
 def totals_by(

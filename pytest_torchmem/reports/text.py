@@ -373,8 +373,9 @@ def _leaks(found: Leaks, result: CheckResult) -> Parts | Told:
     diagnosis = Diagnosis(steps.difference)
     place = growth.place(diagnosis)
     headline = (
-        f"{growth.signed(steps.most)} alive after a step and not before it, {where}: growth="
-        f"{found.allowed} allows no more"
+        f"{growth.signed(steps.most)} alive after a step and not before it, {where}: "
+        + (f"{found.holder} holds it, " if found.holder else "")
+        + f"growth={found.allowed} allows no more"
     )
     rows = "\n".join(
         line for row in diagnosis.difference.rows[:_MOST_SIZES] for line in growth.row_lines(row)

@@ -21,7 +21,7 @@ from pytest_torchmem.step.trees import tensors_in
 @dataclass(frozen=True, slots=True)
 class Step:
     """What is done with a module: its forward, ``backward()`` and the optimizer's step, ``steps``
-    times over. A callable does its whole step itself.
+    times over. A callable does its whole step itself, and is called ``steps`` times.
     """
 
     loss_fn: Callable[[Any], Any] | None = None
@@ -50,7 +50,7 @@ class Step:
             names = ", ".join(
                 f"{option.name}="
                 for option in fields(self)
-                if getattr(self, option.name) != option.default
+                if option.name != "steps" and getattr(self, option.name) != option.default
             )
             if names:
                 raise UsageError(
@@ -67,22 +67,28 @@ class Step:
                     "an optimizer steps on gradients: leave backward=True with optimizer="
                 )
 
-    def run(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-        """Run a module's steps, or a callable as it is, and return what outlives them.
+    def run(
+        self,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        begins: Callable[[], None] | None = None,
+    ) -> object:
+        """Run the steps of a module or a callable, and return what outlives them.
 
         That is what the callable returned, or the optimizer if there is one; without ``backward``
         the last output, which is then what the forward is for. Whoever wants to know what is live
         at the end holds it until then. Without an optimizer the gradients of several steps
-        accumulate.
+        accumulate. ``begins`` is called before each step but the first where no backward of a
+        module's tells that one begins.
         """
         __tracebackhide__ = True
         self.check(target)
-        if not isinstance(target, nn.Module):
-            result: object = target(*args, **kwargs)
-            return result
-        if not self.backward:
-            for _ in range(self.steps):
-                output = target(*args, **kwargs)
+        if not isinstance(target, nn.Module) or not self.backward:
+            for index in range(self.steps):
+                if index and begins is not None:
+                    begins()
+                output: object = target(*args, **kwargs)
             return output
         optimizer = self.optimizer(target.parameters()) if self.optimizer is not None else None
         for index in range(self.steps):

@@ -93,7 +93,7 @@ def trace(
     changed, or a callable that builds a model and runs its step. For a module the step is: the
     forward with ``args`` and ``kwargs``; ``loss_fn(output)``, else the output's ``.loss``, else the
     sum of its floating tensors that require grad; ``backward()``; and with ``optimizer`` (a class
-    or function of the parameters) its ``step()``. ``steps`` repeats it.
+    or function of the parameters) its ``step()``. ``steps`` repeats it, and calls a callable again.
 
     ``device`` is ``"cpu"`` or ``"cuda"``. ``gpu`` is the GPU to model on cuda, by its name in the
     catalogue. ``host`` is ``"reference"`` (the same figures on every machine) or ``"here"``, which
@@ -310,7 +310,7 @@ def _profile(
         interceptor.parts.attribution.on_outermost_call = program.called
         interceptor.parts.conversion.names = program.names
         _expect_what_stands(interceptor)
-    outcome = step.run(target, args, kwargs)
+    outcome = step.run(target, args, kwargs, interceptor.parts.phases.begin_step)
     interceptor.parts.numbers.settle()
     at_end(ledger)
     for memory in memories:

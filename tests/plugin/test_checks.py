@@ -633,6 +633,22 @@ def test_does_not():
 def test_one_step():
     nn.Linear(8, 8)(torch.zeros(2, 8)).sum().backward()
 
+def test_of_inference(torchmem):
+    torchmem.check(Net(), torch.zeros(4, 8), backward=False, growth="0")
+
+def test_of_a_function(torchmem):
+    model, losses = nn.Linear(8, 8), []
+    def step():
+        loss = model(torch.zeros(4, 8)).sum()
+        loss.backward()
+        losses.append(loss)
+    torchmem.check(step, steps=3, growth="0")
+
+@pytest.mark.memory_budget("1 MiB")
+def test_function_that_does_not(torchmem):
+    model = nn.Linear(8, 8)
+    torchmem.check(lambda: model(torch.zeros(4, 8)).sum(), steps=3, growth="0")
+
 def test_other():
     pass
 """
@@ -642,14 +658,19 @@ def test_growth_between_steps(project):
     project.pytester.makepyfile(net=LEAK)
     project.write(test_net="from net import *\n")
     result = project.run("-m", "torchmem")
-    result.assert_outcomes(passed=1, failed=2, deselected=1)
+    result.assert_outcomes(passed=2, failed=4, deselected=1)
     result.stdout.fnmatch_lines(
         [
-            "E *: +128 B alive after a step and not before*",
+            "E *: +128 B alive after a step and not before it, cpu: the",
+            "E * list Net.seen holds it, growth=0 B allows no more",
             "E * aten::clone in Net, net.py:11",
             "E * What stays after a step",
             "E * +128 B  float32[[]4, 8[]], held by the program*",
             "*not checked: growth=0 B needs at least 3 steps, and this run made 1*",
+            "E *: +128 B alive after a step and not before it, cpu: the",
+            "E * list Net.seen holds it, growth=0 B allows no more",
+            "E *: +4 B alive after a step and not before it, cpu: the",
+            "E * list losses of step holds it, growth=0 B allows no more",
         ]
     )
 

@@ -40,6 +40,25 @@ def test_what_a_callable_is_given_is_the_baseline() -> None:
     assert trace(torch.exp, x, host="here").baseline == measure(torch.exp, x).baseline == 256
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_callables_that_are_called_again(backward: bool) -> None:
+    kept = []
+
+    def step() -> torch.Tensor:
+        weight = torch.ones(40, 40, requires_grad=True)
+        output = (weight @ weight).relu()
+        if backward:
+            output.sum().backward()
+        kept.append(output.detach())
+        return output
+
+    measured = measure(step, steps=3)
+    kept.clear()
+    traced = trace(step, steps=3, host="here")
+    assert differences(traced, measured) == {}
+    assert max(traced.timeline.steps()) == 2
+
+
 def test_a_step_is_larger_without_checkpoints() -> None:
     build, make_input = MODELS["checkpoint"]
     plain = build()
