@@ -25,7 +25,8 @@ from pytest_torchmem.measurement.phases import REQUESTED
 from pytest_torchmem.operators.calibration_key import key_of
 from pytest_torchmem.operators.registry import Kind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
-from pytest_torchmem.step.global_state import eager, garbage_kept, generators_kept
+from pytest_torchmem.profile.garbage import without_collections
+from pytest_torchmem.step.global_state import eager, generators_kept
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.gpus import Gpu, gpu_names, registered_gpus
@@ -113,7 +114,7 @@ def record_figures(
         return recorder.figures
 
     gc.collect()
-    with generators_kept(), garbage_kept(), eager():
+    with generators_kept(), without_collections(), eager():
         return run_warm(device, gpu, target, args, kwargs, step, run)
 
 

@@ -14,9 +14,9 @@ from pytest_torchmem.measurement.clone import clone_to
 from pytest_torchmem.measurement.events import MODULE, STEP, recording
 from pytest_torchmem.measurement.labels import labels_after
 from pytest_torchmem.measurement.timeline import build_timeline
+from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
 from pytest_torchmem.step.global_state import (
-    garbage_kept,
     generators_kept,
     weights_read_here,
 )
@@ -81,7 +81,7 @@ def measure(
 def _as_in_a_trace() -> Iterator[None]:
     """Run a step under what a trace, too, keeps apart from it."""
     gc.collect()
-    with generators_kept(), garbage_kept(), imports_apart(), weights_read_here():
+    with generators_kept(), without_collections(), imports_apart(), weights_read_here():
         yield
 
 

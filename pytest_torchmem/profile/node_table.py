@@ -6,13 +6,16 @@ import csv
 import io
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
+from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.operator_calls import OperatorCall
 from pytest_torchmem.profile.operator_steps import OperatorStep, operator_steps
 from pytest_torchmem.profile.timeline import Kind, Phase, Timeline
@@ -67,22 +70,20 @@ class Row:
 COLUMNS = tuple(entry.name for entry in fields(Row))
 _BYTES = ("fwd_in", "fwd_in_saved", "fwd_saved", "fwd_out", "fwd_out_saved", "bwd_out")
 _MOST = ("fwd_tmp", "fwd_peak", "bwd_tmp", "bwd_peak")
+_COLUMNS_OF = attrgetter(*COLUMNS)
+_TEXTS = ("phase", "module", "operator", "line", "node")
 _SUMS = ("calls", "fwd_flops", "bwd_flops", "fwd_moved", "bwd_moved")
 
 
-@dataclass(slots=True)
-class _Storages:
-    """What the bytes of a row are made of: allocations as events number them."""
+class _Storages(NamedTuple):
+    """What the bytes of a row are made of: allocations as events number them, each once."""
 
-    fwd_in: frozenset[int] = frozenset()
-    fwd_in_saved: frozenset[int] = frozenset()
-    fwd_saved: frozenset[int] = frozenset()
-    fwd_out: frozenset[int] = frozenset()
-    fwd_out_saved: frozenset[int] = frozenset()
-    bwd_out: frozenset[int] = frozenset()
-
-    def __or__(self, other: _Storages) -> _Storages:
-        return _Storages(*(getattr(self, name) | getattr(other, name) for name in _BYTES))
+    fwd_in: Collection[int] = ()
+    fwd_in_saved: Collection[int] = ()
+    fwd_saved: Collection[int] = ()
+    fwd_out: Collection[int] = ()
+    fwd_out_saved: Collection[int] = ()
+    bwd_out: Collection[int] = ()
 
 
 class NodeTable:
@@ -117,7 +118,7 @@ class NodeTable:
 
     def total(self) -> Row:
         """Return all rows in one: storages counted once, the highest of peaks and temporaries."""
-        return next(iter(self._grouped(lambda row: ())), Row("", "", "", ""))
+        return next(iter(self._regrouped(lambda row: ()).rows), Row("", "", "", ""))
 
     def by_module(self) -> NodeTable:
         """Return a row for each module, by its path."""
@@ -163,12 +164,16 @@ class NodeTable:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows([getattr(row, name) for name in COLUMNS] for row in self.rows)
+        writer.writerows(map(_COLUMNS_OF, self.rows))
         if path is not None:
             Path(path).write_text(text.getvalue(), encoding="utf-8")
         return text.getvalue()
 
     def _regrouped(self, key: Callable[[Row], tuple[str, ...]]) -> NodeTable:
+        with without_collections():
+            return self._grouped_by(key)
+
+    def _grouped_by(self, key: Callable[[Row], tuple[str, ...]]) -> NodeTable:
         groups: dict[tuple[str, ...], list[int]] = {}
         for index, row in enumerate(self.rows):
             groups.setdefault(key(row), []).append(index)
@@ -182,30 +187,27 @@ class NodeTable:
                 row.module = name[1]
         return NodeTable(rows, storages, self._sizes)
 
-    def _grouped(self, key: Callable[[Row], tuple[str, ...]]) -> Iterable[Row]:
-        return self._regrouped(key).rows
-
     def _union(self, members: Sequence[int]) -> _Storages:
-        return _Storages(
-            *(
-                frozenset().union(*(getattr(self._storages[at], name) for at in members))
-                for name in _BYTES
-            )
-        )
+        if len(members) == 1:
+            return self._storages[members[0]]
+        columns = zip(*(self._storages[at] for at in members), strict=True)
+        return _Storages(*({*chain.from_iterable(column)} for column in columns))
 
     def _merged(self, rows: Sequence[Row], storages: _Storages) -> Row:
         """Return several rows in one; a text that is not the same in all of them is left out."""
-        texts: dict[str, Any] = {
-            name: getattr(rows[0], name) if len({getattr(row, name) for row in rows}) == 1 else ""
-            for name in ("phase", "module", "operator", "line", "node")
+        if len(rows) == 1:
+            return replace(rows[0])
+        columns = dict(zip(COLUMNS, zip(*map(_COLUMNS_OF, rows), strict=True), strict=True))
+        merged: dict[str, Any] = {
+            name: columns[name][0] if len({*columns[name]}) == 1 else "" for name in _TEXTS
         }
-        figures: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in _SUMS}
-        figures |= {name: max(getattr(row, name) for row in rows) for name in _MOST}
-        figures |= {name: self._bytes(getattr(storages, name)) for name in _BYTES}
-        return Row(**texts, **figures)
+        merged |= {name: sum(columns[name]) for name in _SUMS}
+        merged |= {name: max(columns[name]) for name in _MOST}
+        merged |= {name: self._bytes(getattr(storages, name)) for name in _BYTES}
+        return Row(**merged)
 
     def _bytes(self, storages: Iterable[int]) -> int:
-        return sum(self._sizes[index - 1] for index in storages)
+        return sum(map(self._sizes.__getitem__, storages))
 
 
 _PHASES_SHOWN = frozenset(phase.value for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER))
@@ -237,33 +239,34 @@ def _text(row: Row, name: str) -> str:
 def node_table_of(timeline: Timeline, calls: Sequence[OperatorCall]) -> NodeTable:
     """Return the table of a timeline and the operators that ran in it."""
     builder = _Builder(timeline)
-    for step in operator_steps(timeline, calls):
-        builder.add(step)
-    return builder.table()
+    with without_collections():
+        for step in operator_steps(timeline, calls):
+            builder.add(step)
+        return builder.table()
 
 
 class _Open:
     """A row in the making."""
 
-    def __init__(self, row: Row) -> None:
+    __slots__ = ("births", "made", "made_in_backward", "reads", "row", "saved")
+
+    def __init__(self, row: Row, births: int, reads: tuple[int, ...], made: tuple[int, ...]):
         self.row = row
-        self.births = 0
+        self.births = births
         """The last allocation that was made when the operator returned."""
-        self.reads: set[int] = set()
-        self.made: set[int] = set()
-        self.saved: set[int] = set()
-        self.made_in_backward: set[int] = set()
+        self.reads = reads
+        self.made = made
+        self.saved: Collection[int] = ()
+        self.made_in_backward: tuple[int, ...] = ()
 
 
 class _Builder:
     """Makes rows of steps: a backward's steps go to the row of the operator they belong to."""
 
     def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-        self._sizes = [allocation.nbytes for allocation in timeline.allocations]
-        self._activation = [
-            allocation.kind not in _NO_ACTIVATIONS for allocation in timeline.allocations
-        ]
+        self._sizes = [0, *(allocation.nbytes for allocation in timeline.allocations)]
+        kinds = (allocation.kind for allocation in timeline.allocations)
+        self._activation = bytearray([0, *(kind not in _NO_ACTIVATIONS for kind in kinds)])
         self._rows: list[_Open] = []
         self._of_node: dict[int, _Open] = {}
         self._named: dict[tuple[int, str], _Open] = {}
@@ -286,38 +289,44 @@ class _Builder:
 
     def table(self) -> NodeTable:
         """Return the finished rows."""
-        saved = set().union(*(opened.saved for opened in self._rows))
-        storages = [
-            _Storages(
-                frozenset(opened.reads),
-                frozenset(opened.reads & opened.saved),
-                frozenset(opened.saved),
-                frozenset(opened.made),
-                frozenset(opened.made & saved),
-                frozenset(opened.made_in_backward),
+        sizes, storages = self._sizes, []
+        is_saved = bytearray(len(sizes))
+        for opened in self._rows:
+            for index in opened.saved:
+                is_saved[index] = 1
+        for opened in self._rows:
+            reads, saved, made = opened.reads, opened.saved, opened.made
+            own = _Storages(
+                reads,
+                tuple([index for index in reads if index in saved]) if saved else (),
+                saved,
+                made,
+                tuple([index for index in made if is_saved[index]]) if made else (),
+                opened.made_in_backward,
             )
-            for opened in self._rows
-        ]
-        table = NodeTable([opened.row for opened in self._rows], storages, self._sizes)
-        for row, own in zip(table.rows, storages, strict=True):
-            for name in _BYTES:
-                setattr(row, name, sum(self._sizes[index - 1] for index in getattr(own, name)))
-        return table
+            storages.append(own)
+            row = opened.row
+            for name, found in zip(_BYTES, own, strict=True):
+                if found:
+                    setattr(row, name, sum([sizes[index] for index in found]))
+        return NodeTable([opened.row for opened in self._rows], storages, sizes)
 
-    def _open(self, step: OperatorStep, operator: str) -> _Open:
-        origin = step.origin
-        row = Row(origin.phase.value, origin.module, operator, origin.line)
+    def _open(
+        self, step: OperatorStep, operator: str, reads: tuple[int, ...], made: tuple[int, ...]
+    ) -> _Open:
+        phase, module, _, line, _ = step.origin
+        row = Row(phase.value, module, operator, line)
         if step.call is not None:
             row.node = step.call.label
-        opened = _Open(row)
+        opened = _Open(row, self._births, reads, made)
         self._rows.append(opened)
         return opened
 
     def _outside(self, step: OperatorStep) -> None:
         is_baseline = step.origin.phase is Phase.BASELINE
-        opened = self._open(step, _BASELINE if is_baseline else _OUTSIDE)
-        opened.made.update(step.made)
-        self._births = max(self._births, *step.made, 0)
+        opened = self._open(step, _BASELINE if is_baseline else _OUTSIDE, (), step.made)
+        if step.made:
+            self._births = max(self._births, *step.made)
         row = opened.row
         if step.origin.phase is Phase.BACKWARD:
             row.bwd_tmp, row.bwd_peak = step.temporary, step.peak
@@ -327,13 +336,11 @@ class _Builder:
     def _forward(self, step: OperatorStep, call: OperatorCall) -> None:
         births = self._births
         self._births = max(births, *step.made, *call.reads, 0)
-        opened = self._open(step, step.origin.operator)
+        reads = self._activations(call.reads)
+        opened = self._open(step, step.origin.operator, reads, step.made)
         row, work = opened.row, call.work
         row.calls, row.fwd_tmp, row.fwd_peak = 1, step.temporary, step.peak
         row.fwd_flops, row.fwd_moved = work.flops, work.read + work.written
-        opened.reads.update(self._activations(call.reads))
-        opened.made.update(step.made)
-        opened.births = self._births
         if call.node > 0:
             self._of_node.setdefault(call.node, opened)
             self._numbers.append(call.node)
@@ -348,7 +355,8 @@ class _Builder:
             opened = self._named.get(key)
             if opened is None:
                 name = call.node_name or step.origin.operator
-                opened = self._named[key] = self._open(step, name)
+                opened = self._named[key] = self._open(step, name, (), ())
+                opened.births = 0
                 # What was there when the next node was made may have been saved by this one.
                 after = bisect_right(self._numbers, -call.node)
                 if after < len(self._numbers):
@@ -358,14 +366,19 @@ class _Builder:
         row.bwd_peak = max(row.bwd_peak, step.peak)
         row.bwd_flops += work.flops
         row.bwd_moved += work.read + work.written
-        opened.made_in_backward.update(step.made)
-        opened.saved.update(
-            index for index in self._activations(call.reads) if index <= opened.births
-        )
-        self._births = max(self._births, *step.made, 0)
+        births = opened.births
+        saved = [index for index in self._activations(call.reads) if index <= births]
+        if saved:
+            opened.saved = {*opened.saved, *saved} if opened.saved else tuple(saved)
+        if step.made:
+            opened.made_in_backward += step.made
+            self._births = max(self._births, *step.made)
 
-    def _activations(self, reads: Iterable[int]) -> Iterator[int]:
-        return (index for index in reads if self._activation[index - 1])
+    def _activations(self, reads: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the activations among what an operator reads, each once."""
+        is_activation = self._activation
+        found = [index for index in reads if is_activation[index]]
+        return tuple(found) if len(found) < 2 else tuple(dict.fromkeys(found))
 
 
 def plain_rows(table: NodeTable) -> list[dict[str, Any]]:

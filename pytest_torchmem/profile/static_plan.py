@@ -8,13 +8,17 @@ fragmentation that a plan would save.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import accumulate
+from operator import add
 from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.timeline import Allocation, Phase, Timeline
 from pytest_torchmem.units import format_size
 
@@ -150,34 +154,38 @@ def plan_of(
     """
     if alignment < 1 or alignment & (alignment - 1):
         raise UsageError(f"alignment={alignment!r}: expected a power of two")
+    with without_collections():
+        return _plan_of(timeline, alignment, reserved_peak, outputs)
+
+
+def _plan_of(
+    timeline: Timeline, alignment: int, reserved_peak: int | None, outputs: bool
+) -> StaticPlan:
     lifetimes = list(_lifetimes(timeline, alignment, outputs))
-    planned = {one.number for one in lifetimes}
-    born_before = _baseline_end(timeline)
-    last = len(timeline.events)
+    sizes = [0] * (len(timeline.allocations) + 1)
+    for one in lifetimes:
+        sizes[one.number] = one.nbytes
     outside = sum(
         timeline.allocations[index - 1].nbytes
-        for index in _outside(timeline, born_before)
-        if index not in planned
+        for index in _outside(timeline, _baseline_end(timeline))
+        if not sizes[index]
     )
-    strategies: dict[str, Callable[[Sequence[Lifetime]], dict[int, int]]] = {
-        "by size": _by_size,
-        "over time": _over_time,
-        "no reuse": _no_reuse,
+    events = [event for event in timeline.events if sizes[abs(event)]]
+    offsets = {
+        "by size": _by_size(lifetimes, events, sizes),
+        "over time": _over_time(events, sizes),
+        "no reuse": _no_reuse(sizes),
     }
-    offsets = {name: place(lifetimes) for name, place in strategies.items()}
-    arenas = {name: _arena(lifetimes, found) for name, found in offsets.items()}
+    arenas = {name: _arena(found, sizes) for name, found in offsets.items()}
     strategy = min(arenas, key=arenas.__getitem__)
+    placed, last, allocations = offsets[strategy], len(timeline.events), timeline.allocations
     storages = tuple(
         Placed(
-            offsets[strategy][one.number],
-            one.nbytes,
-            one.start,
-            min(one.stop, last),
-            timeline.allocations[one.number - 1],
+            placed[number], nbytes, start, stop if stop < last else last, allocations[number - 1]
         )
-        for one in lifetimes
+        for number, nbytes, start, stop in lifetimes
     )
-    live_peak = _live_peak(lifetimes)
+    live_peak = _live_peak(events, sizes)
     return StaticPlan(storages, alignment, strategy, arenas, live_peak, outside, reserved_peak)
 
 
@@ -192,12 +200,14 @@ def _baseline_end(timeline: Timeline) -> int:
 def _lifetimes(timeline: Timeline, alignment: int, outputs: bool) -> Iterator[Lifetime]:
     """Yield what is to be planned, in the order in which it is made."""
     begin, last = _baseline_end(timeline), len(timeline.events)
-    deaths = {-event: place for place, event in enumerate(timeline.events) if event < 0}
+    deaths = [last + 1] * (len(timeline.allocations) + 1)
+    for place, event in enumerate(timeline.events):
+        if event < 0:
+            deaths[-event] = place
     for place, event in enumerate(timeline.events):
         if event < 0 or place < begin:
             continue
-        nbytes = timeline.allocations[event - 1].nbytes
-        stop = deaths.get(event, last + 1)
+        nbytes, stop = timeline.allocations[event - 1].nbytes, deaths[event]
         if nbytes and (outputs or stop <= last):
             yield Lifetime(event, -(-nbytes // alignment) * alignment, place, stop)
 
@@ -216,115 +226,104 @@ def _outside(timeline: Timeline, begin: int) -> Iterator[int]:
     yield from (index for index in alive if index not in early)
 
 
-def _arena(lifetimes: Sequence[Lifetime], offsets: dict[int, int]) -> int:
-    return max((offsets[one.number] + one.nbytes for one in lifetimes), default=0)
+def _arena(offsets: Sequence[int], sizes: Sequence[int]) -> int:
+    return max(map(add, offsets, sizes), default=0)
 
 
-def _live_peak(lifetimes: Sequence[Lifetime]) -> int:
-    changes = sorted(
-        [(one.start, one.nbytes) for one in lifetimes]
-        + [(one.stop, -one.nbytes) for one in lifetimes]
-    )
-    live = peak = 0
-    for _, change in changes:
-        live += change
-        peak = max(peak, live)
-    return peak
+def _live_peak(events: Iterable[int], sizes: Sequence[int]) -> int:
+    changes = (sizes[event] if event > 0 else -sizes[-event] for event in events)
+    return max(accumulate(changes), default=0)
 
 
-def _no_reuse(lifetimes: Sequence[Lifetime]) -> dict[int, int]:
+def _no_reuse(sizes: Sequence[int]) -> list[int]:
     """Give each storage bytes of its own."""
-    offsets, top = {}, 0
-    for one in lifetimes:
-        offsets[one.number] = top
-        top += one.nbytes
-    return offsets
+    return list(accumulate(sizes, initial=0))[:-1]
 
 
-def _over_time(lifetimes: Sequence[Lifetime]) -> dict[int, int]:
-    """Place storages as they are made, in the smallest gap of what is alive then."""
-    offsets: dict[int, int] = {}
-    space = _Space()
-    sizes = {one.number: one.nbytes for one in lifetimes}
-    changes = [(one.start, one.number) for one in lifetimes]
-    changes += [(one.stop, -one.number) for one in lifetimes]
-    for _, index in sorted(changes):  # no two events are at one place
-        if index > 0:
-            offsets[index] = space.take(sizes[index])
-        else:
-            space.give_back(offsets[-index], sizes[-index])
-    return offsets
-
-
-class _Space:
-    """The gaps below the top of an arena that grows."""
-
-    def __init__(self) -> None:
-        self._gaps: list[tuple[int, int]] = []
-        """Size and offset, sorted."""
-        self._begin: dict[int, int] = {}
-        """The size of gaps by their offset."""
-        self._end: dict[int, int] = {}
-        """The offset of gaps by their end."""
-        self._top = 0
-
-    def take(self, nbytes: int) -> int:
-        """Return the offset of the smallest gap that is large enough; grow where there is none."""
-        place = bisect_left(self._gaps, (nbytes, -1))
-        if place < len(self._gaps):
-            size, offset = self._gaps[place]
-            self._remove(size, offset)
-            if size > nbytes:
-                self._add(size - nbytes, offset + nbytes)
-            return offset
-        offset = self._end.get(self._top, self._top)
-        if offset < self._top:
-            self._remove(self._top - offset, offset)
-        self._top = offset + nbytes
-        return offset
-
-    def give_back(self, offset: int, nbytes: int) -> None:
-        """Make a gap, and one with its neighbours."""
-        before = self._end.get(offset)
+def _over_time(events: Iterable[int], sizes: Sequence[int]) -> list[int]:
+    """Return the offsets of storages that are placed as they are made, each in the smallest gap of
+    what is alive then. The arena grows where there is none.
+    """
+    offsets = [0] * len(sizes)
+    gaps: list[tuple[int, int]] = []  # size and offset, sorted
+    begins: dict[int, int] = {}  # the size of gaps by their offset
+    ends: dict[int, int] = {}  # the offset of gaps by their end
+    top = 0
+    for event in events:
+        if event > 0:
+            nbytes = sizes[event]
+            place = bisect_left(gaps, (nbytes,))
+            if place < len(gaps):
+                size, offset = gaps.pop(place)
+                del begins[offset]
+                if size == nbytes:
+                    del ends[offset + size]
+                else:
+                    rest = offset + nbytes
+                    begins[rest] = size - nbytes
+                    ends[offset + size] = rest
+                    insort(gaps, (size - nbytes, rest))
+            else:  # at the end, from the last gap on if that is there
+                offset = ends.pop(top, top)
+                if offset < top:
+                    del gaps[bisect_left(gaps, (begins.pop(offset), offset))]
+                top = offset + nbytes
+            offsets[event] = offset
+            continue
+        offset, nbytes = offsets[-event], sizes[-event]
+        before = ends.pop(offset, None)
         if before is not None:
-            self._remove(offset - before, before)
-            nbytes, offset = nbytes + offset - before, before
-        after = self._begin.get(offset + nbytes)
+            size = begins.pop(before)
+            del gaps[bisect_left(gaps, (size, before))]
+            nbytes, offset = nbytes + size, before
+        after = begins.pop(offset + nbytes, None)
         if after is not None:
-            self._remove(after, offset + nbytes)
+            del gaps[bisect_left(gaps, (after, offset + nbytes))]
             nbytes += after
-        self._add(nbytes, offset)
-
-    def _add(self, size: int, offset: int) -> None:
-        insort(self._gaps, (size, offset))
-        self._begin[offset] = size
-        self._end[offset + size] = offset
-
-    def _remove(self, size: int, offset: int) -> None:
-        del self._gaps[bisect_left(self._gaps, (size, offset))]
-        del self._begin[offset]
-        del self._end[offset + size]
+        begins[offset] = nbytes
+        ends[offset + nbytes] = offset
+        insort(gaps, (nbytes, offset))
+    return offsets
 
 
-def _by_size(lifetimes: Sequence[Lifetime]) -> dict[int, int]:
+def _by_size(
+    lifetimes: Sequence[Lifetime], events: Sequence[int], sizes: Sequence[int]
+) -> list[int]:
     """Place storages from the largest on, each in the smallest gap of those it lives beside.
 
     Of many, the small ones are placed over time, above the others. Of several orders the best one
     is taken: by size, and by size and life together.
     """
-    by_size = sorted(lifetimes, key=lambda one: (-one.nbytes, one.start - one.stop, one.start))
-    large, small = by_size[:_SEARCHED], by_size[_SEARCHED:]
-    bound = _live_peak(large)
-    offsets = _searched(large)
+    large = nsmallest(_SEARCHED, lifetimes, key=_largest)
+    are_large = bytearray(len(sizes))
+    for one in large:
+        are_large[one.number] = 1
+    bound = _live_peak((event for event in events if are_large[abs(event)]), sizes)
+    found = _searched(large)
+    top = _top(large, found)
     for order in (_longest, _largest_area):
-        if _arena(large, offsets) == bound:
+        if top == bound:
             break
         other = _searched(sorted(large, key=order))
-        if _arena(large, other) < _arena(large, offsets):
-            offsets = other
-    top = _arena(large, offsets)
-    above = _over_time(sorted(small, key=lambda one: one.start))
-    return offsets | {index: top + offset for index, offset in above.items()}
+        if _top(large, other) < top:
+            found, top = other, _top(large, other)
+    offsets = [0] * len(sizes)
+    if len(large) < len(lifetimes):
+        above = _over_time([event for event in events if not are_large[abs(event)]], sizes)
+        offsets = [
+            top + offset if nbytes else 0 for offset, nbytes in zip(above, sizes, strict=True)
+        ]
+    for number, offset in found.items():
+        offsets[number] = offset
+    return offsets
+
+
+def _top(placed: Iterable[Lifetime], offsets: Mapping[int, int]) -> int:
+    return max((offsets[one.number] + one.nbytes for one in placed), default=0)
+
+
+def _largest(one: Lifetime) -> tuple[int, int, int]:
+    return -one.nbytes, one.start - one.stop, one.start
 
 
 def _longest(one: Lifetime) -> tuple[int, int]:

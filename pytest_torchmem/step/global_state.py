@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.step.generators import is_alone
 from pytest_torchmem.step.imports import imports_apart
 from pytest_torchmem.torch_private.compilers.compiler import compiled_calls
@@ -37,7 +37,7 @@ def process_kept(compiling: AbstractContextManager[object]) -> Iterator[None]:
 @contextmanager
 def program_kept(compiling: AbstractContextManager[object]) -> Iterator[None]:
     """Put back what is no choice of the program, and would be in the way of following it."""
-    with garbage_kept(), imports_apart(), weights_read_here(), compiling:
+    with without_collections(), imports_apart(), weights_read_here(), compiling:
         yield
 
 
@@ -132,18 +132,6 @@ def _put_back(settings: Sequence[Setting], before: Sequence[Any]) -> None:
     for setting, value in zip(settings, before, strict=True):
         if value is not NOT_SAID and setting.ask() != value:
             setting.set_to(value)
-
-
-@contextmanager
-def garbage_kept() -> Iterator[None]:
-    """Keep the garbage collector from freeing storages in cycles at a moment of its own choice."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @contextmanager
