@@ -8,6 +8,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from heapq import nlargest
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -138,14 +139,17 @@ class NodeTable:
             lambda row: (row.phase, _NUMBER.sub("*", row.module), row.operator, row.line)
         )
 
+    def largest(self, most: int | None = None) -> list[Row]:
+        """Return the ``most`` rows with the most bytes, or all, in the order of the step."""
+        rows = [row for row in self.rows if row.operator != _OUTSIDE or row.fwd_out]
+        if most is None or most >= len(rows):
+            return rows
+        kept = set(map(id, nlargest(most, rows, key=_weight)))
+        return [row for row in rows if id(row) in kept]
+
     def table(self, largest: int | None = None) -> str:
         """Return the rows as text; ``largest`` keeps the rows with the most bytes, in order."""
-        rows = [row for row in self.rows if row.operator != _OUTSIDE or row.fwd_out]
-        if largest is not None:
-            by_size = sorted(rows, key=lambda row: -_weight(row))[:largest]
-            kept = set(map(id, by_size))
-            rows = [row for row in rows if id(row) in kept]
-        shown = [*rows, self.total()]
+        shown = [*self.largest(largest), self.total()]
         lines = [
             (row.module, row.operator, row.line, *(_text(row, name) for name in _SHOWN))
             for row in shown

@@ -44,6 +44,9 @@ PEAK_FIELDS = {
 NCCL = "memory that NCCL takes for itself"
 
 
+MOST_DRAWN = 200_000
+"""Allocations of which a page has the plan and the operators."""
+
 Suggest: TypeAlias = "Callable[[MemoryProfile, int | str | None], list[Suggestion[MemoryProfile]]]"
 """Called with the profile of a step, and the bytes that its peak has to fit, if any."""
 
@@ -357,8 +360,9 @@ class MemoryProfile:
         """Return one page for browsers, which needs no network; write it to ``path`` too.
 
         It shows the bytes alive by kind, module or operator in the course of the step, with phases
-        and the peak, what is alive under the pointer, and the peak by module. With ``before``,
-        another profile's timeline and figures stand beside those of this one.
+        and the peak, what is alive under the pointer, the peak by module, the plan of an arena, and
+        what each operator needs (of a trace; none of these two for more than 200,000 allocations).
+        With ``before``, another profile's timeline and figures stand beside those of this one.
         """
         from pytest_torchmem.profile.pictures.page import Content, page
 
@@ -370,6 +374,7 @@ class MemoryProfile:
             notes=self.warnings,
             before=before.figures() if before is not None else None,
             before_timeline=before.timeline if before is not None else None,
+            **drawn(self),
         )
         return _written(path, page(content))
 
@@ -426,6 +431,14 @@ def _written(path: str | PathLike[str] | None, text: str) -> str:
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
     return text
+
+
+def drawn(profile: MemoryProfile) -> dict[str, Any]:
+    """Return what a page shows beside the timeline, unless that would take long."""
+    if len(profile.timeline.allocations) > MOST_DRAWN:
+        return {}
+    table = profile.node_table() if profile.calls is not None else None
+    return {"plan": profile.plan(), "table": table}
 
 
 def figures_of(timeline: Timeline) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def page_name(check: Check) -> str:
 def write_page(directory: Path, check: Check, profile: MemoryProfile) -> None:
     """Write the page of a check that failed; raises ``OSError`` where that cannot be."""
     from pytest_torchmem.profile.pictures.page import Content, page
+    from pytest_torchmem.profile.profile import drawn
 
     before = check.result.snapshot.before if check.result.snapshot is not None else None
     text = page(
@@ -46,6 +47,7 @@ def write_page(directory: Path, check: Check, profile: MemoryProfile) -> None:
             notes=profile.warnings,
             before=before.figures if before is not None else None,
             message="\n\n".join(part for part in (check.message, check.advice) if part),
+            **drawn(profile),
         )
     )
     directory.mkdir(parents=True, exist_ok=True)

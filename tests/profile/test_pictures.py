@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pytest_torchmem import MemoryProfile, trace
+from pytest_torchmem.profile.node_table import node_table_of
+from pytest_torchmem.profile.operator_calls import KnownWork, OperatorCall
 from pytest_torchmem.profile.pictures.page import Content, flame, page, page_data
 from pytest_torchmem.profile.pictures.series import (
     by_kind,
@@ -28,6 +30,7 @@ from pytest_torchmem.profile.pictures.series import (
 )
 from pytest_torchmem.profile.pictures.sparkline import sparkline
 from pytest_torchmem.profile.pictures.svg import svg
+from pytest_torchmem.profile.static_plan import plan_of
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 from tests.profile.test_timeline import timelines
 
@@ -99,6 +102,15 @@ def test_a_page_shows_the_profile_and_needs_no_network(
     data = data_of(text)
     assert data["peak"]["nbytes"] == profile.peak
     assert data["figures"] == profile.figures()
+    assert data["plan"]["arena"] == profile.plan().arena
+    for offset, nbytes, start, stop, name in data["plan"]["boxes"]:
+        assert 0 <= offset < offset + nbytes <= data["plan"]["arena"]
+        assert 0 <= start < stop <= data["events"]
+        assert data["plan"]["names"][name]
+    peaks = [
+        row[data["operators"]["columns"].index("bwd_peak")] for row in data["operators"]["rows"]
+    ]
+    assert max(peaks) == profile.backward_peak
     script_free = re.sub(r"<!--.*?-->|<script.*?</script>", "", text, flags=re.S)
     assert not re.search(r"https?://|src=|@import", script_free)
     assert "Permission is hereby granted" in text  # the licence of the chart
@@ -146,7 +158,17 @@ def long_timeline(events: int) -> Timeline:
 def test_a_page_of_many_events_is_small_and_soon_there() -> None:
     timeline = long_timeline(100_000)
     start = time.process_time()
-    text = page(Content("long", timeline, {}))
+    call = OperatorCall(0, 1, timeline.allocations[0].origin, 0, "", (), KnownWork())
+    calls = [
+        call._replace(start=place, stop=place + 1, origin=timeline.allocations[event - 1].origin)
+        for place, event in enumerate(timeline.events)
+        if event > 0
+    ]
+    plan, table = plan_of(timeline, 512), node_table_of(timeline, calls)
+    text = page(Content("long", timeline, {}, plan=plan, table=table))
+    data = data_of(text)
+    assert len(data["plan"]["boxes"]) < data["plan"]["storages"] == len(plan.storages)
+    assert len(data["operators"]["rows"]) < data["operators"]["all"]
     assert time.process_time() - start < 20
     assert len(text.encode()) < 2_000_000
     assert data_of(text)["peak"]["nbytes"] == max(timeline.live_bytes())
@@ -163,7 +185,9 @@ def test_the_page_opens_without_a_message(profile: MemoryProfile, tmp_path: Path
     )
     assert "CONSOLE" not in done.stderr
     assert f"{profile.peak:,}" in done.stdout
-    assert done.stdout.count("<canvas") == 1
-    alive = re.search(r'id="alive">(.*?)</table>', done.stdout, re.S)
-    assert alive
-    assert alive[1].count("<tr>") > 3
+    assert done.stdout.count("<canvas") == 2
+    for name in ("alive", "operators"):
+        table = re.search(rf'id="{name}">(.*?)</table>', done.stdout, re.S)
+        assert table
+        assert table[1].count("<tr>") > 3
+    assert "arena" in done.stdout.partition('id="plan-figures">')[2].partition("<")[0]

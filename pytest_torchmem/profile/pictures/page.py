@@ -10,10 +10,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from html import escape
 from importlib.resources import files
 from typing import Any
 
+from pytest_torchmem.profile.node_table import NodeTable
 from pytest_torchmem.profile.pictures.series import (
     OTHER,
     Stack,
@@ -25,6 +27,7 @@ from pytest_torchmem.profile.pictures.series import (
     samples,
     stacked,
 )
+from pytest_torchmem.profile.static_plan import StaticPlan
 from pytest_torchmem.profile.tables import describe_kind
 from pytest_torchmem.profile.timeline import Allocation, Timeline
 
@@ -37,6 +40,15 @@ _BYTES = 1_200_000
 _FOLDED = 1 / 2000
 """The part of the peak below which branches of the flame graph are left out."""
 
+
+_STORAGES = 1500
+"""Storages of a plan that are drawn, those with the most bytes and the longest lives."""
+_OPERATORS = 250
+"""Rows of the table of operators, those with the most bytes."""
+_COLUMNS = (
+    *("module", "operator", "line", "calls", "fwd_in", "fwd_saved", "fwd_tmp", "fwd_out"),
+    *("fwd_peak", "bwd_tmp", "bwd_out", "bwd_peak", "fwd_flops", "bwd_flops"),
+)
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
@@ -56,6 +68,9 @@ class Content:
     """What the step was compared with, to be drawn beside it."""
     message: str = ""
     """What a failing check says."""
+    plan: StaticPlan | None = None
+    table: NodeTable | None = None
+    """What each operator needs."""
 
 
 def page(content: Content) -> str:
@@ -104,7 +119,44 @@ def page_data(content: Content) -> dict[str, Any]:
         },
         **_alive(timeline, positions),
         "flame": flame(timeline.live_at(peak)),
+        "plan": _arena(content.plan) if content.plan is not None else None,
+        "operators": _operators(content.table) if content.table is not None else None,
     }
+
+
+def _arena(plan: StaticPlan) -> dict[str, Any] | None:
+    """Return the places of a plan's storages: offset, bytes, start, stop, and what each is."""
+    largest = nlargest(
+        _STORAGES, plan.storages, key=lambda one: one.nbytes * (one.stop - one.start)
+    )
+    if not largest:
+        return None
+    names: dict[tuple[str, ...], int] = {}
+    boxes = [
+        [
+            *(one.offset, one.nbytes, one.start, one.stop),
+            names.setdefault(_group(one.allocation), len(names)),
+        ]
+        for one in largest
+    ]
+    return {
+        "strategy": plan.strategy,
+        "arena": plan.arena,
+        "live": plan.live_peak,
+        "outside": plan.outside,
+        "reserved": plan.reserved_peak,
+        "boxes": boxes,
+        "names": list(map(list, names)),
+        "storages": len(plan.storages),
+    }
+
+
+def _operators(table: NodeTable) -> dict[str, Any]:
+    """Return the rows of the operators that need most, in the order of the step."""
+    folded = table.folded()
+    kept = folded.largest(_OPERATORS)
+    rows = [[getattr(row, name) for name in _COLUMNS] for row in kept]
+    return {"columns": list(_COLUMNS), "rows": rows, "all": len(folded.largest())}
 
 
 def _plain(stack: Stack) -> dict[str, Any]:

@@ -242,15 +242,98 @@
     return found;
   }
 
+  // -- the plan: when across, addresses upwards -----------------------------------------------
+
+  function arena(pointer) {
+    const plan = data.plan, canvas = at("plan"), ratio = devicePixelRatio;
+    if (!plan) { canvas.parentElement.hidden = true; return; }
+    const width = canvas.clientWidth, height = canvas.clientHeight;
+    canvas.width = width * ratio; canvas.height = height * ratio;
+    const ctx = canvas.getContext("2d");
+    ctx.scale(ratio, ratio);
+    const across = (event) => event * width / Math.max(1, data.events);
+    const upwards = (address) => height - address * (height - 18) / Math.max(1, plan.arena);
+    let found = null;
+    for (const box of plan.boxes) {
+      const [offset, bytes, start, stop, name] = box;
+      const left = across(start), right = across(stop), top = upwards(offset + bytes);
+      const wide = Math.max(right - left, 0.5), high = Math.max(upwards(offset) - top, 0.5);
+      ctx.fillStyle = COLORS[hash(plan.names[name][2]) % COLORS.length] + "cc";
+      ctx.fillRect(left, top, wide, high);
+      if (wide > 3 && high > 3) {
+        ctx.strokeStyle = style("--back"); ctx.lineWidth = 0.5;
+        ctx.strokeRect(left, top, wide, high);
+      }
+      if (pointer && pointer.offsetX >= left && pointer.offsetX <= left + wide &&
+          pointer.offsetY >= top && pointer.offsetY <= top + high) found = box;
+    }
+    ctx.setLineDash([4, 3]); ctx.strokeStyle = ctx.fillStyle = style("--text"); ctx.lineWidth = 1;
+    const least = upwards(plan.live);
+    ctx.beginPath(); ctx.moveTo(0, least); ctx.lineTo(width, least); ctx.stroke();
+    ctx.font = "12px system-ui, sans-serif";
+    ctx.fillText(`most alive at once ${size(plan.live)}`, 4, Math.max(12, least - 4));
+    const [offset, bytes, start, stop, name] = found || [];
+    at("planned").textContent = !found ? "" :
+      `${size(bytes)} at ${size(offset)}, from event ${start.toLocaleString("en-US")} to ` +
+      `${stop.toLocaleString("en-US")}: ${plan.names[name].filter((part) => part).join(", ")}`;
+  }
+
+  function planFigures() {
+    const plan = data.plan;
+    if (!plan) return;
+    const parts = [`arena ${size(plan.arena)} (${plan.strategy})`, `outside of it ${size(plan.outside)}`];
+    if (plan.reserved !== null) parts.push(`the allocator reserves ${size(plan.reserved)} for both`);
+    const left = plan.storages - plan.boxes.length;
+    if (left > 0) parts.push(`${left.toLocaleString("en-US")} smaller storages are not drawn`);
+    at("plan-figures").textContent = parts.join("; ");
+  }
+
+  // -- the operators --------------------------------------------------------------------------
+
+  let sorted = -1;
+
+  function operators() {
+    const table = data.operators;
+    if (!table) { at("operators").closest("section").hidden = true; return; }
+    const isText = (column) => column < 3;
+    const rows = [...table.rows];
+    if (sorted >= 0) rows.sort((one, other) => isText(sorted)
+      ? one[sorted].localeCompare(other[sorted]) : other[sorted] - one[sorted]);
+    const left = table.all - table.rows.length;
+    at("left-out").textContent = "click a column to sort" +
+      (left > 0 ? `; ${left.toLocaleString("en-US")} smaller rows are left out` : "");
+    const titles = row(table.columns.map((name, column) =>
+      [name.replaceAll("_", " "), isText(column) ? "" : "number"]), "th");
+    [...titles.children].forEach((cell, column) => cell.addEventListener("click", () => {
+      sorted = sorted === column ? -1 : column;
+      operators();
+    }));
+    const text = (name, number) => !number ? "" : name === "calls" ? String(number)
+      : name.endsWith("flops") ? count(number) : size(number);
+    at("operators").replaceChildren(titles, ...rows.map((cells) => row(cells.map((cell, column) =>
+      isText(column) ? [cell, "name"] : [text(table.columns[column], cell), "number"]))));
+  }
+
+  /** Write operations as the rest of the package does: "1.46 G". */
+  function count(number) {
+    let unit = 0;
+    while (number >= 999.5 && unit < 5) { number /= 1000; unit += 1; }
+    const digits = !unit || number >= 99.95 ? 0 : number >= 9.995 ? 1 : 2;
+    return `${number.toFixed(digits)} ${" kMGTP"[unit]}`.trim();
+  }
+
   // -- all of it ------------------------------------------------------------------------------
 
   head();
   for (const name of Object.keys(data.stacks)) at("by").append(element("option", name));
   at("by").addEventListener("change", draw);
   at("to-peak").addEventListener("click", peak);
-  const all = () => { draw(); flame(data.flame); };
+  const all = () => { draw(); flame(data.flame); arena(); };
+  at("plan").addEventListener("mousemove", arena);
   addEventListener("resize", all);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { draw(); arena(); });
+  planFigures();
+  operators();
   all();
   peak();
   held = false;
