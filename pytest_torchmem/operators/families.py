@@ -1,10 +1,17 @@
-"""The families: every module that registers what is known of operators, imported at first use."""
+"""The families: every module that registers what is known of operators.
+
+Each is imported when an operator is met that it speaks of, by the index of ``index.py``: a model
+uses few of them.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
 
+from pytest_torchmem.operators.index import NAMES
+
+PACKAGE = __name__.rpartition(".")[0]
 _MODULES = {
     "": (
         "activations answers elementwise factories foreach fourier histograms random "
@@ -28,10 +35,34 @@ _MODULES = {
 }
 """By the folder of a family."""
 
+BY_VERSION = frozenset({"elementwise"})
+"""Modules that speak of other operators with other versions of torch, and stand in no index."""
+
 
 @cache
 def load() -> None:
     """Import every family."""
     for folder, modules in _MODULES.items():
         for module in modules.split():
-            import_module(".".join(filter(None, ("pytest_torchmem.operators", folder, module))))
+            import_module(".".join(filter(None, (PACKAGE, folder, module))))
+
+
+def load_for(name: str) -> None:
+    """Import the families that speak of an operator or overload (``"aten::mm"``)."""
+    waiting = _waiting()
+    for module in waiting.get(name, ()):
+        import_module(f"{PACKAGE}.{module}")
+    waiting.pop(name, None)
+
+
+@cache
+def _waiting() -> dict[str, tuple[str, ...]]:
+    """Return the modules that speak of operators which nobody has asked for yet."""
+    for module in BY_VERSION:
+        import_module(f"{PACKAGE}.{module}")
+    found: dict[str, tuple[str, ...]] = {}
+    for module, names in NAMES.items():
+        for name in names.split():
+            full = name if "::" in name else f"aten::{name}"
+            found[full] = (*found.get(full, ()), module)
+    return found

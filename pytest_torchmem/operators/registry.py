@@ -20,11 +20,13 @@ every record against the operators that torch has.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
+from pytest_torchmem.operators.families import load_for
 from pytest_torchmem.profile.timeline import Kind as Holding
 from pytest_torchmem.torch_private.patching.patches import is_another
 
@@ -156,6 +158,8 @@ class OperatorRecord:
 
 
 _RECORDS: dict[str, OperatorRecord] = {}
+DESCRIBED: dict[str, dict[str, None]] = {}
+"""The operators that each module speaks of, for the index of families."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +232,8 @@ def operator(*names: str, **aspects: Any) -> Operators:
 
     Raises ``ValueError`` for an aspect that one of them has already with another value.
     """
+    module = sys._getframe(1).f_globals["__name__"]
+    DESCRIBED.setdefault(module, {}).update(dict.fromkeys(names))
     for name in names:
         record = record_of(name)
         for aspect, value in aspects.items():
@@ -255,7 +261,11 @@ def record_of(name: str) -> OperatorRecord:
 
 
 def find_record(name: str) -> OperatorRecord | None:
-    """Return the record of an operator or overload, if there is one."""
+    """Return the record of an operator or overload, if there is one.
+
+    The families that speak of it are imported.
+    """
+    load_for(name)
     return _RECORDS.get(name)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from pytest_torchmem.operators.binding import Binding, Bound, InOrder
-from pytest_torchmem.operators.families import load
 from pytest_torchmem.operators.overlay import LEADS, taught_of
 from pytest_torchmem.operators.registry import (
     DEVICES,
@@ -150,7 +149,6 @@ class OperatorSpec:
     @classmethod
     def read(cls, overload: OpOverload) -> OperatorSpec:
         """Return what is to be known of ``overload``, from its schema."""
-        load()
         describe_namespace(overload.namespace)
         name = str(overload.name())
         record = find_record(name) or OperatorRecord(name)

@@ -1,0 +1,300 @@
+"""Which modules speak of which operators: a trace imports those that it needs.
+
+Those of ATen are without their namespace. Written by ``python -m benchmarks.operator_index --write``.
+"""
+
+from __future__ import annotations
+
+NAMES = {
+    "activations": """
+        gelu_backward glu_backward glu_backward_jvp glu_jvp hardswish_backward log_sigmoid_backward
+        log_sigmoid_forward mish_backward
+    """,
+    "answers": """
+        _assert_async _assert_async.msg _assert_tensor_metadata _debug_has_internal_overlap
+        _has_same_storage_numel _local_scalar_dense _use_cudnn_ctc_loss _version is_pinned
+        is_same_size sym_numel sym_size.int sym_storage_offset sym_stride.int
+    """,
+    "attention.choice": """
+        _fused_sdp_choice
+    """,
+    "attention.dot_product": """
+        _cudnn_attention_forward _scaled_dot_product_cudnn_attention
+        _scaled_dot_product_cudnn_attention_backward scaled_dot_product_attention
+    """,
+    "attention.efficient": """
+        _efficient_attention_backward _efficient_attention_forward
+        _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
+    """,
+    "attention.encoder_layer": """
+        _transformer_encoder_layer_fwd
+    """,
+    "attention.flash": """
+        _flash_attention_backward _flash_attention_forward _scaled_dot_product_flash_attention
+        _scaled_dot_product_flash_attention_backward
+    """,
+    "attention.flash_for_cpu": """
+        _scaled_dot_product_flash_attention_for_cpu
+        _scaled_dot_product_flash_attention_for_cpu_backward
+    """,
+    "attention.multi_head": """
+        _native_multi_head_attention _transform_bias_rescale_qkv
+    """,
+    "attention.values": """
+        _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
+        _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
+        _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
+    """,
+    "convolution.alone": """
+        _slow_conv2d_backward.output_mask _slow_conv2d_forward cudnn_convolution
+        cudnn_convolution_add_relu cudnn_convolution_relu cudnn_convolution_transpose
+        slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose3d
+    """,
+    "convolution.convolution": """
+        _convolution _nnpack_spatial_convolution convolution convolution_backward
+        convolution_backward_overrideable convolution_overrideable mkldnn_convolution
+    """,
+    "distributed.lists": """
+        _chunk_cat.out split_with_sizes_copy.out
+    """,
+    "embedding.bag": """
+        _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward
+        _embedding_bag_forward_only _embedding_bag_per_sample_weights_backward
+    """,
+    "embedding.rows": """
+        embedding_dense_backward embedding_renorm
+    """,
+    "factories": """
+        _efficientzerotensor _empty_affine_quantized _empty_per_channel_affine_quantized
+        _foreach_copy_ _fused_moving_avg_obs_fq_helper _make_per_channel_quantized_tensor
+        _make_per_tensor_quantized_tensor _to_copy _unsafe_view arange bernoulli bernoulli_ cat
+        clone copy_ empty empty_like empty_strided eye fill_ full full_like lift_fresh linspace
+        logspace new_empty new_empty_strided new_full new_ones new_zeros ones ones_like
+        prims::empty prims::empty_strided prims::full prims::full_like prims::scalar_tensor
+        quantize_per_channel quantize_per_tensor quantize_per_tensor.tensor_qparams
+        quantize_per_tensor.tensors quantize_per_tensor_dynamic quantized_gru.data
+        quantized_gru.input quantized_gru_cell quantized_lstm.data quantized_lstm.input
+        quantized_lstm_cell quantized_rnn_relu_cell quantized_rnn_tanh_cell rand randint randn
+        random_ randperm range resize_ scalar_tensor set_.source_Tensor stack tril_indices
+        triu_indices zero_ zeros zeros_like
+    """,
+    "foreach": """
+        _amp_foreach_non_finite_check_and_unscale_ _foreach_max _foreach_norm _foreach_powsum
+        _fused_adagrad_ _fused_adam_.tensor_lr _fused_adamw_.tensor_lr _fused_sgd_
+    """,
+    "fourier": """
+        _fft_c2c _fft_c2r _fft_r2c
+    """,
+    "histograms": """
+        _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors bincount
+        histc histogram.bin_ct histogram.bins_tensor
+    """,
+    "indexing.advanced": """
+        _index_put_impl_ _unsafe_index.Tensor _unsafe_index_put index index.Tensor index_put
+        index_put_
+    """,
+    "indexing.masks": """
+        masked_scatter masked_scatter_ masked_select nonzero nonzero_static
+    """,
+    "indexing.rearrange": """
+        narrow_copy repeat_interleave roll tril tril_ triu triu_
+    """,
+    "indexing.rows": """
+        index_add index_add_ index_copy index_copy_ index_reduce index_reduce_ index_select
+    """,
+    "indexing.scatter": """
+        gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_
+    """,
+    "linear_algebra.distance": """
+        _cdist_backward _cdist_forward _pdist_backward
+    """,
+    "linear_algebra.lapack": """
+        _cholesky_solve_helper _linalg_eigh _linalg_svd geqrf linalg_eig linalg_householder_product
+        linalg_lstsq linalg_qr linalg_solve_triangular ormqr
+    """,
+    "linear_algebra.lu": """
+        _linalg_check_errors _linalg_det _linalg_slogdet _linalg_solve_ex linalg_inv_ex linalg_lu
+        linalg_lu_solve lu_unpack
+    """,
+    "losses.ctc": """
+        _ctc_loss _ctc_loss.Tensor _ctc_loss_backward _cudnn_ctc_loss ctc_loss.IntList
+        ctc_loss.Tensor
+    """,
+    "losses.elementwise": """
+        binary_cross_entropy binary_cross_entropy_backward huber_loss huber_loss_backward mse_loss
+        mse_loss_backward multi_margin_loss_backward multilabel_margin_loss_backward smooth_l1_loss
+        smooth_l1_loss_backward
+    """,
+    "losses.likelihood": """
+        nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward
+    """,
+    "matmul.low_precision": """
+        _grouped_mm _int_mm _scaled_mm _weight_int8pack_mm
+    """,
+    "matmul.products": """
+        _addmm_activation _compute_linear_combination _trilinear addbmm addbmm_ addmm addmm_ addmv
+        addmv_ addr addr_ baddbmm baddbmm_ bmm dot mkldnn_linear mm mv vdot
+    """,
+    "nested.conversion": """
+        _nested_from_padded _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
+        _nested_tensor_from_tensor_list _nested_tensor_size _padded_dense_to_jagged_forward
+        to_padded_tensor
+    """,
+    "normalization.batch_norm": """
+        _batch_norm_with_update _batch_norm_with_update_functional _native_batch_norm_legit
+        batch_norm_backward batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt
+        batch_norm_gather_stats batch_norm_gather_stats_with_counts batch_norm_stats
+        batch_norm_update_stats native_batch_norm native_batch_norm_backward
+    """,
+    "normalization.cudnn_batch_norm": """
+        _batch_norm_impl_index cudnn_batch_norm cudnn_batch_norm_backward
+    """,
+    "normalization.group_norm": """
+        group_norm native_group_norm native_group_norm_backward
+    """,
+    "normalization.layer_norm": """
+        _fused_rms_norm _fused_rms_norm_backward native_layer_norm native_layer_norm_backward
+        rms_norm
+    """,
+    "normalization.weight_norm": """
+        _weight_norm_interface _weight_norm_interface_backward renorm
+    """,
+    "random": """
+        _dirichlet_grad _philox_normal _philox_uniform _sample_dirichlet _standard_gamma_grad
+        binomial dropout multinomial native_dropout native_dropout_backward normal.Tensor_Tensor
+        normal.Tensor_float normal.float_Tensor randperm
+    """,
+    "recurrent.cells": """
+        _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell gru_cell lstm_cell
+    """,
+    "recurrent.cudnn": """
+        _cudnn_init_dropout_state _cudnn_rnn _cudnn_rnn_backward _cudnn_rnn_flatten_weight
+        _use_cudnn_rnn_flatten_weight
+    """,
+    "recurrent.layers": """
+        gru.data gru.input lstm.data lstm.input rnn_relu.data rnn_relu.input rnn_tanh.data
+        rnn_tanh.input
+    """,
+    "recurrent.onednn": """
+        mkldnn_rnn_layer mkldnn_rnn_layer_backward
+    """,
+    "recurrent.packed_sequence": """
+        _pack_padded_sequence _pack_padded_sequence_backward _pad_packed_sequence
+    """,
+    "recurrent.values": """
+        _cudnn_rnn _cudnn_rnn_backward _thnn_fused_gru_cell _thnn_fused_gru_cell_backward
+        _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
+    """,
+    "reduction.extremes": """
+        _aminmax _is_all_true _is_any_true all all.dim all.dims amax amin aminmax any any.dim
+        any.dims argmax argmin equal max max.dim min min.dim
+    """,
+    "reduction.sums": """
+        _segment_reduce_backward amax amin count_nonzero linalg_vector_norm mean nansum norm prod
+        std std_mean sum trace var var_mean
+    """,
+    "resampling.grid_sampler": """
+        _grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward
+        cudnn_affine_grid_generator cudnn_affine_grid_generator_backward cudnn_grid_sampler
+        cudnn_grid_sampler_backward grid_sampler grid_sampler_2d_backward
+    """,
+    "resampling.interpolation": """
+        _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa
+        _upsample_bilinear2d_aa_backward _upsample_nearest_exact1d
+        _upsample_nearest_exact1d_backward _upsample_nearest_exact2d
+        _upsample_nearest_exact2d_backward _upsample_nearest_exact3d
+        _upsample_nearest_exact3d_backward upsample_bicubic2d upsample_bicubic2d_backward
+        upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d
+        upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward
+        upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d
+        upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward
+    """,
+    "resampling.padding": """
+        reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward
+        reflection_pad3d reflection_pad3d_backward replication_pad1d replication_pad1d_backward
+        replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward
+    """,
+    "resampling.patches": """
+        channel_shuffle col2im im2col pixel_shuffle pixel_unshuffle unfold_backward
+    """,
+    "resampling.pooling": """
+        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d
+        _adaptive_avg_pool3d_backward adaptive_max_pool2d adaptive_max_pool2d_backward
+        adaptive_max_pool3d adaptive_max_pool3d_backward avg_pool2d avg_pool2d_backward avg_pool3d
+        avg_pool3d_backward fractional_max_pool2d fractional_max_pool2d_backward
+        fractional_max_pool3d fractional_max_pool3d_backward max_pool1d max_pool2d_with_indices
+        max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
+        max_unpool2d max_unpool3d
+    """,
+    "softmax": """
+        _log_softmax _log_softmax_backward_data _masked_softmax _masked_softmax_backward
+        _nested_tensor_softmax_with_shape _safe_softmax _softmax _softmax_backward_data
+        log_softmax.int softmax.int
+    """,
+    "sorting.distinct": """
+        _unique _unique2 isin isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor
+        unique_consecutive unique_dim unique_dim_consecutive
+    """,
+    "sorting.order": """
+        bucketize kthvalue median mode nanmedian searchsorted sort sort.stable topk
+    """,
+    "sorting.scans": """
+        _cummax_helper _cummin_helper _logcumsumexp cumprod cumprod_ cumsum cumsum_
+    """,
+    "sparse.compressed": """
+        _nnz _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims
+        _sparse_mm_reduce_impl _sparse_mm_reduce_impl_backward _to_copy _to_dense _to_sparse
+        _to_sparse_bsc _to_sparse_bsr _to_sparse_csc _to_sparse_csr addmm alias ccol_indices clone
+        col_indices crow_indices dense_dim detach empty empty_like fill_ is_same_size mm mul.Tensor
+        row_indices sparse_compressed_tensor sparse_compressed_tensor.comp_plain_value
+        sparse_compressed_tensor.comp_plain_value_size sparse_dim sparse_mask sparse_sampled_addmm
+        sum transpose values zero_
+    """,
+    "sparse.coo": """
+        _coalesce _coalesced_ _dimI _dimV _indices _nnz _sparse_addmm _sparse_coo_tensor_with_dims
+        _sparse_coo_tensor_with_dims_and_tensors _sparse_log_softmax
+        _sparse_log_softmax_backward_data _sparse_mm _sparse_softmax _sparse_softmax_backward_data
+        _sparse_sum _sparse_sum_backward _spdiags _to_copy _to_dense _to_sparse
+        _to_sparse.sparse_dim _to_sparse_csr _values abs add add_ addmm alias asin asinh atan atanh
+        bmm cat ceil clone copy_sparse_to_sparse_ deg2rad dense_dim detach div div_ empty
+        empty_like erf erfinv expm1 floor frac is_coalesced isinf isnan isneginf isposinf log1p mm
+        mul mul_ mv nan_to_num neg neg_ norm permute pow rad2deg relu round sgn sign signbit sin
+        sinh sparse_coo_tensor sparse_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ sqrt
+        stack sub sub_ sum t tan tanh to_dense transpose transpose_ trunc unsqueeze zero_ zeros
+        zeros_like
+    """,
+    "without_workspace": """
+        _adaptive_avg_pool3d _chunk_cat _conj_physical _convert_indices_from_coo_to_csr
+        _convert_indices_from_csr_to_coo _ctc_loss _cudnn_init_dropout_state _cummax_helper
+        _cummin_helper _dirichlet_grad _embedding_bag_per_sample_weights_backward
+        _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _fill_mem_eff_dropout_mask_
+        _fused_dropout _jagged_to_padded_dense_forward _logcumsumexp _masked_scale
+        _pack_padded_sequence_backward _pad_packed_sequence _pdist_backward _pdist_forward
+        _philox_normal _philox_uniform _prelu_kernel _prelu_kernel_backward _sample_dirichlet
+        _standard_gamma _standard_gamma_grad _thnn_fused_gru_cell _thnn_fused_lstm_cell
+        _thnn_fused_lstm_cell_backward_impl _to_copy _transform_bias_rescale_qkv _unsafe_view
+        _weight_norm_interface _weight_norm_interface_backward adaptive_max_pool3d addcdiv addcmul
+        addr alias_copy arange as_strided_scatter bernoulli binary_cross_entropy_backward binomial
+        cat cauchy channel_shuffle clone complex constant_pad_nd copy diag_embed diagonal_backward
+        diagonal_scatter elu_backward embedding empty_like expand_copy exponential eye
+        fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask fill
+        flip floor_divide full_like gather gelu gelu_backward geometric glu glu_backward glu_jvp
+        grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward
+        hardshrink_backward hardsigmoid_backward hardswish hardswish_backward hardtanh_backward
+        hash_tensor heaviside huber_loss_backward index_copy index_fill index_fill_ index_select
+        leaky_relu_backward lerp lift lift_fresh linalg_cholesky_ex linalg_cross
+        linalg_lu_factor_ex linspace log_normal log_sigmoid_backward log_sigmoid_forward
+        logit_backward logspace masked_fill mish mish_backward mode mse_loss_backward narrow_copy
+        native_channel_shuffle native_dropout native_dropout_backward new_empty new_empty_strided
+        new_full new_ones new_zeros nonzero nonzero_static norm normal normal_ ones_like
+        permute_copy pixel_shuffle pixel_unshuffle poisson polar put rand_like randint_like
+        randn_like random range repeat replication_pad1d replication_pad1d_backward
+        replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward
+        resize rrelu_with_noise rsub select_backward select_copy select_scatter set_
+        sigmoid_backward silu_backward slice_backward slice_copy slice_scatter
+        smooth_l1_loss_backward softplus_backward softshrink_backward stack std_mean take
+        tanh_backward threshold_backward topk trace triangular_solve tril triu uniform
+        upsample_bicubic2d upsample_linear1d upsample_trilinear3d
+        value_selecting_reduction_backward var_mean view_copy zero zeros_like
+    """,
+}
