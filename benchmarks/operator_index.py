@@ -17,7 +17,7 @@ from pytest_torchmem.operators.registry import DESCRIBED
 
 _BEGIN = '''"""Which modules speak of which operators: a trace imports those that it needs.
 
-Those of ATen are without their namespace. Written by ``python -m benchmarks.operator_index --write``.
+Those of ATen are without namespace. Written by ``python -m benchmarks.operator_index --write``.
 """
 
 from __future__ import annotations

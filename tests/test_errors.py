@@ -72,7 +72,7 @@ def test_unknown_torch_is_one_sentence(
     monkeypatch.setattr(self_test, "_try_once", self_test._try_once.__wrapped__)
     monkeypatch.setattr(self_test, name, replacement)
     with pytest.raises(UnsupportedTorchError, match=r"cannot trace on torch \d") as raised:
-        trace(nn.Linear(2, 2), torch.randn(1, 2))
+        trace(nn.Linear(2, 2), torch.randn(1, 2), device="cuda")
     assert re.search(message, str(raised.value))
     assert "\n" not in str(raised.value)
 

@@ -1,6 +1,6 @@
 """Which modules speak of which operators: a trace imports those that it needs.
 
-Those of ATen are without their namespace. Written by ``python -m benchmarks.operator_index --write``.
+Those of ATen are without namespace. Written by ``python -m benchmarks.operator_index --write``.
 """
 
 from __future__ import annotations

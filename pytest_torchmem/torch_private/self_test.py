@@ -5,6 +5,7 @@ A torch that behaves differently gives one clear sentence instead of a wrong num
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -48,17 +49,23 @@ from pytest_torchmem.torch_private.tensors.storages import (
 )
 
 
-def check_torch() -> None:
-    """Try every private part once per process; raise ``UnsupportedTorchError`` where one fails."""
+def check_torch(*, cuda: bool = True) -> None:
+    """Try every private part once per process; raise ``UnsupportedTorchError`` where one fails.
+
+    What only traces on fake cuda use is tried for ``cuda``: to register a kernel for all operators
+    takes milliseconds.
+    """
     check_names()
-    _try_once()
+    _try_once((_try_interception, _try_cpu_kernel))
+    if cuda:
+        _try_once((_try_kernels,))
 
 
 @cache
-def _try_once() -> None:
+def _try_once(parts: tuple[Callable[[], None], ...]) -> None:
     try:
-        _try_interception()
-        _try_kernels()
+        for part in parts:
+            part()
     except UnsupportedTorchError:
         raise
     except Exception as error:
@@ -107,7 +114,7 @@ def _try_interception() -> None:
 
 
 def _try_kernels() -> None:
-    """Composite operators run Python kernels, and kernels are run by their key."""
+    """Composite operators run Python kernels, above autograd and within autocast."""
     seen: list[str] = []
 
     def dropout(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -132,6 +139,11 @@ def _try_kernels() -> None:
     torch.dropout(tensor, 0.0, True)
     if seen != [COMPOSITE_KEY, AUTOCAST_KEY]:
         raise unsupported(f"of {COMPOSITE_KEY} and {AUTOCAST_KEY}, kernels ran for {seen}")
+
+
+def _try_cpu_kernel() -> None:
+    """Kernels are run by their key."""
+    tensor = torch.ones(1)
     multiply = find_operator("mul.Tensor")
     if multiply is None or is_composite_implicit(multiply) or not has_kernel_on(multiply, "cpu"):
         raise unsupported("aten::mul.Tensor has no kernel of its own for the CPU")

@@ -142,7 +142,7 @@ def trace(
     limit = Memory(parse_options(allocator), *_limit(memory, gpu))
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
-    check_torch()
+    check_torch(cuda=machine.gpu is not None)
     reached = Reached(target, args, kwargs, loss_fn)
     asked = {
         **step.options(),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.ledger import Ledger
+from pytest_torchmem.interception.values.memory import zeros
 from pytest_torchmem.torch_private.tensors.storages import tensor_on
 from pytest_torchmem.torch_private.tensors.tensors import negative_view
 
@@ -104,7 +105,7 @@ class Contents:
     def show(self, record: Storage, nbytes: int = 0) -> None:
         """Know a storage by its own memory, made with ``nbytes`` where it has none yet."""
         if record.memory is None:
-            record.memory = torch.zeros(nbytes, dtype=torch.uint8)
+            record.memory = zeros(nbytes)
         self._set(record.address, record.memory)
 
     def assume(self, record: Storage, assumption: Assumption | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 
 import torch
@@ -53,4 +54,17 @@ def memory_for(dtype: torch.dtype, nbytes: int, operator: str = "") -> Tensor | 
         return None
     if nbytes > (LIMIT_FLOATING if floating else LIMIT_INTEGER) * dtype.itemsize:
         return None
-    return torch.zeros(nbytes, dtype=torch.uint8)
+    return zeros(nbytes)
+
+
+def zeros(nbytes: int) -> Tensor:
+    """Return bytes that are all zero.
+
+    From 32,768 on ``fill_`` runs on threads (``at::internal::GRAIN_SIZE``), which a process without
+    them would start for this.
+    """
+    if nbytes < 32_768:
+        return torch.zeros(nbytes, dtype=torch.uint8)
+    made = torch.empty(nbytes, dtype=torch.uint8)
+    ctypes.memset(made.data_ptr(), 0, nbytes)
+    return made

@@ -29,7 +29,7 @@ schema: Callable[[OpOverload], torch.FunctionSchema] = private_attribute(
     "torch._ops.OpOverload._schema"
 )
 has_kernel: Callable[[str, Any], bool] = private("torch._C._dispatch_has_kernel_for_dispatch_key")
-_is_dispatched: Callable[[str], bool] = private("torch._C._dispatch_has_kernel")
+is_dispatched: Callable[[str], bool] = private("torch._C._dispatch_has_kernel")
 all_operators: Callable[[], list[str]] = private("torch._C._dispatch_get_all_op_names")
 
 _CustomOpDef: Any = private("torch._library.custom_ops.CustomOpDef")
@@ -49,7 +49,7 @@ _custom: Any = private("torch._library.simple_registry.singleton")
 
 def has_kernels(operator: OpOverload) -> bool:
     """Return whether ``operator`` is dispatched at all, and not TorchScript's alone."""
-    return _is_dispatched(operator.name())
+    return is_dispatched(operator.name())
 
 
 def is_composite_implicit(operator: OpOverload) -> bool:

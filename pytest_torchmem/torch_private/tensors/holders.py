@@ -26,6 +26,8 @@ class Holders:
         """What ``sys.modules`` had when it was looked at; it need not be a module."""
         self._state: object = None
         """What told the last time which modules there are."""
+        self._since: tuple[object, list[ModuleType]] | None = None
+        """Modules that nobody has looked at, with what told then which there are."""
         self._places: dict[int, dict[tuple[str, str], None]] = {}
         """The modules and names that hold each, while nothing is replaced, by its id."""
         self._ids: dict[str, tuple[Any, int, frozenset[int]]] = {}
@@ -76,12 +78,14 @@ class Holders:
 
     def give_back(self, originals: Mapping[int, Any]) -> None:
         """Let modules that were imported meanwhile hold originals, by the ids of what they got."""
-        if self._state is not None and self._state == _state_of_modules():
+        state = _state_of_modules()
+        if self._state is not None and self._state == state:
             return
-        seen = self._seen
-        for name, module in tuple(sys.modules.items()):
-            if seen.get(name) is module or not isinstance(module, ModuleType):
-                continue
+        if self._since is None or self._since[0] != state:
+            seen, modules = self._seen, tuple(sys.modules.items())
+            unseen = [one for name, one in modules if seen.get(name) is not one]
+            self._since = state, [one for one in unseen if isinstance(one, ModuleType)]
+        for module in self._since[1]:
             attributes = vars(module)
             for key, value in tuple(attributes.items()):
                 if id(value) in originals:
@@ -92,7 +96,7 @@ class Holders:
         new, self._new = self._new, set()
         state = _state_of_modules()
         if state != self._state:
-            self._state = state
+            self._state, self._since = state, None
             seen = self._seen
             for name, module in tuple(sys.modules.items()):
                 if seen.get(name) is module:
