@@ -278,6 +278,8 @@ class Kernels:
             self._take(workspace, device, origin)
         if values.contents.are_known(call.records):
             values.take(result, real)
+        else:
+            values.assume_outputs(call, result)
         work = CallWork(spec, call.args, call.kwargs, result)
         self._log.note(call, work, device, origin, start)
         return result

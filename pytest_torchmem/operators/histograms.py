@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import dense_bytes
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.targets.host import Host
 
 # Torch has a kernel of them for the CPU alone (as a build with CUDA says of each,
@@ -120,6 +120,10 @@ def histogramdd_of_edges(
     _normalize(result, density)
     del copies
     return result
+
+
+# How many tokens an expert gets is counted by these.
+operator("aten::bincount", "aten::histc", unknown_outputs=UnknownOutputs.EVEN_COUNTS)
 
 
 @operator("aten::bincount").workspace("cuda")

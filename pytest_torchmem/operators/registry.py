@@ -66,6 +66,7 @@ class UnknownOutputs(Enum):
     POSITIONS = "the first of the positions that were found"
     CARRIED = "what stands for all of its inputs, which it puts elsewhere"
     IS_IN = "false: integers equal no others"
+    EVEN_COUNTS = "that every bin has as many as the others"
 
 
 @dataclass(slots=True)

@@ -99,6 +99,8 @@ def test_checkpoints_of_shards(tmp_path: Path, device: str, rank: int) -> None:
         both = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
         dcp.save(both, checkpoint_id=tmp_path / device)
         dcp.load(both, checkpoint_id=tmp_path / device)
+        if device == "cpu":  # it talks by gloo
+            dcp.async_save(both, checkpoint_id=tmp_path / f"{device}-later").result()
         set_state_dict(
             model,
             optimizer,
@@ -106,11 +108,14 @@ def test_checkpoints_of_shards(tmp_path: Path, device: str, rank: int) -> None:
             optim_state_dict=both["optimizer"],
         )
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        assert bool(get_model_state_dict(model, options=whole)) == (rank == 0)
+        assert bool(get_model_state_dict(model, options=whole)) == (dist.get_rank() == 0)
         full = StateDictOptions(full_state_dict=True)
         state = get_model_state_dict(model, options=full)
         assert state["head.weight"].shape == (256, 64)
         set_model_state_dict(model, state, options=full)
+        told = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        state = get_model_state_dict(model, options=full)
+        set_model_state_dict(model, {} if dist.get_rank() else state, options=told)
 
     trace(program, device=device, world_size=2, rank=rank)
     assert not dist.is_initialized()

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as differentiable
 from torch import Tensor
 from torch.distributed import _functional_collectives as functional
+from torch.distributed.fsdp import fully_shard
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError
@@ -298,6 +299,25 @@ def test_a_chain_of_processes_that_send_to_the_next() -> None:
     assert runs == [3]  # what the earlier passes noted is forgotten
     with pytest.raises(UnknownValueError, match=r"rank 2 sends .*comes to its end without it"):
         trace(lambda: dist.init_process_group() or wait_for(2), world_size=4, rank=3)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("counted", ["histc", "bincount"])
+def test_tokens_whose_experts_are_not_known_are_spread_evenly(counted: str, device: str) -> None:
+    def program() -> None:
+        dist.init_process_group()
+        gate = torch.nn.Linear(16, 4, device=device)
+        fully_shard(gate)  # what it computes depends on what other processes have
+        chosen = gate(torch.randn(66, 16, device=device)).topk(1).indices.flatten()
+        if counted == "histc":
+            counts = torch.histc(chosen.float(), bins=4, min=0, max=4)
+        else:
+            counts = torch.bincount(chosen, minlength=4)
+        assert counts.int().tolist() == [17, 17, 16, 16]
+
+    warnings = trace(program, device=device, world_size=4).warnings
+    (even,) = (one for one in warnings if "they are taken to be spread evenly" in one)
+    assert "test_every_collective.py" in even
 
 
 def wait_for(rank: int) -> None:

@@ -17,6 +17,7 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.python_api.untouched import untouched_pages
 from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.tensors.tensors import is_wrapper
 
 _APART = 1 << 40
 """The distance of addresses that cannot be read, where there are no such pages."""
@@ -47,7 +48,7 @@ class Addresses:
 
     def of_tensor(self, tensor: Tensor) -> int:
         """Return an address that differs where memory would."""
-        if self._trace.without_memory(tensor) is None or tensor.numel() == 0:
+        if self._trace.without_memory(tensor) is None or not tensor.numel() or is_wrapper(tensor):
             return cast(int, self._of_tensor(tensor))
         start = self.of_storage(tensor.untyped_storage())
         return start + int(tensor.storage_offset()) * tensor.element_size()

@@ -63,6 +63,8 @@ class Answers:
         self._told: dict[str, None] = {}
         self._of_others = ""
         """The line of a collective that gave values of other processes which nobody asked for."""
+        self._evenly = ""
+        """The line that counted unknown values, and nobody asked for the counts."""
         self._guesses: dict[str, int] = {}
         self._ledger = ledger
         self._attribution = attribution
@@ -183,7 +185,7 @@ class Answers:
         """Begin to count guesses anew: another test may ask for as many."""
         self._guesses.clear()
         self._told.clear()
-        self._of_others = ""
+        self._of_others = self._evenly = ""
 
     def tell(self, what: str) -> None:
         """Warn of a number that was made up and goes on into the program."""
@@ -205,8 +207,22 @@ class Answers:
         line = self._attribution.user_line() or "the traced program"
         self._of_others = self._of_others or line
 
+    def took_counts_for_even(self) -> None:
+        """Take note that values which are not known are taken to be spread evenly over bins."""
+        self._evenly = self._evenly or self._attribution.user_line() or "the traced program"
+
+    def _has_another_pass(self) -> bool:
+        """Return whether a pass may follow that computes more."""
+        spent = self._budget is not None and bool(self._budget.spent)
+        return self.mode is Values.ASKED_FOR and spent
+
     def _told_known(self) -> None:
-        """Warn of values of other processes, now that values are asked for."""
+        """Warn of what was made up of known values, now that values are asked for."""
+        if self._evenly:
+            self._told.setdefault(
+                f"{self._evenly}: unknown values are counted; they are taken to be spread evenly"
+            )
+            self._evenly = ""
         if self._of_others:
             self._told.setdefault(
                 f"{self._of_others}: what other processes have is not known; they are taken to "
@@ -228,7 +244,7 @@ class Answers:
         if missing is not None:
             return missing
         line = self._attribution.user_line() or "the traced program"
-        if self.mode is Values.ASKED_FOR and self._budget is not None and self._budget.spent:
+        if self._has_another_pass():
             self.needed = True
             return ValuesNeeded(f"{line}: {what}")
         return UnknownValueError(

@@ -82,6 +82,14 @@ def _of_truths(rule: UnknownOutputs, call: Call, contents: Contents) -> Assumpti
     return Assumption((answer, guessed))
 
 
+def even_counts(counted: int, counts: torch.Tensor) -> torch.Tensor:
+    """Return how many there are in each bin, where each has as many as the others, or one less."""
+    bins = counts.numel()
+    each = torch.full((bins,), counted // max(bins, 1), dtype=counts.dtype)
+    each[: counted % max(bins, 1)] += 1
+    return each
+
+
 def is_floating(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has real or complex numbers."""
     return tensor.dtype.is_floating_point or tensor.dtype.is_complex

@@ -20,7 +20,7 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.values.answers import Answers
-from pytest_torchmem.interception.values.assumptions import assume, assumed_output
+from pytest_torchmem.interception.values.assumptions import assume, assumed_output, even_counts
 from pytest_torchmem.interception.values.captured import Captured, Recording, not_permitted
 from pytest_torchmem.interception.values.collectives import (
     Copy,
@@ -45,6 +45,7 @@ from pytest_torchmem.interception.values.memory import (
 )
 from pytest_torchmem.interception.values.policy import NOTHING, Values
 from pytest_torchmem.interception.values.random_numbers import generator_of
+from pytest_torchmem.operators.registry import UnknownOutputs
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
 from pytest_torchmem.torch_private.dispatch.keys import CPU
@@ -273,10 +274,18 @@ class KnownValues(Answers):
         if any(one is not None and self.contents.known(one) is None for one in found):
             self._assume(call, result)
 
+    def assume_outputs(self, call: Call, result: Any) -> None:
+        """Assume of outputs what there is to assume where what they are made of is not known."""
+        self._assume(call, result)
+
     def _assume(self, call: Call, result: Any) -> None:
         rule = call.operator.record.unknown_outputs
         output = None if rule is None else assumed_output(rule, result)
-        if rule is not None and output is not None:
+        if rule is UnknownOutputs.EVEN_COUNTS:
+            if not self._has_another_pass() and len(call.tensors) == 1 and output is not None:
+                self.take(output, even_counts(call.tensors[0].numel(), output))
+                self.took_counts_for_even()
+        elif rule is not None and output is not None:
             record = self._ledger.records[storage_address(output)]
             self.contents.assume(record, assume(rule, call, self.contents))
 
