@@ -23,6 +23,7 @@ import torchvision
 from tabulate import tabulate
 
 from pytest_torchmem import trace
+from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.library import Library, library
 from pytest_torchmem.cudnn.questions import Question
 from pytest_torchmem.targets.gpus import find_gpu
@@ -42,22 +43,20 @@ FORMATS = (torch.contiguous_format, torch.channels_last)
 class Recorder:
     """Stands for cuDNN in a trace, and notes what it is asked; it answers nothing."""
 
-    def __init__(self, asked: Library) -> None:
-        self.version = asked.version
+    def __init__(self, library: Library) -> None:
+        self.version = library.version
         self.questions: dict[Question, None] = {}
-        self._asked = asked
+        self._library = library
 
     def ask(self, capability: tuple[int, int], multiprocessors: int, question: Question) -> Any:
         """Note a question and return cuDNN's answer."""
         self.questions[question] = None
-        return self._asked.ask(capability, multiprocessors, question)
+        return self._library.ask(capability, multiprocessors, question)
 
 
 def questions_of(name: str, recorder: Recorder) -> int:
     """Trace a model's step in all types and layouts; return how many images a batch has."""
-    from pytest_torchmem.tracing import trace as tracing
-
-    tracing.library = lambda: recorder  # type: ignore[assignment,return-value]
+    asked.library = lambda: recorder  # type: ignore[assignment,return-value]
     size, batch = (299 if name == "inception_v3" else 224), 8
     options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
     for dtype in DTYPES:
@@ -76,10 +75,10 @@ def _sum(output: Any) -> torch.Tensor:
     return sum(one.float().sum() for one in outputs if one is not None)  # type: ignore[return-value]
 
 
-def processor_seconds(asked: Library) -> float:
+def processor_seconds(found: Library) -> float:
     """Return the processor time that cuDNN's process has used."""
-    process = asked._process
-    if process is None:
+    process = found._process
+    if process is None or process._popen is None:
         return 0.0
     fields = Path(f"/proc/{process._popen.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -97,14 +96,14 @@ def main() -> None:
         recorder = Recorder(found)
         questions_of(name, recorder)
         largest = dict.fromkeys(GPUS, 0)
-        asked = missing = 0
+        questions = missing = 0
         before, began = processor_seconds(found), time.perf_counter()
         for gpu in map(find_gpu, GPUS):
             for question in recorder.questions:
                 if question.x.dtype == "bfloat16" and gpu.capability < (8, 0):
                     continue  # ATen's own kernels take it
                 answer = found.ask(gpu.capability, gpu.multiprocessors, question)
-                asked += 1
+                questions += 1
                 if answer.workspace is None:
                     missing += 1
                     why[f"{gpu.name}, {question.x.dtype}: {answer.why}"] += 1
@@ -114,7 +113,7 @@ def main() -> None:
                     engines[answer.plans[0].engine] += 1
         clock += time.perf_counter() - began
         spent += processor_seconds(found) - before
-        total, unanswered = total + asked, unanswered + missing
+        total, unanswered = total + questions, unanswered + missing
         mib = [f"{nbytes / 2**20:,.0f}" for nbytes in largest.values()]
         rows.append((name, len(recorder.questions), missing, *mib))
         print(rows[-1], flush=True)

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -342,3 +343,16 @@ def test_attention_of_cudnn(cudnn: Library) -> None:
     rows = 2 * 16 * 1024
     assert backward.workspace is not None
     assert 0 <= backward.workspace - (rows * 64 * 4 + rows * 4) <= 4096
+
+
+def test_a_plan_that_would_be_compiled_is_not(cudnn: Library) -> None:
+    """A depthwise convolution in channels last; compiling its kernel takes half a second."""
+    shape, strides = (8, 96, 14, 14), (96 * 14 * 14, 1, 14 * 96, 96)
+    image = Operand("float16", shape, strides)
+    weight = Operand("float16", (96, 1, 3, 3), (9, 1, 3, 1))
+    asked = Convolution("forward", image, weight, image, (1, 1), (1, 1), (1, 1))
+    cudnn.ask((9, 0), 132, layer())  # the libraries are loaded
+    began = time.perf_counter()
+    answer = cudnn.ask((9, 0), 132, asked)
+    assert answer.why == ""
+    assert time.perf_counter() - began < 0.2

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.cli import main
+from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.answers import Answer, ExecutionPlan
 from pytest_torchmem.cudnn.installed import Installed
 from pytest_torchmem.cudnn.questions import Convolution, Question
 from pytest_torchmem.reports import cudnn as tables
 from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
-from pytest_torchmem.tracing import trace as tracing
 
 MODEL = """
 import torch
@@ -51,7 +51,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     sys.modules.pop("layers_of_test_table", None)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    monkeypatch.setattr(tracing, "library", Told)
+    monkeypatch.setattr(asked, "library", Told)
     installed = Installed(tmp_path / "libcudnn.so.9", (9, 20, 0), ())
     monkeypatch.setattr(tables, "find_installed", lambda: installed)
 

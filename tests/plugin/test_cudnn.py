@@ -11,13 +11,13 @@ from typing import Any
 import jsonschema
 import pytest
 
+from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.answers import Answer, ExecutionPlan
 from pytest_torchmem.cudnn.questions import Question
 from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.snapshots.calibration_format import load
 from pytest_torchmem.targets.calibration import CUDNN, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.torch_private.version import TORCH_SERIES
-from pytest_torchmem.tracing import trace as tracing
 from tests.measurement.stand_in import StandIn
 from tests.plugin.conftest import Project
 
@@ -63,7 +63,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def there_is(monkeypatch: pytest.MonkeyPatch, found: Told | str) -> Any:
     """Let this be the cuDNN that is installed, or say why there is none."""
-    monkeypatch.setattr(tracing, "library", lambda: found)
+    monkeypatch.setattr(asked, "library", lambda: found)
     return found
 
 
