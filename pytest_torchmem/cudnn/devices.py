@@ -1,8 +1,9 @@
 """The description of a GPU that cuDNN takes in the place of a device.
 
 ``CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION`` wants 24 values. Answers depend on the compute
-capability and the number of multiprocessors alone (docs/cudnn.md says how that was tried); the
-others are those of the GPU or of its generation, so that what is asked is never impossible.
+capability, the number of multiprocessors and the largest grid alone (docs/accuracy.md says how that
+was tried), and the grid is the same for all; the others are those of the GPU or of its generation,
+so that what is asked is never impossible.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The execution plans that ATen would take for a convolution, in its order.
 
-native/cudnn/Conv_v8.cpp: ``build_opgraph``, ``get_generator_sources``, ``filterEngineConfigs``,
-``try_configs`` and ``get_plans_from_find``. Runs in the process that asks cuDNN.
+native/cudnn/Conv_v8.cpp: ``build_opgraph``, ``build_opgraph_fused``, ``get_generator_sources``,
+``filterEngineConfigs``, ``try_configs`` and ``get_plans_from_find``. Runs in the process that asks
+cuDNN.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from pytest_torchmem.cudnn.backend import (
 )
 
 _CROSS_CORRELATION = 1
+_ADD, _RELU = 0, 100
+"""``cudnnPointwiseMode_t``."""
 _TENSOR_CORE, _DOWN_CONVERTED, _NONDETERMINISTIC = 0, 1, 4
 _BEHAVIORS = 16
 """More than there are behavior notes."""
@@ -58,22 +61,53 @@ def answer(backend: Backend, device: Mapping[str, Any], question: Mapping[str, A
 
 
 def _graph_of(backend: Backend, question: Mapping[str, Any]) -> int:
+    """``build_opgraph``, and ``build_opgraph_fused`` where something is added before a ReLU."""
+    x, w, y, *added = (
+        _tensor(backend, name, operand, question["dtype"])
+        for name, operand in zip("xwyzb", question["operands"], strict=False)
+    )
+    if not added:
+        operations = [_convolution(backend, question, x, w, y)]
+    else:
+        of_y = question["operands"][2]
+        product, sum_, biased = (_tensor(backend, name, of_y, virtual=True) for name in "CAB")
+        alphas = {
+            Attribute.POINTWISE_ALPHA: (Type.FLOAT, [1.0]),
+            Attribute.POINTWISE_ALPHA2: (Type.FLOAT, [question["alpha"]]),
+        }
+        operations = [
+            _convolution(backend, question, x, w, product),
+            _pointwise(backend, _ADD, product, added[0], sum_, alphas),
+            _pointwise(backend, _ADD, sum_, added[1], biased),
+            _pointwise(backend, _RELU, biased, None, y),
+        ]
+    return backend.make(Kind.GRAPH, {Attribute.GRAPH_OPERATIONS: (Type.DESCRIPTOR, operations)})
+
+
+def _tensor(
+    backend: Backend,
+    name: str,
+    operand: tuple[Sequence[int], Sequence[int], int],
+    dtype: str = "float32",
+    virtual: bool = False,
+) -> int:
+    shape, strides, alignment = operand
+    return backend.make(
+        Kind.TENSOR,
+        {
+            Attribute.TENSOR_TYPE: (Type.DATA_TYPE, [DATA_TYPES[dtype]]),
+            Attribute.TENSOR_SHAPE: (Type.INT64, shape),
+            Attribute.TENSOR_STRIDES: (Type.INT64, strides),
+            Attribute.TENSOR_ID: (Type.INT64, [ord(name)]),
+            Attribute.TENSOR_ALIGNMENT: (Type.INT64, [alignment]),
+            Attribute.TENSOR_VIRTUAL: (Type.BOOLEAN, [virtual]),
+        },
+    )
+
+
+def _convolution(backend: Backend, question: Mapping[str, Any], x: int, w: int, y: int) -> int:
     kind, prefix = _DIRECTIONS[question["direction"]]
-    data_type = DATA_TYPES[question["dtype"]]
     double = question["dtype"] == "float64"
-    tensors = [
-        backend.make(
-            Kind.TENSOR,
-            {
-                Attribute.TENSOR_TYPE: (Type.DATA_TYPE, [data_type]),
-                Attribute.TENSOR_SHAPE: (Type.INT64, shape),
-                Attribute.TENSOR_STRIDES: (Type.INT64, strides),
-                Attribute.TENSOR_ID: (Type.INT64, [ord(name)]),
-                Attribute.TENSOR_ALIGNMENT: (Type.INT64, [alignment]),
-            },
-        )
-        for name, (shape, strides, alignment) in zip("xwy", question["operands"], strict=True)
-    ]
     computed = DATA_TYPES["float64" if double else "float32"]
     described = backend.make(
         Kind.CONVOLUTION,
@@ -92,13 +126,37 @@ def _graph_of(backend: Backend, question: Mapping[str, Any]) -> int:
         "ALPHA": (number, [1.0]),
         "BETA": (number, [0.0]),
         "CONVOLUTION": (Type.DESCRIPTOR, [described]),
+        "X": (Type.DESCRIPTOR, [x]),
+        "W": (Type.DESCRIPTOR, [w]),
+        "Y": (Type.DESCRIPTOR, [y]),
     }
-    for name, tensor in zip("XWY", tensors, strict=True):
-        values[name] = (Type.DESCRIPTOR, [tensor])
-    operation = backend.make(
+    return backend.make(
         kind, {Attribute[f"{prefix}_{name}"]: value for name, value in values.items()}
     )
-    return backend.make(Kind.GRAPH, {Attribute.GRAPH_OPERATIONS: (Type.DESCRIPTOR, [operation])})
+
+
+def _pointwise(
+    backend: Backend,
+    mode: int,
+    x: int,
+    other: int | None,
+    y: int,
+    alphas: Mapping[Attribute, tuple[Type, Sequence[Any]]] | None = None,
+) -> int:
+    described = backend.make(
+        Kind.POINTWISE,
+        {
+            Attribute.POINTWISE_MODE: (Type.POINTWISE_MODE, [mode]),
+            Attribute.POINTWISE_PRECISION: (Type.DATA_TYPE, [DATA_TYPES["float32"]]),
+        },
+    )
+    operands = {Attribute.POINTWISE_X: x, Attribute.POINTWISE_B: other, Attribute.POINTWISE_Y: y}
+    values: dict[Attribute, tuple[Type, Sequence[Any]]] = {
+        Attribute.POINTWISE_DESCRIBED: (Type.DESCRIPTOR, [described]),
+        **{at: (Type.DESCRIPTOR, [one]) for at, one in operands.items() if one is not None},
+        **(alphas or {}),
+    }
+    return backend.make(Kind.POINTWISE_OPERATION, values)
 
 
 def _configurations(

@@ -61,11 +61,15 @@ class Convolution:
     """Every candidate is tried, as with ``torch.backends.cudnn.benchmark``."""
     mode_b: bool = False
     """``TORCH_CUDNN_USE_HEURISTIC_MODE_B``."""
+    added: tuple[Operand, Operand] | None = None
+    """What is added before a ReLU in the same kernel: a tensor like ``y``, and a bias."""
+    alpha: float = 1.0
+    """By what the first of them is multiplied."""
 
     @property
     def operator(self) -> str:
         """The name under which answers are kept."""
-        return f"{PREFIX}convolution_{self.direction}"
+        return f"{PREFIX}convolution_{'add_relu' if self.added else self.direction}"
 
     @property
     def geometry(self) -> str:
@@ -78,18 +82,20 @@ class Convolution:
             "heuristics of mode B": self.mode_b and not self.benchmark,
         }
         chosen = ", ".join(name for name, holds in settings.items() if holds)
-        text = ", ".join(map(str, (self.x, self.w, self.y, *lists)))
+        added = (*self.added, f"{self.alpha:g}") if self.added else ()
+        text = ", ".join(map(str, (self.x, self.w, self.y, *added, *lists)))
         return f"{text}; {chosen}" if chosen else text
 
     def plain(self) -> dict[str, Any]:
         """Return the question as the process that asks reads it."""
         return {
             "kind": "convolution",
+            "alpha": self.alpha,
             "direction": self.direction,
             "dtype": self.x.dtype,
             "operands": [
                 [list(one.shape), list(one.strides), one.alignment]
-                for one in (self.x, self.w, self.y)
+                for one in (self.x, self.w, self.y, *(self.added or ()))
             ],
             "padding": list(self.padding),
             "stride": list(self.stride),

@@ -10,7 +10,9 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 
+from pytest_torchmem import trace
 from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.answers import Answer, ExecutionPlan
 from pytest_torchmem.cudnn.questions import Question
@@ -188,6 +190,7 @@ def test_the_option_of_a_trace(project: Project, monkeypatch: pytest.MonkeyPatch
         test_net="""
 from model import *
 import pytest
+import torch
 def test_it(torchmem):
     asked = torchmem.trace(net(), image(), device="cuda", cudnn="auto")
     assert asked.library_workspaces == ("aten::convolution", "aten::convolution_backward")
@@ -198,3 +201,25 @@ def test_it(torchmem):
     )
     project.write(model=MODEL)
     project.run().assert_outcomes(passed=1)
+
+
+def test_fused_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ConvShared.cpp, ``cudnn_convolution_add_relu``: what is added comes into the format."""
+    told = there_is(monkeypatch, Told())
+
+    def body() -> None:
+        x = torch.ones(2, 4, 8, 8, device="cuda").to(memory_format=torch.channels_last)
+        weight, z = torch.ones(8, 4, 3, 3, device="cuda"), torch.ones(2, 8, 8, 8, device="cuda")
+        sizes = ([1, 1], [1, 1], [1, 1], 1)
+        torch.cudnn_convolution_relu(x, weight, torch.ones(8, device="cuda"), *sizes)
+        torch.cudnn_convolution_add_relu(x, weight, z, 0.5, None, *sizes)
+
+    profile = trace(body, device="cuda", gpu="a100")
+    assert not profile.unknown_workspaces
+    relu, add_relu = (question.geometry for question in told.asked)
+    last = "float32[2,8,8,8]@512:1:64:8"
+    assert f"{last}, {last}, float32[1,8,1,1]@8:1:8:8, 0, [1,1]" in relu
+    assert f"{last}, {last}, float32[1,8,1,1]@8:1:8:8, 0.5, [1,1]" in add_relu
+    assert {question.operator for question in told.asked} == {"cudnn::convolution_add_relu"}
+    copies = 4 * 8 * 4 * 9, 4 * 8 * 4 * 9 + 4 * 2 * 8 * 64 + 4 * 8
+    assert profile.by_confidence()["library"] == 2 * 3 * MIB + sum(copies)

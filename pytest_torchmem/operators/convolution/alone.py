@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pytest_torchmem.operators.arguments import ConvolutionSettings
-from pytest_torchmem.operators.convolution.choice import cuda_format
 from pytest_torchmem.operators.convolution.convolution import convolution_on_cuda, convolution_shape
-from pytest_torchmem.operators.convolution.cudnn import at_peak, forward
-from pytest_torchmem.operators.geometry import contiguous_copy, like
+from pytest_torchmem.operators.convolution.cudnn import at_peak, forward, forward_with_relu
+from pytest_torchmem.operators.geometry import like
 from pytest_torchmem.operators.libraries.cudnn import Cudnn
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import Workspace, unknown
@@ -82,10 +81,26 @@ def workspace_of_transposed(
 
 
 @operator("aten::cudnn_convolution_relu", "aten::cudnn_convolution_add_relu").workspace("cuda")
-def workspace_of_fused(input: Tensor, weight: Tensor) -> Workspace:
-    """Copies into one format, and the workspace of a graph of several operations."""
-    wanted = cuda_format(input, weight)
-    return unknown(contiguous_copy(input, wanted), contiguous_copy(weight, wanted))
+def workspace_of_fused(
+    outputs: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    cudnn: Cudnn,
+    z: Tensor | None = None,
+    alpha: float | None = None,
+) -> Workspace:
+    """Copies into one format, a bias of zeros where there is none, and cuDNN's workspace."""
+    if input.dim() == 3:
+        return unknown()
+    settings = ConvolutionSettings(stride, padding, dilation, groups=groups)
+    factor = 0.0 if z is None else 1.0 if alpha is None else float(alpha)
+    operands = input, weight, outputs
+    return at_peak([forward_with_relu(cudnn, operands, z, bias, factor, settings)])
 
 
 operator("aten::slow_conv3d_forward", not_on=frozenset({"cuda"}))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pytest_torchmem.cudnn.questions import Convolution
+from pytest_torchmem.cudnn.questions import Convolution, Operand
 from pytest_torchmem.operators.arguments import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import cuda_format
 from pytest_torchmem.operators.geometry import (
@@ -171,6 +171,34 @@ def backward(
     return phases
 
 
+def forward_with_relu(
+    cudnn: Cudnn,
+    operands: tuple[Tensor, Tensor, Tensor],
+    added: Tensor | None,
+    bias: Tensor | None,
+    alpha: float,
+    settings: ConvolutionSettings,
+) -> Requests:
+    """``cudnn_convolution_relu``, ``cudnn_convolution_add_relu``, of an input, weight and output.
+
+    Nothing ``added`` is the output times 0, and no ``bias`` is one of zeros.
+    """
+    input, weight, output = operands
+    wanted = cuda_format(input, weight)
+    zeros = 0
+    if bias is None:
+        bias = like(output, (output.shape[1],))
+        zeros = dense_bytes(bias)
+    copied = 0 if added is None else contiguous_copy(added, wanted)
+    term = output if added is None else _contiguous(added, wanted)
+    bias = bias.view(1, -1, *(1 for _ in range(input.dim() - 2)))
+    described = operand(term, wanted), operand(bias, wanted)
+    held, workspace = _run(
+        cudnn, "forward", operands, ("x", "w"), wanted, settings, described, alpha
+    )
+    return Requests((*held, copied, zeros), workspace)
+
+
 def _run(
     cudnn: Cudnn,
     direction: str,
@@ -178,6 +206,8 @@ def _run(
     given: Sequence[str],
     wanted: torch.memory_format,
     settings: ConvolutionSettings,
+    added: tuple[Operand, Operand] | None = None,
+    alpha: float = 1.0,
 ) -> tuple[tuple[int, ...], int | None]:
     """Return the copies of what is ``given``, of x, w and y, and cuDNN's workspace."""
     by_name = dict(zip("xwy", operands, strict=True))
@@ -193,10 +223,12 @@ def _run(
         tuple(settings.padding),
         tuple(settings.stride),
         tuple(settings.dilation),
-        is_deterministic_convolution(),
+        is_deterministic_convolution() and added is None,
         allows_tf32_convolution(),
         tries_all(),
         prefers_mode_b(),
+        added,
+        alpha,
     )
     return held, cudnn.ask(question)
 
