@@ -8,16 +8,18 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 from pytest_torchmem import __version__
 from pytest_torchmem.commands import explained, files, history, traced
+from pytest_torchmem.commands.functions import load_function
+from pytest_torchmem.commands.progress import elapsed
 from pytest_torchmem.diagnosis.causes import Cause
 from pytest_torchmem.errors import SnapshotError, TorchmemError, UsageError
 from pytest_torchmem.figures import FIGURES, label
 from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports import growth
+from pytest_torchmem.reports.colours import coloured
 from pytest_torchmem.reports.difference import (
     Difference,
     Group,
@@ -98,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         "workspace consists of. No GPU is needed. STEP is a function without arguments: it returns "
         "a module and its inputs, or runs a step itself.",
     )
-    cudnn.add_argument("step", metavar="STEP", help="module:function")
+    cudnn.add_argument("step", metavar="STEP", help="package.module:function or file.py:function")
     cudnn.add_argument(
         "--gpu",
         metavar="GPU",
@@ -138,9 +140,10 @@ def _add_advise(commands: Any) -> None:
     )
     advise.add_argument(
         "step",
-        metavar="FILE:FUNCTION",
-        help="a function without arguments that returns a module and its inputs, as a tuple, or a "
-        "function that runs a step; a dictionary at the tuple's end has keyword arguments",
+        metavar="FUNCTION",
+        help="package.module:function or file.py:function, without arguments: it returns a module "
+        "and its inputs, as a tuple, or a function that runs a step; a dictionary at the tuple's "
+        "end has keyword arguments",
     )
     advise.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     advise.add_argument("--gpu", help="the GPU to model, such as h100")
@@ -155,7 +158,7 @@ def _advise(options: argparse.Namespace) -> int:
     from pytest_torchmem.graphs.advise import advise
     from pytest_torchmem.graphs.build import built_at
 
-    model, args, kwargs = built_at(_function(options.step), {})
+    model, args, kwargs = built_at(load_function(options.step), {})
     if options.optimizer is not None:
         from torch import optim
 
@@ -164,7 +167,8 @@ def _advise(options: argparse.Namespace) -> int:
             raise UsageError(f"--optimizer {options.optimizer}: torch.optim has none of that name")
         kwargs["optimizer"] = optimizer
     where = {"device": options.device, "gpu": options.gpu, "memory": "unlimited"}
-    found = advise(model, *args, budget=options.budget, **where, **kwargs)
+    with elapsed("tracing changes"):
+        found = advise(model, *args, budget=options.budget, **where, **kwargs)
     if not found:
         print("nothing that was tried lowers the peak")
         return 0
@@ -174,19 +178,6 @@ def _advise(options: argparse.Namespace) -> int:
     ]
     print(tabulate(rows, ("change", "saves", "operations", "of the"), disable_numparse=True))
     return 0
-
-
-def _function(place: str) -> Any:
-    """Return the function that ``FILE:FUNCTION`` names; its directory can be imported from."""
-    file, _, name = place.rpartition(":")
-    path = Path(file)
-    if not file or not path.is_file():
-        raise UsageError(f"{place}: expected FILE:FUNCTION, such as train.py:build")
-    sys.path.insert(0, str(path.resolve().parent))
-    found = run_path(str(path)).get(name)
-    if not callable(found):
-        raise UsageError(f"{file} has no function {name}")
-    return found
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -206,7 +197,7 @@ def _compare(options: argparse.Namespace) -> int:
     else:
         text = _text(groups, base, head)
     if options.output is None:
-        sys.stdout.write(text)
+        sys.stdout.write(coloured(text, sys.stdout) if options.format == "text" else text)
     else:
         write(options.output, text)
         print(f"{verdict(groups)}: {options.output}")
@@ -313,10 +304,11 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _cudnn(options: argparse.Namespace) -> int:
-    from pytest_torchmem.reports.cudnn import columns, load_step, render
+    from pytest_torchmem.reports.cudnn import columns, render
 
-    step = load_step(options.step)
-    found = columns(step, options.gpu or [DEFAULT_GPU], options.cudnn or [])
+    step = load_function(options.step)
+    with elapsed("asking cuDNN"):
+        found = columns(step, options.gpu or [DEFAULT_GPU], options.cudnn or [])
     sys.stdout.write(render(found))
     return 0
 

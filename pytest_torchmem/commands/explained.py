@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.reports.colours import coloured
 from pytest_torchmem.reports.growth import others, place, section, why
 from pytest_torchmem.reports.layout import wrapped
 from pytest_torchmem.reports.sources import Source, load_source
@@ -49,7 +51,7 @@ def _explain(options: argparse.Namespace) -> int:
     same = len(pairs) - len(told)
     if same:
         told.append(f"{same} {'check is' if same == 1 else 'checks are'} the same")
-    print("\n\n".join(told))
+    print(coloured("\n\n".join(told), sys.stdout))
     return 0
 
 

@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchmem.commands.functions import load_function, returns_module
+from pytest_torchmem.commands.progress import elapsed
 from pytest_torchmem.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +37,8 @@ def add_commands(commands: Any) -> None:
         "trace",
         help="trace a function and print its memory",
         description="Trace FUNCTION, which takes no arguments and runs a step (build the model, "
-        "forward, backward, optimizer), and print its memory. No GPU is needed.",
+        "forward, backward, optimizer) or returns a module and its inputs, and print its memory. "
+        "No GPU is needed.",
     )
     trace.add_argument(
         "function", metavar="FUNCTION", help="package.module:function or file.py:function"
@@ -67,21 +65,20 @@ def add_commands(commands: Any) -> None:
 
 def _trace(options: argparse.Namespace) -> int:
     function = load_function(options.function)
+    from pytest_torchmem.graphs.build import trace_built
     from pytest_torchmem.tracing.trace import trace
 
     device = options.device or ("cuda" if options.gpu or options.memory else "cpu")
     given = {"gpu": options.gpu, "memory": options.memory}
     if device == "cpu" and any(given.values()):
         raise UsageError("--gpu and --memory are for --device cuda")
-    if sys.stderr.isatty():
-        print(f"tracing {options.function} on {device} ...", file=sys.stderr)
-    profile = trace(
-        function,
-        device=device,
-        allocator=options.allocator,
-        values=options.values,
-        **{name: value for name, value in given.items() if value},
-    )
+    where = {name: value for name, value in given.items() if value}
+    where |= {"device": device, "allocator": options.allocator, "values": options.values}
+    with elapsed(f"tracing {options.function} on {device}"):
+        returned: list[bool] = []
+        profile = trace(lambda: _noting(function(), returned), **where)
+        if returned[-1]:
+            profile = trace_built(function, {}, **where)
     print(profile.table(options.largest))
     print(f"\nin the course of the step: {profile.sparkline()}")
     for warning in profile.warnings:
@@ -91,52 +88,18 @@ def _trace(options: argparse.Namespace) -> int:
     return 0
 
 
+def _noting(result: object, returned: list[bool]) -> object:
+    """Return what a function returned, and take note of whether that is a module to be run."""
+    returned.append(returns_module(result))
+    return result
+
+
 def _written(options: argparse.Namespace, profile: MemoryProfile) -> Iterator[Path]:
     for name, _, write in _WRITERS:
         path = getattr(options, name.replace("-", "_"))
         if path is not None:
             write(profile, path)
             yield path
-
-
-def load_function(written: str) -> Callable[[], object]:
-    """Return the function that ``package.module:function`` or ``file.py:function`` names.
-
-    Modules are looked for where the command was started, too. Raises ``UsageError`` where there is
-    none; what the module raises is its own.
-    """
-    place, separator, name = written.rpartition(":")
-    if not separator or not place or not name:
-        raise UsageError(f"{written!r}: write package.module:function or file.py:function")
-    sys.path.insert(0, os.getcwd())
-    found: Any = _of_file(Path(place)) if place.endswith(".py") else _of_name(place)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise UsageError(f"{place} has no {name!r}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise UsageError(f"{written} is no function: {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
-
-
-def _of_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise UsageError(f"{path} is no file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent.resolve()))
-    spec.loader.exec_module(module)
-    return module
-
-
-def _of_name(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # a module that the module itself asks for
-        raise UsageError(f"there is no module {name!r} here, nor installed") from None
 
 
 def _html(options: argparse.Namespace) -> int:

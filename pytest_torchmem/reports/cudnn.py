@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.cudnn.installed import VARIABLE, find_installed, version_text
@@ -32,28 +30,6 @@ class Column:
     gpu: str
     version: str
     answers: dict[WorkspaceKey, LibraryAnswer]
-
-
-def load_step(name: str) -> Callable[[], Any]:
-    """Return the function that ``module:function`` names; raises ``UsageError``.
-
-    The current directory is looked in first, as with ``python -m``.
-    """
-    module, separator, function = name.partition(":")
-    if not (module and separator and function):
-        raise UsageError(f"{name!r}: expected module:function, such as mymodels:step")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(import_module(module), function)
-    except ImportError as error:
-        raise UsageError(f"{name!r} cannot be imported: {error}") from None
-    except AttributeError:
-        raise UsageError(f"{name!r}: the module {module} has no {function}") from None
-    if not callable(found):
-        raise UsageError(f"{name!r} is not a function")
-    step: Callable[[], Any] = found
-    return step
 
 
 def columns(step: Callable[[], Any], gpus: Sequence[str], places: Sequence[str]) -> list[Column]:

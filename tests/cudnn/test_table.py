@@ -80,10 +80,10 @@ def test_a_step_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ("layers_of_test_table", "expected module:function, such as mymodels:step"),
-        ("no_such_module:net", "cannot be imported: No module named 'no_such_module'"),
-        ("layers_of_test_table:other", "the module layers_of_test_table has no other"),
-        ("layers_of_test_table:torch", "is not a function"),
+        ("layers_of_test_table", "write package.module:function or file.py:function"),
+        ("no_such_module:net", "there is no module 'no_such_module' here"),
+        ("layers_of_test_table:other", "layers_of_test_table has no 'other'"),
+        ("layers_of_test_table:torch", "is no function: module"),
     ],
 )
 def test_steps_that_are_none(step: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

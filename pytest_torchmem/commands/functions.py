@@ -1,0 +1,62 @@
+"""Functions that a command line names."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pytest_torchmem.errors import UsageError
+
+
+def load_function(written: str) -> Callable[[], object]:
+    """Return the function that ``package.module:function`` or ``file.py:function`` names.
+
+    Modules are looked for where the command was started, too. Raises ``UsageError`` where there is
+    none; what the module raises is its own.
+    """
+    place, separator, name = written.rpartition(":")
+    if not separator or not place or not name:
+        raise UsageError(f"{written!r}: write package.module:function or file.py:function")
+    sys.path.insert(0, os.getcwd())
+    found: Any = _of_file(Path(place)) if place.endswith(".py") else _of_name(place)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{place} has no {name!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"{written} is no function: {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _of_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UsageError(f"{path} is no file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _of_name(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a module that the module itself asks for
+        raise UsageError(f"there is no module {name!r} here, nor installed") from None
+
+
+def returns_module(result: object) -> bool:
+    """Return whether a function returned a module, or a tuple of one and its inputs."""
+    from torch import nn
+
+    first = result[0] if isinstance(result, tuple) and result else result
+    return isinstance(first, nn.Module)
