@@ -109,8 +109,9 @@ def forget_cached() -> None:
     for namespace in _namespaces():
         for table in tuple(namespace.values()):
             if isinstance(table, dict):
-                for key in [key for key, item in table.items() if _is_one(item, surviving)]:
-                    del table[key]
+                # What is derived from ``dict`` may import modules when it is asked for its items.
+                for key in [key for key, item in dict.items(table) if _is_one(item, surviving)]:
+                    dict.__delitem__(table, key)
 
 
 def _namespaces() -> Iterator[Mapping[str, Any]]:

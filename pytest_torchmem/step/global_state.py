@@ -30,8 +30,30 @@ def process_kept(compiling: AbstractContextManager[object]) -> Iterator[None]:
     What of torch is imported meanwhile keeps nothing of the program. ``compiling`` decides about
     what ``torch.compile`` wraps.
     """
-    with generators_kept(seeded=True), settings_kept(), program_kept(compiling):
+    with generators_kept(seeded=True), settings_kept(), program_kept(compiling), _process_kept():
         yield
+
+
+@contextmanager
+def _process_kept() -> Iterator[None]:
+    """Put back what accelerate knows of the process: its rank, device and precision.
+
+    It is asked once in a process (accelerate/state.py, ``PartialState``), and the next trace may be
+    of another rank or device.
+    """
+    before = {id(state): dict(state) for state in _shared_states()}
+    try:
+        yield
+    finally:
+        for state in _shared_states():
+            state.clear()
+            state.update(before.get(id(state), {}))
+
+
+def _shared_states() -> list[dict[str, Any]]:
+    module = sys.modules.get("accelerate.state")
+    found = [getattr(one, "_shared_state", None) for one in vars(module or object).values()]
+    return [state for state in found if isinstance(state, dict)]
 
 
 @contextmanager

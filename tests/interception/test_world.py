@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from datetime import timedelta
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -80,6 +81,44 @@ def test_stores_and_addresses_wait_for_nobody() -> None:
     trace(program, **WORLD)
     with pytest.raises(UnknownValueError, match="another process writes to the store"):
         trace(lambda: dist.HashStore().get("theirs"), **WORLD)
+
+
+def test_groups_that_know_their_device_are_split() -> None:
+    def program() -> None:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl", device_id=device)
+        mesh = dist.init_device_mesh("cuda", (4, 4), mesh_dim_names=("dp", "tp"))
+        assert mesh["dp"].get_local_rank() == 3
+        assert dist.get_process_group_ranks(mesh["tp"].get_group()) == [12, 13, 14, 15]
+        assert dist.split_group(split_ranks=[[13, 2]]).size() == 2
+        assert dist.split_group(split_ranks=[[0, 1]]) is None
+        dist.all_reduce(torch.ones(2, device=device), group=mesh["dp"].get_group())
+        os.environ["OF_THE_PROGRAM"] = "x"
+
+    trace(program, device="cuda", **WORLD)
+    assert "OF_THE_PROGRAM" not in os.environ
+
+
+def test_libraries_ask_again_which_process_they_are_in(monkeypatch: Any) -> None:
+    library = ModuleType("accelerate.state")
+
+    class State:
+        _shared_state: ClassVar[dict[str, Any]] = {}
+
+        def __init__(self) -> None:
+            self.__dict__ = self._shared_state
+            self.__dict__.setdefault("rank", int(os.environ["RANK"]))
+
+    library.State = State  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "accelerate.state", library)
+    found: list[int] = []
+
+    def program() -> None:
+        found.append(State().__dict__["rank"])
+
+    for rank in (3, 1):
+        trace(program, world_size=4, rank=rank)
+    assert found == [3, 1]
 
 
 def test_a_world_that_the_program_contradicts_is_refused() -> None:

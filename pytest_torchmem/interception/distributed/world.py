@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -67,16 +68,19 @@ def world_entered(
 
 @contextmanager
 def _variables(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
+    """Set variables of the environment, and put back these and all that the program sets.
+
+    Launchers tell their processes by variables what to do, and libraries tell themselves
+    (``ACCELERATE_USE_FSDP``); the next trace may be of another program.
+    """
+    before = dict(os.environ)
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in [name for name in os.environ if name not in before]:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _rendezvous(
@@ -123,7 +127,9 @@ def _rendezvous(
         initialise(backend, init_method, timeout, world_size, rank, *args, **kwargs)
 
     functions = {"rendezvous": meet, "init_process_group": init_process_group}
-    modules = (c10d, torch.distributed)
+    if hasattr(c10d, "split_group"):
+        functions["split_group"] = _splitting(c10d.split_group, on_thread)
+    modules = (c10d, torch.distributed, torch.distributed.device_mesh)
     stores = {
         name: _store_class(getattr(torch.distributed, name), make_store, on_thread)
         for name in _STORES
@@ -136,6 +142,30 @@ def _rendezvous(
         )
         for module in modules
     ]
+
+
+def _splitting(original: Any, on_thread: Callable[[], bool]) -> Callable[..., Any]:
+    """Return ``split_group``, which NCCL's groups have that know their device, and ``fake`` has
+    not: new groups of the same processes stand for its parts.
+    """
+    arguments = signature(original)
+
+    def split_group(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        world = torch.distributed.group.WORLD
+        if not on_thread() or world is None or not world.bound_device_id:
+            return original(*args, **kwargs)
+        given = arguments.bind(*args, **kwargs).arguments
+        ranks = torch.distributed.get_process_group_ranks(given.get("parent_pg"))
+        own, found = torch.distributed.get_rank(), None
+        for part in given.get("split_ranks") or ():
+            members = sorted(ranks[place] for place in part)
+            group = torch.distributed.new_group(members, group_desc=given.get("group_desc"))
+            if own in members:
+                found = group
+        return found
+
+    return split_group
 
 
 def _store_class(
