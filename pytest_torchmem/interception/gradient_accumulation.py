@@ -8,8 +8,7 @@ recognised here, and the interceptor hands back the first gradient as the sum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +20,7 @@ from pytest_torchmem.torch_private.tensors.storages import storage_address, stor
 from pytest_torchmem.torch_private.tensors.tensors import tensor_use_count
 
 
-@dataclass(frozen=True, slots=True)
-class References:
+class References(NamedTuple):
     """Who holds a tensor: Python objects, the C++ side of it, and its storage."""
 
     python: int

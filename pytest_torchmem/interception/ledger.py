@@ -9,17 +9,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.allocator.private import PoolId
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.operator_calls import OperatorCall, Work
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase, Timeline
 from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 from pytest_torchmem.torch_private.tensors.storages import storage_address
+
+if TYPE_CHECKING:
+    from pytest_torchmem.allocator.private import PoolId
 
 
 class AllocationEntry(NamedTuple):

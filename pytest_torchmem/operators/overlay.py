@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload
 
@@ -23,8 +22,7 @@ LEADS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Taught:
+class Taught(NamedTuple):
     """Aspects of one overload on one device, by the names of ``OperatorRecord``'s fields."""
 
     aspects: Mapping[str, Any]

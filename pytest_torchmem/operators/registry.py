@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pytest_torchmem.operators.families import load_for
 from pytest_torchmem.profile.timeline import Kind as Holding
@@ -163,8 +163,7 @@ DESCRIBED: dict[str, dict[str, None]] = {}
 """The operators that each module speaks of, for the index of families."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operators:
+class Operators(NamedTuple):
     """Operators that are described together: its methods register a function for all of them."""
 
     names: tuple[str, ...]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.operators.calibration_key import key_of
-from pytest_torchmem.operators.libraries.cudnn import Cudnn
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.without_workspace import is_iterated, takes_nothing
 from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, unknown
@@ -16,6 +15,9 @@ from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.version import TORCH_SERIES
+
+if TYPE_CHECKING:
+    from pytest_torchmem.operators.libraries.cudnn import Cudnn
 
 
 def workspace_of(
@@ -30,6 +32,8 @@ def workspace_of(
     if device != "cuda":
         found = _computed(target, device, None, spec, outputs, args, kwargs)
         return None if found.is_nothing else found
+    from pytest_torchmem.operators.libraries.cudnn import Cudnn
+
     figure = None
     if target.calibration is not None:  # what was measured comes before what a library tells
         figure = _measured(target, key_of(spec, args, kwargs))

@@ -52,6 +52,9 @@ _OLD = (
 )
 
 
+_FOLLOWED = ("fsdp", "tensor", "checkpoint", "pipelining")
+
+
 def _of_fsdp(name: str) -> Any:
     """Return a class of ``torch.distributed.fsdp``, or None where that is not imported."""
     return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)
@@ -74,11 +77,12 @@ def refuse_wrapped(target: nn.Module) -> None:
 
     Its copy could not be made, or would be wrapped anew.
     """
-    for kind in filter(None, (find() for find in _WRAPPERS)):
-        for path, inner in target.named_modules():
-            if isinstance(inner, kind):
-                where = f"{type(target).__name__}.{path}" if path else type(target).__name__
-                raise UnsupportedOperatorError(f"{where} ({kind.__name__}){_BEFORE}")
+    kinds = tuple(filter(None, (find() for find in _WRAPPERS)))
+    for path, inner in target.named_modules():
+        if isinstance(inner, kinds):
+            kind = next(kind for kind in kinds if isinstance(inner, kind))
+            where = f"{type(target).__name__}.{path}" if path else type(target).__name__
+            raise UnsupportedOperatorError(f"{where} ({kind.__name__}){_BEFORE}")
 
 
 @contextmanager
@@ -91,15 +95,15 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(_forget_states, wrapped)
         followed: set[str] = set()
+        wanted: list[tuple[Any, dict[str, Any]]] = []
 
         def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
             key = f"{getattr(owner, '__name__', '')}.{name}"
             if owner is not None and key not in followed:
                 followed.add(key)
-                replacement = {name: function(getattr(owner, name, None))}
-                stack.enter_context(replaced_all([(owner, replacement)]))
+                wanted.append((owner, {name: function(getattr(owner, name, None))}))
 
-        def follow(module: str) -> None:
+        def look(module: str) -> None:
             if module.startswith("torch.distributed.fsdp"):
                 replace(_of_fsdp("FSDPModule"), "__call__", partial(_calling, trace, wrapped))
                 replace(_of_fsdp("FullyShardedDataParallel"), "__init__", partial(_refusing, trace))
@@ -114,11 +118,15 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 replace(pipeline_stage(), FORWARD_VOTE, partial(_voting, trace))
                 replace(pipeline_stage(), BACKWARD_RESULT, partial(_agreeing, trace))
 
+        def follow(*modules: str) -> None:
+            for module in modules:
+                look(module)
+            if wanted:
+                stack.enter_context(replaced_all(tuple(wanted)))
+                wanted.clear()
+
         stack.enter_context(LASTING.layer("processes that agree", _comparing))
-        follow("torch.distributed.fsdp")
-        follow("torch.distributed.tensor")
-        follow("torch.distributed.checkpoint")
-        follow("torch.distributed.pipelining")
+        follow(*(f"torch.distributed.{name}" for name in _FOLLOWED))
         stack.enter_context(trace.after_imports(follow))
         yield
 

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-_OWN = frozenset({"torch", "pytest_torchmem", *sys.stdlib_module_names} - {"__main__"})
+_WITHOUT_TORCH = frozenset({"mpmath", "numpy", "sympy"})
+"""What torch comes with: large packages that hold nothing of it."""
+_OWN = _WITHOUT_TORCH | ({"torch", "pytest_torchmem", *sys.stdlib_module_names} - {"__main__"})
 _UNKNOWN: tuple[Any, int, frozenset[int]] = (None, -1, frozenset())
 
 
