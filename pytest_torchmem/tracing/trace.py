@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -98,16 +98,13 @@ def trace(
     ``device`` is ``"cpu"`` or ``"cuda"``. ``gpu`` is the GPU to model on cuda, by its name in the
     catalogue. ``host`` is ``"reference"`` (the same figures on every machine) or ``"here"``, which
     warns of estimates on a CPU that was never compared with its allocator.
-
     ``allocator`` has options of cuda's caching allocator, written as for ``PYTORCH_ALLOC_CONF``;
     the variable itself is not read, so that a trace is the same everywhere. ``memory`` is the GPU's
     memory, such as ``"20 GiB"``, or ``"unlimited"``; the default is that of the named ``gpu``, and
     unlimited if none is named. A step that needs more raises ``torch.OutOfMemoryError``, at the
     operator at which the GPU would.
-
     ``calibration`` has workspaces that were measured on GPUs because they cannot be computed
     (``pytest_torchmem.read_calibration``, ``pytest_torchmem.calibrate``).
-
     ``cudnn`` says who tells what cuDNN takes for itself: ``"auto"`` asks the cuDNN that is
     installed (``pytest-torchmem[cudnn]``, or a CUDA build of torch; docs/cudnn.md), and takes the
     answers that are stored in ``calibration`` if there is none; ``"stored"`` takes those alone.
@@ -123,9 +120,7 @@ def trace(
 
     ``world_size`` is how many processes a distributed program runs in, and ``rank`` (default 0)
     which of them is traced: ``torch.distributed`` and ``torchrun``'s variables are as in that
-    process, and nothing is sent. Nodes have 8 GPUs, or as many as ``gpus`` says; the figures are
-    those of the rank's own one, which is current from the beginning.
-
+    process, and nothing is sent. Nodes have 8 GPUs, or ``gpus``; figures are those of the rank's.
     What ``torch.compile`` wraps is profiled as compiled; ``MemoryProfile.level`` says how far. A
     ``mode`` sets the level for it and for a module: ``"eager"``, ``"aot"`` (the graphs of
     AOTAutograd, by operators) or ``"inductor"`` (the buffers of Inductor's output code).
@@ -135,37 +130,31 @@ def trace(
     are unknown, ``UnsupportedTorchError`` if this torch is not supported, and whatever ``target``
     raises.
     """
+    options = {name: value for name, value in locals().items() if name not in _POSITIONAL}
     __tracebackhide__ = True
     _check_mode(mode)
-    world = _world(world_size, rank, gpus)
-    machine = _with_cudnn(_machine(device, gpu, gpus, host, calibration, world), cudnn)
+    machine = _machine(device, gpu, gpus, host, calibration, _world(world_size, rank, gpus))
+    machine = _with_cudnn(machine, cudnn)
     limit = Memory(parse_options(allocator), *_limit(memory, gpu))
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
     check_torch(cuda=machine.gpu is not None)
     reached = Reached(target, args, kwargs, loss_fn)
-    asked = {
-        **step.options(),
-        "device": device,
-        "gpu": gpu,
-        "host": host,
-        "allocator": allocator,
-        "calibration": calibration,
-        "cudnn": cudnn,
-        "values": values,
-        "gpus": gpus,
-        "world_size": world_size,
-        "rank": rank,
-        "mode": mode,
-        # What does not fit is what one asks for changes of.
-        "memory": "unlimited",
-    }
-    advised = partial(_advised, partial(trace, target, *args, **kwargs, **asked), allocator)
+    advised = _advisor(partial(trace, target, *args, **kwargs), options)
     profiled = partial(
         _profile, target=target, args=args, kwargs=kwargs, step=step, advised=advised
     )
     run = partial(_trace, limit, reached, profiled, mode=mode)
     return run_passes(run, machine, _passes(values), reached)
+
+
+def _advisor(again: Callable[..., MemoryProfile], options: Mapping[str, Any]) -> Suggest:
+    # What does not fit is what one asks for changes of.
+    unlimited = partial(again, **{**options, "memory": "unlimited"})
+    return partial(_advised, unlimited, options["allocator"])
+
+
+_POSITIONAL = ("target", "args", "kwargs")
 
 
 def _advised(*about: Any) -> Any:
