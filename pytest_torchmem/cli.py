@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from io import TextIOWrapper
@@ -309,7 +310,8 @@ def _cudnn(options: argparse.Namespace) -> int:
     step = load_function(options.step)
     with elapsed("asking cuDNN"):
         found = columns(step, options.gpu or [DEFAULT_GPU], options.cudnn or [])
-    sys.stdout.write(render(found))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
+    sys.stdout.write(render(found, max(width, 80)))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.cudnn.installed import VARIABLE, find_installed, version_text
 from pytest_torchmem.cudnn.questions import PREFIX
-from pytest_torchmem.errors import UsageError
+from pytest_torchmem.errors import UnknownValueError, UsageError
 from pytest_torchmem.reports.tables import table
 from pytest_torchmem.units import format_size
 
@@ -38,27 +39,37 @@ def columns(step: Callable[[], Any], gpus: Sequence[str], places: Sequence[str])
     ``step`` returns a module, or a module and its inputs, whose step is traced; if it returns
     anything else, it is the step itself. Raises ``UsageError`` where there is no cuDNN.
     """
+    made = _model_of(step, "meta")
+    places = places or [os.environ.get(VARIABLE, "")]
+    try:
+        return _traced(made or (step,), gpus, places)
+    except UnknownValueError:
+        made = _model_of(step, "cpu") if made else None
+        if made is None:
+            raise
+        return _traced(made, gpus, places)  # what the model decides by needs values
+
+
+def _traced(target: tuple[Any, ...], gpus: Sequence[str], places: Sequence[str]) -> list[Column]:
     from pytest_torchmem.tracing.trace import trace
 
-    made = _model_of(step)
     found = []
-    for place in places or [os.environ.get(VARIABLE, "")]:
+    for place in places:
         with _cudnn_of(place) as version:
             for gpu in gpus:
-                target = made or (step,)
                 profile = trace(*target, device="cuda", gpu=gpu, memory="unlimited")
                 answers = {answer.question: answer for answer in profile.library_answers}
                 found.append(Column(profile.gpu or gpu, version, answers))
     return found
 
 
-def _model_of(step: Callable[[], Any]) -> tuple[Any, ...] | None:
-    """Return a module with its inputs if that is what the function returns, on ``meta``."""
+def _model_of(step: Callable[[], Any], device: str) -> tuple[Any, ...] | None:
+    """Return a module with its inputs if that is what the function returns, on a device."""
     import torch
     from torch import nn
 
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             made = step()
     except Exception:  # a step of its own, which wants a GPU; the trace shows what is wrong
         return None
@@ -82,8 +93,11 @@ def _cudnn_of(place: str) -> Iterator[str]:
             os.environ[VARIABLE] = before
 
 
-def render(found: Sequence[Column]) -> str:
-    """Return the table: a row for each question, the largest workspace first."""
+def render(found: Sequence[Column], width: int = 80) -> str:
+    """Return the table: a row for each question, the largest workspace first.
+
+    Where it has no room in so many columns, each row is a few lines, one for each GPU.
+    """
     keys = list(dict.fromkeys(key for column in found for key in column.answers))
 
     def largest(key: WorkspaceKey) -> int:
@@ -93,15 +107,37 @@ def render(found: Sequence[Column]) -> str:
     heads = [
         f"{column.gpu}, {column.version}" if len(versions) > 1 else column.gpu for column in found
     ]
-    rows = [_row(key, found) for key in sorted(keys, key=largest, reverse=True)]
-    if not rows:
+    keys.sort(key=largest, reverse=True)
+    if not keys:
         return "cuDNN was asked nothing: the step has no convolution or attention for it\n"
-    headers = ("layer", "", "x, w, y or query", *heads)
+    rows = [_row(key, found) for key in keys]
+    text = table(rows, ("layer", "", "x, w, y or query", *heads))
+    if max(map(len, text.splitlines())) > width:
+        text = "\n".join(_lines(row, heads, width) for row in rows)
     missing = sorted(
         {a.why for column in found for a in column.answers.values() if a.nbytes is None}
     )
     notes = [f"cuDNN {', '.join(sorted(versions))}", *(f"no answer: {why}" for why in missing)]
-    return f"{table(rows, headers)}\n" + "\n".join(notes) + "\n"
+    return f"{text}\n" + "\n".join(_folded(note, width) for note in notes) + "\n"
+
+
+def _lines(row: Sequence[str], heads: Sequence[str], width: int) -> str:
+    """Return a row as lines: the layer, of which a long name has its end, and what there is."""
+    layer, direction, geometry, *cells = row
+    room = width - len(direction) - 2
+    if len(layer) > room:
+        layer = "…" + layer[1 - room :]
+    longest = max(map(len, heads))
+    answers = [f"  {head.ljust(longest)}  {cell}" for head, cell in zip(heads, cells, strict=True)]
+    first = f"{layer}  {direction}" if layer else direction
+    return "\n".join([first, _folded(f"  {geometry}", width), *answers])
+
+
+def _folded(text: str, width: int) -> str:
+    indent = " " * (len(text) - len(text.lstrip()))
+    return textwrap.fill(
+        text.strip(), width, initial_indent=indent, subsequent_indent=f"{indent}  "
+    )
 
 
 def _row(key: WorkspaceKey, found: Sequence[Column]) -> tuple[str, ...]:
@@ -123,6 +159,8 @@ def _cell(answer: LibraryAnswer | None) -> str:
         return "not cuDNN's"
     if answer.nbytes is None:
         return "no answer"
+    if "benchmark" in answer.question.geometry.partition(";")[2]:  # of all candidates
+        return f"at most {format_size(answer.nbytes)}"
     engine = f" engine {answer.engine}" if answer.engine >= 0 else ""
     copied = made_of(answer)
     return f"{format_size(answer.nbytes)}{engine}" + (f": {copied}" if copied else "")

@@ -356,3 +356,27 @@ def test_a_plan_that_would_be_compiled_is_not(cudnn: Library) -> None:
     answer = cudnn.ask((9, 0), 132, asked)
     assert answer.why == ""
     assert time.perf_counter() - began < 0.2
+
+
+def test_processes_that_ask_at_once(tmp_path: Path, cache: Path) -> None:
+    """As two workers of pytest-xdist do: every line of the file is whole."""
+    code = (
+        "import sys\n"
+        "from pytest_torchmem.cudnn.answers import Answer, ExecutionPlan\n"
+        "from pytest_torchmem.cudnn.memory import DiskMemory\n"
+        "memory = DiskMemory((9, 20, 0))\n"
+        "for at in range(500):\n"
+        "    place = ('8.0x108', f'{sys.argv[1]}', f'float16[{at}], ' * 20)\n"
+        "    memory.add(place, Answer((ExecutionPlan(at, 1),)))\n"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, name], env=environment) for name in "ab"
+    ]
+    assert [process.wait(60) for process in running] == [0, 0]
+    found = DiskMemory((9, 20, 0))
+    for name in "ab":
+        for at in range(500):
+            answer = found.get(("8.0x108", name, f"float16[{at}], " * 20))
+            assert answer is not None
+            assert answer.workspace == at

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.cli import main
+from pytest_torchmem.commands.functions import load_function
 from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.answers import Answer, ExecutionPlan
 from pytest_torchmem.cudnn.installed import Installed
@@ -28,6 +29,14 @@ def step():
 
 def nothing():
     torch.ones(2, device="cuda") + 1
+
+class Deciding(nn.Conv2d):
+    def forward(self, x):
+        y = super().forward(x)
+        return y if x.sum() > 0 else y + 1
+
+def deciding():
+    return Deciding(3, 8, 3), torch.ones(2, 3, 16, 16)
 """
 
 
@@ -58,16 +67,29 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_on_two_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cudnn", "layers_of_test_table:net", "--gpu", "a100", "--gpu", "h100"]) == 0
-    table = capsys.readouterr().out
-    header, first, *_ = table.splitlines()
-    assert header.split()[-2:] == ["a100-80gb", "h100"]
-    assert "float32[2,3,16,16] [8,3,3,3] [2,8,14,14]" in table
-    assert "6.02 KiB engine 22: x " in table
+    text = capsys.readouterr().out
+    assert "  float32[2,3,16,16] [8,3,3,3] [2,8,14,14]\n" in text
+    assert "6.02 KiB engine 22: x" in text
+    assert "  h100       12.03 KiB engine 22" in text.splitlines()[3]
+    assert "Sequential.1  backward weight\n" in text
+    assert text.count("no answer") == 3  # on both GPUs, and why
+    assert "\ncuDNN 9.20.0\n" in text
+    assert text.endswith("no answer: cuDNN has no engine for it\n")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_table_where_there_is_room() -> None:
+    found = tables.columns(load_function("layers_of_test_table:net"), ["a100", "h100"], [])
+    header, first, *_ = tables.render(found, 200).splitlines()
+    assert header.split() == ["layer", "x,", "w,", "y", "or", "query", "a100-80gb", "h100"]
     assert "12.03 KiB engine 22" in first
-    assert "Sequential.1  backward weight" in table
-    assert table.count("no answer") == 3  # on both GPUs, and why
-    assert "\ncuDNN 9.20.0\n" in table
-    assert table.endswith("no answer: cuDNN has no engine for it\n")
+    assert len(tables.render(found, 80).splitlines()) > len(tables.render(found, 200).splitlines())
+
+
+def test_a_model_whose_values_decide(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is made on ``meta`` first, and then with values."""
+    assert main(["cudnn", "layers_of_test_table:deciding"]) == 0
+    assert "float32[2,3,16,16]" in capsys.readouterr().out
 
 
 def test_a_step_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
