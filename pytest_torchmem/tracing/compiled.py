@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from threading import get_ident
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,9 @@ _NOT_FOLLOWED = "what torch.compile wraps was traced eagerly: the compiler faile
 _NOT_LOWERED = (
     "compiled here are the graphs of AOTAutograd, with nothing fused: Inductor did not lower them"
 )
+_NO_GRAPH = (
+    "what torch.compile wraps runs eagerly, as outside of a trace: Dynamo makes no graph of it"
+)
 _CUDAGRAPHS = "triton.cudagraphs"
 
 
@@ -48,8 +52,13 @@ class Compiled:
         self._callbacks: dict[int, tuple[Any, compiler.Convert]] = {}
         self._codes: dict[int, CodeType] = {}
         """The code that Dynamo met, by its id."""
+        self._without_graph: dict[int, str] = {}
+        """The lines of calls that no graph was made of yet, by the ids of their callbacks."""
+        self._with_graph: set[int] = set()
         self._stack = ExitStack()
         """What ends with the trace."""
+        self._options: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Inductor's options, for as long as something is lowered."""
         self._lowers = False
         """Whether graphs are lowered by Inductor."""
         self._whole: AheadOfTime | None = None
@@ -65,7 +74,13 @@ class Compiled:
         """The level of what ran: the lowest of what is compiled, ``"eager"`` where nothing is."""
         if self._whole is not None:
             return AOT
+        if self._without_graph:
+            return EAGER
         return min(self.levels.values(), key=LEVELS.index, default=EAGER)
+
+    def _reached(self, line: str, level: str) -> None:
+        """Take note of the level of one graph of a line; the lowest of its graphs counts."""
+        self.levels[line] = min(self.levels.get(line, level), level, key=LEVELS.index)
 
     def take(self, module: nn.Module) -> None:
         """Let a module that is a clone run at the level that was asked for."""
@@ -81,7 +96,10 @@ class Compiled:
 
     def warnings(self) -> list[str]:
         """Return what the figures of compiled code leave out, or take for something else."""
-        return [*self.reasons]
+        return [
+            *self.reasons,
+            *(f"{_at(line)}{_NO_GRAPH}" for line in self._without_graph.values()),
+        ]
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -96,7 +114,7 @@ class Compiled:
                 with self._interceptor.working():
                     compiler.import_compiler()
                 stack.callback(self._forget)
-                stack.enter_context(compiler.compiled_calls(self._called))
+                stack.enter_context(compiler.compiled_calls(self._called, self._compiles))
 
             with when_compiler_is_used(start):
                 yield
@@ -120,10 +138,22 @@ class Compiled:
         if not self._callbacks:
             self._begin()
         if known is None:
-            backend = _Backend(self, compiler.backend_of(callback))
+            backend = _Backend(self, compiler.backend_of(callback), id(callback))
             convert = compiler.around(compiler.with_backend(callback, backend), self._convert)
             known = self._callbacks[id(callback)] = callback, convert
         return known[1]
+
+    def _compiles(self, callback: Any) -> None:
+        """Take note of a call whose frames are to be compiled."""
+        key = id(callback)
+        if key in self._callbacks and key not in self._with_graph:
+            line = self._interceptor.parts.attribution.user_line()
+            self._without_graph.setdefault(key, line)
+
+    def has_graph(self, key: int) -> None:
+        """Take note of a callback that something was made of."""
+        self._with_graph.add(key)
+        self._without_graph.pop(key, None)
 
     def _begin(self) -> None:
         with self._interceptor.working(), module_calls_as_they_were():
@@ -144,7 +174,8 @@ class Compiled:
                 if not compiler.is_internal(error):
                     raise
                 line = self._interceptor.parts.attribution.user_line()
-                self.levels[line] = EAGER
+                self._reached(line, EAGER)
+                self._without_graph.clear()
                 self.reasons.setdefault(f"{_at(line)}{_NOT_FOLLOWED} ({_first_sentence(error)})")
             return compiler.as_it_is(with_calls=True)
 
@@ -176,24 +207,26 @@ class Compiled:
         line = self._interceptor.parts.attribution.user_line()
         gpu = self._interceptor.parts.target.gpu
         if gpu is not None and compiler.calls_flex_attention(graph):
-            self.levels[line] = EAGER  # what stands in for its kernels is counted
+            self._reached(line, EAGER)  # what stands in for its kernels is counted
             raise _RunsAsItIs
         if getattr(original, "compiler_name", None) != _INDUCTOR:
             if self._level is None:  # the program's own backend, which runs operators
                 name = str(getattr(original, "compiler_name", ""))
-                self.levels[line] = AOT if name.startswith(AOT) else EAGER
+                self._reached(line, AOT if name.startswith(AOT) else EAGER)
                 return original(graph, inputs)
         elif self._level != AOT:
             kept = fx.GraphModule(graph, copy.deepcopy(graph.graph))
             try:
                 found = self._by_inductor(original, graph, inputs)
+            except compiler.restarts():
+                raise
             except Exception as error:
                 self.reasons.setdefault(f"{_at(line)}{_NOT_LOWERED} ({_first_sentence(error)})")
                 graph = kept
             else:
-                self.levels[line] = INDUCTOR
+                self._reached(line, INDUCTOR)
                 return found
-        self.levels[line] = AOT
+        self._reached(line, AOT)
         return self._ahead_of_time(graph, inputs)
 
     def _by_inductor(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -206,7 +239,14 @@ class Compiled:
             self.reasons.setdefault(
                 f"{name} of torch.compile is left out: the default choices are counted"
             )
-        return inductor.compile(graph, inputs, original.config, self._making_graphs)
+        with self._options():
+            return inductor.compile(graph, inputs, original.config, self._lowering)
+
+    @contextmanager
+    def _lowering(self) -> Iterator[None]:
+        # Options are those of a thread, and a backward is compiled on the one that it runs on.
+        with self._making_graphs(), self._options():
+            yield
 
     def _start_inductor(self) -> None:
         from pytest_torchmem.torch_private.compilers import inductor
@@ -215,7 +255,7 @@ class Compiled:
         host = interceptor.parts.target.host
         with interceptor.working():
             inductor.prepare()
-        stack.enter_context(inductor.options(host.capability, host.threads))
+        self._options = partial(inductor.options, host.capability, host.threads)
         if interceptor.parts.target.gpu is not None:
             stack.enter_context(inductor.gpu_seen())
         hooks = inductor.Hooks(self._allocate, self._written)
@@ -277,11 +317,12 @@ class _RunsAsItIs(Exception):
 class _Backend:
     """Compiles the graphs of one trace, instead of a backend of the program."""
 
-    def __init__(self, compiled: Compiled, original: Any) -> None:
-        self._compiled, self._original = compiled, original
+    def __init__(self, compiled: Compiled, original: Any, key: int) -> None:
+        self._compiled, self._original, self._key = compiled, original, key
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         """Return what runs instead of a graph."""
+        self._compiled.has_graph(self._key)
         return self._compiled.compile(self._original, graph, inputs)
 
 

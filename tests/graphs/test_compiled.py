@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchmem import MemoryProfile, measure, trace
+from pytest_torchmem.tracing.compiled import Compiled
 from tests.operators.workspaces import skip_estimates
 
 _HEADER = 64
@@ -207,3 +209,86 @@ def test_a_trace_without_a_compiler_does_not_import_it() -> None:
         "assert not {'torch._dynamo', 'torch._inductor'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.nn.functional.one_hot(x.long().clamp(0, 7), 8) * x.sum(),  # a mask of C++
+        lambda x: x[torch.tensor([0, 2], device="cuda")],  # zeros of the backward's formula
+        lambda x: x.to(torch.bfloat16).float(),  # back to the type, and the device, of C++
+    ],
+)
+def test_what_cpp_makes_beside_tensors_of_the_gpu_is_there_too(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    pytest.importorskip("triton")
+
+    def step() -> None:
+        x = torch.ones(16, 16, device="cuda", requires_grad=True)
+        torch.compile(function)(x).sum().backward()
+
+    profile = trace(step, device="cuda", gpu="h100")
+    assert (profile.level, profile.warnings) == ("inductor", ())
+
+
+def test_sizes_that_are_dynamic_stay_so() -> None:
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    def step() -> None:
+        compiled = torch.compile(lambda x: x.sin().sum(), backend=backend, dynamic=True)
+        for size in (4, 8, 16):
+            compiled(torch.randn(size, 32))
+
+    trace(step)
+    assert len(graphs) == 1
+
+
+def test_of_what_no_graph_is_made_the_profile_says_so() -> None:
+    def step() -> None:
+        compiled = torch.compile(nn.LSTM(32, 8), backend="aot_eager")
+        torch.compile(lambda x: x.sin(), backend="aot_eager")(torch.ones(3))
+        compiled(torch.randn(3, 2, 32))
+
+    profile = trace(step)
+    assert profile.level == "eager"
+    (warning,) = profile.warnings
+    assert "makes no graph of it" in warning
+    with torch.compiler.set_stance("force_eager"):
+        assert not trace(step).warnings  # as the program wants it
+
+
+def test_the_level_is_that_of_the_lowest_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Compiled._by_inductor
+    graphs = []
+
+    def fails_first(self: Compiled, *args: Any) -> Any:
+        graphs.append(args)
+        if len(graphs) == 1:
+            raise NotImplementedError("no kernel here")
+        return original(self, *args)
+
+    monkeypatch.setattr(Compiled, "_by_inductor", fails_first)
+
+    def step() -> None:
+        compiled = torch.compile(torch.sin, dynamic=False)
+        for size in (4, 8):
+            compiled(torch.randn(size))
+
+    assert trace(step).level == "aot"
+    assert len(graphs) == 2
+
+
+def test_a_thread_compiles_as_well() -> None:
+    def step() -> None:
+        compiled = torch.compile(lambda x: x.sin().cos())
+        thread = threading.Thread(target=lambda: compiled(torch.randn(8, 32)))
+        thread.start()
+        thread.join()
+
+    profile = trace(step)
+    assert (profile.level, profile.warnings) == ("inductor", ())

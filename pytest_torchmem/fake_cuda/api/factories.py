@@ -22,6 +22,8 @@ from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt, Rep
 
 _CPU = torch.device("cpu")
 _Factory = Callable[..., Any]
+_OF_DATA = "tensor"
+"""What copies numbers to the device, whose guard it asks for (csrc/utils/tensor_new.cpp)."""
 _OF_VALUES = ("as_tensor", "asarray")
 
 #: Functions with a ``device`` argument that the default device says nothing about
@@ -80,7 +82,7 @@ def _names_cuda(device: Any) -> bool:
 def _factory(original: _Factory) -> _Factory:
     """Return the function that makes on fake cuda what ``original`` makes on a device."""
     name = original.__name__
-    of_values = name in _OF_VALUES
+    of_values, of_data = name in _OF_VALUES, name == _OF_DATA
     keeps_device = name.endswith("_like") or of_values
 
     def factory(*args: Any, **kwargs: Any) -> Any:
@@ -91,7 +93,7 @@ def _factory(original: _Factory) -> _Factory:
             return original(*args, **kwargs)
         if trace.in_fake_tensor_mode():
             if trace.compiles:
-                if not of_values or not _names_cuda(kwargs.get("device")):
+                if not (of_values or of_data) or not _names_cuda(kwargs.get("device")):
                     return original(*args, **kwargs)
                 made = original(*args, **{**kwargs, "device": _CPU})
                 return made.to(kwargs["device"])

@@ -18,6 +18,7 @@ from pytest_torchmem.fake_cuda.api.factories import factories
 from pytest_torchmem.fake_cuda.api.fake_tensors import fake_tensors
 from pytest_torchmem.fake_cuda.api.generators import Generator, generators
 from pytest_torchmem.fake_cuda.api.graphs import graphs_captured
+from pytest_torchmem.fake_cuda.api.guessed_devices import guessed_devices
 from pytest_torchmem.fake_cuda.api.legacy_types import legacy_types
 from pytest_torchmem.fake_cuda.api.nccl import nccl_process_groups
 from pytest_torchmem.fake_cuda.api.profilers import profilers
@@ -77,6 +78,7 @@ def _functions(trace: TraceContext) -> Layer[_Owners]:
         *loaders.replacements(),
         *factories(trace, looked_at),
         *fake_tensors(trace),
+        *guessed_devices(trace),
         *generators(),
         *legacy_types(trace),
         *profilers(trace),

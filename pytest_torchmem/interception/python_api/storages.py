@@ -107,7 +107,8 @@ class RealStorages:
                 found = resized.get(storage._cdata)
                 if found is not None:
                     return found
-            return int(original(storage))
+            # Of a fake tensor it may be a symbol, of which a number would fix its sizes.
+            return original(storage)  # type: ignore[no-any-return]
 
         return size
 

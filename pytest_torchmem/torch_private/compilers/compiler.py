@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ _variable_builder: Callable[[], Any] = private_if_imported(
 _tracer: Callable[[], Any] = private_if_imported("torch._dynamo.output_graph.SubgraphTracer")
 _CREATE = "create_proxy"
 _exceptions: Callable[[], Any] = private_if_imported("torch._dynamo.exc")
+_run_node: Callable[[], Any] = private_if_imported("torch._dynamo.utils.run_node")
 _pgo: Callable[[], Any] = private_if_imported("torch._dynamo.pgo")
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 _FLEX_OPERATOR = "flex_attention"
@@ -80,12 +81,15 @@ def taken_for_compiling(compiling: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def compiled_calls(when_called: Callable[[Any, bool], Any]) -> Iterator[None]:
+def compiled_calls(
+    when_called: Callable[[Any, bool], Any], when_compiled: Callable[[Any], None] = lambda _: None
+) -> Iterator[None]:
     """Call ``when_called`` at every call of what is compiled, which the stance decides about;
     torch/_dynamo/eval_frame.py, ``_callback_from_stance``. The compiler has to be imported.
 
     It gets what converts frames, and whether that is of ``flex_attention``, which runs itself so if
     nobody has compiled it; it returns what converts them instead, or None to run them as they are.
+    ``when_compiled`` gets it too, where the stance does not have the call run as it is.
     """
     module = _eval_frame()
     original: Any = getattr(module, _CALLBACK, None)
@@ -101,6 +105,7 @@ def compiled_calls(when_called: Callable[[Any, bool], Any]) -> Iterator[None]:
         instead = when_called(callback, getattr(compiled, "__module__", None) == _FLEX_ATTENTION)
         if found in _NOT_COMPILED:
             return found
+        when_compiled(callback)
         return instead
 
     def count_frames(count: int) -> int:
@@ -152,6 +157,25 @@ def with_backend(callback: Any, backend: Backend) -> Convert:
 def modules_as_they_were() -> AbstractContextManager[None]:
     """Let ``nn.Module`` have its own methods, for Dynamo, which looks into them."""
     return nothing_replaced(torch.nn.Module)
+
+
+def interpreters() -> list[CodeType]:
+    """Return the code of what runs the nodes of graphs, Dynamo's own and those of ``torch.fx``."""
+    found = [fx.Interpreter.call_function, fx.Interpreter.call_method]
+    run_node = _run_node()
+    return [one.__code__ for one in (*found, *([] if run_node is None else [run_node]))]
+
+
+def node_run_in(frame: FrameType) -> Any:
+    """Return what a node calls that one of ``interpreters()`` runs."""
+    local = frame.f_locals
+    return local["target"] if "target" in local else local["node"].target
+
+
+def restarts() -> type[Exception]:
+    """Return what is raised to have Dynamo follow a frame again, in another way."""
+    kind: type[Exception] = _exceptions().RestartAnalysis
+    return kind
 
 
 def is_internal(error: Exception) -> bool:

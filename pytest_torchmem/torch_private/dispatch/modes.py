@@ -28,6 +28,8 @@ _global_context: Any = private("torch._GLOBAL_DEVICE_CONTEXT")
 
 
 FakeTensor: Any = private("torch._subclasses.fake_tensor.FakeTensor")
+FakeTensorMode: Any = private("torch._subclasses.fake_tensor.FakeTensorMode")
+FunctionalTensorMode: Any = private("torch._subclasses.functional_tensor.FunctionalTensorMode")
 #: The operator by which C++ asks a fake tensor for its device.
 ASKS_FOR_DEVICE: Any = torch.ops.prim.device.default
 #: The kind of mode that makes fake tensors; there is at most one of a kind.

@@ -1,0 +1,102 @@
+"""Devices that C++ chooses while a compiler follows a program on fake cuda.
+
+C++ has fake tensors on the CPU, and makes others where these are: the zeros of a formula of a
+backward, the mask of a composite operator. Python sees the tensors that they belong to on the GPU,
+and there torch would have made them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from pytest_torchmem.interception.attribution import is_own
+from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.torch_private.compilers.compiler import interpreters, node_run_in
+from pytest_torchmem.torch_private.dispatch.modes import (
+    FakeTensorMode,
+    FunctionalTensorMode,
+    device_constructors,
+)
+from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.tensors.autograd import ENGINE_CODE
+from pytest_torchmem.torch_private.tensors.holders import HOLDERS
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_TO_COPY = torch.ops.aten._to_copy.default
+_DISPATCH = "__torch_dispatch__"
+#: Methods that say themselves on which device their result is.
+_SAY_DEVICE = frozenset({"to", "cpu", "cuda", "type", "type_as"})
+
+
+def guessed_devices(trace: TraceContext) -> Replacements:
+    """Let what C++ makes for tensors on the GPU be on the GPU."""
+    return [
+        (mode, {_DISPATCH: _seeing(getattr(mode, _DISPATCH), trace)})
+        for mode in (FakeTensorMode, FunctionalTensorMode)
+    ]
+
+
+def _seeing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., Any]:
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if device is not None and device.type == "cpu" and trace.compiles and trace.on_thread():
+            is_copy = func is _TO_COPY and args[0].device.type == "cuda"
+            if (is_copy or _makes(func, args)) and _is_guess(func):
+                kwargs = {**kwargs, "device": trace.device(torch.device("cuda"))}
+        return original(self, func, types, args, kwargs)
+
+    return dispatch
+
+
+def _makes(func: Any, args: Any) -> bool:
+    """Return whether an operator makes a tensor of more than a number."""
+    sizes = args[0] if args and isinstance(args[0], (list, tuple)) else None
+    return _creates(func) and sizes != [] and sizes != ()
+
+
+@cache
+def _creates(func: OpOverload) -> bool:
+    """Return whether an operator has a device and no tensors among its arguments."""
+    arguments = func._schema.arguments
+    return any(one.name == "device" for one in arguments) and not any(
+        "Tensor" in str(one.type) for one in arguments
+    )
+
+
+def _is_guess(func: OpOverload) -> bool:
+    """Return whether C++ calls an operator on its own account, rather than the program."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code is ENGINE_CODE:
+            return True
+        if code in _interpreters():
+            return not _names_device(node_run_in(frame), func)
+        if not code.co_filename.startswith(_TORCH) and not is_own(code):
+            return False
+        frame = frame.f_back
+    return False
+
+
+@cache
+def _interpreters() -> frozenset[CodeType]:
+    return frozenset(interpreters())
+
+
+def _names_device(target: Any, func: OpOverload) -> bool:
+    """Return whether what a node calls makes or moves tensors itself."""
+    if isinstance(target, str):
+        return target in _SAY_DEVICE or target.startswith("new_")
+    if isinstance(target, OpOverload):
+        return target is func or _creates(target)
+    return HOLDERS.original(target) in device_constructors() or target in (Tensor.to, Tensor.cpu)
