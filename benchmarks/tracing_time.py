@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -115,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
     rows = []
     for name, model in MODELS.items():
+        _in_fresh_process(name, 1, 0)  # byte code is written, as it is from the second run on
         found = [_in_fresh_process(name, options.rounds, n) for n in range(options.processes)]
         begun = [_in_fresh_process(name, 1, n, "--begun") for n in range(options.processes)]
         rows.append(_row(f"{model.name}, first of the process", [process[0] for process in found]))
@@ -127,11 +129,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _in_fresh_process(name: str, count: int, turn: int, *flags: str) -> list[Times]:
     command = [sys.executable, "-m", "benchmarks.tracing_time", "--model", name]
+    variables = os.environ.copy()
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
         [*command, "--rounds", str(count), "--turn", str(turn), *flags],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
+        env=variables,
     )
     result: list[Times] = json.loads(done.stdout.splitlines()[-1])
     return result
