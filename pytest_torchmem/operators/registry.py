@@ -69,7 +69,7 @@ class UnknownOutputs(Enum):
     EVEN_COUNTS = "that every bin has as many as the others"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class OperatorRecord:
     """All that is known of one operator; what is ``None`` or empty follows from its schema.
 

@@ -54,6 +54,8 @@ class Cloner(ABC):
         """What nobody else may hold, so that its id stays its own."""
         self._left_to_torch: set[int] = set()
         """Tensors that are copied as torch itself does, by their ids."""
+        self._plain: dict[type, bool] = {}
+        """Whether objects of a class are nothing but their attributes."""
         self._cloning_on: int | None = None
         """The thread on which ``copy.deepcopy`` clones tensors in this way."""
 
@@ -113,7 +115,12 @@ class Cloner(ABC):
             return self._copy_tuple(value)
         if isinstance(value, Tensor):
             return self._copy_as_python(value) if self._left_to_torch else self.clone_tensor(value)
-        return self._copy_object(value) if _is_plain(value) else self._copy_as_python(value)
+        plain = self._plain.get(kind)
+        if plain is None:
+            plain = self._plain[kind] = _is_plain(kind)
+        if plain and not any(name in value.__dict__ for name in _RULES_OF_ONE):
+            return self._copy_object(value)
+        return self._copy_as_python(value)
 
     def _copy_tuple(self, value: tuple[Any, ...]) -> Any:
         made = tuple([self.copy(item) for item in value])
@@ -236,9 +243,8 @@ class _Plain:
     """What is nothing but its attributes."""
 
 
-def _is_plain(value: Any) -> bool:
-    """Return whether ``copy.deepcopy`` makes an object of this class and copies its attributes."""
-    kind: Any = type(value)
+def _is_plain(kind: Any) -> bool:
+    """Return whether ``copy.deepcopy`` makes an object of a class and copies its attributes."""
     return (
         kind.__basicsize__ == _Plain.__basicsize__
         and kind.__dictoffset__ == _Plain.__dictoffset__
@@ -249,7 +255,6 @@ def _is_plain(value: Any) -> bool:
         and kind not in _COPY_RULES
         and (hasattr(kind, "__setstate__") or not _has_state(kind))
         and not any(hasattr(kind, name) for name in _OWN_RULES)
-        and not any(name in value.__dict__ for name in _RULES_OF_ONE)
     )
 
 
