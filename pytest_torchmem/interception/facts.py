@@ -33,6 +33,7 @@ from pytest_torchmem.profile.facts import (
 from pytest_torchmem.profile.module_paths import Numbers, fold, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.torch_private.distributed.fully_sharded import arguments_of_sharding
 from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
 
 _MOST_GEOMETRIES = 4
@@ -231,8 +232,9 @@ class FactCollector:
             with suppress(AttributeError):  # of which the program has taken one away
                 text = f"{kind.__name__}({module.extra_repr()})"
         else:  # a program's ``extra_repr`` may compute something, which would be traced
-            settings = ", ".join(_scalars(vars(module), filter(_is_of_all, vars(module))))
-            text = f"{kind.__name__}: {settings}" if settings else kind.__name__
+            settings = _scalars(vars(module), filter(_is_of_all, vars(module)))
+            settings += (f"{name}={value}" for name, value in arguments_of_sharding(module))
+            text = f"{kind.__name__}: {', '.join(settings)}" if settings else kind.__name__
         pattern, numbers = fold(path)
         self._layers.setdefault((pattern, text), set()).add(numbers)
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -208,3 +208,18 @@ def test_what_was_wrapped_before_is_refused() -> None:
             trace(model, torch.randn(2, 4))
         with pytest.raises(UnsupportedOperatorError, match="wrapped for several processes before"):
             trace(lambda: model(torch.randn(2, 4)), world_size=2)
+
+
+def test_facts_say_how_modules_are_sharded() -> None:
+    def step() -> None:
+        mesh = start("cuda")
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        fully_shard(model[0], mesh=mesh, mp_policy=half, reshard_after_forward=False)
+        fully_shard(model[2], mesh=mesh, mp_policy=half, reshard_after_forward=2)
+        model(torch.zeros(2, 8, device="cuda", dtype=torch.bfloat16))
+
+    layers = trace(step, device="cuda", world_size=4).facts["layers"]
+    last, first, *_ = layers["Sequential.*"].split(" | ")
+    assert "reshard_after_forward=False, param_dtype=bfloat16, reduce_dtype=None" in first
+    assert "reshard_after_forward=2, param_dtype=bfloat16, reduce_dtype=None" in last
