@@ -24,6 +24,8 @@ class Answer:
 
     plans: tuple[ExecutionPlan, ...] = ()
     why: str = ""
+    is_failure: bool = False
+    """Whether cuDNN could not be asked, or did not survive it, so that nothing is known."""
 
     @property
     def workspace(self) -> int | None:

@@ -83,7 +83,7 @@ class Library:
             answer = self._asked(message) or self._asked(message)
             if answer is None:
                 self._deaths += 1
-                failed = Answer(why=self._why)
+                failed = Answer(why=self._why, is_failure=True)
                 self._memory.add(place, failed, on_disk=False)
                 return failed
             self._deaths = 0

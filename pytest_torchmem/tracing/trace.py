@@ -433,8 +433,12 @@ def _unknown(device: DeviceLedger, machine: Target) -> tuple[str, ...]:
         )
         if operators
     ]
-    reasons = {answer.why for answer in device.library_answers if answer.nbytes is None}
-    parts += [f"cuDNN was not asked: {why}" for why in sorted(reasons) if why]
+    reasons = {
+        f"cuDNN {answer.version or 'was not asked'}: {answer.why}"
+        for answer in device.library_answers
+        if answer.nbytes is None and answer.why
+    }
+    parts += sorted(reasons)
     return ("; ".join(parts),) if parts else ()
 
 

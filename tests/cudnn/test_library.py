@@ -171,7 +171,8 @@ def test_a_process_that_dies_is_replaced(
     dying = Library(Installed(tmp_path / "libcudnn.so.9", (9, 20, 0), (tmp_path,)))
     assert dying.ask(*A100, layer()).workspace == 7
     answer = dying.ask(*A100, layer("bfloat16"))
-    assert answer == Answer(why="cuDNN did not answer: its process ended with status 11")
+    why = "cuDNN did not answer: its process ended with status 11"
+    assert answer == Answer(why=why, is_failure=True)
     assert dying.ask(*A100, layer(batch=3)).workspace == 7
     assert dying.ask(*A100, layer("bfloat16")) is answer  # it is not tried again
     (file,) = cache.rglob("*.jsonl")

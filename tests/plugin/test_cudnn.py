@@ -203,6 +203,34 @@ def test_it(torchmem):
     project.run().assert_outcomes(passed=1)
 
 
+def test_stored_answers_where_cudnn_fails(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is broken, or its process is ended."""
+    there_is(monkeypatch, Told())
+    project.write(test_net=TEST)
+    _, before = run(project, "--torchmem-update")
+    there_is(monkeypatch, Failing())
+    result, check = run(project, "--torchmem-strict")
+    result.assert_outcomes(passed=1)
+    assert check["figures"] == before["figures"]
+    answers = stored(project)
+    run(project, "--torchmem-update")
+    assert stored(project) == answers
+    (project.path / "__torchmem__" / "gpu-calibration.json").unlink()
+    _, check = run(project, "--torchmem-update")
+    (warning,) = check["warnings"]
+    assert warning.endswith("; cuDNN 9.20.0: cuDNN cannot be loaded: no such file")
+
+
+class Failing(Told):
+    """A cuDNN that cannot be loaded."""
+
+    def ask(self, capability: tuple[int, int], multiprocessors: int, question: Question) -> Answer:
+        """Say why there is no answer."""
+        return Answer(why="cuDNN cannot be loaded: no such file", is_failure=True)
+
+
 def test_fused_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     """ConvShared.cpp, ``cudnn_convolution_add_relu``: what is added comes into the format."""
     told = there_is(monkeypatch, Told())

@@ -48,17 +48,21 @@ class Cudnn:
     def _asked(self, question: Question, key: WorkspaceKey) -> LibraryAnswer:
         target, gpu = self._target, self._target.gpu
         assert gpu is not None
+        failed = None
         if target.cudnn is not None:
             answer = target.cudnn.ask(gpu.capability, gpu.multiprocessors, question)
             version = version_text(target.cudnn.version)
             engine = answer.plans[0].engine if answer.plans else -1
-            return LibraryAnswer(key, answer.workspace, version, why=answer.why, engine=engine)
+            found = LibraryAnswer(key, answer.workspace, version, why=answer.why, engine=engine)
+            if not answer.is_failure:
+                return found
+            failed = found  # what is stored is better than nothing
         if target.calibration is not None:
             stored = target.calibration.find(key, gpu.name, TORCH_SERIES)
             if stored is not None:
                 figure, setup = stored
                 return LibraryAnswer(key, figure.workspace, setup.cudnn, stored=True)
-        return LibraryAnswer(key, None, why=target.why_no_cudnn)
+        return failed or LibraryAnswer(key, None, why=target.why_no_cudnn)
 
 
 def operand(tensor: Tensor, memory_format: torch.memory_format) -> Operand:
