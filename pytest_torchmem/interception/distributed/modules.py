@@ -19,7 +19,10 @@ from torch import nn
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.distributed.propagation import shorten_propagation
+from pytest_torchmem.interception.distributed.propagation import (
+    keep_joined_meshes,
+    shorten_propagation,
+)
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.torch_private.patching.patches import replaced_all
@@ -109,6 +112,8 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 replace(_of_fsdp("FullyShardedDataParallel"), "__init__", partial(_refusing, trace))
                 replace(sharding_state(), "init", partial(_sharding, trace, wrapped))
                 _follow_states(replace, trace)
+                if trace.has_gpu:
+                    keep_joined_meshes(replace)
             if module.startswith("torch.distributed.tensor"):
                 shorten_propagation(replace)
             if module.startswith("torch.distributed.checkpoint"):

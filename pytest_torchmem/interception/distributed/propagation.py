@@ -1,4 +1,4 @@
-"""How ``DTensor`` splits operators on lists of tensors, without doing the same for each of them.
+"""What ``DTensor`` and ``fully_shard`` do again for every tensor, done once where it is the same.
 
 ``_foreach_mul_`` of the gradients of a model, or ``_fused_adamw_``, is propagated once in a program
 and takes torch time that grows with the square of their number: for each tensor all combinations of
@@ -13,11 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from pytest_torchmem.torch_private.distributed.sharding import (
+    CONCATENATE,
     EXPAND,
     EXPAND_LIST,
+    FAKE_ARGUMENT,
+    FAKE_ARGUMENTS,
     FLAG,
     PREPARE,
     is_one_placement,
+    mesh_class,
+    op_schema,
+    op_schemas,
     ops_utils,
     propagation,
     single_dim_strategies,
@@ -31,6 +37,10 @@ def shorten_propagation(replace: Replace) -> None:
     """Replace what ``DTensor`` does for each tensor of a list; it gives what it gave."""
     module, utils, strategies = propagation(), ops_utils(), single_dim_strategies()
     strided = strided_shard()
+    if hasattr(op_schema(), FAKE_ARGUMENTS) and hasattr(op_schemas(), FAKE_ARGUMENT):
+        arguments = _FakeArguments(getattr(op_schemas(), FAKE_ARGUMENT))
+        replace(op_schema(), FAKE_ARGUMENTS, arguments.generating)
+        replace(op_schemas(), FAKE_ARGUMENT, lambda original: arguments.of)
     names = ((module, FLAG), (module, EXPAND_LIST), (utils, EXPAND), (strategies, PREPARE))
     if strided is None or not all(hasattr(owner, name) for owner, name in names):
         return
@@ -39,6 +49,62 @@ def shorten_propagation(replace: Replace) -> None:
     replace(module, EXPAND_LIST, combinations.beginning)
     replace(utils, EXPAND, combinations.expanding)
     replace(strategies, PREPARE, combinations.preparing)
+
+
+def keep_joined_meshes(replace: Replace) -> None:
+    """Let ``fully_shard`` join its mesh and that of tensor parallelism once, not for every
+    parameter: a mesh of 512 processes takes a millisecond. What it makes is on the host.
+    """
+    if hasattr(mesh_class(), CONCATENATE):
+        replace(mesh_class(), CONCATENATE, _joining)
+
+
+def _joining(original: Any) -> Any:
+    found: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+    def concatenate(meshes: list[Any]) -> Any:
+        key = tuple(map(id, meshes))
+        if key not in found:  # beside the meshes, so that no other gets their addresses
+            found[key] = (tuple(meshes), original(meshes))
+        return found[key][1]
+
+    return staticmethod(concatenate)
+
+
+class _FakeArguments:
+    """The fake tensors that stand for the arguments of one operator: one for all in its lists that
+    are alike. They are read for what the outputs look like, and for nothing else.
+    """
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+        self._made: dict[Any, Any] | None = None
+
+    def generating(self, original: Any) -> Any:
+        """Return what makes the arguments of an operator."""
+
+        def generate(schema: Any) -> Any:
+            in_list = any(isinstance(one, (list, tuple)) for one in schema.args_schema)
+            self._made = {} if in_list else None
+            try:
+                return original(schema)
+            finally:
+                self._made = None
+
+        return generate
+
+    def of(self, spec: Any) -> Any:
+        """Return what stands for one tensor."""
+        if self._made is None:
+            return self._original(spec)
+        key = (spec.tensor_meta, spec.mesh.device_type)
+        try:
+            made = self._made.get(key)
+        except TypeError:  # symbolic sizes
+            return self._original(spec)
+        if made is None:
+            made = self._made[key] = self._original(spec)
+        return made
 
 
 class _Combinations:

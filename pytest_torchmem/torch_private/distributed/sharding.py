@@ -30,6 +30,16 @@ single_dim_strategies = private_if_imported("torch.distributed.tensor._ops.singl
 PREPARE = private_name_if_imported(
     "torch.distributed.tensor._ops.single_dim_strategy._PreparedSingleDimStrategy"
 )
+op_schema = private_if_imported("torch.distributed.tensor._op_schema.OpSchema")
+FAKE_ARGUMENTS = private_name_if_imported(
+    "torch.distributed.tensor._op_schema.OpSchema.gen_fake_args"
+)
+op_schemas = private_if_imported("torch.distributed.tensor._op_schema")
+FAKE_ARGUMENT = private_name_if_imported(
+    "torch.distributed.tensor._op_schema._rebuild_tensor_from_dtensor_meta"
+)
+mesh_class = private_if_imported("torch.distributed.device_mesh.DeviceMesh")
+CONCATENATE = private_name_if_imported("torch.distributed.device_mesh.DeviceMesh._concatenate")
 strided_shard = private_if_imported("torch.distributed.tensor.placement_types._StridedShard")
 _strategy = private_if_imported("torch.distributed.tensor._op_schema.OpStrategy")
 _forget_in_cpp = optional("torch._C._clear_DTensor_sharding_propagator_cache")
