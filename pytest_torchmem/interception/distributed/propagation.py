@@ -9,16 +9,19 @@ have the same combinations, and what is read is the same each time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 from pytest_torchmem.torch_private.distributed.sharding import (
     CONCATENATE,
+    ELEMENTWISE,
     EXPAND,
     EXPAND_LIST,
     FAKE_ARGUMENT,
     FAKE_ARGUMENTS,
     FLAG,
+    MAP_ONLY,
     PREPARE,
     is_one_placement,
     mesh_class,
@@ -30,6 +33,7 @@ from pytest_torchmem.torch_private.distributed.sharding import (
     strided_shard,
 )
 
+_NUMBERS = frozenset({bool, int, float, complex, str, type(None)})
 Replace = Callable[[Any, str, Callable[..., Any]], None]
 
 
@@ -41,6 +45,9 @@ def shorten_propagation(replace: Replace) -> None:
         arguments = _FakeArguments(getattr(op_schemas(), FAKE_ARGUMENT))
         replace(op_schema(), FAKE_ARGUMENTS, arguments.generating)
         replace(op_schemas(), FAKE_ARGUMENT, lambda original: arguments.of)
+    if hasattr(strategies, ELEMENTWISE) and hasattr(strategies, MAP_ONLY):
+        replace(strategies, ELEMENTWISE, cache)
+        replace(strategies, MAP_ONLY, _mapping)
     names = ((module, FLAG), (module, EXPAND_LIST), (utils, EXPAND), (strategies, PREPARE))
     if strided is None or not all(hasattr(owner, name) for owner, name in names):
         return
@@ -178,6 +185,40 @@ def _key(schema: Any) -> tuple[Any, ...]:
 
 def _hashable(value: Any) -> Any:
     return tuple((type(one), one) for one in value) if type(value) is list else value
+
+
+def _mapping(original: Any) -> Any:
+    """Return ``tree_map_only`` that looks into no list of numbers, which stands beside a list of
+    tensors and is looked into for each of these.
+    """
+    numbers: list[Any] = []  # the last lists of which that was found
+
+    def is_plain(value: Any) -> bool:
+        if type(value) not in (list, tuple):
+            return not isinstance(value, dict)
+        if any(one is value for one in numbers):
+            return True
+        if any(type(one) not in _NUMBERS for one in value):
+            return False
+        numbers[:] = [*numbers[-3:], value]
+        return True
+
+    def tree_map_only(kind: Any, function: Any, tree: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(kind, type) and type(tree) is tuple and len(tree) == 2:
+            places, names = tree
+            if type(places) is tuple and type(names) is dict:
+                both = (*places, *names.values())
+                if all(isinstance(one, kind) or is_plain(one) for one in both):
+                    changed = tuple(_changed(one, kind, function) for one in places)
+                    named = {name: _changed(one, kind, function) for name, one in names.items()}
+                    return changed, named
+        return original(kind, function, tree, *args, **kwargs)
+
+    return tree_map_only
+
+
+def _changed(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    return function(value) if isinstance(value, kind) else value
 
 
 class _Flags:

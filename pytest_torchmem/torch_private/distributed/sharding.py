@@ -40,6 +40,12 @@ FAKE_ARGUMENT = private_name_if_imported(
 )
 mesh_class = private_if_imported("torch.distributed.device_mesh.DeviceMesh")
 CONCATENATE = private_name_if_imported("torch.distributed.device_mesh.DeviceMesh._concatenate")
+ELEMENTWISE = private_name_if_imported(
+    "torch.distributed.tensor._ops.single_dim_strategy._resolve_foreach_elementwise_overload"
+)
+MAP_ONLY = private_name_if_imported(
+    "torch.distributed.tensor._ops.single_dim_strategy.tree_map_only"
+)
 strided_shard = private_if_imported("torch.distributed.tensor.placement_types._StridedShard")
 _strategy = private_if_imported("torch.distributed.tensor._op_schema.OpStrategy")
 _forget_in_cpp = optional("torch._C._clear_DTensor_sharding_propagator_cache")
