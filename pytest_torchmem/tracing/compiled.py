@@ -160,6 +160,7 @@ class Compiled:
             compiler.prepare()
         self._stack.enter_context(compiler.sizes_forgotten())
         self._stack.enter_context(compiler.originals_seen())
+        self._stack.enter_context(compiler.optimizer_states_made(self._running))
 
     def _convert(self, convert: compiler.Convert, args: Any) -> Any:
         code = args[0].f_code
@@ -191,6 +192,20 @@ class Compiled:
             # What it allocates is gone when it is done, and no part of a step.
             with compiler.modules_as_they_were(), module_calls_as_they_were():
                 yield
+        finally:
+            interceptor.aside = was_aside
+            interceptor.makes_graphs, interceptor.compiles, interceptor.inside = before
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Run operators of the program while its graphs are being made."""
+        interceptor = self._interceptor
+        before = interceptor.makes_graphs, interceptor.compiles, interceptor.inside
+        was_aside, interceptor.aside = interceptor.aside, False
+        interceptor.makes_graphs = interceptor.compiles = False
+        interceptor.inside = 0
+        try:
+            yield
         finally:
             interceptor.aside = was_aside
             interceptor.makes_graphs, interceptor.compiles, interceptor.inside = before

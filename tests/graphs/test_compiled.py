@@ -292,3 +292,29 @@ def test_a_thread_compiles_as_well() -> None:
 
     profile = trace(step)
     assert (profile.level, profile.warnings) == ("inductor", ())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_state_that_a_compiled_step_begins_with_is_counted(device: str) -> None:
+    if device == "cuda":
+        pytest.importorskip("triton")
+    model = nn.Linear(32, 32)
+    brought = torch.optim.AdamW(model.parameters())
+
+    def step() -> object:
+        made = nn.Linear(32, 32, device=device)
+        optimizer = torch.optim.AdamW(made.parameters()) if device == "cuda" else brought
+        compiled = torch.compile(lambda: optimizer.step())
+        for _ in range(2):
+            used = made if device == "cuda" else model
+            used(torch.ones(8, 32, device=device)).sum().backward()
+            compiled()
+            optimizer.zero_grad()
+        return optimizer
+
+    profile = trace(step, device=device)
+    assert (profile.level, profile.warnings) == ("inductor", ())
+    assert profile.optimizer_peak is not None
+    states = [found for found in profile.live_at_peak("optimizer") if found.nbytes == 32 * 32 * 4]
+    assert len(states) >= 4  # the weight, its gradient and two averages
+    assert not brought.state

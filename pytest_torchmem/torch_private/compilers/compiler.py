@@ -39,6 +39,11 @@ _variable_builder: Callable[[], Any] = private_if_imported(
 _tracer: Callable[[], Any] = private_if_imported("torch._dynamo.output_graph.SubgraphTracer")
 _CREATE = "create_proxy"
 _exceptions: Callable[[], Any] = private_if_imported("torch._dynamo.exc")
+_optimizer_variable: Callable[[], Any] = private_if_imported(
+    "torch._dynamo.variables.optimizer.OptimizerVariable"
+)
+_MOVE_STEP = "move_step_if_cpu"
+_INIT_GROUP = "_init_group"
 _run_node: Callable[[], Any] = private_if_imported("torch._dynamo.utils.run_node")
 _pgo: Callable[[], Any] = private_if_imported("torch._dynamo.pgo")
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
@@ -256,6 +261,39 @@ def originals_seen() -> Iterator[None]:
         replaced(tracer, **{_CREATE: create_proxy}),
         replaced(_STRUCTURED, disabled=True),
     ):
+        yield
+
+
+@contextmanager
+def optimizer_states_made(within: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Have the state of optimizers, which Dynamo makes when it first meets a step, be made
+    ``within()``: it is the program's (torch/_dynamo/variables/optimizer.py, ``call_method``).
+    """
+    variable = _optimizer_variable()
+    call: Any = variable.call_method
+    move: Any = getattr(variable, _MOVE_STEP)
+
+    def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name != _INIT_GROUP:
+            return call(self, tx, name, *args, **kwargs)
+        optimizer = self.value
+        init_group = getattr(optimizer, _INIT_GROUP)
+
+        def made(*given: Any, **named: Any) -> Any:
+            with within():
+                return init_group(*given, **named)
+
+        vars(optimizer)[_INIT_GROUP] = made
+        try:
+            return call(self, tx, name, *args, **kwargs)
+        finally:
+            del vars(optimizer)[_INIT_GROUP]
+
+    def moved(self: Any) -> None:
+        with within():
+            move(self)
+
+    with replaced(variable, call_method=call_method, **{_MOVE_STEP: moved}):
         yield
 
 
