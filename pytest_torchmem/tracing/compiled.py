@@ -26,6 +26,7 @@ from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.step.global_state import eager, when_compiler_is_used
 from pytest_torchmem.torch_private.compilers import compiler
 from pytest_torchmem.torch_private.patching.module_calls import module_calls_as_they_were
+from pytest_torchmem.tracing.lowering import Lowering
 
 if TYPE_CHECKING:
     from pytest_torchmem.torch_private.compilers import inductor
@@ -46,9 +47,12 @@ _CUDAGRAPHS = "triton.cudagraphs"
 class Compiled:
     """The compiler of one trace."""
 
-    def __init__(self, interceptor: Interceptor, level: str | None) -> None:
+    def __init__(
+        self, interceptor: Interceptor, level: str | None, lowering: Lowering | None = None
+    ) -> None:
         self._interceptor = interceptor
         self._level = level
+        self._lowering = lowering or Lowering()
         self._callbacks: dict[int, tuple[Any, compiler.Convert]] = {}
         self._codes: dict[int, CodeType] = {}
         """The code that Dynamo met, by its id."""
@@ -59,6 +63,8 @@ class Compiled:
         """What ends with the trace."""
         self._options: Callable[[], AbstractContextManager[None]] = nullcontext
         """Inductor's options, for as long as something is lowered."""
+        self._in_forward = False
+        """Whether a graph is lowered that is about to run; a backward's is later."""
         self._lowers = False
         """Whether graphs are lowered by Inductor."""
         self._whole: AheadOfTime | None = None
@@ -229,6 +235,8 @@ class Compiled:
                 name = str(getattr(original, "compiler_name", ""))
                 self._reached(line, AOT if name.startswith(AOT) else EAGER)
                 return original(graph, inputs)
+        elif self._level != AOT and self._lowering.reason:
+            self._not_lowered(line, self._lowering.reason)
         elif self._level != AOT:
             kept = fx.GraphModule(graph, copy.deepcopy(graph.graph))
             try:
@@ -236,13 +244,16 @@ class Compiled:
             except compiler.restarts():
                 raise
             except Exception as error:
-                self.reasons.setdefault(f"{_at(line)}{_NOT_LOWERED} ({_first_sentence(error)})")
+                self._not_lowered(line, _first_sentence(error))
                 graph = kept
             else:
                 self._reached(line, INDUCTOR)
                 return found
         self._reached(line, AOT)
         return self._ahead_of_time(graph, inputs)
+
+    def _not_lowered(self, line: str, why: str) -> None:
+        self.reasons.setdefault(f"{_at(line)}{_NOT_LOWERED} ({why})")
 
     def _by_inductor(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         from pytest_torchmem.torch_private.compilers import inductor
@@ -254,14 +265,23 @@ class Compiled:
             self.reasons.setdefault(
                 f"{name} of torch.compile is left out: the default choices are counted"
             )
-        with self._options():
-            return inductor.compile(graph, inputs, original.config, self._lowering)
+        self._lowering.used = self._in_forward = True
+        try:
+            with self._options():
+                return inductor.compile(graph, inputs, original.config, self._lowers_one)
+        finally:
+            self._in_forward = False
 
     @contextmanager
-    def _lowering(self) -> Iterator[None]:
+    def _lowers_one(self) -> Iterator[None]:
         # Options are those of a thread, and a backward is compiled on the one that it runs on.
-        with self._making_graphs(), self._options():
-            yield
+        try:
+            with self._making_graphs(), self._options():
+                yield
+        except Exception as error:
+            if not self._in_forward:
+                self._lowering.failed(_first_sentence(error))
+            raise
 
     def _start_inductor(self) -> None:
         from pytest_torchmem.torch_private.compilers import inductor

@@ -20,6 +20,7 @@ from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.step.program_state import ProgramState
 from pytest_torchmem.step.reached import Reached
 from pytest_torchmem.targets.target import Selected, Target
+from pytest_torchmem.tracing.lowering import Lowering
 
 Run = Callable[[Target, Values, Mailbox | None], MemoryProfile]
 """Runs one pass."""
@@ -27,16 +28,32 @@ _Ended = MemoryProfile | ValuesNeeded | MessageNeeded | MessageSent
 
 
 def run_passes(
-    run: Run, machine: Target, passes: tuple[Values, ...], reached: Reached
+    run: Run,
+    machine: Target,
+    passes: tuple[Values, ...],
+    reached: Reached,
+    lowering: Lowering,
 ) -> MemoryProfile:
-    """Return the profile of the first pass that comes to its end."""
+    """Return the profile of the first pass that comes to its end.
+
+    One that ended because of what Inductor made of its graphs is followed by one without.
+    """
     __tracebackhide__ = True
     alone = machine.world is None or machine.world.size == 1
-    for one in passes:
+    passes = (*passes, passes[-1])
+    for place, one in enumerate(passes, start=1):
+        is_last = place >= len(passes) - 1
+        if place == len(passes) and not lowering.reason:
+            break
         if not alone:
             ended = _in_world(run, machine, one, reached)
-        elif one is passes[-1]:
-            return run(machine, one, None)
+        elif is_last and not lowering.is_open:
+            try:
+                return run(machine, one, None)
+            except ValuesNeeded as end:
+                if place == len(passes) or not lowering.reason:
+                    raise
+                ended = end.with_traceback(None)
         else:
             ended = _attempt(partial(run, machine, one, None), reached)
         if isinstance(ended, MemoryProfile):

@@ -48,6 +48,7 @@ from pytest_torchmem.tracing.clone import HollowCloner
 from pytest_torchmem.tracing.compiled import LEVELS, Compiled
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
 from pytest_torchmem.tracing.lock import run_alone
+from pytest_torchmem.tracing.lowering import Lowering
 from pytest_torchmem.tracing.passes import run_passes
 from pytest_torchmem.tracing.shared import let_go_of_tensors
 from pytest_torchmem.tracing.standing import lent_by_standing_gpus, present_on_standing_gpus
@@ -144,8 +145,9 @@ def trace(
     profiled = partial(
         _profile, target=target, args=args, kwargs=kwargs, step=step, advised=advised
     )
-    run = partial(_trace, limit, reached, profiled, mode=mode)
-    return run_passes(run, machine, _passes(values), reached)
+    lowering = Lowering()
+    run = partial(_trace, limit, reached, profiled, mode=mode, lowering=lowering)
+    return run_passes(run, machine, _passes(values), reached, lowering)
 
 
 def _advisor(again: Callable[..., MemoryProfile], options: Mapping[str, Any]) -> Suggest:
@@ -201,6 +203,7 @@ def _trace(
     values: Values,
     mailbox: Mailbox | None,
     mode: str | None,
+    lowering: Lowering,
 ) -> MemoryProfile:
     """Run one pass.
 
@@ -216,7 +219,7 @@ def _trace(
     interceptor = Interceptor(machine, ledger, attribution, gradient_held_by_engine_alone(), values)
     interceptor.parts.conversion.lender = lent_by_standing_gpus
     interceptor.parts.values.mailbox = mailbox
-    compiled = Compiled(interceptor, mode)
+    compiled = Compiled(interceptor, mode, lowering)
 
     def switch_on(stack: ExitStack) -> None:
         stack.callback(interceptor.threads.released)
@@ -248,6 +251,8 @@ def _trace(
             raise ValuesNeeded from None
         if mailbox is not None and mailbox.ended is not None:
             raise mailbox.ended from None
+        if lowering.ends_by(error):
+            raise ValuesNeeded from None
         if isinstance(error, TypeError) and UnknownNumber.__name__ in str(error):
             raise interceptor.parts.values.unknown(UnknownNumber.AS_SIZE) from error
         if gpu is None and isinstance(error, RuntimeError) and str(error).startswith(_NO_CUDA):

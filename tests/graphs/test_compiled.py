@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import compile_fx
 
 from pytest_torchmem import MemoryProfile, measure, trace
+from pytest_torchmem.torch_private.compilers import inductor
 from pytest_torchmem.tracing.compiled import Compiled
 from tests.operators.workspaces import skip_estimates
 
@@ -318,3 +320,38 @@ def test_the_state_that_a_compiled_step_begins_with_is_counted(device: str) -> N
     states = [found for found in profile.live_at_peak("optimizer") if found.nbytes == 32 * 32 * 4]
     assert len(states) >= 4  # the weight, its gradient and two averages
     assert not brought.state
+
+
+@pytest.mark.parametrize("values", ["auto", "real"])
+def test_a_program_that_decides_by_computed_values_runs_as_graphs(values: str) -> None:
+    runs = []
+
+    def step() -> None:
+        runs.append(1)
+        compiled = torch.compile(lambda x: x.sin() + 1)
+        if compiled(torch.ones(64)).sum() > 0:
+            torch.zeros(1000)
+
+    profile = trace(step, values=values)
+    assert profile.level == "aot"
+    (warning,) = (one for one in profile.warnings if "did not lower" in one)
+    assert "decides by values" in warning
+    assert any(found.nbytes == 4000 for found in profile.timeline.allocations)
+
+
+@pytest.mark.parametrize("values", ["auto", "none"])
+def test_a_backward_that_cannot_be_lowered_runs_as_a_graph(
+    monkeypatch: pytest.MonkeyPatch, values: str
+) -> None:
+    inductor.prepare()
+    original = compile_fx.compile_fx_inner
+
+    def fails_in_backward(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("is_backward"):
+            raise NotImplementedError("no such backward. More about it")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", fails_in_backward)
+    profile = trace(Net(), torch.randn(64, 32), mode="inductor", values=values)
+    assert profile.level == "aot"
+    assert any("no such backward" in one for one in profile.warnings)
