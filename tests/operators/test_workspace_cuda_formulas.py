@@ -23,7 +23,7 @@ from pytest_torchmem.operators.matmul.products import cublas_copy
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.without_workspace import takes_nothing
-from pytest_torchmem.operators.workspace import Workspace
+from pytest_torchmem.operators.workspace import Workspace, as_workspace
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from tests.asked import workspace_of
@@ -528,6 +528,30 @@ def test_unknown_is_only_what_no_source_tells() -> None:
     query = meta(2, 4, 64, 64, dtype=BFLOAT)
     assert found("_scaled_dot_product_cudnn_attention", [None], query).confidence is UNKNOWN
     assert takes_nothing(torch.ops.aten.native_dropout.default, "cuda")
+
+
+class Silent:
+    """A cuDNN that knows nothing."""
+
+    def ask(self, question: object) -> None:
+        """Return no workspace."""
+
+
+def test_a_gradient_of_attention_is_copied_where_it_lies_otherwise() -> None:
+    """MHA.cpp, ``same_strides``: those of dimensions of size 1 do not count."""
+    query = meta(1, 4, 64, 64, dtype=BFLOAT)
+    operator = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+    function = spec_of(operator).on("cuda").workspace
+    assert function is not None
+
+    def copied(gradient: Tensor) -> int:
+        rest = (query, query, query, query, meta(1, 4, 64, 1), *[meta(0)] * 2, *[None] * 3)
+        given = (gradient, *rest, 64, 64, 0.0, False)
+        taken = function(given, {}, machine=H100, outputs=None, cudnn=Silent())
+        return sum(as_workspace(taken, "").requests)
+
+    assert copied(query) == copied(query.as_strided(query.shape, (7, *query.stride()[1:]))) == 0
+    assert copied(query.transpose(1, 2).contiguous().transpose(1, 2)) == query.numel() * 2
 
 
 @pytest.mark.parametrize(("channels", "told"), [(64, 221_668), (256, 201_544), (2048, 655_488)])

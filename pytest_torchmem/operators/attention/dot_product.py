@@ -143,13 +143,18 @@ def cudnn_backward(
     """A copy of a gradient that lies otherwise than the output, and cuDNN's; MHA.cpp,
     ``run_cudnn_SDP_bprop``.
     """
-    copied = 0 if grad_out.stride() == out.stride() else dense_bytes(grad_out)
+    copied = 0 if _strides(grad_out) == _strides(out) else dense_bytes(grad_out)
     if query.dim() != 4:
         return unknown(copied)
     given = {"query": query, "key": key, "value": value, "output": out}
     given |= {"statistics": _statistics(query), "gradient": out}
     bias = _expanded(attn_bias, query, key)
     return _told(cudnn, _asked("backward", {**given, "bias": bias}, is_causal, dropout_p), copied)
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """Return the strides that decide where elements are; ``same_strides``."""
+    return [one for one, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
 def _statistics(query: Tensor) -> Tensor:
