@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.graphs.build import Build, trace_built
-from pytest_torchmem.profile.profile import MemoryProfile
+from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, find_gpu
 from pytest_torchmem.units import parse_size
 
@@ -80,6 +80,9 @@ class _Search:
         self._build, self._size, self._fixed, self._options = build, size, fixed, options
         self.profiles: dict[int, MemoryProfile] = {}
         self.errors: dict[int, torch.OutOfMemoryError] = {}
+        self._streak = 0
+        """How many traces before the last one ended like it."""
+        self._fitted = True
 
     @property
     def traces(self) -> int:
@@ -95,34 +98,45 @@ class _Search:
             )
         except torch.OutOfMemoryError as error:
             self.errors[value] = error.with_traceback(None)
-            return False
-        return True
+        fitted = value in self.profiles
+        self._streak = self._streak + 1 if fitted is self._fitted else 0
+        self._fitted = fitted
+        return fitted
 
     def next(self, good: int, bad: int) -> int:
         """Return a size between one that fits and one that does not.
 
-        Memory grows nearly linearly with most sizes. Where the line through two that fit has what
-        is alive meet the limit, nothing larger can fit; what is reserved meets it before, and the
-        allocator lets go of some of that. Between the two the range is halved.
+        Memory grows nearly linearly with most sizes, in each phase by as much as it does there:
+        where the first of these lines meets the limit is tried. If that fits, what comes after it
+        is tried in steps that double; if it does not, what is just below it, and then the middle of
+        what is left.
         """
-        if len(self.profiles) == 1 or not good:
-            return min(2 * good, bad - 1) if good else (good + bad) // 2
-        below = self._on_line(lambda profile: profile.reserved_peak or 0)
-        above = self._on_line(lambda profile: profile.peak)
-        above = bad if above is None or bad <= above else max(above + 1, good + 1)
-        if below is not None and good < below < above and not self.errors:
-            return below
-        if above > _MOST:
+        if not good:
+            return bad // 2
+        if len(self.profiles) == 1:
+            return min(2 * good, bad - 1)
+        expected = self._on_lines(bad)
+        if expected >= bad > _MOST:
             return 2 * good
-        return min(max((good + above) // 2, good + 1), bad - 1)
+        middle = max((good + bad) // 2, good + 1)
+        if expected < bad:
+            return max(expected, min(good + (1 << self._streak), middle))
+        return middle if self._streak else max(bad - max((bad - good) // 16, 1), middle)
 
-    def _on_line(self, bytes_of: Callable[[MemoryProfile], int]) -> int | None:
-        """Return the last size within the limit, on the line through the two largest that fit."""
+    def _on_lines(self, bad: int) -> int:
+        """Return the last size within the limit, on lines through the two largest that fit.
+
+        What the allocator reserves beyond what is alive is taken to stay the same.
+        """
         one, two = sorted(self.profiles)[-2:]
-        first, second = bytes_of(self.profiles[one]), bytes_of(self.profiles[two])
-        if second <= first:
-            return None
-        return two + (self._limit() - second) * (two - one) // (second - first)
+        before, now = self.profiles[one], self.profiles[two]
+        limit = self._limit() - max((now.reserved_peak or 0) - now.peak, 0)
+        found = bad
+        for phase in PEAK_FIELDS:
+            first, second = getattr(before, phase) or 0, getattr(now, phase) or 0
+            if second > first:
+                found = min(found, two + (limit - second) * (two - one) // (second - first))
+        return found
 
     def _limit(self) -> int:
         """Return the bytes that the step may reserve."""
