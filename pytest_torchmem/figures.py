@@ -45,6 +45,7 @@ JUDGED = tuple(SELECTORS.values())
 MEASURED = tuple(name for name in FIGURES if name.endswith("peak"))
 """The figures that a real GPU gives as well."""
 RESERVED = "reserved_peak"
+PEAK = "peak"
 RETAINED = "retained"
 END = "end"
 PEAKS = tuple(name for name in MEASURED if name != RESERVED)

@@ -34,6 +34,16 @@ class Counted(NamedTuple):
     before: int
     now: int
 
+    @property
+    def rose(self) -> bool:
+        """Whether it is called more often."""
+        return self.now > self.before
+
+    @property
+    def fell(self) -> bool:
+        """Whether it is called less often."""
+        return self.now < self.before
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:

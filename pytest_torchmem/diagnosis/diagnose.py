@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.diagnosis import rules  # noqa: F401
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, Watched, find_causes
 from pytest_torchmem.diagnosis.difference import MomentDifference, difference
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
-from pytest_torchmem.figures import PEAKS
+from pytest_torchmem.figures import PEAK, PEAKS
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive
 from pytest_torchmem.snapshots.compare import Comparison, Verdict
 from pytest_torchmem.snapshots.format import Entry
@@ -37,10 +37,19 @@ def grown_moment(comparison: Comparison) -> str:
     grown = sorted(
         comparison.having(Verdict.GREW), key=lambda change: (change.before or 0) - (change.now or 0)
     )
-    phases = {change.now for change in grown if change.figure != "peak"}
+    phases = {change.now for change in grown if change.figure != PEAK}
     moments = [change for change in grown if change.figure in MOMENTS]
-    own = [c.figure for c in moments if c.figure != "peak" or c.now not in phases]
+    own = [c.figure for c in moments if c.figure != PEAK or c.now not in phases]
     return next((name for name in own if name in PEAKS), next(iter(own), ""))
+
+
+def _with_peak(entry: Entry) -> Entry:
+    """Return an entry with what was alive at the overall peak, where that was a phase's."""
+    alive, figures = entry.alive, entry.figures
+    if alive is None or PEAK in alive.moments or PEAK not in figures:
+        return entry
+    same = next((name for name in alive.moments if figures.get(name) == figures[PEAK]), None)
+    return entry if same is None else replace(entry, alive=alive.with_moment(PEAK, same))
 
 
 def diagnose(
@@ -57,6 +66,7 @@ def diagnose(
     ``profile`` what ran.
     """
     whole = alive or now.alive or Alive()
+    before = _with_peak(before) if moment == PEAK else before
     found = difference(before, whole, moment)
     ran = NOTHING_RAN
     if profile is not None:

@@ -87,6 +87,17 @@ class Alive:
             smallest = max(smallest, min(sizes, default=rest))
         return min(rest, smallest)
 
+    def with_moment(self, moment: str, same: str) -> Alive:
+        """Return this with a further moment at which the same was alive as at another one."""
+        groups = tuple(
+            replace(group, counts={**group.counts, moment: group.counts[same]})
+            if same in group.counts
+            else group
+            for group in self.groups
+        )
+        rest = {**self.rest, moment: self.rest[same]} if same in self.rest else self.rest
+        return replace(self, groups=groups, rest=rest, moments=(*self.moments, moment))
+
     def _own(self, moment: str) -> int:
         """Return what was alive without the buffers of libraries, which may be most of it."""
         library = (one for one in self.groups if one.what.role == Role.LIBRARY.value)

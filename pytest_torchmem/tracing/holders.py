@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 _DEEPEST = 4
 _MOST_NODES = 100_000
@@ -32,7 +32,13 @@ class Names:
 
     def __init__(self, ignore: object = None) -> None:
         self._ignore = {id(ignore), id(self)}
-        self._variables = _variables()
+        self._variables: dict[int, str] = {}
+        """The variables of the program's running functions, by what they are."""
+        self._modules: dict[int, str] = {}
+        """The modules that these hold, and those of their own."""
+        for frame in _frames_of_program():
+            for name, value in tuple(frame.f_locals.items()):
+                self._note(f"{name} of {frame.f_code.co_name}", value)
 
     def of(self, value: object) -> str:
         """Return what refers to a value and is named, "" where nothing is."""
@@ -49,7 +55,7 @@ class Names:
         seen.update(map(id, referrers))
         seen.add(id(referrers))
         for one in referrers:
-            if name := _direct(one, value):
+            if name := self._direct(one, value):
                 return name
         for one in referrers if depth < _DEEPEST else ():
             if isinstance(one, (*_CONTAINERS, CellType)) and (
@@ -58,55 +64,73 @@ class Names:
                 return _inside(one, name, value)
         return ""
 
+    def _note(self, name: str, value: object) -> None:
+        """Take note of a variable; those of outer functions stand for what inner ones have too."""
+        if isinstance(value, (Tensor, *_CONTAINERS)):
+            self._variables[id(value)] = name
+        elif isinstance(value, nn.Module):
+            root = type(value).__name__ if name.startswith("self of ") else name
+            for path, module in value.named_modules():
+                if root == name or id(module) not in self._modules or path:
+                    self._modules[id(module)] = _attribute(root, path)
+
+    def _direct(self, holder: object, value: object) -> str:
+        """Return the name that ``holder`` gives to what it refers to, "" where it gives none."""
+        if isinstance(holder, FunctionType):
+            return f"the closure of {holder.__qualname__}" if _closes_over(holder, value) else ""
+        if isinstance(holder, dict):
+            owner = next(
+                (
+                    one
+                    for one in gc.get_referrers(holder)
+                    if getattr(one, "__dict__", None) is holder
+                ),
+                None,
+            )
+            key = _key_of(holder, value)
+            return _attribute(self._called(owner), key) if owner is not None and key else ""
+        if isinstance(holder, FrameType):
+            return ""
+        attributes = getattr(holder, "__dict__", None)
+        if isinstance(attributes, dict) and not isinstance(holder, type):
+            key = _key_of(attributes, value)
+            return _attribute(self._called(holder), key) if key else ""
+        return ""
+
+    def _called(self, owner: object) -> str:
+        if isinstance(owner, ModuleType | type):
+            return owner.__name__
+        return self._modules.get(id(owner), type(owner).__name__)
+
+
+def _attribute(name: str, path: str) -> str:
+    """Return what is called by its path in what is called ``name``, a variable of a function."""
+    own, of, function = name.partition(" of ")
+    return f"{own}.{path}{of}{function}" if path else name
+
 
 def _inside(container: object, name: str, value: object) -> str:
     """Return what is called ``name``, with what it is unless the name says so."""
     if isinstance(container, CellType) or name.startswith("the "):
         return name
     for registry in _OF_MODULES:
-        if isinstance(container, dict) and name.endswith(registry):
-            return f"{name.removesuffix(registry)}.{_key_of(container, value)}"
+        own, of, function = name.partition(" of ")
+        if isinstance(container, dict) and own.endswith(registry):
+            path = f"{own.removesuffix(registry)}{of}{function}"
+            return _attribute(path, _key_of(container, value))
     return f"the {type(container).__name__} {name}"
 
 
-def _variables() -> dict[int, str]:
-    """Return the variables of the program's running functions, by what they are."""
-    found: dict[int, str] = {}
+def _frames_of_program() -> Iterator[FrameType]:
+    """Yield the frames of the program's running functions, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = str(frame.f_globals.get("__name__", ""))
         if owner == "pytest_torchmem.step.step":
             break  # beyond is who asked for the trace
         if not f"{owner}.".startswith(_NOT_OF_PROGRAMS):
-            for name, value in tuple(frame.f_locals.items()):
-                if isinstance(value, (Tensor, *_CONTAINERS)):
-                    found[id(value)] = f"{name} of {frame.f_code.co_name}"
+            yield frame
         frame = frame.f_back
-    return found
-
-
-def _direct(holder: object, value: object) -> str:
-    """Return the name that ``holder`` gives to what it refers to, "" where it gives none."""
-    if isinstance(holder, FunctionType):
-        return f"the closure of {holder.__qualname__}" if _closes_over(holder, value) else ""
-    if isinstance(holder, dict):
-        owner = next(
-            (one for one in gc.get_referrers(holder) if getattr(one, "__dict__", None) is holder),
-            None,
-        )
-        key = _key_of(holder, value)
-        return f"{_called(owner)}.{key}" if owner is not None and key else ""
-    if isinstance(holder, FrameType):
-        return ""
-    attributes = getattr(holder, "__dict__", None)
-    if isinstance(attributes, dict) and not isinstance(holder, type):
-        key = _key_of(attributes, value)
-        return f"{_called(holder)}.{key}" if key else ""
-    return ""
-
-
-def _called(owner: object) -> str:
-    return owner.__name__ if isinstance(owner, ModuleType | type) else type(owner).__name__
 
 
 def _closes_over(function: FunctionType, value: object) -> bool:

@@ -137,6 +137,19 @@ def eager_attention(wrong: bool) -> Step:
     return Decoder(wrong={"eager": True} if wrong else None).bfloat16(), (ids(),), {}
 
 
+@planted("attention", "from flash to memory-efficient: attn_mask", "Causal", "full", ("cuda",))
+def mask_given(wrong: bool) -> Step:
+    class Causal(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            if not wrong:
+                return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+            mask = x.new_full((LENGTH * 4, LENGTH * 4), -1e4)  # here: mask_given
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    x = torch.zeros(1, 1, LENGTH * 4, 32, dtype=torch.bfloat16, requires_grad=True)
+    return Causal(), (x,), {}
+
+
 @planted("copy", "makes float32[4, 64, 128] of the bfloat16", "Decoder.blocks.*", "aten::_to_copy")
 def widened(wrong: bool) -> Step:
     return Decoder(wrong={"float": True} if wrong else None).bfloat16(), (ids(),), {}
@@ -549,6 +562,19 @@ def best_weights(wrong: bool) -> Step:
             model.zero_grad()
             best = copy.deepcopy(model.state_dict()) if wrong else None  # here: best_weights
         del best
+
+    return Program(run), (), {}
+
+
+@planted("held between", "the variable flat of run", "", "aten::cat")
+def gradients_in_one_tensor(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
+        model(torch.zeros(8, 256, device=device)).sum().backward()
+        if wrong:  # what is alive between backward and optimizer is the peak now
+            gradients = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
+            flat = torch.cat(gradients)  # here: gradients_in_one_tensor
+            flat.norm()
 
     return Program(run), (), {}
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.profile.lifetimes import Lifetimes, Role
+from pytest_torchmem.tracing.holders import Names
 from pytest_torchmem.tracing.watch import watching
 from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
 
@@ -54,3 +55,9 @@ def test_what_keeps_a_tensor(device: str) -> None:
     with watching(device, held) as watch:
         trace(program, device=device)
     assert {"Keeping.last", "the list Block.kept"} <= set(watch.holders.values())
+
+
+def test_a_module_that_a_variable_holds_is_told_by_its_path() -> None:
+    average = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    named = Names().of(average[1].weight)
+    assert named.startswith("average.1.weight of test_a_module_that")

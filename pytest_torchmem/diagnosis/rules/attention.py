@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule
 from pytest_torchmem.profile.lifetimes import Role
+from pytest_torchmem.profile.module_paths import fold
 
 _KERNELS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
@@ -43,7 +44,24 @@ def attention_fell(evidence: Evidence) -> Cause | None:
             "attention", at_line, before=before, now=now, reason=_reason(evidence, row.what.line)
         )
         return found and Cause(found.rule, found.values, row, found.nbytes)
-    return None
+    return _by_calls(evidence)
+
+
+def _by_calls(evidence: Evidence) -> Cause | None:
+    """Return that another kernel is called, where it grew what is beside it, such as a mask."""
+    counts = evidence.counts()
+    fewer = {_KERNELS[name] for name, one in counts.items() if name in _KERNELS and one.fell}
+    before = next((name for name in _ORDER if name in fewer), "")
+    operators = [name for name, one in counts.items() if name in _KERNELS and one.rose]
+    operators += [name for name in _SOFTMAX[:1] if name in counts and counts[name].rose]
+    if not before or not operators:
+        return None
+    places = list(evidence.ran.places(operators[0]))
+    modules, lines = {fold(one.module)[0] for one in places}, {one.line for one in places}
+    rows = [row for row in evidence.came() if row.what.module in modules or row.what.line in lines]
+    reason = next((found for line in sorted(lines) if (found := _reason(evidence, line))), "")
+    now = _KERNELS.get(operators[0], "math")
+    return cause("attention", rows, before=before, now=now, reason=reason)
 
 
 def _reason(evidence: Evidence, line: str) -> str:

@@ -36,7 +36,7 @@ def fewer_backwards(evidence: Evidence) -> Cause | None:
     before, now = (_calls(facts, "calls") for facts in counts)
     rows = [*evidence.came(Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value)]
     called = [evidence.counted(row.what.source) for row in rows]
-    if not 0 < now < before or any(one and one.now < one.before for one in called):
+    if not 0 < now < before or any(one and one.fell for one in called):
         return None
     times = "once" if now == 1 else f"{now} times"
     return cause("backwards", rows, now=f"backward runs {times}", before=f"run {before} times")

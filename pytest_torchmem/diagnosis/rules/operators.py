@@ -17,13 +17,13 @@ _MOST_NAMES = 3
 def other_operators(evidence: Evidence) -> Cause | None:
     """The forward calls operators that it did not call, or calls them more often."""
     counts = evidence.counts()
-    more = {name: one for name, one in counts.items() if one.now > one.before}
+    more = {name: one for name, one in counts.items() if one.rose}
     rows = _rows_of(evidence, more)
     if not rows:
         return None
     first = shown_by(rows)
     own = _names_of(evidence, more, rows, first)
-    gone = [name for name, one in counts.items() if one.now < one.before]
+    gone = [name for name, one in counts.items() if one.fell]
     gone.sort(key=lambda name: counts[name].now - counts[name].before)
     instead = f" in the place of {_listed(gone)}" if gone else ""
     text = _listed(own) if gone else _calls(own, more)
