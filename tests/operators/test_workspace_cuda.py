@@ -243,6 +243,9 @@ def test_of_batch_norm_the_reserve_has_a_bound() -> None:
     last = x.to(memory_format=torch.channels_last)
     retained = [trace(model, input, device="cuda", gpu="a100").retained for input in (x, last)]
     assert retained[1] - retained[0] == x.numel() // 8
+    made = trace(model, last, device="cuda", gpu="a100").timeline.allocations
+    sizes = [one.nbytes for one in made if one.origin.operator == "aten::cudnn_batch_norm"]
+    assert sizes[:4] == [4 * x.numel(), x.numel() // 8, 4 * 8, 4 * 8]  # BatchNorm.cpp's order
     profile = trace(model.eval(), last, device="cuda", gpu="a100", backward=False)
     assert profile.by_confidence() == {}
 

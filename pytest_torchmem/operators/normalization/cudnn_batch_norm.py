@@ -31,7 +31,10 @@ _LARGEST_EVALUATION_BATCH = 65535
 
 # The backward needs an output of the forward whose size cuDNN alone decides.
 _forward = operator(
-    "aten::cudnn_batch_norm", library_output=3, also_writes=("running_mean", "running_var")
+    "aten::cudnn_batch_norm",
+    library_output=3,
+    also_writes=("running_mean", "running_var"),
+    order={"cuda": (0, 3, 1, 2)},
 )
 _backward = operator("aten::cudnn_batch_norm_backward", not_in_key=("reserveSpace",))
 
