@@ -18,6 +18,7 @@ from pytest_torchmem.allocator.options import AllocatorOptions
 from pytest_torchmem.allocator.private import PoolId
 from pytest_torchmem.allocator.recorded import Peaks, RunningPeaks
 from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger
+from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.profile import PEAK_FIELDS
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.targets.gpus import Gpu
@@ -84,7 +85,8 @@ class DeviceMemory:
 
     def peaks(self) -> Mapping[str, Peaks]:
         """Return the peaks by name (``"forward_peak"``, …, ``"peak"``)."""
-        self.follow()
+        with without_collections():
+            self.follow()
         found = {phase: peaks.found() for phase, peaks in self._peaks.items()}
         result = {name: found[phase] for name, phase in PEAK_FIELDS.items() if phase in found}
         result["peak"] = replace(

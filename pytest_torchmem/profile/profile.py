@@ -409,8 +409,12 @@ class MemoryProfile:
         ``PYTORCH_ALLOC_CONF``. Open the file at https://pytorch.org/memory_viz.
         """
         from pytest_torchmem.profile.formats.memory_snapshot import memory_snapshot
+        from pytest_torchmem.profile.garbage import without_collections
 
-        Path(path).write_bytes(pickle.dumps(memory_snapshot(self.timeline, allocator), protocol=4))
+        with without_collections():
+            written = memory_snapshot(self.timeline, allocator)
+        with Path(path).open("wb") as file:
+            pickle.dump(written, file, protocol=4)
 
     def sparkline(self, width: int = 40) -> str:
         """Return the course of the step in ``width`` characters, the highest at the peak."""
