@@ -3,7 +3,8 @@
 cuDNN tells these sizes on a GPU alone. Its documentation says what they depend on: the network,
 whether it is trained, the longest sequence and the batch, so a packed sequence counts as if it were
 padded. The formulas give the published sizes to the byte (tests/operators/test_recurrent_space.py):
-LSTM and GRU of cuDNN 6 or 7 (pytorch#2895), an LSTM of cuDNN 9 (jax, tests/rnn_test.py,
+LSTM and GRU of cuDNN 6 or 7 (pytorch#2895, whose batch and steps follow from two of its four
+sizes), an LSTM of cuDNN 9 (jax, tests/rnn_test.py,
 ``test_struct_encoding_determinism``). What these do not cover is assumed at its largest: other
 cells, float32 states of a layer in half precision, projections, both directions, and a forward
 without training, which can need no more than one with it.
