@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from pytest_torchmem.interception.attribution import is_own
 from pytest_torchmem.interception.context import TraceContext
@@ -26,6 +25,7 @@ from pytest_torchmem.torch_private.dispatch.modes import (
     FunctionalTensorMode,
     device_constructors,
 )
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.tensors.autograd import ENGINE_CODE
 from pytest_torchmem.torch_private.tensors.holders import HOLDERS
@@ -67,7 +67,7 @@ def _makes(func: Any, args: Any) -> bool:
 @cache
 def _creates(func: OpOverload) -> bool:
     """Return whether an operator has a device and no tensors among its arguments."""
-    arguments = func._schema.arguments
+    arguments = schema(func).arguments
     return any(one.name == "device" for one in arguments) and not any(
         "Tensor" in str(one.type) for one in arguments
     )
