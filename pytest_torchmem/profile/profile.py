@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
@@ -408,13 +407,11 @@ class MemoryProfile:
         The requests are replayed on one stream, with the options ``allocator``, as in
         ``PYTORCH_ALLOC_CONF``. Open the file at https://pytorch.org/memory_viz.
         """
-        from pytest_torchmem.profile.formats.memory_snapshot import memory_snapshot
+        from pytest_torchmem.profile.formats.memory_snapshot import write_memory_snapshot
         from pytest_torchmem.profile.garbage import without_collections
 
-        with without_collections():
-            written = memory_snapshot(self.timeline, allocator)
-        with Path(path).open("wb") as file:
-            pickle.dump(written, file, protocol=4)
+        with without_collections(), Path(path).open("wb") as file:
+            write_memory_snapshot(self.timeline, file, allocator)
 
     def sparkline(self, width: int = 40) -> str:
         """Return the course of the step in ``width`` characters, the highest at the peak."""

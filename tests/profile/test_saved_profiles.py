@@ -20,7 +20,8 @@ from torch.cuda import _memory_viz
 
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profile.formats.memory_snapshot import memory_snapshot
+from pytest_torchmem.profile.formats.memory_snapshot import memory_snapshot, write_memory_snapshot
+from pytest_torchmem.profile.formats.pickles import PickleWriter
 from pytest_torchmem.profile.formats.saved import plain_timeline, read_timeline
 from pytest_torchmem.profile.formats.table import allocations_csv
 from pytest_torchmem.profile.formats.trace_events import trace_events
@@ -136,6 +137,27 @@ def test_a_snapshot_has_what_is_alive_in_its_segments(timeline: Timeline) -> Non
     assert requested == (timeline.live_bytes() or [0])[-1]
     for segment in snapshot["segments"]:
         assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+
+
+@settings(max_examples=30)
+@given(timelines())
+def test_a_snapshot_is_written_piece_by_piece(timeline: Timeline) -> None:
+    file = io.BytesIO()
+    write_memory_snapshot(timeline, file)
+    assert pickle.loads(file.getvalue()) == memory_snapshot(timeline)
+
+
+def test_a_pickle_of_many_rows_is_read_as_it_was() -> None:
+    names = [
+        [{"name": str(number), "wide": "x" * 100_000 * (number == 7)}] for number in range(400)
+    ]
+    rows = [
+        {"names": names[number % 400], "size": 1 << number % 60, "text": f"t{number % 300}"}
+        for number in range(2500)
+    ]
+    file = io.BytesIO()
+    PickleWriter(file).dictionary([("rows", iter(rows)), ("more", names)], rows="rows")
+    assert pickle.loads(file.getvalue()) == {"rows": [rows], "more": names}
 
 
 def test_the_tools_of_torch_read_the_snapshot(profile: MemoryProfile, tmp_path: Path) -> None:

@@ -6,13 +6,17 @@ of ``_memory_viz.profile_to_snapshot``, which has categories too.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 from pytest_torchmem.allocator.blocks import Block
 from pytest_torchmem.allocator.caching import CachingAllocator
 from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.allocator.segments import segments
+from pytest_torchmem.profile.formats.pickles import PickleWriter
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Timeline
+
+_TRACES = "device_traces"
 
 
 def memory_snapshot(timeline: Timeline, allocator: str = "") -> dict[str, Any]:
@@ -21,17 +25,21 @@ def memory_snapshot(timeline: Timeline, allocator: str = "") -> dict[str, Any]:
     The requests are replayed on one stream; ``allocator`` is written as for
     ``PYTORCH_ALLOC_CONF``. Frames name the line, the module and the operator of an allocation.
     """
+    parts = _parts(timeline, allocator)
+    return {name: [[*found]] if name == _TRACES else found for name, found in parts}
+
+
+def write_memory_snapshot(timeline: Timeline, file: BinaryIO, allocator: str = "") -> None:
+    """Write the pickle of ``memory_snapshot``, entry by entry: there are more than allocations."""
+    PickleWriter(file).dictionary(_parts(timeline, allocator), rows=_TRACES)
+
+
+def _parts(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
+    """Yield names and values; that of ``_TRACES`` are entries, to be taken before the next one."""
     replayed = CachingAllocator(parse_options(allocator))
     recorder = _Recorder(replayed)
     blocks: dict[int, Block] = {}
-    for event in timeline.events:
-        found = timeline.allocations[abs(event) - 1]
-        if event < 0:
-            block = blocks.pop(-event, None)
-            if block is not None:
-                recorder.free(block, found)
-        elif found.nbytes:
-            blocks[event] = recorder.allocate(found)
+    yield _TRACES, _entries(timeline, recorder, blocks)
     frames = {
         block.address: recorder.frames_of(timeline.allocations[index - 1])
         for index, block in blocks.items()
@@ -40,12 +48,25 @@ def memory_snapshot(timeline: Timeline, allocator: str = "") -> dict[str, Any]:
     for segment in reserved:
         for block in segment["blocks"]:
             block["frames"] = frames.get(block["address"], [])
-    return {
-        "segments": reserved,
-        "device_traces": [recorder.entries],
-        "external_annotations": [],
-        "allocator_settings": {"PYTORCH_ALLOC_CONF": allocator},
-    }
+    yield "segments", reserved
+    yield "external_annotations", []
+    yield "allocator_settings", {"PYTORCH_ALLOC_CONF": allocator}
+
+
+def _entries(
+    timeline: Timeline, recorder: _Recorder, blocks: dict[int, Block]
+) -> Iterator[dict[str, Any]]:
+    """Yield what is written down of each event; ``blocks`` has those that are in use."""
+    for event in timeline.events:
+        found = timeline.allocations[abs(event) - 1]
+        if event < 0:
+            block = blocks.pop(-event, None)
+            if block is not None:
+                recorder.free(block, found)
+        elif found.nbytes:
+            blocks[event] = recorder.allocate(found)
+        yield from recorder.entries
+        recorder.entries.clear()
 
 
 class _Recorder:
@@ -54,6 +75,8 @@ class _Recorder:
     def __init__(self, allocator: CachingAllocator) -> None:
         self._allocator = allocator
         self.entries: list[dict[str, Any]] = []
+        """Those of the present event."""
+        self._noted = 0
         self._frames: dict[tuple[Origin, str], list[dict[str, Any]]] = {}
         """By what they tell of; entries share them, as those of torch do."""
         self._categories = {kind: kind.value.replace(" ", "_") for kind in Kind}
@@ -93,11 +116,12 @@ class _Recorder:
                 "addr": address,
                 "size": size,
                 "stream": 0,
-                "time_us": len(self.entries),
+                "time_us": self._noted,
                 "frames": frames,
                 "category": self._categories[found.kind],
             }
         )
+        self._noted += 1
 
 
 def frames_of(found: Allocation) -> list[dict[str, Any]]:
