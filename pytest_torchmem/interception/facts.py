@@ -122,7 +122,9 @@ class FactCollector:
         if torch.is_autocast_enabled(self.device):
             dtype = torch.get_autocast_dtype(self.device)
             autocast = self._dtypes.setdefault(dtype, str(dtype).removeprefix("torch."))
-        mode = Mode(torch.is_grad_enabled(), autocast, module.training, task != -1)
+        # ``torch.jit.freeze`` leaves a module without it.
+        training = getattr(module, "training", False)
+        mode = Mode(torch.is_grad_enabled(), autocast, training, task != -1)
         if outer is None:
             if task == -1:  # a checkpoint calls by itself what a model called before
                 self._settings_of(path, module)

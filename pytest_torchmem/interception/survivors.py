@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -108,10 +109,12 @@ def forget_cached() -> None:
     # From the tables to what is in them: to ask what refers to a tensor looks at all objects.
     for namespace in _namespaces():
         for table in tuple(namespace.values()):
-            if isinstance(table, dict):
-                # What is derived from ``dict`` may import modules when it is asked for its items.
-                for key in [key for key, item in dict.items(table) if _is_one(item, surviving)]:
-                    dict.__delitem__(table, key)
+            if issubclass(type(table), dict):
+                # What a library's own class does instead may import all that it can load.
+                of_python: Any = OrderedDict if issubclass(type(table), OrderedDict) else dict
+                items = tuple(of_python.items(table))
+                for key in [key for key, item in items if _is_one(item, surviving)]:
+                    of_python.__delitem__(table, key)
 
 
 def _namespaces() -> Iterator[Mapping[str, Any]]:
@@ -165,7 +168,7 @@ def _holds(values: Iterable[Any], survivors: Mapping[int, StorageRecord], depth:
 
 def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
-        return tuple(value.values())
+        return tuple(dict.values(value))
     if isinstance(value, (tuple, list, set)):
         return tuple(value)
     if isinstance(value, (type, ModuleType)) or callable(value):

@@ -93,7 +93,12 @@ class StandingGpus:
             from pytest_torchmem.tracing.standing import StandingGpu
 
             limited = self._settings.gpu_named or gpu != self._settings.gpu
-            self._gpus[gpu] = StandingGpu(gpu, allocator=self._settings.allocator, limited=limited)
+            self._gpus[gpu] = StandingGpu(
+                gpu,
+                allocator=self._settings.allocator,
+                limited=limited,
+                values=self._settings.values,
+            )
         return self._gpus[gpu]
 
     @contextmanager

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_torchmem.checks.defaults import VALUES_MODES
+from pytest_torchmem.checks.settings import parse_values
 from pytest_torchmem.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,9 +42,16 @@ def gpu_of(config: pytest.Config, name: str) -> StandingGpu:
             raise UsageError(
                 "--torchmem-fake-cuda: torch is not installed in this environment"
             ) from None
-        written = getattr(config.known_args_namespace, "torchmem_allocator", None)
+        given = config.known_args_namespace
+        written = getattr(given, "torchmem_allocator", None)
         allocator = written or config.getini("torchmem_allocator") or ""
-        gpu = config.stash[_GPU] = StandingGpu(found, allocator=str(allocator), limited=True)
+        values = getattr(given, "torchmem_values", None) or config.getini("torchmem_values")
+        gpu = config.stash[_GPU] = StandingGpu(
+            found,
+            allocator=str(allocator),
+            limited=True,
+            values=parse_values(values or VALUES_MODES[0], "torchmem_values"),
+        )
         config.add_cleanup(gpu.close)
     return config.stash[_GPU]
 

@@ -37,6 +37,23 @@ def own_generator() -> torch.Generator | None:
     return _Own.torch
 
 
+def current_generator() -> torch.Generator:
+    """Return what values of the running trace are drawn from."""
+    return _Own.torch or torch.default_generator
+
+
+@contextmanager
+def drawing_from(state: torch.Tensor) -> Iterator[None]:
+    """Have kernels that take no generator draw from a state on; they draw as before afterwards."""
+    default = torch.default_generator  # C++'s own, whatever ``torch.random`` has
+    before = default.get_state()
+    default.set_state(state)
+    try:
+        yield
+    finally:
+        default.set_state(before)
+
+
 @contextmanager
 def own_generators(on_thread: Callable[[], bool]) -> Iterator[None]:
     """Have torch's functions, ``random``'s and numpy's draw from generators of this trace's own

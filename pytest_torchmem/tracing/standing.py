@@ -26,6 +26,7 @@ from pytest_torchmem.interception.conversion import Lent
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.survivors import give_survivors_data
+from pytest_torchmem.interception.values.policy import Values
 from pytest_torchmem.step.global_state import eager, program_kept, settings_kept, thread_kept
 from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.targets.gpus import find_gpu
@@ -41,14 +42,20 @@ _OF_FIXTURE = (
     "a fixture put on cuda, where most values are not kept. Make that in the body of the test"
 )
 
+_VALUES = {"auto": Values.BETWEEN_TRACES, "real": Values.REAL, "none": Values.GUESSED}
+
 
 class StandingGpu:
     """A fake GPU, by its name in the catalogue; ``limited`` to its memory or not.
 
+    ``values`` are those of a trace; ``"auto"`` computes as far as a budget for each test goes.
+
     It belongs to the thread that first switches it on.
     """
 
-    def __init__(self, gpu: str, *, allocator: str = "", limited: bool = False) -> None:
+    def __init__(
+        self, gpu: str, *, allocator: str = "", limited: bool = False, values: str = "auto"
+    ) -> None:
         check_torch()
         self.gpu = gpu
         modelled = find_gpu(gpu)
@@ -57,9 +64,10 @@ class StandingGpu:
         self._device = self._ledger.on(target.device)
         self.memory = Memory(parse_options(allocator), limited).of(self._device, modelled)
         alone = gradient_held_by_engine_alone()
-        self._interceptor = Interceptor(target, self._ledger, Attribution(), alone, real_host=True)
+        self._interceptor = Interceptor(
+            target, self._ledger, Attribution(), alone, _VALUES[values], real_host=True
+        )
         self._interceptor.parts.conversion.lender = self._lent_by_others
-        self._interceptor.parts.values.between_traces = True
         self._context = TraceContext(self._interceptor)
         self._kept = ExitStack()
         self._kept.enter_context(settings_kept())

@@ -21,6 +21,12 @@ def exported(device: str = "cpu") -> Any:
     return torch.export.export(nn.Linear(8, 8).to(device), (x,)).module()(x)
 
 
+def exported_for_any_batch(device: str = "cpu") -> Any:
+    model, x = nn.Linear(8, 8).to(device), torch.randn(4, 8, device=device)
+    shapes = {"input": {0: torch.export.Dim("batch", min=2)}}
+    return torch.export.export(model, (x,), dynamic_shapes=shapes).module()(x[:3])
+
+
 def in_fake_tensor_mode(device: str = "cpu") -> Any:
     with FakeTensorMode():
         product = torch.randn(1000, 1000, device=device) @ torch.randn(1000, 1000, device=device)
@@ -87,8 +93,15 @@ def jit_traced(device: str = "cpu") -> Any:
         traced(x).sum().backward()
 
 
+def frozen(device: str = "cpu") -> Any:
+    traced = torch.jit.trace(nn.Linear(8, 8).to(device).eval(), torch.randn(4, 8, device=device))
+    return torch.jit.freeze(traced)(torch.randn(2, 8, device=device))
+
+
 PROGRAMS = (
     exported,
+    exported_for_any_batch,
+    frozen,
     in_fake_tensor_mode,
     symbolic_graph,
     jvp,

@@ -170,9 +170,34 @@ def test_net():
     assert large.sum() is host
 """
     )
-    result = project.run("--torchmem-fake-cuda=h100", "-l")
+    result = project.run("--torchmem-fake-cuda=h100", "-l", "--torchmem-values=none")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["large *= tensor(..., device='cuda:0', size=(1000, 1000)*"])
+
+
+def test_tests_that_decide_by_values_pass(project: Project) -> None:
+    project.write(
+        test_net="""
+import pytest, torch
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Linear(16, 4).cuda()
+def test_learns(model):
+    x, y = torch.randn(8, 16, device="cuda"), torch.randint(0, 4, (8,), device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    losses = []
+    for _ in range(5):
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] < 10
+    assert (model(x).argmax(1) == y).float().mean() > 0.2
+    torch.testing.assert_close(model(x).cpu(), torch.nn.functional.linear(x.cpu(), *(
+        one.cpu() for one in model.parameters())))
+"""
+    )
+    project.run("--torchmem-fake-cuda=h100").assert_outcomes(passed=1)
 
 
 def test_many_tests_do_not_grow_the_ledger(project: Project) -> None:

@@ -273,7 +273,7 @@ def test_net(leaking):
     nn.Linear(8, 8)(torch.ones(1, 8))
 
 def test_reads():
-    assert KEPT[0].isnan().all() and KEPT[0].device.type == "cpu"
+    assert KEPT[0].device.type == "cpu" and KEPT[0].std() > 0.5
 """
     run(project, text).assert_outcomes(passed=2)
 

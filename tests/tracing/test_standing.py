@@ -28,6 +28,13 @@ def gpu() -> Iterator[StandingGpu]:
     made.close()
 
 
+@pytest.fixture
+def without_values() -> Iterator[StandingGpu]:
+    made = StandingGpu("h100", limited=True, values="none")
+    yield made
+    made.close()
+
+
 def step() -> None:
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters())
@@ -106,7 +113,10 @@ def test_values_of_the_host_are_read_when_they_are_copied(gpu: StandingGpu) -> N
     assert numbers.sum() == 6
 
 
-def test_unknown_values_on_the_host_are_not_taken_for_the_old_ones(gpu: StandingGpu) -> None:
+def test_unknown_values_on_the_host_are_not_taken_for_the_old_ones(
+    without_values: StandingGpu,
+) -> None:
+    gpu = without_values
     with gpu.on():
         target = torch.zeros(1000, 1000)
         target.copy_(torch.randn(1000, 1000, device="cuda"))
@@ -295,7 +305,8 @@ def test_it_does_not_grow(gpu: StandingGpu) -> None:
         assert torch.cuda.memory_allocated() == KEPT
 
 
-def test_as_many_guesses_in_each_test(gpu: StandingGpu) -> None:
+def test_as_many_guesses_in_each_test(without_values: StandingGpu) -> None:
+    gpu = without_values
     with gpu.on():
         for _ in range(3):
             for _ in range(600):
@@ -304,7 +315,7 @@ def test_as_many_guesses_in_each_test(gpu: StandingGpu) -> None:
 
 
 def test_survivors_read_as_nan() -> None:
-    gpu = StandingGpu("t4")
+    gpu = StandingGpu("t4", values="none")
     with gpu.on():
         tensor = torch.randn(1000, 1000, device="cuda")
     gpu.close()
@@ -356,8 +367,8 @@ def test_what_is_known_is_lent_as_a_copy(
         assert lengths.tolist() == [3, 5, 2]
 
 
-def test_a_value_that_a_fixture_did_not_keep(gpu: StandingGpu) -> None:
-    with gpu.on():
+def test_a_value_that_a_fixture_did_not_keep(without_values: StandingGpu) -> None:
+    with without_values.on():
         model = nn.Linear(64, 64, device="cuda")
 
     def program() -> None:
@@ -367,3 +378,27 @@ def test_a_value_that_a_fixture_did_not_keep(gpu: StandingGpu) -> None:
     with pytest.raises(UnknownValueError, match=r"fixture put on cuda.*values='none'"):
         trace(program, device="cuda")
     assert trace(program, device="cuda", values="none").warnings
+
+
+def test_values_are_computed_as_far_as_the_budget_of_each_test(
+    gpu: StandingGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Values, "budget", lambda self: Budget(1 << 20, 1_000_000))
+    with gpu.on():
+        for _ in range(3):
+            gpu.cut()
+            model = nn.Linear(64, 64, device="cuda")
+            before = model.weight.detach().clone()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            losses = []
+            for _ in range(3):
+                loss = model(torch.ones(2, 64, device="cuda")).pow(2).sum()
+                losses.append(loss.item())
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            assert losses[-1] != losses[0]
+            assert not torch.equal(before, model.weight)
+            large = torch.randn(1000, 1000, device="cuda")
+            with pytest.raises(UnknownValueError, match="a budget for each test goes"):
+                bool(large.sum() > 0)

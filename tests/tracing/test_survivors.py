@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -72,6 +73,23 @@ def test_a_cache_of_a_class_is_filled_anew_by_a_second_pass(library: Any) -> Non
     assert profile.values != "none"
     sizes = [one.nbytes for one in profile.timeline.allocations]
     assert sizes.count(SIDE * SIDE * 4) == 4
+
+
+def test_a_dictionary_that_loads_what_it_is_asked_for_is_not_asked(library: Any) -> None:
+    class Lazy(OrderedDict[str, Any]):
+        def items(self) -> Any:
+            raise ImportError("a module that is not installed")
+
+        values = keys = items
+
+    library.lazy = Lazy()
+
+    def step() -> bool:
+        x = torch.rand(SIDE, SIDE, device="cuda")
+        library.tables[SIDE] = (x * 2,)
+        return bool(library.tables[SIDE][0].sum() > 0)
+
+    assert torchmem.trace(step, device="cuda").values == "real"
 
 
 def test_what_the_last_trace_left_is_on_its_device_from_the_beginning(library: Any) -> None:

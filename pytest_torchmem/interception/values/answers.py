@@ -52,8 +52,6 @@ class Answers:
         """Whether the program's way depended on a value that this pass does not compute."""
         self.mailbox: Mailbox | None = None
         """What other processes have sent, in a world of several."""
-        self.between_traces = False
-        """Whether it keeps the values of a GPU that stands between traces, which have a mode."""
         self.misses = ""
         """Of tensors that the program came with and whose values are not known: what they are, and
         what to do."""
@@ -121,6 +119,8 @@ class Answers:
         if self.contents.known(record) is not None:
             self._told_known()
             return self.contents.value(record, tensor)
+        if not tensor.numel():
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
         assumed = self.contents.assumed(record)
         number: float = 1 if assumed is None else assumed.answer
         if assumed is None and is_count(tensor.dtype):
@@ -182,7 +182,8 @@ class Answers:
             )
 
     def cut(self) -> None:
-        """Begin to count guesses anew: another test may ask for as many."""
+        """Begin to count guesses, and what is computed, anew: another test begins."""
+        self._budget = self.mode.budget()
         self._guesses.clear()
         self._told.clear()
         self._of_others = self._evenly = ""
@@ -252,11 +253,13 @@ class Answers:
         )
 
     def _why(self) -> str:
-        if self.between_traces:
+        spent = self._budget.spent if self._budget is not None else ""
+        if self.mode is Values.BETWEEN_TRACES and spent:
             return (
-                "what fixtures and tests put on a fake GPU outside of traces only has the values "
-                "of small integer and boolean tensors. Compute this on the CPU, where values are "
-                "real, or do it in the body of a memory test"
+                "what fixtures and tests do on a fake GPU outside of memory tests is computed as "
+                f"far as a budget for each test goes, and this test {spent}. Make it smaller, "
+                "compute this on the CPU, where values are real, or do it in the body of a memory "
+                "test with values='real'"
             )
         if self.mode is Values.GUESSED:
             return (
@@ -264,9 +267,9 @@ class Answers:
                 "(token ids, masks, lengths) that are neither random nor computed from parameters. "
                 "Trace with values='auto' or values='real', or skip this line while tracing"
             )
-        if self._budget is not None and self._budget.spent:
+        if spent:
             return (
-                f"to compute the values of this program {self._budget.spent}. Pass values='real', "
+                f"to compute the values of this program {spent}. Pass values='real', "
                 "which computes every value for real whatever it takes, or trace a smaller model, "
                 "or pass values='none', which lets unknown values count as 1"
             )

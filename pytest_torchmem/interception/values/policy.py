@@ -32,6 +32,10 @@ class Values(Enum):
     """Every value is known as far as the budget goes; a decision on another is an error."""
     REAL = "real"
     """Every value is known; a decision on what has none (a tensor on ``meta``) is an error."""
+    BETWEEN_TRACES = "between traces"
+    """Every value is known as far as the budget of a test goes; a decision on another is an error.
+
+    So it is on a GPU that stands between traces, where nothing can be run again."""
 
     @property
     def computes(self) -> bool:
@@ -41,12 +45,14 @@ class Values(Enum):
     @property
     def wants_all(self) -> bool:
         """Whether no other pass follows that computes what this one leaves out."""
-        return self in (Values.WITHIN_BUDGET, Values.REAL)
+        return self in (Values.WITHIN_BUDGET, Values.REAL, Values.BETWEEN_TRACES)
 
     def budget(self) -> Budget | None:
         """Return what the values of a pass may take, ``None`` for any amount."""
         if self is Values.ASKED_FOR:
             return Budget(8 << 20, 10_000_000)
+        if self is Values.BETWEEN_TRACES:
+            return Budget(128 << 20, 1_000_000_000)
         return Budget(2 << 30, 500_000_000_000) if self is Values.WITHIN_BUDGET else None
 
 

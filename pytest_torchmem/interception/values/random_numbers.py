@@ -30,7 +30,7 @@ from pytest_torchmem.interception.values.mersenne_twister import (
     words_drawn,
 )
 from pytest_torchmem.interception.values.policy import Values
-from pytest_torchmem.step.generators import own_generator
+from pytest_torchmem.step.generators import current_generator
 from pytest_torchmem.step.trees import argument_leaves
 from pytest_torchmem.torch_private.dispatch.keys import at_kernels
 
@@ -147,7 +147,7 @@ class RandomNumbers:
 
     def lose(self, why: str) -> None:
         """Take note that the program would have drawn, or not, as values say that are not known."""
-        self._lose(own_generator() or torch.default_generator, why)
+        self._lose(current_generator(), why)
 
     def _skip(
         self, generator: torch.Generator, draws: Draws | None, words: int | None, name: str
@@ -193,7 +193,7 @@ def generator_of(call: Call) -> torch.Generator:
     if given is None and "generator" in call.operator.argument_names:
         position = call.operator.argument_names.index("generator")
         given = call.args[position] if position < len(call.args) else None
-    return given or own_generator() or torch.default_generator
+    return given or current_generator()
 
 
 def _draws(call: Call) -> bool:

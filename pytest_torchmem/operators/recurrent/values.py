@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from pytest_torchmem.operators.arguments import RecurrentSettings
 from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
 from pytest_torchmem.operators.recurrent.temporary_space import GRU, LSTM, RELU, TANH
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.step.generators import own_generator
+from pytest_torchmem.step.generators import current_generator, drawing_from
 
 _LAYERS: dict[int, Any] = {RELU: torch.rnn_relu, TANH: torch.rnn_tanh, GRU: torch.gru}
 
@@ -24,9 +25,9 @@ def _layers(
     weights: Sequence[Tensor],
     stride: int,
     settings: RecurrentSettings,
-    seed: int,
+    random_state: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Run all layers; what a seed decides is drawn alike by the forward and by its backward."""
+    """Run all layers; the forward and its backward drop the same, by the generator's state."""
     hidden: Any = hx if settings.mode != LSTM else (hx, cx)
     rest = (
         list(weights),
@@ -37,9 +38,7 @@ def _layers(
         settings.bidirectional,
     )
     layer = torch.lstm if settings.mode == LSTM else _LAYERS[settings.mode]
-    with torch.random.fork_rng(devices=[], enabled=bool(settings.dropout)):
-        if settings.dropout:
-            torch.default_generator.manual_seed(seed)
+    with drawing_from(random_state) if random_state.numel() else nullcontext():
         if settings.batch_sizes:
             sizes = torch.tensor(list(settings.batch_sizes))
             return tuple(layer(input, sizes, hidden, *rest))
@@ -55,12 +54,11 @@ def forward(
     cx: Tensor | None,
     settings: RecurrentSettings,
 ) -> tuple[Any, ...]:
-    """Output and states; the seed of the dropout stands where cuDNN keeps what it needs."""
+    """Output and states; the generator's state stands where cuDNN keeps what it needs."""
     drops = settings.dropout and settings.train
-    seed = int(torch.randint(0, 2**31 - 1, (), generator=own_generator())) if drops else 0
-    found = run_plainly(_layers, input, hx, cx, weight, weight_stride0, settings, seed)
-    reserve = torch.tensor([seed], dtype=torch.int64).view(torch.uint8)
-    return (*found, *[None] * (3 - len(found)), reserve, None)
+    state = current_generator().get_state() if drops else torch.empty(0, dtype=torch.uint8)
+    found = run_plainly(_layers, input, hx, cx, weight, weight_stride0, settings, state)
+    return (*found, *[None] * (3 - len(found)), state, None)
 
 
 @operator("aten::_cudnn_rnn_backward").values()
@@ -77,10 +75,12 @@ def backward(
     reserve: Tensor,
 ) -> tuple[Any, ...]:
     """Gradients of input, states and weights."""
-    seed = int(reserve[:8].view(torch.int64)) if reserve.numel() >= 8 else 0
+    drops = settings.dropout and settings.train
+    kept = torch.empty(0, dtype=torch.uint8).set_(reserve.untyped_storage())
+    state = kept[: current_generator().get_state().numel() if drops else 0].clone()
 
     def run(input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
-        return _layers(input, hx, cx, weights, weight_stride0, settings, seed)
+        return _layers(input, hx, cx, weights, weight_stride0, settings, state)
 
     inputs = [input, hx, cx, *weight]
     found = gradients_of(run, inputs, [grad_output, grad_hy, grad_cy])

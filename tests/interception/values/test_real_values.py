@@ -78,7 +78,7 @@ def convolutional() -> nn.Module:
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "convolutional": (convolutional, (4, 3, 16, 16)),
     "lstm": (lambda: Recurrent(nn.LSTM, bidirectional=True), (4, 7, 6)),
-    "gru": (lambda: Recurrent(nn.GRU), (4, 7, 6)),
+    "gru": (lambda: Recurrent(nn.GRU, dropout=0.3), (4, 7, 6)),
     "rnn": (lambda: Recurrent(nn.RNN), (4, 7, 6)),
     "cells": (Cells, (4, 2, 6)),
     "attention": (Attending, (2, 10, 32)),
