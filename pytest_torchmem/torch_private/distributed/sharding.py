@@ -48,6 +48,9 @@ MAP_ONLY = private_name_if_imported(
 )
 strided_shard = private_if_imported("torch.distributed.tensor.placement_types._StridedShard")
 _strategy = private_if_imported("torch.distributed.tensor._op_schema.OpStrategy")
+_random = private_if_imported(f"{_PACKAGE}._random")
+_TRACKER = private_name_if_imported(f"{_PACKAGE}._random._rng_tracker")
+"""What draws the random numbers of shards, on the device of the first mesh that needed it."""
 _forget_in_cpp = optional("torch._C._clear_DTensor_sharding_propagator_cache")
 _forget_plans = private_if_imported(f"{_PACKAGE}._redistribute.clear_redistribute_planner_cache")
 
@@ -72,6 +75,8 @@ def forget_meshes() -> None:
         forget()
     if _forget_in_cpp is not None:
         _forget_in_cpp()
+    if hasattr(_random(), _TRACKER):
+        setattr(_random(), _TRACKER, None)
 
 
 def _caches() -> Iterator[Any]:
