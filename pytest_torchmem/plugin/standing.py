@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from os.path import relpath, sep
+from traceback import walk_tb
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 from unittest import TestCase
 
@@ -24,6 +27,8 @@ from pytest_torchmem.checks.defaults import MARKER
 from pytest_torchmem.checks.request import gpu_name, read_budget
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.collection import checks_memory
+from pytest_torchmem.plugin.failure import MemoryCheckFailed
+from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
     from pytest_torchmem.checks.settings import Settings
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 _Fixture = pytest.FixtureDef[Any]
 _SEEN: pytest.StashKey[str | None] = pytest.StashKey()
 _OWN = ("torchmem", "request")
+_WORLD = frozenset(World(1).environment)
 
 
 @dataclass(slots=True, eq=False)
@@ -215,6 +221,15 @@ class StandingGpus:
             with questions_noted() as asked:
                 yield
             failed = False
+        except (KeyError, ValueError) as error:
+            traced = gpu is not None and checks_memory(request._pyfuncitem)
+            if not traced or not asks_for_world(error):
+                raise
+            instead = _no_world(fixture, request._pyfuncitem, error)
+            # The next test that uses the fixture gets what is kept.
+            if fixture.cached_result is not None:
+                fixture.cached_result = (None, fixture.cached_result[1], (instead, None))
+            raise instead from None
         finally:
             if standing is not None:
                 found.records = [one for one in standing.live() if one.index > before]
@@ -271,6 +286,35 @@ def _has_indirect(item: pytest.Item, parameters: Any) -> bool:
 
 def _names(written: Any) -> list[str]:
     return written.split(",") if isinstance(written, str) else list(written)
+
+
+def _no_world(fixture: _Fixture, item: pytest.Item, error: Exception) -> MemoryCheckFailed:
+    """Say why a fixture that asks which process it is in has no answer, and in which line."""
+    message = (
+        f"the fixture {fixture.argname!r} asks which process of a distributed program it is in "
+        "(torchrun's RANK, WORLD_SIZE, ...), and fixtures run outside of the world that is traced. "
+        "Make process groups, meshes and wrapped models in the test's body, or in a function that "
+        "torchmem.check(..., world_size=8) traces: these variables are set there"
+    )
+    files = str(item.config.rootpath)
+    lines = [one for one in walk_tb(error.__traceback__) if is_in(one[0], files)]
+    frame, line = lines[-1] if lines else (None, 0)
+    where = "" if frame is None else f"{relpath(frame.f_code.co_filename)}:{line}: "
+    return MemoryCheckFailed(message, f"{where}{type(error).__name__}")
+
+
+def is_in(frame: FrameType, folder: str) -> bool:
+    """Return whether a frame runs code of a folder that is not that of installed packages."""
+    path = frame.f_code.co_filename
+    return path.startswith(folder + sep) and "site-packages" not in path
+
+
+def asks_for_world(error: Exception) -> bool:
+    """Return whether an error is that a variable of torchrun is not set."""
+    if isinstance(error, KeyError):
+        return error.args[:1] != () and error.args[0] in _WORLD
+    # torch/distributed/rendezvous.py, _env_rendezvous_handler
+    return "env:// rendezvous" in str(error) and "expected, but not set" in str(error)
 
 
 def names_cuda(value: object) -> bool:

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
 from torch.distributed._functional_collectives import all_gather_tensor
 
 from pytest_torchmem import trace
-from pytest_torchmem.errors import UnknownValueError, UsageError
+from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError, UsageError
 from pytest_torchmem.targets.world import World
 
 WORLD: dict[str, Any] = {"world_size": 16, "rank": 13}
@@ -127,6 +128,21 @@ def test_a_world_that_the_program_contradicts_is_refused() -> None:
     for wrong in ({"rank": 1}, {"world_size": 0}, {"world_size": 2, "rank": 2}):
         with pytest.raises(UsageError, match=r"rank|how many processes"):
             trace(lambda: None, **wrong)
+
+
+@pytest.mark.parametrize("ask", [symmetric_memory.empty, symmetric_memory.get_symm_mem_workspace])
+def test_symmetric_memory_is_refused_with_a_way_out(ask: Any) -> None:
+    def step() -> None:
+        dist.init_process_group("nccl")
+        if ask is symmetric_memory.empty:
+            ask(4, device="cuda")
+        else:
+            ask(dist.distributed_c10d._get_default_group().group_name, 1024)
+
+    before = dict(vars(symmetric_memory._SymmetricMemory))
+    with pytest.raises(UnsupportedOperatorError, match=r"symmetric memory .* ordinary tensors"):
+        trace(step, device="cuda", **WORLD)
+    assert dict(vars(symmetric_memory._SymmetricMemory)) == before
 
 
 def test_groups_that_were_there_are_there_again() -> None:

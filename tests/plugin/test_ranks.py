@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 STEP = """
 import os
 import pytest
@@ -121,3 +123,33 @@ def test_a_model_of_a_fixture_is_sharded_anew_by_each_rank_and_device(project):
     result.assert_outcomes(passed=3)
     result.stdout.fnmatch_lines(["2 tests without memory that NCCL takes for itself"])
     assert (project.path / "r.json").read_text().count("NCCL") == 4
+
+
+IN_A_FIXTURE = """
+import os
+import pytest
+import torch.distributed as dist
+
+@pytest.fixture(scope="module")
+def group():
+    return {}
+
+@pytest.mark.memory_budget("1 MiB", device="cpu", world_size=8, ranks=(0, 7))
+def test_first(group):
+    pass
+
+def test_second(group, torchmem):
+    torchmem.check(print, device="cpu", world_size=8)
+"""
+
+
+@pytest.mark.parametrize("asking", ["dist.init_process_group('gloo')", "int(os.environ['RANK'])"])
+def test_a_fixture_that_asks_for_its_rank_is_told_where_to(project, asking):
+    project.write(test_net=IN_A_FIXTURE.format(asking))
+    result = project.run()
+    result.assert_outcomes(errors=2)
+    text = result.stdout.str()
+    assert text.count("the fixture 'group' asks which process of a distributed program") >= 2
+    assert text.count("test_net.py:8: ") == 2
+    result.stdout.fnmatch_lines(["*in the test's body*"])
+    result.stdout.no_fnmatch_line("*rendezvous.py*")

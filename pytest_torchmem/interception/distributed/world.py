@@ -18,13 +18,14 @@ from typing import Any
 import torch
 import torch.distributed
 
-from pytest_torchmem.errors import UsageError
+from pytest_torchmem.errors import UnsupportedOperatorError, UsageError
 from pytest_torchmem.interception.distributed.store import SharedStore
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.targets.world import World
 from pytest_torchmem.torch_private.distributed.process_groups import (
     groups_of_world,
     groups_put_aside,
+    symmetric_memory,
 )
 from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
 from pytest_torchmem.torch_private.patching.patches import Replacements, added, replaced_all
@@ -55,6 +56,7 @@ def world_entered(
         stack.enter_context(groups_put_aside())
         stack.enter_context(added(additions))
         stack.enter_context(replaced_all(replacements))
+        stack.enter_context(replaced_all(symmetric_memory(partial(_refuse, on_thread))))
         stand_in: list[Any] = []
         stack.enter_context(replaced_all(_rendezvous(world, on_thread, stand_in, mailbox)))
         stack.callback(stand_in.clear)
@@ -142,6 +144,20 @@ def _rendezvous(
         )
         for module in modules
     ]
+
+
+def _refuse(
+    on_thread: Callable[[], bool], original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Refuse symmetric memory, which each process maps from all others."""
+    __tracebackhide__ = True
+    if not on_thread():
+        return original(*args, **kwargs)
+    raise UnsupportedOperatorError(
+        "the program asks for symmetric memory (torch.distributed._symmetric_memory), which a GPU "
+        "maps from the other GPUs and a trace does not have. Trace the step with ordinary tensors "
+        "(torch.empty in the place of symm_mem.empty) and the collectives of torch.distributed"
+    )
 
 
 def _splitting(original: Any, on_thread: Callable[[], bool]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,12 @@ _state = private_if_imported(f"{_C10D}._world")
 _work_of = private_if_imported("torch._C._distributed_c10d._create_work_from_future")
 _work = private_if_imported("torch._C._distributed_c10d.Work")
 _SOURCE = private_name_if_imported("torch._C._distributed_c10d.Work._source_rank")
+_symmetric = private_if_imported("torch._C._distributed_c10d._SymmetricMemory")
+_ALLOCATIONS = tuple(
+    private_name_if_imported(f"torch._C._distributed_c10d._SymmetricMemory.{name}")
+    for name in ("empty_strided_p2p", "get_mempool_allocator", "rendezvous", "set_backend")
+)
+"""What needs a backend of symmetric memory (torch/csrc/distributed/c10d/symm_mem)."""
 _TIMEOUT = timedelta(minutes=10)
 """torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, kProcessGroupNCCLDefaultTimeout."""
 _TABLES = tuple(
@@ -109,6 +116,14 @@ def _senders(rank: int, off: Callable[[], bool]) -> tuple[Any, dict[str, Any]]:
         return original(work) if off() else int(rank == 0)
 
     return _work(), {_SOURCE: source_rank}
+
+
+def symmetric_memory(instead: Callable[..., Any]) -> Replacements:
+    """Let ``instead``, which gets the original first, be called for symmetric memory."""
+    kind = _symmetric()
+    names = [name for name in _ALLOCATIONS if hasattr(kind, name)]
+    replaced = {name: staticmethod(partial(instead, getattr(kind, name))) for name in names}
+    return [(kind, replaced)] if replaced else []
 
 
 def _groups(
