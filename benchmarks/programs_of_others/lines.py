@@ -31,7 +31,8 @@ def executed_lines(folders: tuple[str, ...], script: str) -> Iterator[Counts]:
     Whether a module is imported once more says nothing of the program.
     """
     counts: dict[str, Counter[int]] = {}
-    wanted: dict[CodeType, Counter[int] | None] = {}
+    # By id: code that Dynamo makes has constants without a hash, slices in Python 3.11.
+    wanted: dict[int, tuple[CodeType, Counter[int] | None]] = {}
 
     def counter_of(code: CodeType) -> Counter[int] | None:
         name = code.co_filename
@@ -45,9 +46,9 @@ def executed_lines(folders: tuple[str, ...], script: str) -> Iterator[Counts]:
 
     def on_call(frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
-        if code not in wanted:
-            wanted[code] = counter_of(code)
-        counter = wanted[code]
+        if id(code) not in wanted:
+            wanted[id(code)] = code, counter_of(code)
+        _, counter = wanted[id(code)]
         if counter is None:
             return None
 
