@@ -322,6 +322,25 @@ def test_the_state_that_a_compiled_step_begins_with_is_counted(device: str) -> N
     assert not brought.state
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_modules_that_are_made_in_compiled_code_do_not_break_its_graph(device: str) -> None:
+    class Sliced(nn.Module):  # as models of transformers choose their layers
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers[:2]:
+                x = layer(x)
+            return x
+
+    def step() -> None:
+        compiled = torch.compile(Sliced().to(device), fullgraph=True)
+        compiled(torch.ones(2, 8, device=device)).sum().backward()
+
+    assert trace(step, device=device, mode="aot").level == "aot"
+
+
 @pytest.mark.parametrize("values", ["auto", "real"])
 def test_a_program_that_decides_by_computed_values_runs_as_graphs(values: str) -> None:
     runs = []

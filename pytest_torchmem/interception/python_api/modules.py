@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
@@ -180,8 +181,12 @@ class _OwnModules:
         return register
 
     def _is_brought(self, module: nn.Module) -> bool:
-        """Whether a module was there before the trace, on whose thread the caller is."""
-        if self._trace.off():
+        """Whether a module was there before the trace, on whose thread the caller is.
+
+        Dynamo follows the hooks of a module that is made in compiled code, such as a slice of a
+        ``ModuleList``; its graph would break at what they ask for.
+        """
+        if is_dynamo_compiling() or self._trace.off():
             return False
         made = self._made.get(id(module))
         return made is None or made() is not module
