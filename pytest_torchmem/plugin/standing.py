@@ -39,6 +39,15 @@ _Fixture = pytest.FixtureDef[Any]
 _SEEN: pytest.StashKey[str | None] = pytest.StashKey()
 _OWN = ("torchmem", "request")
 _WORLD = frozenset(World(1).environment)
+_FOR_CPU = ""
+"""Instead of the name of a GPU: the test's markers name none of its devices."""
+_NAMES_CPU = (
+    "the marker of the test names cpu alone, so its fixtures see no fake GPU. If one puts "
+    'something on cuda, name that: memory_budget(..., device="cuda")'
+)
+#: What torch.cuda._lazy_init raises without CUDA, or without a GPU (torch/cuda/__init__.py, and
+#: throwing functions of torch/csrc/cuda/Module.cpp and c10/cuda/CUDAFunctions.cpp).
+_NO_CUDA = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +85,13 @@ class StandingGpus:
         """Return the name of the fake GPU that a test's fixtures see."""
         if self._suite is not None:
             return self._suite.gpu
+        return self._seen_by(item) or None
+
+    def _is_for_cpu(self, item: pytest.Item) -> bool:
+        """Tell whether a test's fixtures see no GPU because its markers name devices without."""
+        return self._suite is None and self._seen_by(item) == _FOR_CPU
+
+    def _seen_by(self, item: pytest.Item) -> str | None:
         if _SEEN not in item.stash:
             item.stash[_SEEN] = self._gpu_of(item)
         return item.stash[_SEEN]
@@ -89,6 +105,8 @@ class StandingGpus:
             budget = read_budget((mark.args, mark.kwargs) for mark in item.iter_markers(MARKER))
         except UsageError:  # the check says so
             return None
+        if budget.devices is not None and "cuda" not in budget.devices:
+            return _FOR_CPU  # its traces have no GPU: a fixture is to choose what they have
         return gpu_name(self._settings, budget, None)
 
     def standing(self, gpu: str) -> StandingGpu:
@@ -113,6 +131,12 @@ class StandingGpus:
         gpu = self.seen_by(item)
         with self.standing(gpu).on() if gpu is not None else ExitStack():
             yield
+
+    def explain(self, item: pytest.Item, error: BaseException) -> None:
+        """Say on an error of a fixture why it sees no GPU, where other memory tests have one."""
+        told = _NAMES_CPU in getattr(error, "__notes__", ())  # pytest keeps it for other tests
+        if self._is_for_cpu(item) and str(error).startswith(_NO_CUDA) and not told:
+            error.add_note(_NAMES_CPU)
 
     @contextmanager
     def still_seen(self, item: pytest.Item) -> Iterator[None]:
@@ -205,8 +229,11 @@ class StandingGpus:
     @contextmanager
     def setting_up(self, fixture: _Fixture, request: pytest.FixtureRequest) -> Iterator[None]:
         """Follow what a fixture does as it is set up, and let its teardown see the same GPU."""
-        gpu = self.seen_by(request._pyfuncitem)
-        if gpu is None and (fixture.scope == "function" or self._fixtures_are_real()):
+        item = request._pyfuncitem
+        gpu = self.seen_by(item)
+        traced = checks_memory(item) and (gpu is not None or self._is_for_cpu(item))
+        of_machine = gpu is None and not traced
+        if of_machine and (fixture.scope == "function" or self._fixtures_are_real()):
             yield
             return
         from pytest_torchmem.fake_cuda.api.questions import questions_noted
@@ -222,10 +249,9 @@ class StandingGpus:
                 yield
             failed = False
         except (KeyError, ValueError) as error:
-            traced = gpu is not None and checks_memory(request._pyfuncitem)
             if not traced or not asks_for_world(error):
                 raise
-            instead = _no_world(fixture, request._pyfuncitem, error)
+            instead = _no_world(fixture, item, error)
             # The next test that uses the fixture gets what is kept.
             if fixture.cached_result is not None:
                 fixture.cached_result = (None, fixture.cached_result[1], (instead, None))
@@ -349,7 +375,11 @@ class StandingHooks:
         """Set up with the GPU; conditions of ``skipif`` that are texts are worked out with it."""
         with self._gpus.seen(item):
             self._gpus.begin(item)
-            return (yield)
+            try:
+                return (yield)
+            except (AssertionError, RuntimeError) as error:
+                self._gpus.explain(item, error)
+                raise
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:

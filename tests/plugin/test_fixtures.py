@@ -95,10 +95,10 @@ def test_named(model):
     model(torch.zeros(2, 256))
 """
     result = run(project, text)
-    result.assert_outcomes(passed=3, failed=1)
+    result.assert_outcomes(passed=3, errors=1)
     result.stdout.fnmatch_lines(
         [
-            "*a tensor is on cuda, and the trace is on cpu: name the device*",
+            "*the marker of the test names cpu alone, so its fixtures see no fake GPU*",
             "2 tests checked on cuda alone, where their fixtures are: test_net.py::test_net, "
             "test_net.py::test_parameter[[]cuda]",
         ]
@@ -107,7 +107,31 @@ def test_named(model):
     assert found["test_net", "cpu"]["outcome"] == "not checked"
     assert found["test_parameter[cpu]", "cpu"]["outcome"] == "passed"
     result = run(project, text, "--torchmem-devices=cpu")
-    result.assert_outcomes(passed=1, skipped=2, failed=1)
+    result.assert_outcomes(passed=1, skipped=2, errors=1)
+
+
+def test_fixtures_of_a_test_for_the_cpu_choose_the_cpu(project: Project) -> None:
+    text = """
+@pytest.fixture(scope="module")
+def chosen(device):
+    return nn.Linear(256, 256).to(device)
+
+@pytest.mark.memory_budget("1 GiB", device="cpu")
+def test_cpu(chosen, device):
+    assert chosen.weight.device.type == device.type == "cpu"
+    chosen(torch.zeros(2, 256)).sum().backward()
+
+@pytest.mark.memory_budget("1 GiB")
+def test_both(chosen, device):
+    assert chosen.weight.device.type == device.type == "cuda"
+    chosen(torch.zeros(2, 256, device=device)).sum().backward()
+
+@pytest.mark.memory_budget("1 GiB", device="cpu")
+def test_cpu_again(chosen, device):
+    assert chosen.weight.device.type == device.type == "cpu"
+    chosen(torch.zeros(2, 256))
+"""
+    run(project, text).assert_outcomes(passed=3)
 
 
 def test_tests_without_the_marker_see_the_machine(project: Project) -> None:
