@@ -28,6 +28,7 @@ from pytest_torchmem.checks.request import gpu_name, read_budget
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.collection import checks_memory
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
+from pytest_torchmem.plugin.worlds import VARIABLES, StandingWorlds, variables_noted
 from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 _Fixture = pytest.FixtureDef[Any]
 _SEEN: pytest.StashKey[str | None] = pytest.StashKey()
 _OWN = ("torchmem", "request")
-_WORLD = frozenset(World(1).environment)
 _FOR_CPU = ""
 """Instead of the name of a GPU: the test's markers name none of its devices."""
 _NAMES_CPU = (
@@ -64,6 +64,10 @@ class SetUp:
     """It put tensors on the GPU, or is its name."""
     records: list[StorageRecord] = field(default_factory=list)
     """What it put there."""
+    world: World | None = None
+    """The process of a distributed program that it was set up in."""
+    in_world: bool = False
+    """It would be another in another world, or none."""
 
 
 class StandingGpus:
@@ -78,6 +82,7 @@ class StandingGpus:
         self._tests: dict[str, int] = {}
         """How much had been made on the GPU before a test, by its id."""
         self._real: bool | None = None
+        self._worlds = StandingWorlds(settings)
 
     # -- who sees which GPU ------------------------------------------------------------------------
 
@@ -163,10 +168,14 @@ class StandingGpus:
         gpu = self.seen_by(item)
         if gpu is not None:
             self._tests[item.nodeid] = self.standing(gpu).booked
+        world = self._world_of(item)
         names = getattr(item, "fixturenames", ())
         for found in tuple(self._set_up.values()):
             asked = found.fixture.argname in names or "request" in names
-            if asked and found.depends and found.gpu != gpu and id(found.fixture) in self._set_up:
+            other = (found.depends and found.gpu != gpu) or (
+                found.in_world and found.world != world
+            )
+            if asked and other and id(found.fixture) in self._set_up:
                 found.fixture.finish(found.request)  # type: ignore[arg-type]
 
     def end(self, item: pytest.Item) -> None:
@@ -213,6 +222,17 @@ class StandingGpus:
         """Whether the test itself sees the GPU, outside of traces as well."""
         return self._suite is not None or is_of_unittest(item) or bool(self.on_cuda(item))
 
+    @contextmanager
+    def in_world(self, item: pytest.Item) -> Iterator[None]:
+        """Let a test be in the world in which its fixtures have made a process group."""
+        world = self._world_of(item)
+        with self._worlds.on(world if self._worlds.group(world) else None):
+            yield
+
+    def _world_of(self, item: pytest.Item) -> World | None:
+        traced = self.seen_by(item) is not None or self._is_for_cpu(item)
+        return self._worlds.of(item) if traced else None
+
     def _of(self, item: pytest.Item) -> list[SetUp]:
         gpu, names = self.seen_by(item), getattr(item, "fixturenames", ())
         return [
@@ -238,14 +258,16 @@ class StandingGpus:
             return
         from pytest_torchmem.fake_cuda.api.questions import questions_noted
 
-        found = self._set_up[id(fixture)] = SetUp(fixture, request, gpu)
+        world = self._world_of(item)
+        found = self._set_up[id(fixture)] = SetUp(fixture, request, gpu, world=world)
         teardown = ExitStack()
         fixture.addfinalizer(teardown.close)  # of all finalizers the last
         standing = None if gpu is None else self.standing(gpu)
         before = 0 if standing is None else standing.booked
-        failed = True
+        group = self._worlds.group(world)
+        failed, read = True, list[str]()
         try:
-            with questions_noted() as asked:
+            with questions_noted() as asked, self._worlds.on(world), variables_noted() as read:
                 yield
             failed = False
         except (KeyError, ValueError) as error:
@@ -264,6 +286,12 @@ class StandingGpus:
             found.depends = (
                 failed or bool(asked) or found.on_cuda or self._uses_one_that_depends(found)
             )
+            made = self._worlds.group(world)
+            made = None if made is group else made
+            found.in_world = made is not None or bool(read)
+            if found.in_world:
+                teardown.callback(self._worlds.end_group, world, made)
+                fixture.addfinalizer(lambda: teardown.enter_context(self._worlds.on(world)))
             if standing is not None and found.depends:
                 fixture.addfinalizer(lambda: teardown.enter_context(standing.on()))
 
@@ -280,6 +308,7 @@ class StandingGpus:
 
     def close(self) -> None:
         """End all of it."""
+        self._worlds.close()
         for gpu in self._gpus.values():
             gpu.close()
         self._gpus.clear()
@@ -318,9 +347,10 @@ def _no_world(fixture: _Fixture, item: pytest.Item, error: Exception) -> MemoryC
     """Say why a fixture that asks which process it is in has no answer, and in which line."""
     message = (
         f"the fixture {fixture.argname!r} asks which process of a distributed program it is in "
-        "(torchrun's RANK, WORLD_SIZE, ...), and fixtures run outside of the world that is traced. "
-        "Make process groups, meshes and wrapped models in the test's body, or in a function that "
-        "torchmem.check(..., world_size=8) traces: these variables are set there"
+        "(torchrun's RANK, WORLD_SIZE, ...). A fixture is set up once, before a check says which: "
+        f"give the marker {MARKER} or the options a world_size and one rank, which is the first of "
+        "its node (0, 8, ...), or make process groups and meshes in the test's body, where each "
+        "rank that is traced has its own"
     )
     files = str(item.config.rootpath)
     lines = [one for one in walk_tb(error.__traceback__) if is_in(one[0], files)]
@@ -338,7 +368,7 @@ def is_in(frame: FrameType, folder: str) -> bool:
 def asks_for_world(error: Exception) -> bool:
     """Return whether an error is that a variable of torchrun is not set."""
     if isinstance(error, KeyError):
-        return error.args[:1] != () and error.args[0] in _WORLD
+        return error.args[:1] != () and error.args[0] in VARIABLES
     # torch/distributed/rendezvous.py, _env_rendezvous_handler
     return "env:// rendezvous" in str(error) and "expected, but not set" in str(error)
 
@@ -385,7 +415,10 @@ class StandingHooks:
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         """Run a test with the GPU that its fixtures put anything on; traces have their own."""
         __tracebackhide__ = True
-        with self._gpus.seen(item) if self._gpus.in_call(item) else ExitStack():
+        with (
+            self._gpus.seen(item) if self._gpus.in_call(item) else ExitStack(),
+            self._gpus.in_world(item),
+        ):
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -153,3 +153,102 @@ def test_a_fixture_that_asks_for_its_rank_is_told_where_to(project, asking):
     assert text.count("test_net.py:8: ") == 2
     result.stdout.fnmatch_lines(["*in the test's body*"])
     result.stdout.no_fnmatch_line("*rendezvous.py*")
+
+
+IN_FIXTURES = """
+import os
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+@pytest.fixture(scope="module")
+def group():
+    dist.init_process_group("nccl")
+    yield dist.group.WORLD
+    assert os.environ["RANK"] == "8"
+    dist.destroy_process_group()
+
+@pytest.fixture(scope="module")
+def mesh(group):
+    return dist.init_device_mesh("cuda", (8, 2), mesh_dim_names=("data", "tensor"))
+
+@pytest.fixture
+def rank():
+    return int(os.environ["RANK"])
+
+@pytest.fixture(scope="session")
+def size():
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+@pytest.fixture
+def model(group):
+    return DistributedDataParallel(torch.nn.Linear(64, 64, device="cuda"))
+
+@pytest.fixture
+def left_alone():
+    dist.init_process_group("gloo")
+
+@pytest.mark.parametrize("time", [1, 2])
+@pytest.mark.memory_budget("20 MiB", device="cuda", world_size=16, ranks=8)
+def test_eight(time, group, mesh, rank, size):
+    assert (rank, size, dist.get_rank(), mesh["tensor"].get_local_rank()) == (8, 16, 8, 0)
+    held = torch.ones(64, device="cuda")
+    dist.all_reduce(held, group=group)
+    dist.all_reduce(held, group=mesh["tensor"].get_group())
+    dist.destroy_process_group()
+
+@pytest.mark.memory_budget("20 MiB", device="cuda", world_size=16, ranks=8)
+def test_model(model):
+    model(torch.ones(2, 64, device="cuda")).sum().backward()
+
+def test_plain(size):
+    assert size == 1 and not dist.is_initialized() and "RANK" not in os.environ
+
+@pytest.mark.parametrize("time", [1, 2])
+@pytest.mark.memory_budget("20 MiB", device="cpu", world_size=4)
+def test_four(time, left_alone, size):
+    assert (size, dist.get_world_size()) == (4, 4)
+    torch.ones(64)
+
+def test_options(torchmem):
+    assert not dist.is_initialized() and "RANK" not in os.environ
+"""
+
+
+def test_fixtures_are_set_up_in_the_world_of_their_test(project):
+    project.write(test_net=IN_FIXTURES)
+    project.run().assert_outcomes(passed=7)
+
+
+def test_a_model_that_was_wrapped_in_a_fixture_is_traced_once(project):
+    head = IN_FIXTURES.partition("@pytest.mark.parametrize")[0]
+    head = head.replace("@pytest.fixture\ndef model", '@pytest.fixture(scope="module")\ndef model')
+    again = """
+@pytest.mark.parametrize("time", [1, 2])
+@pytest.mark.memory_budget("20 MiB", device="cuda", world_size=16, ranks=8)
+def test_model(time, model):
+    model(torch.ones(2, 64, device="cuda")).sum().backward()
+"""
+    project.write(test_net=head + again)
+    result = project.run()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*DistributedDataParallel was in another trace before*"])
+
+
+def test_a_check_finds_the_group_of_a_fixture(project):
+    project.write(
+        test_net=IN_FIXTURES.partition("@pytest.mark.parametrize")[0]
+        + """
+def test_it(group, torchmem):
+    assert dist.get_world_size() == 16
+    def step():
+        dist.all_reduce(torch.ones(64, device="cuda"), group=group)
+        assert dist.get_rank() == 8
+    torchmem.check(step, device="cuda")
+    assert torchmem.trace(step, device="cuda").rank == 8
+"""
+    )
+    options = ("--torchmem-world-size=16", "--torchmem-ranks=8", "--torchmem-update")
+    project.run(*options).assert_outcomes(passed=1)
+    project.run(*options, "--torchmem-fake-cuda=h100").assert_outcomes(passed=1)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 import torch.distributed
@@ -48,6 +48,10 @@ from pytest_torchmem.torch_private.patching.replaceable import (
 _BEFORE = (
     " was wrapped for several processes before the trace. Build and wrap it in the function that "
     "is traced, with world_size="
+)
+_TRACED_BEFORE = (
+    " was in another trace before this one. Wrap the model in the function that is traced, with "
+    "world_size=, or in a fixture that is set up for each test"
 )
 _OLD = (
     "FullyShardedDataParallel is not supported in a trace. Use "
@@ -270,12 +274,19 @@ def _making_reducer(trace: TraceContext, original: Any, places: Places) -> Calla
 
 
 def _making_buckets(trace: TraceContext, original: Any, places: Places) -> Callable[..., Any]:
-    """Return what makes a reducer's buckets anew, in the order of the first backward."""
+    """Return what makes a reducer's buckets anew, in the order of the first backward.
+
+    It is called before each forward. Its buckets are then views of what one trace has.
+    """
+    traces: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def make(reducer: Any) -> Any:
         __tracebackhide__ = True
         if trace.off():
             return original(reducer)
+        if traces.setdefault(reducer, ref(trace.itself))() is not trace.itself:
+            where = f"{trace.user_line()}: DistributedDataParallel"
+            raise UnsupportedOperatorError(f"{where}{_TRACED_BEFORE}")
         with trace.holding(Kind.COMMUNICATION), trace.placing_on(places.get(reducer)):
             return original(reducer)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from inspect import signature
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed
@@ -23,13 +25,19 @@ from pytest_torchmem.interception.distributed.store import SharedStore
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.targets.world import World
 from pytest_torchmem.torch_private.distributed.process_groups import (
+    Groups,
+    groups_known,
     groups_of_world,
     groups_put_aside,
+    know_groups,
     symmetric_memory,
 )
 from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
 from pytest_torchmem.torch_private.patching.patches import Replacements, added, replaced_all
 
+_STANDING: WeakSet[StandingWorld] = WeakSet()
+_TRACED: list[bool] = []
+"""Something, while a world is traced."""
 _STORES = ("TCPStore", "FileStore", "HashStore")
 
 
@@ -49,23 +57,127 @@ def world_entered(
         return
     if not torch.distributed.is_available():
         raise UsageError("world_size= needs a build of torch that has torch.distributed")
-    replacements, additions = groups_of_world(world.rank, world.size, lambda: not on_thread())
+    standing = max(
+        (one for one in tuple(_STANDING) if one.is_of(world) and one.groups.default is not None),
+        key=lambda one: one.is_on,
+        default=None,
+    )
+    had_group = _has_process_group()
     with ExitStack() as stack:
         stack.enter_context(_variables(world.environment))
-        had_group = _has_process_group()
-        stack.enter_context(groups_put_aside())
-        stack.enter_context(added(additions))
-        stack.enter_context(replaced_all(replacements))
-        stack.enter_context(replaced_all(symmetric_memory(partial(_refuse, on_thread))))
+        stack.enter_context(_traced())
+        stack.enter_context(groups_put_aside(standing.groups if standing else None))
         stand_in: list[Any] = []
-        stack.enter_context(replaced_all(_rendezvous(world, on_thread, stand_in, mailbox)))
+        stack.enter_context(_alone(world, on_thread, stand_in, mailbox))
         stack.callback(stand_in.clear)
         stack.callback(forget_meshes)
+        stack.callback(setattr, sys, "excepthook", sys.excepthook)
         stack.enter_context(_process_group_kept())
-        if had_group:  # of a fixture, say: the program may go on with it, or begin its own
+        if had_group and not _has_process_group():
+            # Of a fixture, say: the program may go on with it, or begin its own.
             torch.distributed.init_process_group("fake")
+        if _has_process_group():
             stand_in.append(torch.distributed.group.WORLD)
         yield
+
+
+@contextmanager
+def _alone(
+    world: World, on_thread: Callable[[], bool], stand_in: list[Any], mailbox: Mailbox | None
+) -> Iterator[None]:
+    """Have what waits for other processes wait for nobody."""
+    replacements, additions = groups_of_world(world.rank, world.size, lambda: not on_thread())
+    with (
+        added(additions),
+        replaced_all(replacements),
+        replaced_all(symmetric_memory(partial(_refuse, on_thread))),
+        replaced_all(_rendezvous(world, on_thread, stand_in, mailbox)),
+    ):
+        yield
+
+
+class StandingWorld:
+    """One process of a world between traces: fixtures make groups there for the same process.
+
+    It belongs to the thread that makes it.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._groups = Groups()
+        self._thread = threading.get_ident()
+        self.is_on = False
+        """Whether this process is that of the world now."""
+        _STANDING.add(self)
+
+    def is_of(self, world: World) -> bool:
+        """Return whether it is this process of a world as large, whatever its nodes have."""
+        return (self.world.size, self.world.rank) == (world.size, world.rank)
+
+    @property
+    def groups(self) -> Groups:
+        """What fixtures have made in it, and have not destroyed."""
+        return groups_known() if self.is_on else self._groups
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Be this process; afterwards variables and groups are as before, and its own are kept."""
+        if self.is_on or not torch.distributed.is_available():
+            yield
+            return
+        with ExitStack() as stack:
+            stack.enter_context(_variables_set(self.world.environment))
+            stack.enter_context(groups_put_aside(self._groups))
+            stack.callback(forget_meshes)
+            stack.callback(setattr, sys, "excepthook", sys.excepthook)
+            stack.callback(self._keep)
+            stack.enter_context(_alone(self.world, self._is_here, [], None))
+            self.is_on = True
+            yield
+
+    def close(self) -> None:
+        """Let no trace have its groups."""
+        _STANDING.discard(self)
+
+    def _keep(self) -> None:
+        self._groups, self.is_on = groups_known(), False
+
+    def _is_here(self) -> bool:
+        return threading.get_ident() == self._thread and not _TRACED
+
+    def end_group(self, group: object) -> None:
+        """Forget all groups if the default one is still ``group``, which nobody destroyed."""
+        if group is not None and self.groups.default is group:
+            if self.is_on:
+                know_groups(Groups())
+            self._groups = Groups()
+
+
+@contextmanager
+def _traced() -> Iterator[None]:
+    """Let a trace's own world be the only one."""
+    _TRACED.append(True)
+    try:
+        yield
+    finally:
+        _TRACED.pop()
+
+
+@contextmanager
+def _variables_set(values: dict[str, str]) -> Iterator[None]:
+    """Set variables for a while, and leave alone what the program sets."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in values.items():
+            old = before[name]
+            if os.environ.get(name) == value:
+                if old is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = old
 
 
 @contextmanager

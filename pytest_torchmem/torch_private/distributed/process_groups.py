@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -173,33 +174,57 @@ def _group_class(
     return Kind(name, (), {"Options": getattr(original, "Options", Options)})
 
 
-@contextmanager
-def groups_put_aside() -> Iterator[None]:
-    """Have no process group for a while; those that were there are there again afterwards."""
+@dataclass(slots=True)
+class Groups:
+    """What ``torch.distributed`` knows of process groups; of none, to begin with."""
+
+    tables: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    numbers: dict[str, Any] = field(default_factory=lambda: {_NUMBERS[0]: 0})
+    default: Any = None
+    coalesced: dict[Any, Any] = field(default_factory=dict)
+    names: dict[Any, str] = field(default_factory=dict)
+
+
+def groups_known() -> Groups:
+    """Return what there is now."""
     c10d, state = sys.modules[_C10D], _state()
-    tables = {name: dict(getattr(c10d, name)) for name in _TABLES}
+    tables = {name: _copy(getattr(c10d, name)) for name in _TABLES}
     numbers = {name: getattr(c10d, name) for name in _NUMBERS}
-    default, coalesced = state.default_pg, dict(state.pg_coalesce_state)
-    names = dict(state.pg_names)
-    _let_go(names)
-    state.default_pg = None
-    setattr(c10d, _NUMBERS[0], 0)
-    for table in (*(getattr(c10d, name) for name in _TABLES), state.pg_coalesce_state):
-        table.clear()
+    return Groups(
+        tables, numbers, state.default_pg, dict(state.pg_coalesce_state), dict(state.pg_names)
+    )
+
+
+def know_groups(groups: Groups) -> None:
+    """Have these groups there, and no others."""
+    c10d, state = sys.modules[_C10D], _state()
+    _let_go(dict(state.pg_names))
+    for name in _TABLES:
+        getattr(c10d, name).clear()
+        getattr(c10d, name).update(_copy(groups.tables.get(name, {})))
+    state.pg_coalesce_state.clear()
+    state.pg_coalesce_state.update(groups.coalesced)
+    state.default_pg = groups.default
+    for name, number in groups.numbers.items():
+        setattr(c10d, name, number)
+    for group, name in groups.names.items():
+        _register()(name, group)
+
+
+@contextmanager
+def groups_put_aside(instead: Groups | None = None) -> Iterator[None]:
+    """Have no process group, or others, for a while; those that were there are there afterwards."""
+    before = groups_known()
+    know_groups(instead or Groups())
     try:
         yield
     finally:
-        _let_go(dict(state.pg_names))
-        for name, table in tables.items():
-            getattr(c10d, name).clear()
-            getattr(c10d, name).update(table)
-        state.pg_coalesce_state.clear()
-        state.pg_coalesce_state.update(coalesced)
-        state.default_pg = default
-        for name, number in numbers.items():
-            setattr(c10d, name, number)
-        for group, name in names.items():
-            _register()(name, group)
+        know_groups(before)
+
+
+def _copy(table: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a copy of a table of groups, and of the lists of groups in it."""
+    return {key: list(one) if isinstance(one, list) else one for key, one in table.items()}
 
 
 def _let_go(names: dict[Any, str]) -> None:

@@ -1,0 +1,97 @@
+"""Which process of a distributed program the fixtures of a test are set up in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Set
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_torchmem.checks.defaults import MARKER
+from pytest_torchmem.checks.request import read_budget, worlds_of
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.plugin.collection import checks_memory
+from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World
+
+if TYPE_CHECKING:
+    from pytest_torchmem.checks.settings import Settings
+    from pytest_torchmem.interception.distributed.world import StandingWorld
+
+VARIABLES = frozenset(World(1).environment)
+"""What ``torchrun`` sets."""
+
+
+class StandingWorlds:
+    """The worlds of one run in which fixtures are set up.
+
+    A fixture is set up once, so its test has to be of one rank; on cuda, of one that has cuda:0.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._worlds: dict[World, StandingWorld] = {}
+
+    def of(self, item: pytest.Item) -> World | None:
+        """Return the process that a test's fixtures are set up in, if it names one alone."""
+        if not checks_memory(item):
+            return None
+        try:
+            budget = read_budget((mark.args, mark.kwargs) for mark in item.iter_markers(MARKER))
+            world, *others = worlds_of(self._settings, budget)
+        except UsageError:  # the check says so
+            return None
+        if world is None or others:
+            return None
+        gpus = budget.gpus or min(GPUS_OF_A_NODE, world.size)
+        found = World(world.size, world.rank, gpus)
+        # What fixtures put on the GPU is on cuda:0.
+        on_cuda = "cuda" in (budget.devices or self._settings.devices)
+        return None if on_cuda and found.local_rank else found
+
+    @contextmanager
+    def on(self, world: World | None) -> Iterator[None]:
+        """Be that process."""
+        with self._standing(world).on() if world is not None else ExitStack():
+            yield
+
+    def group(self, world: World | None) -> object:
+        """Return the default process group that fixtures have made in it."""
+        return self._worlds[world].groups.default if world in self._worlds else None
+
+    def end_group(self, world: World | None, group: object) -> None:
+        """Forget a group whose fixture is torn down and has not destroyed it."""
+        if world in self._worlds:
+            self._worlds[world].end_group(group)
+
+    def close(self) -> None:
+        """End all of them."""
+        for world in self._worlds.values():
+            world.close()
+        self._worlds.clear()
+
+    def _standing(self, world: World) -> StandingWorld:
+        if world not in self._worlds:
+            from pytest_torchmem.interception.distributed.world import StandingWorld
+
+            self._worlds[world] = StandingWorld(world)
+        return self._worlds[world]
+
+
+@contextmanager
+def variables_noted(names: Set[str] = VARIABLES) -> Iterator[list[str]]:
+    """Yield which of these variables of the environment are read meanwhile."""
+    kind: Any = type(os.environ)
+    read, original = [], kind.__getitem__
+
+    def getitem(environment: Any, name: str) -> Any:
+        if name in names:
+            read.append(name)
+        return original(environment, name)
+
+    kind.__getitem__ = getitem
+    try:
+        yield read
+    finally:
+        kind.__getitem__ = original
