@@ -162,9 +162,9 @@ def _lock(directory: Path) -> int | None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        if os.path.lexists(directory):
+        if not stat.S_ISDIR(os.stat(directory).st_mode):
             raise
-        return None  # removed between two looks of ``mkdir``
+        return None  # removed between two looks of ``mkdir``, and made anew by a third run
     with contextlib.ExitStack() as on_failure:
         descriptor = os.open(directory, os.O_RDONLY)
         on_failure.callback(os.close, descriptor)
