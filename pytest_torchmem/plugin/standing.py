@@ -169,6 +169,7 @@ class StandingGpus:
         if gpu is not None:
             self._tests[item.nodeid] = self.standing(gpu).booked
         world = self._world_of(item)
+        self._worlds.begin(item)
         names = getattr(item, "fixturenames", ())
         for found in tuple(self._set_up.values()):
             asked = found.fixture.argname in names or "request" in names
@@ -181,6 +182,7 @@ class StandingGpus:
     def end(self, item: pytest.Item) -> None:
         """Forget what is gone; tensors that nobody is to hold any more read as nan."""
         self._tests.pop(item.nodeid, None)
+        self._worlds.end(item, self._world_of(item))
         gpu = self.seen_by(item)
         if gpu is None or (gpu not in self._gpus and self._suite is None):
             return

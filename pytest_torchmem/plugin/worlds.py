@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.checks.settings import Settings
     from pytest_torchmem.interception.distributed.world import StandingWorld
 
+_BEFORE: pytest.StashKey[dict[str, str | None]] = pytest.StashKey()
 VARIABLES = frozenset(World(1).environment)
 """What ``torchrun`` sets."""
 
@@ -55,6 +56,24 @@ class StandingWorlds:
         """Be that process."""
         with self._standing(world).on() if world is not None else ExitStack():
             yield
+
+    def begin(self, item: pytest.Item) -> None:
+        """Note the variables that are set before a test."""
+        item.stash[_BEFORE] = {name: os.environ.get(name) for name in VARIABLES}
+
+    def end(self, item: pytest.Item, world: World | None) -> None:
+        """Take back what of its world a test has left in the environment.
+
+        ``monkeypatch`` puts back what a fixture found, which was set for that fixture alone.
+        """
+        before = item.stash.get(_BEFORE, {})
+        for name, value in world.environment.items() if world is not None and before else ():
+            old = before[name]
+            if os.environ.get(name) == value != old:
+                if old is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = old
 
     def group(self, world: World | None) -> object:
         """Return the default process group that fixtures have made in it."""

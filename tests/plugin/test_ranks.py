@@ -186,7 +186,8 @@ def model(group):
     return DistributedDataParallel(torch.nn.Linear(64, 64, device="cuda"))
 
 @pytest.fixture
-def left_alone():
+def left_alone(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
     dist.init_process_group("gloo")
 
 @pytest.mark.parametrize("time", [1, 2])
@@ -212,7 +213,7 @@ def test_four(time, left_alone, size):
     torch.ones(64)
 
 def test_options(torchmem):
-    assert not dist.is_initialized() and "RANK" not in os.environ
+    assert not dist.is_initialized() and not {"RANK", "LOCAL_RANK"} & set(os.environ)
 """
 
 
