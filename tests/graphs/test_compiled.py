@@ -341,6 +341,22 @@ def test_modules_that_are_made_in_compiled_code_do_not_break_its_graph(device: s
     assert trace(step, device=device, mode="aot").level == "aot"
 
 
+def test_compiled_code_is_told_of_the_fake_gpu() -> None:
+    def ask(x: Tensor) -> tuple[Tensor, Any]:
+        about = torch.cuda.is_available(), torch.cuda.is_initialized(), torch.cuda.current_device()
+        return x + 1, (*about, torch.accelerator.is_available())
+
+    answers = []
+
+    def step() -> None:
+        for one in (ask, torch.compile(ask, fullgraph=True)):
+            answers.append(one(torch.ones(8, device="cuda"))[1])
+
+    profile = trace(step, device="cuda", mode="aot")
+    assert answers == [(True, True, 0, True)] * 2
+    assert profile.level == "aot"
+
+
 @pytest.mark.parametrize("values", ["auto", "real"])
 def test_a_program_that_decides_by_computed_values_runs_as_graphs(values: str) -> None:
     runs = []

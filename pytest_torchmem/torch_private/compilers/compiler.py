@@ -38,6 +38,9 @@ _variable_builder: Callable[[], Any] = private_if_imported(
 )
 _tracer: Callable[[], Any] = private_if_imported("torch._dynamo.output_graph.SubgraphTracer")
 _CREATE = "create_proxy"
+_function_variable: Callable[[], Any] = private_if_imported(
+    "torch._dynamo.variables.torch.TorchInGraphFunctionVariable"
+)
 _exceptions: Callable[[], Any] = private_if_imported("torch._dynamo.exc")
 _optimizer_variable: Callable[[], Any] = private_if_imported(
     "torch._dynamo.variables.optimizer.OptimizerVariable"
@@ -238,7 +241,7 @@ def prepare() -> None:
 @contextmanager
 def originals_seen() -> Iterator[None]:
     """Let Dynamo take what stands in the place of a function of torch for that function, and its
-    graphs call what stands there.
+    graphs call what stands there; and Dynamo itself, for what it takes as a constant.
 
     Quietly: torch's log for its own tools is off.
     Its guards ask for what stands there now (torch/_dynamo/variables/builder.py,
@@ -256,9 +259,25 @@ def originals_seen() -> Iterator[None]:
     def create_proxy(self: Any, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         return create(self, kind, standing.get(id(target), target), *args, **kwargs)
 
+    function = _function_variable()
+    call: Any = function.call_function
+
+    def call_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Such as torch.cuda.is_available() (torch/_dynamo/variables/torch.py,
+        # constant_fold_functions).
+        stands = standing.get(id(self.value))
+        if stands is None or not self.can_constant_fold_through():
+            return call(self, *args, **kwargs)
+        self.as_python_constant = lambda: stands
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            del self.as_python_constant
+
     with (
         replaced(builder, **{_WRAP: of_original}),
         replaced(tracer, **{_CREATE: create_proxy}),
+        replaced(function, call_function=call_function),
         replaced(_STRUCTURED, disabled=True),
     ):
         yield
