@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.elementwise import like_first, like_operands
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied, made_like
-from pytest_torchmem.operators.geometry import contiguous_copy
+from pytest_torchmem.operators.geometry import contiguous_copy, lying_alike
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
 
@@ -25,7 +25,7 @@ operator("aten::glu_jvp").meta()(like_first)
 @log_sigmoid.meta("cuda")
 def without_buffer(input: Tensor) -> tuple[Tensor, Tensor]:
     """The buffer is the CPU's only; native/cuda/ActivationLogSigmoidKernel.cu."""
-    return torch.empty_like(input), input.new_empty((0,))
+    return lying_alike(input), input.new_empty((0,))
 
 
 @operator("aten::gelu_backward").workspace("cpu")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import dense_bytes, type_of_number
+from pytest_torchmem.operators.geometry import dense_bytes, lying_alike, type_of_number
 from pytest_torchmem.operators.registry import Kind, UnknownOutputs, aten, operator
 from pytest_torchmem.torch_private.dispatch.meta import run_on_meta
 from pytest_torchmem.torch_private.version import TORCH_VERSION
@@ -79,7 +79,7 @@ def like_operands(tensors: list[Tensor]) -> Tensor:
 
 def like_first(tensors: list[Tensor]) -> Tensor:
     """As the first tensor lies."""
-    return torch.empty_like(tensors[0])
+    return lying_alike(tensors[0])
 
 
 def converted(operand: object, common: torch.dtype) -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from pytest_torchmem.torch_private.dispatch.meta import run_on_meta
 
 Outputs = Tensor | Sequence["Tensor | None"]
 
@@ -128,6 +131,15 @@ def like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
 def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """Return an empty tensor of the shape and type of ``tensor`` in a layout."""
     return torch.empty_like(tensor, memory_format=memory_format)
+
+
+def lying_alike(tensor: Tensor, **options: Any) -> Tensor:
+    """Return an empty tensor like one on ``meta``, also in its layout; ``options`` as of torch.
+
+    ``torch.empty_like`` does the same in Python there, and imports the compiler's symbols for it.
+    """
+    made: Tensor = run_on_meta(torch.ops.aten.empty_like.default, tensor, **options)
+    return made
 
 
 def ceil_div(amount: int, parts: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.elementwise import like_first, like_operands
 from pytest_torchmem.operators.formats import CONTIGUOUS, made_like
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, lying_alike
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.cuda_buffers import reduced
 from pytest_torchmem.operators.registry import Kind, UnknownOutputs, operator
@@ -38,7 +38,7 @@ def output_and_mask(input: Tensor, p: float, train: bool | None) -> tuple[Tensor
         return wrong
     short = train is False or p == 1
     layout = torch.contiguous_format if short else torch.preserve_format
-    return torch.empty_like(input), torch.empty_like(input, dtype=torch.bool, memory_format=layout)
+    return lying_alike(input), lying_alike(input, dtype=torch.bool, memory_format=layout)
 
 
 operator("aten::native_dropout_backward").meta()(like_operands)

@@ -51,7 +51,13 @@ operator(
 
 
 def convolution_shape(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
-    """Return the output, contiguous, from arguments on ``meta``."""
+    """Return the output, contiguous, from arguments on ``meta``.
+
+    Of what is invalid torch's own shape function says why. It imports the compiler's symbols.
+    """
+    shape = _output_shape(input.shape, weight.shape, settings)
+    if shape is not None:
+        return input.new_empty(shape)
     dims = weight.dim() - 2
     result: Tensor = torch.ops.aten.convolution(
         input,
@@ -65,6 +71,34 @@ def convolution_shape(input: Tensor, weight: Tensor, settings: ConvolutionSettin
         settings.groups,
     )
     return result
+
+
+def _output_shape(
+    input: Sequence[int], weight: Sequence[int], settings: ConvolutionSettings
+) -> list[int] | None:
+    """Return the shape of a valid call's output; native/ConvUtils.h, ``conv_output_size`` and
+    ``conv_input_size``.
+    """
+    dims, groups = len(weight) - 2, settings.groups
+    given = (settings.stride, settings.padding, settings.dilation, settings.output_padding)
+    numbers = [tuple(one) * (dims if len(one) == 1 else 1) for one in given]
+    if dims < 1 or len(input) != dims + 2 or any(len(one) != dims for one in numbers):
+        return None
+    if not input[1] or input[1] != (weight[0] if settings.transposed else weight[1] * groups):
+        return None
+    sizes = []
+    for size, kernel, stride, padding, dilation, more in zip(
+        input[2:], weight[2:], *numbers, strict=True
+    ):
+        window = dilation * (kernel - 1) + 1
+        if settings.transposed:
+            sizes.append((size - 1) * stride - 2 * padding + window + more)
+        elif stride < 1 or size + 2 * padding < window:
+            return None
+        else:
+            sizes.append((size + 2 * padding - window) // stride + 1)
+    filters = weight[1] * groups if settings.transposed else weight[0]
+    return [input[0], filters, *sizes] if min(sizes) > 0 else None
 
 
 @operator("aten::convolution").meta("cpu")

@@ -19,6 +19,7 @@ from pytest_torchmem.operators.geometry import (
     is_channels_last,
     laid_out,
     like,
+    lying_alike,
     suggested_format,
 )
 from pytest_torchmem.operators.normalization.cudnn_batch_norm import cudnn_takes
@@ -54,7 +55,7 @@ def forward_on_cpu(
     parameters = (weight, bias, running_mean, running_var)
     dtype = next((one for one in parameters if one is not None), input).dtype
     statistics = input.new_empty((input.shape[1] if training else 0,), dtype=dtype)
-    return laid_out(input, suggested_format(input)), statistics, torch.empty_like(statistics)
+    return laid_out(input, suggested_format(input)), statistics, lying_alike(statistics)
 
 
 @_with_update.meta("cpu")
@@ -75,7 +76,7 @@ def forward_on_cuda(input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The input's layout; statistics of every channel, in evaluation too; ``batch_norm_cuda``."""
     dtype = torch.float32 if input.dtype.itemsize == 2 else input.dtype
     statistics = input.new_empty((input.shape[1],), dtype=dtype)
-    return torch.empty_like(input), statistics, torch.empty_like(statistics)
+    return lying_alike(input), statistics, lying_alike(statistics)
 
 
 @_forward.workspace("cpu")
@@ -340,4 +341,4 @@ def batch_norm_backward_reduce(
 @operator("aten::batch_norm_elemt", "aten::batch_norm_backward_elemt").meta()
 def batch_norm_apply(input: Tensor) -> Tensor:
     """native/cuda/Normalization.cu."""
-    return torch.empty_like(input)
+    return lying_alike(input)

@@ -117,6 +117,13 @@ def workspace(machine: Gpu, input: Tensor, training: bool) -> Workspace | tuple[
     return bounded(copied, _sums_of_blocks(machine, input)) if training else (copied,)
 
 
+@_backward.meta("cuda")
+def gradients(input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    """That of the input in its suggested format, and two like the weight."""
+    of_weight, of_bias = (weight.new_empty(weight.shape) for _ in range(2))
+    return laid_out(input, suggested_format(input)), of_weight, of_bias
+
+
 @_backward.workspace("cuda")
 def backward_workspace(machine: Gpu, input: Tensor, grad_output: Tensor) -> Workspace:
     """A copy of the gradient in the input's format, and for channels last the sums of blocks."""

@@ -64,12 +64,13 @@ def test_multiplications_are_those_of_torch(
 def test_a_first_trace_does_not_import_the_compiler() -> None:
     program = (
         "import sys, torch, pytest_torchmem\n"
-        "net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(),"
-        " torch.nn.Linear(16, 3), torch.nn.LayerNorm(3))\n"
+        "net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4),"
+        " torch.nn.ReLU(), torch.nn.ConvTranspose2d(4, 4, 3), torch.nn.MaxPool2d(2),"
+        " torch.nn.Dropout(), torch.nn.Flatten(), torch.nn.Linear(16, 3), torch.nn.LayerNorm(3))\n"
         "x = torch.randn(2, 3, 4, 4)\n"
         "for device in ('cpu', 'cuda'):\n"
         "    pytest_torchmem.trace(net, x, device=device)\n"
-        "print([name for name in ('triton', 'torch._dynamo', 'torch._inductor',"
+        "print([name for name in ('triton', 'torch._dynamo', 'torch._inductor', 'sympy',"
         " 'torch.utils.flop_counter') if name in sys.modules])"
     )
     command = [sys.executable, "-c", program]
