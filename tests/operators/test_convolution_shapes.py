@@ -30,6 +30,8 @@ def test_it_is_that_of_the_kernel(chance: random.Random) -> None:
             )
         except RuntimeError:
             continue
+        if not real.numel():  # on meta torch refuses what some of its kernels take
+            continue
         settings = ConvolutionSettings(stride, padding, dilation, transposed, more, groups)
         assert convolution_shape(x.to("meta"), weight.to("meta"), settings).shape == real.shape
         compared += 1
