@@ -116,8 +116,7 @@ def trace(
     count as 1 where the program asks for them, and the profile warns of each line that does.
     ``"auto"`` begins like that, and where the program decides by an unknown value it is run again,
     from the beginning, with real values, as far as a budget of bytes and operations goes.
-    ``gpus`` is how many such GPUs the program sees. Its figures are those of ``cuda:0``;
-    ``MemoryProfile.devices`` has the others'.
+    ``gpus`` is how many the program sees; ``MemoryProfile.devices`` has those beside ``cuda:0``.
 
     ``world_size`` is how many processes a distributed program runs in, and ``rank`` (default 0)
     which of them is traced: ``torch.distributed`` and ``torchrun``'s variables are as in that
