@@ -99,6 +99,11 @@ class TraceContext:
         """Whether the program's compiler is at work."""
         return self._interceptor.compiles
 
+    @property
+    def compiles_for_gpu(self) -> bool:
+        """Whether the program's compiler is at work on what has tensors on the GPU."""
+        return self._interceptor.compiles and not self._interceptor.graph_on_host
+
     def record(self, tensor: Tensor) -> StorageRecord | None:
         """Return the ledger's record of a tensor's storage, or None where it has none."""
         if self.off():

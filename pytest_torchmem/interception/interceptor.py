@@ -92,6 +92,8 @@ class Interceptor:
         self.compiles = False
         """Whether that is the program's own compiler: tensors that stand for others say where these
         are, as the program's own do."""
+        self.graph_on_host = False
+        """Whether the graph that it works on has tensors on the host alone."""
         self.inside = 0
         """The thread on which the profiler itself is at work, and tensors answer as torch made
         them; 0 for none."""

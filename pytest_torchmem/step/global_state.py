@@ -14,12 +14,13 @@ import torch
 
 from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.step.generators import is_alone
-from pytest_torchmem.step.imports import imports_apart
+from pytest_torchmem.step.imports import imports_apart, told_of_imports
 from pytest_torchmem.torch_private.compilers.compiler import compiled_calls
 from pytest_torchmem.torch_private.dispatch.modes import global_device_context
 from pytest_torchmem.torch_private.state.all_settings import NOT_SAID, Setting, all_settings
 
 _NUMPY = "numpy.random"
+_COMPILER = "torch._dynamo"
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
@@ -174,23 +175,43 @@ def eager(when_called: Callable[[bool], None] = lambda _: None) -> Iterator[None
 
 @contextmanager
 def when_compiler_is_used(start: Callable[[], None]) -> Iterator[None]:
-    """Call ``start`` once the compiler is imported: now, or when the program first compiles."""
-    if "torch._dynamo" in sys.modules:
+    """Call ``start`` once the compiler is imported: now, or when the program first compiles.
+
+    Programs import it themselves, too (``torch._dynamo.explain``, ``torch.compiler.reset``).
+    """
+    if _COMPILER in sys.modules:
         start()
         yield
         return
-    original = torch.compile
+    original, started = torch.compile, False
+
+    def start_once() -> None:
+        nonlocal started
+        if not started:
+            started = True
+            torch.compile = original
+            start()
 
     def compile(*args: Any, **kwargs: Any) -> Any:
-        torch.compile = original
-        start()
+        start_once()
         return original(*args, **kwargs)
+
+    def imported(name: str) -> None:
+        if name.startswith(_COMPILER) and _is_imported(_COMPILER):
+            start_once()
 
     torch.compile = compile
     try:
-        yield
+        with told_of_imports(imported):
+            yield
     finally:
         torch.compile = original
+
+
+def _is_imported(name: str) -> bool:
+    """Return whether a module has been imported to its end."""
+    module = sys.modules.get(name)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 @contextmanager

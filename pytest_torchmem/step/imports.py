@@ -24,7 +24,7 @@ from pytest_torchmem.torch_private.patching.patches import replaced
 _KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})
 """Packages beside torch that are imported apart: they see the machine as it is, too."""
 _listening: list[Callable[[str], None]] = []
-"""What is told of modules that were imported on another thread."""
+"""What is told of modules that were imported, also on another thread."""
 _OWN = f"{__name__.partition('.')[0]}."
 _IMPORTING = "<frozen importlib._bootstrap>"
 """Where Python says that its own import runs."""
@@ -50,7 +50,7 @@ def imports_apart() -> Iterator[None]:
             new = absolute.startswith("torch.") and absolute not in sys.modules
             if new and not _is_importing(sys._getframe(1)):
                 _on_another_thread(original, absolute)
-                for then in _listening:
+                for then in tuple(_listening):
                     then(absolute)
         return original(name, globals, locals, fromlist, level)
 
@@ -81,14 +81,23 @@ def imports_within(
             _on_another_thread(lambda missing: original(missing, import_), name)
         with context(name):
             module = original(name, import_)
-        if not name.startswith(_OWN):  # imported by what ``then`` calls, perhaps
-            then(name)
+        if not name.startswith(_OWN):  # imported by what is called then, perhaps
+            for tell in tuple(_listening):
+                tell(name)
         return module
 
+    with told_of_imports(then), replaced(bootstrap, _find_and_load=find_and_load):
+        yield
+
+
+@contextmanager
+def told_of_imports(then: Callable[[str], None]) -> Iterator[None]:
+    """Call ``then`` with the name of each module that a program imports for the first time, or of
+    one that brought others with it; within ``imports_within`` and ``imports_apart``.
+    """
     _listening.append(then)
     try:
-        with replaced(bootstrap, _find_and_load=find_and_load):
-            yield
+        yield
     finally:
         _listening.remove(then)
 

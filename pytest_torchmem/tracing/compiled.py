@@ -223,6 +223,17 @@ class Compiled:
 
     # -- levels ------------------------------------------------------------------------------------
 
+    @contextmanager
+    def on_its_devices(self, graph: fx.GraphModule) -> Iterator[None]:
+        """Let what C++ makes while a graph is compiled be where tensors of the graph are."""
+        interceptor = self._interceptor
+        before = interceptor.graph_on_host
+        interceptor.graph_on_host = not compiler.is_on_gpu(graph)
+        try:
+            yield
+        finally:
+            interceptor.graph_on_host = before
+
     def compile(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Compile a graph of Dynamo at the level that the trace reaches."""
         line = self._interceptor.parts.attribution.user_line()
@@ -358,7 +369,8 @@ class _Backend:
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         """Return what runs instead of a graph."""
         self._compiled.has_graph(self._key)
-        return self._compiled.compile(self._original, graph, inputs)
+        with self._compiled.on_its_devices(graph):
+            return self._compiled.compile(self._original, graph, inputs)
 
 
 def _origin(origin: Origin, buffer: inductor.Buffer) -> Origin:

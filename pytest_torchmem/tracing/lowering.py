@@ -10,10 +10,10 @@ _BY_VALUES = "the program decides by values, which Inductor's kernels do not com
 class Lowering:
     """What the passes of a trace have found out; the next one runs graphs operator by operator."""
 
-    def __init__(self) -> None:
+    def __init__(self, reason: str = "") -> None:
         self.used = False
         """Whether a pass has lowered graphs."""
-        self.reason = ""
+        self.reason = reason
         """Why graphs are not lowered any more."""
         self._failed = ""
 

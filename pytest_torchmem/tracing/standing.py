@@ -27,21 +27,23 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.interception.values.policy import Values
-from pytest_torchmem.step.global_state import eager, program_kept, settings_kept, thread_kept
+from pytest_torchmem.step.global_state import program_kept, settings_kept, thread_kept
 from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.torch_private.tensors.nowhere import nowhere
+from pytest_torchmem.tracing.compiled import Compiled
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
 from pytest_torchmem.tracing.lock import Running, release, standing_paused, take
+from pytest_torchmem.tracing.lowering import Lowering
 
 _STANDING: WeakSet[StandingGpu] = WeakSet()
 _OF_FIXTURE = (
     "a fixture put on cuda, where most values are not kept. Make that in the body of the test"
 )
-
+_REAL_HOST = "between traces tensors on the CPU are real, and Inductor's kernels would not run"
 _VALUES = {"auto": Values.BETWEEN_TRACES, "real": Values.REAL, "none": Values.GUESSED}
 
 
@@ -113,7 +115,8 @@ class StandingGpu:
         try:
             stack.callback(self._interceptor.threads.released)
             stack.callback(nowhere().forget)
-            stack.enter_context(program_kept(eager()))
+            compiled = Compiled(self._interceptor, None, Lowering(_REAL_HOST))
+            stack.enter_context(program_kept(compiled.following()))
             stack.enter_context(layers(self._interceptor, self._context, (self.memory,)))
         except BaseException:
             self.pause()

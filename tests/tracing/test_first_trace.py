@@ -44,13 +44,40 @@ torchmem.trace(model, torch.ones(2, 8), device=sys.argv[1])
 assert not {"torch._dynamo", "sympy"} & sys.modules.keys()
 """
 
+_COMPILER_FIRST = """
+import sys
+import torch
+from torch import nn
+import pytest_torchmem as torchmem
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("program", [_TWICE, _NO_COMPILER], ids=["same", "imports"])
-def test_first_trace_of_a_process(program: str, device: str) -> None:
-    """What torch imports on the way holds no tensors; a plain model needs none of it."""
+def program(device):
+    import torch._dynamo as dynamo
+
+    layers = nn.Sequential(nn.Linear(2, 2), nn.ReLU()).to(device)
+    found = dynamo.explain(layers)(torch.ones(2, 2, device=device))
+    assert (found.graph_count, found.graph_break_count, found.op_count) == (1, 0, 2), found
+
+torchmem.trace(lambda: program(sys.argv[1]), device=sys.argv[1])
+"""
+_PROGRAMS = {"same": _TWICE, "imports": _NO_COMPILER, "compiler": _COMPILER_FIRST}
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("same", "cpu"),
+        ("same", "cuda"),
+        ("imports", "cpu"),
+        ("imports", "cuda"),
+        ("compiler", "cuda"),
+    ],
+)
+def test_first_trace_of_a_process(name: str, device: str) -> None:
+    """What torch imports on the way holds no tensors; a plain model needs none of it. A program
+    may import the compiler without ``torch.compile``.
+    """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, device],
+        [sys.executable, "-W", "ignore", "-c", _PROGRAMS[name], device],
         capture_output=True,
         text=True,
         check=False,

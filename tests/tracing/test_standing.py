@@ -402,3 +402,21 @@ def test_values_are_computed_as_far_as_the_budget_of_each_test(
             large = torch.randn(1000, 1000, device="cuda")
             with pytest.raises(UnknownValueError, match="a budget for each test goes"):
                 bool(large.sum() > 0)
+
+
+def test_what_is_compiled_between_traces_is_compiled(gpu: StandingGpu) -> None:
+    """Its graphs are the compiler's, and run operator by operator, on the GPU and on the host."""
+    layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    given = torch.randn(3, 4)
+    expected = layers(given)
+    with gpu.on():
+        assert torch._dynamo.explain(layers)(given).graph_count == 1
+        compiled = torch.compile(layers, fullgraph=True)
+        assert torch.equal(compiled(given), expected)
+        compiled(given).sum().backward()
+        layers.cuda()
+        output = compiled(given.cuda())
+        output.sum().backward()
+        assert output.is_cuda
+        assert layers[0].weight.grad.is_cuda
+        assert torch.allclose(output.cpu(), expected)

@@ -49,7 +49,8 @@ def _seeing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         device = kwargs.get("device")
-        if device is not None and device.type == "cpu" and trace.compiles and trace.on_thread():
+        on_host = device is not None and device.type == "cpu"
+        if on_host and trace.compiles_for_gpu and trace.on_thread():
             is_copy = func is _TO_COPY and args[0].device.type == "cuda"
             if (is_copy or _makes(func, args)) and _is_guess(func):
                 kwargs = {**kwargs, "device": trace.device(torch.device("cuda"))}

@@ -145,6 +145,14 @@ def calls_flex_attention(graph: fx.GraphModule) -> bool:
     )
 
 
+def is_on_gpu(graph: fx.GraphModule) -> bool:
+    """Return whether a graph of Dynamo has a tensor on a GPU; what its nodes give stands in their
+    ``meta["example_value"]`` (torch/_dynamo/variables/builder.py, ``wrap_fx_proxy``).
+    """
+    examples = (node.meta.get("example_value") for node in graph.graph.nodes)
+    return any(isinstance(one, torch.Tensor) and one.device.type == "cuda" for one in examples)
+
+
 def backend_of(callback: Any) -> Backend:
     """Return what compiles graphs for a callback of Dynamo."""
     while hasattr(callback, _BACKEND):
