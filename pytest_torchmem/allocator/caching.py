@@ -53,7 +53,10 @@ class CachingAllocator(ReservedMemory):
         self.private = PrivatePools()
         self.active: set[Block] = set()
         self._waiting: list[Block] = []
-        self._expandable = ExpandableSegments(self)
+
+    @property
+    def _expandable(self) -> ExpandableSegments:
+        return ExpandableSegments(self)  # kept here, it would hold what holds it
 
     def allocate(self, nbytes: int, stream: int = 0, private: PoolId | None = None) -> Block | None:
         """Return a block for ``nbytes``, or ``None`` for no bytes (``malloc``).

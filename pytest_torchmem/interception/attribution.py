@@ -16,6 +16,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -104,7 +105,7 @@ class Attribution:
         self._all_places = [self._places]
         self._node_places = self._places
         """The thread that made the node that ran last; its others run beside it."""
-        self.per_thread = {"_places": self._places_of_new_thread}
+        self.per_thread = {"_places": partial(_places_of_new_thread, self._all_places)}
         self.outermost_calls = 0
         self.on_outermost_call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None] | None
         """Called for modules that no other module calls, except where a backward computes anew."""
@@ -150,7 +151,8 @@ class Attribution:
 
     def cut(self) -> None:
         """Forget where nodes were made: those that are left belong to nobody who asks any more."""
-        self._all_places = [one for one in self._all_places if one.numbers or one is self._places]
+        kept = [one for one in self._all_places if one.numbers or one is self._places]
+        self._all_places[:] = kept  # which makes those of new threads
         for places in self._all_places:
             places.numbers.clear()
             places.places.clear()
@@ -285,11 +287,6 @@ class Attribution:
     def _forward_place(self, calls: list[_Call], frame: FrameType | None) -> _Place:
         return _Place(calls[-1][0] if calls else "", self._line(frame))
 
-    def _places_of_new_thread(self) -> _Places:
-        made = _Places()
-        self._all_places.append(made)
-        return made
-
     def _backward_place(self) -> _Place:
         node = current_node()
         if node is None:
@@ -325,6 +322,12 @@ class Attribution:
                 return ""
             frame = frame.f_back
         return ""
+
+
+def _places_of_new_thread(all_places: list[_Places]) -> _Places:
+    made = _Places()
+    all_places.append(made)
+    return made
 
 
 def _classify(filename: str) -> int:

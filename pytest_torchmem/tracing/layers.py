@@ -114,4 +114,7 @@ def layers(
             )
         )
         stack.enter_context(interceptor.running())
-        yield
+        try:
+            yield
+        finally:
+            interceptor.paths = {}  # which refer back to it

@@ -93,3 +93,25 @@ def test_an_error_gives_the_code_back_and_other_threads_call_the_original() -> N
     assert function.__code__ is code
     assert nn.Identity()(2) == 2
     assert len(seen) == 1
+
+
+def test_a_method_that_calls_its_superclass_is_replaced_without_a_walk_through_subclasses() -> None:
+    function: Any = nn.Module.__delattr__
+    code, deleted = function.__code__, []
+
+    def instead(original: Callable[..., Any]) -> Callable[..., Any]:
+        def delete(self: nn.Module, name: str) -> None:
+            deleted.append(name)
+            original(self, name)
+
+        return delete
+
+    model = nn.Linear(2, 2)
+    model.note = 1
+    with module_calls(instead, "__delattr__"):
+        assert nn.Module.__delattr__ is function  # to set it, Python would visit all subclasses
+        del model.note, model.bias
+    assert deleted == ["note", "bias"]
+    assert not hasattr(model, "note")
+    assert not hasattr(model, "bias")
+    assert function.__code__ is code

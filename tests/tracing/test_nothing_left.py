@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import random
 import signal
 import subprocess
@@ -412,3 +413,21 @@ def test_an_interrupt_while_copies_are_made_leaves_nothing_replaced() -> None:
         after = places()
         for name in ("Tensor", "Parameter"):
             assert before[name]["__deepcopy__"] is after[name]["__deepcopy__"], number
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_trace_is_freed_without_the_garbage_collector(device: str) -> None:
+    model, batch = nn.Linear(4, 4), torch.ones(2, 4)
+    trace(model, batch, device=device)
+    gc.collect()
+    gc.disable()
+    try:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        trace(model, batch, device=device)
+        gc.collect()
+        kinds = {f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage}
+        assert not [kind for kind in kinds if kind.startswith("pytest_torchmem")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ class Driver:
 
     def __init__(self, trace: TraceContext) -> None:
         self._trace = trace
-        self.utils = SimpleNamespace(get_device_properties=self._properties)
+        self.utils = SimpleNamespace(get_device_properties=partial(_properties, trace))
 
     def get_current_target(self) -> Any:
         """Return what kernels are compiled for."""
@@ -80,16 +81,6 @@ class Driver:
         """Clear it."""
         cache.zero_()
 
-    def _properties(self, device: int = 0) -> dict[str, int]:
-        known = DeviceProperties(self._trace.gpu)
-        properties = {
-            "multiprocessor_count": known.multi_processor_count,
-            "warpSize": known.warp_size,
-            "max_num_regs": known.regs_per_multiprocessor,
-        }
-        shared = getattr(known, "shared_memory_per_block_optin", None)
-        return properties if shared is None else {**properties, "max_shared_mem": shared}
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -97,3 +88,14 @@ class Driver:
             f"{self._trace.user_line()}: triton's driver cannot be asked for {name} in a trace: "
             "no kernel is compiled or loaded. Skip this line while tracing"
         )
+
+
+def _properties(trace: TraceContext, device: int = 0) -> dict[str, int]:
+    known = DeviceProperties(trace.gpu)
+    properties = {
+        "multiprocessor_count": known.multi_processor_count,
+        "warpSize": known.warp_size,
+        "max_num_regs": known.regs_per_multiprocessor,
+    }
+    shared = getattr(known, "shared_memory_per_block_optin", None)
+    return properties if shared is None else {**properties, "max_shared_mem": shared}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +67,8 @@ class Answers:
         self._guesses: dict[str, int] = {}
         self._ledger = ledger
         self._attribution = attribution
-        self._random_numbers = RandomNumbers(mode, self._warn, attribution.user_line)
+        warn = partial(_warn, self._told, attribution)  # not this object's, which holds it
+        self._random_numbers = RandomNumbers(mode, warn, attribution.user_line)
 
     @property
     def warnings(self) -> list[str]:
@@ -197,8 +199,7 @@ class Answers:
         self._warn(f"{what} ({self._failed})" if self._failed else what)
 
     def _warn(self, what: str) -> None:
-        line = self._attribution.user_line() or "the traced program"
-        self._told.setdefault(f"{line}: {what}")
+        _warn(self._told, self._attribution, what)
 
     def took_others_for_this(self) -> None:
         """Take note that other processes are taken to have what this one has.
@@ -291,3 +292,8 @@ def _accepts_all(variables: Mapping[str, Any]) -> bool:
     if mean is None or std is None or least is None or most is None:
         return False
     return bool(min(most - mean, mean - least) > 8.6 * std)
+
+
+def _warn(told: dict[str, None], attribution: Attribution, what: str) -> None:
+    line = attribution.user_line() or "the traced program"
+    told.setdefault(f"{line}: {what}")

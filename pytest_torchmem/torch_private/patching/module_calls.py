@@ -15,8 +15,8 @@ from typing import Any
 from torch import nn
 
 _PLACE = "what is called instead"
-_REPLACED: list[CodeType] = []
-"""The code that was there, while another is."""
+_REPLACED: list[tuple[FunctionType, CodeType]] = []
+"""Functions with the code that was there, while another is."""
 
 
 @contextmanager
@@ -28,7 +28,8 @@ def module_calls(
     It is called with the module, and with what that is called with.
     """
     function: Any = getattr(nn.Module, name)
-    if type(function) is not FunctionType or function.__code__.co_freevars:
+    template = _template_of(function)
+    if template is None:
         setattr(nn.Module, name, instead(function))
         try:
             yield
@@ -36,38 +37,48 @@ def module_calls(
             setattr(nn.Module, name, function)
         return
     code = function.__code__
-    original = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    about = function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    original = FunctionType(code, *about)
     original.__kwdefaults__ = function.__kwdefaults__
     # Whoever is in the midst of a call, on another thread, goes on in the code that he has.
-    function.__code__ = _calling(instead(original))
-    _REPLACED.append(code)
+    function.__code__ = _calling(template, instead(original))
+    _REPLACED.append((function, code))
     try:
         yield
     finally:
-        _REPLACED.remove(code)
+        _REPLACED.remove((function, code))
         function.__code__ = code
 
 
 @contextmanager
 def module_calls_as_they_were() -> Iterator[None]:
-    """Have ``nn.Module.__call__`` be torch's own, for what looks into it."""
-    function: Any = nn.Module.__call__
-    now = getattr(function, "__code__", None)
-    if not _REPLACED or now is None:
-        yield
-        return
-    function.__code__ = _REPLACED[0]
+    """Have ``nn.Module.__call__``, and what else is replaced, be torch's own for what looks in."""
+    now = [(function, function.__code__) for function, _ in _REPLACED]
+    for function, code in reversed(_REPLACED):
+        function.__code__ = code
     try:
         yield
     finally:
-        function.__code__ = now
+        for function, code in now:
+            function.__code__ = code
 
 
-def _calling(call: Callable[..., Any]) -> CodeType:
+def _template_of(function: Any) -> CodeType | None:
+    """Return code that can stand in a function, which has to name the same variables around it.
+
+    ``super()`` names the class; None for what is no function, or names others.
+    """
+    templates = (_call.__code__, _Method.call.__code__)
+    if type(function) is not FunctionType:
+        return None
+    around = function.__code__.co_freevars
+    return next((code for code in templates if code.co_freevars == around), None)
+
+
+def _calling(template: CodeType, call: Callable[..., Any]) -> CodeType:
     """Return code that calls ``call``, one of its constants: the function has no other names."""
-    code = _call.__code__
-    constants = (call if one == _PLACE else one for one in code.co_consts)
-    return code.replace(co_consts=tuple(constants))
+    constants = (call if one == _PLACE else one for one in template.co_consts)
+    return template.replace(co_consts=tuple(constants))
 
 
 # torch's Python tracer reads this frame's module as its local ``self``, and ends the process where
@@ -76,3 +87,13 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     __tracebackhide__ = True
     call: Any = "what is called instead"
     return call(self, *args, **kwargs)
+
+
+class _Method:
+    """The same for a function in which ``super()`` is called."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        __class__  # type: ignore[name-defined]  # noqa: B018
+        call: Any = "what is called instead"
+        return call(self, *args, **kwargs)
