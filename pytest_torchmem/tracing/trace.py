@@ -42,6 +42,7 @@ from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
 from pytest_torchmem.targets.target import Selected, Target
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, check_world_size
+from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.torch_private.tensors.nowhere import nowhere
 from pytest_torchmem.tracing.clone import HollowCloner
@@ -230,6 +231,8 @@ def _trace(
         stack.enter_context(world_entered(machine.world, interceptor.threads.on_thread, mailbox))
         stack.enter_context(optimizers_kept(interceptor.threads.on_thread))
         stack.callback(give_survivors_data, ledger, interceptor.parts.values.contents)
+        if machine.world is not None:
+            stack.callback(forget_meshes)
         stack.callback(let_go_of_tensors, ledger, SharedState(reached))
         stack.callback(interceptor.parts.conversion.return_borrowed)
         stack.enter_context(thread_kept())

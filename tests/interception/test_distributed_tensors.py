@@ -55,6 +55,38 @@ def test_composite_operators_take_the_paths_of_plain_tensors() -> None:
     assert any("flash_attention" in name for name in found(2, 8, True))
 
 
+def test_lists_of_alike_tensors_are_split_as_one_by_one() -> None:
+    placements = [[Shard(0)], [Replicate()], [Shard(1)], [Shard(0)], [Replicate()], [Shard(0)]]
+    shapes = [(8, 4), (8, 4), (8, 4), (8, 4), (8, 4), (6, 2)]
+    scalars = [1, 1.0, 2, 1, 1.0, 1]
+
+    def program(together: bool) -> None:
+        mesh: Any = start("cpu")
+        first, second = (
+            [
+                distribute_tensor(torch.ones(shape, dtype=torch.int32), mesh, placement)
+                for shape, placement in zip(shapes, given, strict=True)
+            ]
+            for given in (placements, placements[1:] + placements[:1])
+        )
+        if together:
+            summed = torch._foreach_add(first, second)
+            torch._foreach_add_(first, second)
+            scaled = torch._foreach_mul(first, scalars)
+        else:
+            summed = tuple(map(torch.add, first, second))
+            first = [one.add_(two) for one, two in zip(first, second, strict=True)]
+            scaled = tuple(map(torch.mul, first, scalars))
+        found.append([(one.placements, one.shape, one.dtype) for one in (*summed, *first, *scaled)])
+
+    found: list[Any] = []
+    for together in (True, False):
+        trace(program, together, world_size=2)
+    assert found[0] == found[1]
+    assert found[0][-1][2] == torch.int32
+    assert found[0][-2][2] == torch.float32
+
+
 def test_shards_are_initialised_where_they_are() -> None:
     def program() -> None:
         mesh: Any = start("cuda")

@@ -49,10 +49,11 @@ def world_entered(
 
     ``mailbox`` has what processes write to their stores.
 
-    Without one, the default process group that a program makes in its trace is destroyed.
+    Without one, the default process group that a program makes in its trace is destroyed. Caches of
+    meshes (``forget_meshes``) are to be cleared before a world is left.
     """
     if world is None:
-        with _process_group_kept():
+        with _process_group_kept(forget_meshes):
             yield
         return
     if not torch.distributed.is_available():
@@ -70,9 +71,8 @@ def world_entered(
         stand_in: list[Any] = []
         stack.enter_context(_alone(world, on_thread, stand_in, mailbox))
         stack.callback(stand_in.clear)
-        stack.callback(forget_meshes)
         stack.callback(setattr, sys, "excepthook", sys.excepthook)
-        stack.enter_context(_process_group_kept())
+        stack.enter_context(_process_group_kept(lambda: None))
         if had_group and not _has_process_group():
             # Of a fixture, say: the program may go on with it, or begin its own.
             torch.distributed.init_process_group("fake")
@@ -312,8 +312,8 @@ def _store_class(
 
 
 @contextmanager
-def _process_group_kept() -> Iterator[None]:
-    """Destroy the default process group that a program made in its trace and left.
+def _process_group_kept(forget: Callable[[], object]) -> Iterator[None]:
+    """Destroy the default process group that a program made in its trace and left, and ``forget``.
 
     With it goes the ``sys.excepthook`` that ``init_process_group`` wrapped around the one there.
     """
@@ -327,7 +327,7 @@ def _process_group_kept() -> Iterator[None]:
         if _has_process_group():
             sys.excepthook = hook
             torch.distributed.destroy_process_group()
-            forget_meshes()
+            forget()
 
 
 def _has_process_group() -> bool:

@@ -15,53 +15,22 @@ from pytest_torchmem.torch_private.names import (
 
 _PACKAGE = "torch.distributed.tensor"
 #: What says how an operator's outputs are split, given how its inputs are.
-propagation = private_if_imported("torch.distributed.tensor._sharding_prop")
-FLAG = private_name_if_imported(
-    "torch.distributed.tensor._sharding_prop._propagate_use_strided_shard_flag"
+propagator = private_if_imported("torch.distributed.tensor._sharding_prop.ShardingPropagator")
+NOT_CACHED = private_name_if_imported(
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator.propagate_op_sharding_non_cached"
 )
-EXPAND_LIST = private_name_if_imported(
-    "torch.distributed.tensor._sharding_prop._expand_single_dim_strategy_to_mesh"
-)
-ops_utils = private_if_imported("torch.distributed.tensor._ops.utils")
-EXPAND = private_name_if_imported(
-    "torch.distributed.tensor._ops.utils.expand_to_full_mesh_op_strategy"
-)
-single_dim_strategies = private_if_imported("torch.distributed.tensor._ops.single_dim_strategy")
-PREPARE = private_name_if_imported(
-    "torch.distributed.tensor._ops.single_dim_strategy._PreparedSingleDimStrategy"
+SHOWN = private_name_if_imported(
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached"
 )
 op_schema = private_if_imported("torch.distributed.tensor._op_schema.OpSchema")
-FAKE_ARGUMENTS = private_name_if_imported(
-    "torch.distributed.tensor._op_schema.OpSchema.gen_fake_args"
-)
-op_schemas = private_if_imported("torch.distributed.tensor._op_schema")
-FAKE_ARGUMENT = private_name_if_imported(
-    "torch.distributed.tensor._op_schema._rebuild_tensor_from_dtensor_meta"
-)
+tensor_spec = private_if_imported("torch.distributed.tensor._dtensor_spec.DTensorSpec")
 mesh_class = private_if_imported("torch.distributed.device_mesh.DeviceMesh")
 CONCATENATE = private_name_if_imported("torch.distributed.device_mesh.DeviceMesh._concatenate")
-ELEMENTWISE = private_name_if_imported(
-    "torch.distributed.tensor._ops.single_dim_strategy._resolve_foreach_elementwise_overload"
-)
-MAP_ONLY = private_name_if_imported(
-    "torch.distributed.tensor._ops.single_dim_strategy.tree_map_only"
-)
-strided_shard = private_if_imported("torch.distributed.tensor.placement_types._StridedShard")
-_strategy = private_if_imported("torch.distributed.tensor._op_schema.OpStrategy")
 _random = private_if_imported(f"{_PACKAGE}._random")
 _TRACKER = private_name_if_imported(f"{_PACKAGE}._random._rng_tracker")
 """What draws the random numbers of shards, on the device of the first mesh that needed it."""
 _forget_in_cpp = optional("torch._C._clear_DTensor_sharding_propagator_cache")
 _forget_plans = private_if_imported(f"{_PACKAGE}._redistribute.clear_redistribute_planner_cache")
-
-
-def is_one_placement(argument: Any) -> bool:
-    """Return whether an operator's argument is a tensor that is placed in one way."""
-    kind = _strategy()
-    if kind is None or not isinstance(argument, kind) or len(argument.strategies) != 1:
-        return False
-    only = argument.strategies[0]
-    return only.input_specs is None and not isinstance(only.output_specs, tuple)
 
 
 def forget_meshes() -> None:
