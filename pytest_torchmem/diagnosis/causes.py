@@ -24,6 +24,8 @@ _LAST = 2
 """The rank of causes that are told where nothing else is."""
 WEIGHTY = 0.1
 """The part of a growth that a cause has to explain in order to be told."""
+_MAIN = 1 / 3
+"""The part that a likely cause has to explain for others not to be looked for."""
 _LONG = 30
 """A path of more letters is told without the model's name, which stands in the line below it."""
 
@@ -136,11 +138,19 @@ class Evidence:
             every.add(group.what.module, group.numbers)
         return self.short(unfold(pattern, every.marked(pattern, numbers)))
 
-    def had(self, what: What) -> bool:
-        """Tell whether the snapshot has such a tensor at any of its moments."""
+    def known(self) -> Iterator[What]:
+        """Yield what the snapshot has at any of its moments."""
         alive = self.before.alive
-        groups = alive.groups if alive is not None else ()
-        return any(one.what[1:5] == what[1:5] for one in groups)
+        return (one.what for one in (alive.groups if alive is not None else ()))
+
+    def gone(self, module: str, source: str) -> Iterator[What]:
+        """Yield what an operator made in a module, and makes no more."""
+        now = {group.what[1:5] for group in self.alive.groups}
+        return (
+            one
+            for one in self.known()
+            if (one.module, one.source) == (module, source) and one[1:5] not in now
+        )
 
     def about(self, topic: str) -> list[FactChange]:
         """Return the changed facts of a topic."""
@@ -210,11 +220,20 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
     growth = sum(row.change for row in evidence.difference.came) or evidence.difference.change
     found = [one for each in RULES.values() if (one := each.find(evidence)) is not None]
     weighty = [one for one in found if one.nbytes >= WEIGHTY * growth]
-    if any(RULES[one.rule].rank < _LAST for one in weighty):
+    ranks = {one.rule: _rank(one, growth) for one in weighty}
+    if any(rank < _LAST for rank in ranks.values()):
         weighty = [one for one in weighty if RULES[one.rule].rank < _LAST]
+    elif _LAST not in ranks.values():
+        return ()  # the largest row says more than a cause of a small part
     places = {name: place for place, name in enumerate(RULES)}
-    weighty.sort(key=lambda one: (RULES[one.rule].rank, -one.nbytes, places[one.rule]))
+    weighty.sort(key=lambda one: (ranks[one.rule], -one.nbytes, places[one.rule]))
     return tuple(weighty)
+
+
+def _rank(found: Cause, growth: int) -> int:
+    """Return a cause's rank; what explains little of the growth comes after everything else."""
+    rank = RULES[found.rule].rank
+    return rank if rank != 1 or found.nbytes >= _MAIN * growth else _LAST + 1
 
 
 def within(pattern: str, module: str) -> bool:

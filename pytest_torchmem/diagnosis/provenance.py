@@ -44,17 +44,21 @@ class Provenance:
     def first_of_type(self, index: int) -> Allocation:
         """Return from where on values are of the type of an allocation.
 
-        Goes up from operator to operator as long as these are given as many numbers of that type.
+        Goes up from operator to operator as long as these are given as many numbers of that type,
+        and then by what made narrower numbers this type: a constant, a mask.
         """
         allocations = self._timeline.allocations
         own = allocations[index]
         seen = {index}
         while (call := self._made_by.get(index)) is not None:
             same = [one - 1 for one in call.reads if one > 0 and one - 1 not in seen]
-            same = [one for one in same if _is_like(allocations[one], own)]
-            if not same:
+            same = [one for one in same if _is_of_type(allocations[one], own)]
+            like = [one for one in same if prod(allocations[one].shape) == prod(own.shape)]
+            narrower = [one - 1 for one in call.reads if one > 0]
+            narrower = [one for one in narrower if allocations[one].dtype not in ("", own.dtype)]
+            if not like and not (same and narrower):
                 break
-            index = same[0]
+            index = (like or same)[0]
             seen.add(index)
         return allocations[index]
 
@@ -63,9 +67,8 @@ class Provenance:
         return (call.origin for call in self._calls if call.origin.operator == operator)
 
 
-def _is_like(one: Allocation, other: Allocation) -> bool:
-    same = one.dtype == other.dtype and prod(one.shape) == prod(other.shape)
-    return same and one.kind not in _STANDING
+def _is_of_type(one: Allocation, other: Allocation) -> bool:
+    return one.dtype == other.dtype and one.kind not in _STANDING
 
 
 NOTHING_RAN = Provenance(Timeline())

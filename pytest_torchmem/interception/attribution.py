@@ -35,6 +35,7 @@ from pytest_torchmem.torch_private.tensors.autograd import (
 )
 
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
+_FUNCTORCH = os.path.join(_TORCH_ROOT, "_functorch", "")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 #: What is installed stands in folders of these names, which may lie in the standard library's.
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -98,6 +99,8 @@ class Attribution:
         self._paths: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
         self._origins: dict[tuple[Phase, str, str, str, bool], Called] = {}
         self.facts = FactCollector()
+        self._forward_lines: dict[tuple[str, str], str] = {}
+        """Where an operator was called first in a module, outside of a backward."""
         self._codes: dict[int, tuple[CodeType, int]] = {}
         """By their ids: the hash of code is that of its constants, and some of these have none."""
         self._lines: dict[tuple[int, int], str] = {}
@@ -131,13 +134,15 @@ class Attribution:
                 made.numbers.append(number)
                 made.places.append(place)
         elif modules and modules[-1][1] == current_graph_task():
-            place, recomputed = self._forward_place(modules, frame), True  # by a checkpoint
+            module, recomputed = modules[-1][0], True  # by a checkpoint
+            place = _Place(module, self._recomputed_line(frame, module, operator))
             self.node_number = sequence_number()
         else:
             place = self._backward_place()
             if torch.is_grad_enabled() and current_graph_task() not in self._creating:
                 # A checkpoint of a function: what it calls is made where the function stands.
-                place, recomputed = _Place(place.module, self._line(frame) or place.line), True
+                line = self._recomputed_line(frame, place.module, operator) or place.line
+                place, recomputed = _Place(place.module, line), True
                 self.node_number = sequence_number()
                 if place.module:
                     self.facts.recomputed(place.module)
@@ -146,6 +151,8 @@ class Attribution:
         if called is None:
             called = self._origins[key] = Called(Origin(*key))
             self.facts.calls.append(called)
+            if phase is Phase.FORWARD:
+                self._forward_lines.setdefault((place.module, operator), place.line)
         called.times += 1
         return called.origin
 
@@ -158,6 +165,7 @@ class Attribution:
             places.places.clear()
         self._paths.clear()
         self._origins.clear()
+        self._forward_lines.clear()
         self.facts = FactCollector()
 
     def user_line(self) -> str:
@@ -195,7 +203,10 @@ class Attribution:
         asked = (*frame.f_locals["args"][1:3], False, False)
         if asked[1] is True:
             self._creating.add(current_graph_task())
-        self.facts.backward(asked[0] is True, asked[1] is True, self._line(frame))
+        # ``torch.func.grad`` asks for a graph, whether a program uses it or not
+        # (torch/_functorch/eager_transforms.py, _autograd_grad).
+        creates = asked[1] is True and not _is_called_by_functorch(frame)
+        self.facts.backward(asked[0] is True, creates, self._line(frame))
 
     @staticmethod
     def asking_frame(filename: str) -> Any:
@@ -303,6 +314,17 @@ class Attribution:
                     break
         return place
 
+    def _recomputed_line(self, frame: FrameType | None, module: str, operator: str) -> str:
+        """Return the line of a module that is computed again, and not that of the backward."""
+        inner = frame
+        while inner is not None and inner.f_code is not ENGINE_CODE:
+            known = self._codes.get(id(inner.f_code))
+            kind = known[1] if known is not None else _classify(inner.f_code.co_filename)
+            if kind == _USER:
+                return self._line(inner)
+            inner = inner.f_back
+        return self._forward_lines.get((module, operator), "")
+
     def _line(self, frame: FrameType | None) -> str:
         codes = self._codes
         while frame is not None:
@@ -328,6 +350,11 @@ def _places_of_new_thread(all_places: list[_Places]) -> _Places:
     made = _Places()
     all_places.append(made)
     return made
+
+
+def _is_called_by_functorch(engine: FrameType) -> bool:
+    callers = (engine.f_back, engine.f_back and engine.f_back.f_back)
+    return any(one and one.f_code.co_filename.startswith(_FUNCTORCH) for one in callers)
 
 
 def _classify(filename: str) -> int:

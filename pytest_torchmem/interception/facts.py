@@ -24,13 +24,14 @@ from pytest_torchmem.profile.facts import (
     LAYERS,
     MODES,
     MODULES,
+    NO_BACKWARD,
     OPERATORS,
     OPTIMIZERS,
     PARAMETERS,
     TOPICS,
     Facts,
 )
-from pytest_torchmem.profile.module_paths import Numbers, fold, write_numbers
+from pytest_torchmem.profile.module_paths import Numbers, fold, prefixes, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.distributed.fully_sharded import arguments_of_sharding
@@ -197,7 +198,7 @@ class FactCollector:
         for path, (config, own) in self._configurations.items():
             self._note_configuration(path, config, own)
         found = {topic: dict(known) for topic, known in self._known.items()}
-        for (pattern, text), numbers in sorted(self._modes.items()):
+        for (pattern, text), numbers in sorted((self._modes | self._unreached()).items()):
             where = write_numbers(numbers)
             told = f"{text}, {where}" if where else text
             modes = found[MODES]
@@ -292,6 +293,24 @@ class FactCollector:
         if any(name.startswith("aten::_fused_") for name in names):
             return "fused"
         return "foreach" if any(name.startswith("aten::_foreach_") for name in names) else "loop"
+
+    def _unreached(self) -> dict[tuple[str, str], set[Numbers]]:
+        """Return the outermost modules that no backward comes to, by pattern and mode."""
+        ran: dict[Phase, set[str]] = {Phase.FORWARD: set(), Phase.BACKWARD: set()}
+        for called in self.calls:
+            origin = called.origin
+            if origin.module and origin.phase in ran:
+                ran[origin.phase].update(prefixes(origin.module))
+        found: dict[tuple[str, str], set[Numbers]] = {}
+        left = ran[Phase.FORWARD] - ran[Phase.BACKWARD] if ran[Phase.BACKWARD] else set()
+        without = {pattern for pattern, text in self._modes if "no_grad" in text.split(", ")}
+        for path in left:
+            outer = prefixes(path)
+            if any(fold(one)[0] in without for one in outer) or left.intersection(outer[:-1]):
+                continue  # it is said already
+            pattern, numbers = fold(path)
+            found.setdefault((pattern, NO_BACKWARD), set()).add(numbers)
+        return found
 
     def _in_place(self) -> Mapping[str, int]:
         found: dict[str, int] = {}

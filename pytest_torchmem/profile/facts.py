@@ -14,6 +14,8 @@ INPUTS = "inputs"
 MODES = "modes"
 """Modules that are called in another mode than what calls them, and the modules of a step in
 another than the usual one: ``{"Teacher": "no_grad", "GPT.blocks.*": "recomputed, 0-11"}``."""
+NO_BACKWARD = "no backward"
+"""The mode of modules that no backward of the step comes to, though it comes to others."""
 PARAMETERS = "parameters"
 """What is frozen, and which parameters are one: ``{"GPT.head.weight": "is GPT.embed.weight"}``."""
 MODULES = "modules"

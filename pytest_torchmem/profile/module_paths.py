@@ -35,6 +35,12 @@ def unfold(pattern: str, numbers: str) -> str:
     return pattern.replace("\0", ALL)
 
 
+def prefixes(path: str) -> list[str]:
+    """Return the paths of the modules that a module is in, the outermost first, and its own."""
+    parts = path.split(".")
+    return [".".join(parts[: end + 1]) for end in range(len(parts))]
+
+
 def write_numbers(found: Iterable[Numbers]) -> str:
     """Return which numbers there are for each star: ``"0-11"``, ``"3"``, ``"0-3/0-7"``."""
     members = [one for one in found if one]

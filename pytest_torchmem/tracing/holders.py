@@ -88,14 +88,19 @@ class Names:
                 None,
             )
             key = _key_of(holder, value)
-            return _attribute(self._called(owner), key) if owner is not None and key else ""
+            return self._attribute_of(owner, key) if owner is not None else ""
         if isinstance(holder, FrameType):
             return ""
         attributes = getattr(holder, "__dict__", None)
         if isinstance(attributes, dict) and not isinstance(holder, type):
             key = _key_of(attributes, value)
-            return _attribute(self._called(holder), key) if key else ""
+            return self._attribute_of(holder, key)
         return ""
+
+    def _attribute_of(self, owner: object, key: str) -> str:
+        """Return the name of an attribute, "" for those of a trace, which no program knows."""
+        of_trace = f"{type(owner).__module__}.".startswith(_NOT_OF_PROGRAMS[0])
+        return _attribute(self._called(owner), key) if key and not of_trace else ""
 
     def _called(self, owner: object) -> str:
         if isinstance(owner, ModuleType | type):

@@ -53,6 +53,10 @@ class Watch:
         )
         self.attention.setdefault(Attribution().user_line(), reason)
 
+    def saw_weights(self) -> None:
+        """Take note of a call of multi-head attention that has to return its weights."""
+        self.attention.setdefault(Attribution().user_line(), "need_weights=True")
+
     def at_begin(self, ledger: Ledger) -> None:
         """Look at what is alive just before an allocation is made, where one is given."""
         device = self._device_of(ledger)
@@ -121,6 +125,7 @@ def _nodes_of(device: DeviceLedger, indices: Collection[int]) -> dict[int, int]:
 
 
 _ATTENTION: Any = functional.scaled_dot_product_attention
+_MULTI_HEAD: Any = functional.multi_head_attention_forward
 
 
 @contextmanager
@@ -154,6 +159,8 @@ class _AttentionMode(TorchFunctionMode):
     ) -> Any:
         if func is _ATTENTION:
             self._watch.saw_attention(*args, **(kwargs or {}))
+        elif func is _MULTI_HEAD and (kwargs or {}).get("need_weights", True):
+            self._watch.saw_weights()
         return func(*args, **(kwargs or {}))
 
 

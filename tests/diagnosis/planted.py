@@ -655,6 +655,157 @@ def another_buffer(wrong: bool) -> Step:
     return Masked(), (torch.zeros(8, 32),), {}
 
 
+@planted(
+    "optimizer", "Adam (loop) is another optimizer beside SGD", "", "aten::zeros_like", ("cpu",)
+)
+def a_second_optimizer(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
+        optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(model.parameters(), 0.1)]
+        if wrong:
+            optimizers.append(torch.optim.Adam(model[1].parameters()))
+        model(torch.zeros(8, 256, device=device)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()  # here: a_second_optimizer
+
+    return Program(run), (), {}
+
+
+@planted(
+    "reached",
+    "the backward goes through Generator now, and did not",
+    "Generator",
+    "aten::",
+    ("cuda",),
+)
+def not_detached(wrong: bool) -> Step:
+    class Generator(nn.Linear):
+        pass
+
+    def run(device: str) -> None:
+        generator, critic = Generator(64, 1024).to(device), nn.Linear(1024, 1).to(device)
+        fake = generator(torch.zeros(64, 64, device=device))
+        critic(fake if wrong else fake.detach()).sum().backward()
+
+    return Program(run), (), {}
+
+
+@planted("recomputed", ", recomputed, are alive together", "Stages.stages", "aten::", ("cpu",))
+def one_checkpoint_around_all(wrong: bool) -> Step:
+    class Stages(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stages = nn.Sequential(
+                *(
+                    nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64))
+                    for _ in range(4)
+                )
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            if wrong:
+                whole = self.stages
+                return checkpoint(whole, x, use_reentrant=False)  # here: one_checkpoint_around_all
+            for stage in self.stages:
+                x = checkpoint(stage, x, use_reentrant=False)
+            return x
+
+    return Stages(), (torch.zeros(512, 64),), {}
+
+
+@planted("autocast cache", "autocast keeps bfloat16 copies of", "Sequential", "aten::_to_copy")
+def backward_within_autocast(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).to(device)
+        x = torch.zeros(8, 256, device=device)
+        with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=wrong):
+            for _ in range(2):
+                model(x).float().sum().backward()
+
+    return Program(run), (), {}
+
+
+@planted("new tensor", "the buffer Sequential.{1-3}.rope.cos is new", "rope", "cos", ("cuda",))
+def tables_of_their_own(wrong: bool) -> Step:
+    class Rope(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            angles = torch.outer(torch.arange(512.0), torch.arange(64.0))
+            self.register_buffer("cos", angles.cos())
+
+    class Layer(nn.Module):
+        def __init__(self, rope: Rope) -> None:
+            super().__init__()
+            self.rope, self.linear = rope, nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x * self.rope.cos[: len(x)])
+
+    shared = Rope()
+    layers = (Layer(Rope() if wrong else shared) for _ in range(4))
+    return nn.Sequential(*layers), (torch.zeros(8, 64),), {}
+
+
+@planted("float64", "float64 comes from aten::", "", "aten::", ("cpu",))
+def constant_of_numpy(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        values = [0.5] * 256
+        dtype = torch.float64 if wrong else torch.float32
+        weights = torch.tensor(values, dtype=dtype).to(device)  # here: constant_of_numpy
+        (nn.Linear(256, 256).to(device)(torch.zeros(512, 256, device=device)) * weights).sum()
+
+    return Program(run), (), {}
+
+
+@planted(
+    "attention",
+    "no kernel fuses: need_weights=True",
+    "Attending.attention",
+    "aten::_softmax",
+    ("cuda",),
+)
+def weights_asked_for(wrong: bool) -> Step:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x, need_weights=wrong)[0]  # here: weights_asked_for
+
+    return Attending(), (torch.zeros(2, 128, 32),), {}
+
+
+@planted("attention", "to math: attn_mask has shape [4, 64, 64]", "Biased", "softmax", ("cpu",))
+def bias_of_three_dimensions(wrong: bool) -> Step:
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, bias = x * self.scale, x.new_zeros((4, 64, 64) if wrong else (64, 64))
+            return F.scaled_dot_product_attention(q, q, q, bias)  # here: bias_of_three_dimensions
+
+    return Biased(), (torch.zeros(2, 4, 64, 16),), {}
+
+
+@planted("new module", "LSTMCell is new, in the place of LSTM", "LSTMCell", "aten::", ("cuda",))
+def cells_in_a_loop(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        x = torch.zeros(64, 16, 32, device=device)
+        if not wrong:
+            nn.LSTM(32, 64).to(device)(x)[0].sum().backward()
+            return
+        cell, state, made = nn.LSTMCell(32, 64).to(device), None, []
+        for part in x:
+            state = cell(part, state)
+            made.append(state[0])
+        torch.stack(made).sum().backward()
+
+    return Program(run), (), {}
+
+
 # What must not be named: the rule, and a change that looks like its cause and is another.
 
 
@@ -716,7 +867,33 @@ def weights_held_by_a_graph(wrong: bool) -> Step:
     return Scaled().eval(), (torch.zeros(128, 32),), {}
 
 
+def softmax_of_a_loss(wrong: bool) -> Step:
+    """A softmax that no attention has, beside attention that is as it was."""
+
+    def loss(logits: Tensor) -> Tensor:
+        return (logits.softmax(-1) * logits).sum() if wrong else logits.sum()
+
+    return Decoder().bfloat16(), (ids(),), {"loss_fn": loss}
+
+
+def more_pairs(wrong: bool) -> Step:
+    """More boxes, whose pairs with others are broadcast as they were."""
+
+    class Boxes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.boxes = nn.Linear(8, 48 if wrong else 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            boxes = self.boxes(x).view(-1, 1, 4)
+            return torch.maximum(boxes, boxes[:50].view(1, -1, 4)).square().sum()
+
+    return Boxes(), (torch.zeros(64, 8),), {}
+
+
 NOT_THE_CAUSE = {
+    softmax_of_a_loss: {"attention"},
+    more_pairs: {"broadcast"},
     skip_connection: {"cache"},
     clone_kept_longer: {"copy"},
     larger_batch_of_vectors: {"broadcast", "lives longer"},

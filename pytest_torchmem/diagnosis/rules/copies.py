@@ -63,7 +63,7 @@ def _called(evidence: Evidence, one: Allocation) -> str:
     return f"{made} in {evidence.short(place)}" if place else made
 
 
-@rule("library buffer", "{library} keeps a buffer")
+@rule("library buffer", "{library} keeps a buffer", last=True)
 def library_buffer(evidence: Evidence) -> Cause | None:
     """A library that was not asked before takes a workspace, and keeps it."""
     for row in evidence.came(Role.LIBRARY.value):

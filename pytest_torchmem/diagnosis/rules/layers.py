@@ -9,7 +9,7 @@ from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, withi
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.facts import ARGUMENTS, CONFIGURATION, LAYERS
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.profile.module_paths import only_in, unfold
+from pytest_torchmem.profile.module_paths import only_in, prefixes, unfold
 
 _MOST_SHOWN = 3
 _LONG = 40
@@ -79,25 +79,43 @@ def layer_gone(evidence: Evidence) -> Cause | None:
     return None
 
 
-@rule("new module", "{module} is new", sure=True)
+@rule("new module", "{module} is new{instead}", sure=True)
 def new_module(evidence: Evidence) -> Cause | None:
     """A part of the model was not there before."""
     best: Cause | None = None
     for pattern, numbers in _new_modules(evidence):
         rows = [row for row in evidence.came() if _is_in(row, pattern, numbers)]
-        found = cause("new module", rows, module=evidence.short(unfold(pattern, numbers)))
+        instead = "" if numbers else _in_the_place_of(evidence, pattern)
+        path = evidence.short(unfold(pattern, numbers))
+        found = cause("new module", rows, module=path, instead=instead)
         if found is not None and (best is None or found.nbytes > best.nbytes):
             best = found
     return best
 
 
+def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
+    """Return in words which modules are gone where a new one is, "" if none."""
+    around = pattern.rpartition(".")[0]
+    left = {path for name in evidence.now.facts.get(LAYERS, {}) for path in prefixes(name)}
+    gone = dict.fromkeys(
+        path
+        for change in evidence.about(LAYERS)
+        if not change.now
+        for path in prefixes(change.name)
+        if path not in left and path.rpartition(".")[0] == around
+    )
+    shown = [evidence.short(path) for path in gone]
+    more = f" and {len(shown) - 1} more" if len(shown) > 1 else ""
+    return f", in the place of {shown[0]}{more}" if shown else ""
+
+
 def _new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Yield the outermost modules that are new, each as a pattern and the numbers in it."""
     known = evidence.before.facts.get(LAYERS, {})
-    parents = {path for name in known for path in _prefixes(name)}
+    parents = {path for name in known for path in prefixes(name)}
     for name, (before, now) in _changed(evidence, LAYERS, also_new=True):
         if not before:
-            yield next((path for path in _prefixes(name) if path not in parents), name), ""
+            yield next((path for path in prefixes(name) if path not in parents), name), ""
             continue
         own, other = _numbers(now), _numbers(before)
         if own == other or "*" not in name:
@@ -186,8 +204,3 @@ def _is_in(row: Row, pattern: str, numbers: str) -> bool:
         return False
     own = row.numbers.split("/")[: pattern.count("*")]
     return not numbers or own == numbers.split("/")
-
-
-def _prefixes(path: str) -> list[str]:
-    parts = path.split(".")
-    return [".".join(parts[: end + 1]) for end in range(len(parts))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_torchmem.diagnosis.causes import Cause, Counted, Evidence, cause, rule
+from pytest_torchmem.diagnosis.causes import Cause, Counted, Evidence, cause, rule, shown_by
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.facts import BACKWARD, INPUTS
 from pytest_torchmem.profile.lifetimes import Role
@@ -80,11 +80,19 @@ def held_by_program(evidence: Evidence) -> Cause | None:
     return cause("held", rows, holder=_holder(evidence, rows))
 
 
-@rule("held between", "the program keeps what it made between two steps{holder}")
+@rule("held between", "{what}")
 def held_between(evidence: Evidence) -> Cause | None:
     """What is made after a backward stays: a copy of the weights, an average, a metric."""
     rows = [*evidence.came(Role.OTHER.value)]
-    return cause("held between", rows, holder=_holder(evidence, rows))
+    if not rows:
+        return None
+    if holder := _holder(evidence, rows):
+        what = f"the program keeps what it made between two steps{holder}"
+    else:
+        first = shown_by(rows)
+        tensor = first.what.tensor or "memory"
+        what = f"{first.what.source} makes {tensor} between two steps"
+    return cause("held between", rows, what=what)
 
 
 @rule("lives longer", "{tensors} of {operator} {live} longer than before{holder}", last=True)
@@ -112,16 +120,31 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     )
 
 
-def _is_resized(evidence: Evidence, row: Row) -> bool:
-    """Tell whether the operator made something of another size there, at any moment."""
-    alive, own = evidence.before.alive, row.what
-    now = {group.what[:6] for group in evidence.alive.groups}
-    return alive is not None and any(
-        (one.what.module, one.what.source) == (own.module, own.source)
-        and one.what.shape != own.shape
-        and one.what[:6] not in now
-        for one in alive.groups
+@rule("recomputed", "{tensors} of {operator}, recomputed, {are} alive together{before}")
+def more_recomputed(evidence: Evidence) -> Cause | None:
+    """A checkpoint spans more of the model: all that it computes anew is alive together."""
+    rows = [row for row in evidence.came(Role.RECOMPUTED.value) if _is_more(row)]
+    if not rows or evidence.about(INPUTS):
+        return None
+    first = max(rows, key=lambda row: row.change)
+    same = (one for one in evidence.difference.moved if one.what[1:5] == first.what[1:5])
+    before = first.count_before + sum(one.count_before for one in same)
+    count = before + first.count_now - first.count_before
+    return cause(
+        "recomputed",
+        rows,
+        tensors=f"{count} × {first.what.tensor or 'memory'}",
+        operator=first.what.source,
+        are="is" if count == 1 else "are",
+        before=f", and {'was' if before == 1 else 'were'} {before}" if before else "",
     )
+
+
+def _is_resized(evidence: Evidence, row: Row) -> bool:
+    """Tell whether the operator made something of another size or type there, at any moment."""
+    own = row.what
+    gone = evidence.gone(own.module, own.source)
+    return any((one.shape, one.dtype) != (own.shape, own.dtype) for one in gone)
 
 
 def _same(counted: Counted | None) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, within
 from pytest_torchmem.diagnosis.difference import Row
@@ -13,14 +14,16 @@ from pytest_torchmem.profile.facts import (
     LAYERS,
     MODES,
     MODULES,
+    NO_BACKWARD,
     OPTIMIZERS,
     PARAMETERS,
     FactChange,
 )
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.profile.module_paths import only_in
+from pytest_torchmem.profile.module_paths import ALL, only_in, prefixes, read_numbers
 
 _OF_TRAINING = (Role.GRADIENT.value, Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
+_OF_BACKWARD = (Role.GRADIENT.value, Role.GRADIENT_TEMPORARY.value, Role.WORKSPACE.value)
 _COUNT = re.compile(r"\d+")
 
 
@@ -91,6 +94,9 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
                 if numbers == before[word]:
                     continue
             lost[change.name] = numbers
+    lost = {
+        name: numbers for name, numbers in lost.items() if not _is_in_checkpoint(evidence, name)
+    }
     if not lost:
         return None
     place = _around(lost)
@@ -100,6 +106,13 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
     own = [change for change in evidence.about(MODES) if change.name in lost]
     part = all("recomputed in part" in _modes(change.before) for change in own)
     return cause("checkpoint", rows, module=f"a part of {shown}" if part else shown)
+
+
+def _is_in_checkpoint(evidence: Evidence, name: str) -> bool:
+    """Tell whether a module around this one is recomputed as a whole now."""
+    modes = evidence.now.facts.get(MODES, {})
+    around = prefixes(name)[:-1]
+    return any("recomputed" in _modes(modes[path]) for path in around if path in modes)
 
 
 def _around(modules: Iterable[str]) -> str:
@@ -129,6 +142,20 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     return cause("trained", _once(rows), modules=modules, were=were)
 
 
+@rule("reached", "the backward goes through {modules} now, and did not")
+def backward_reaches(evidence: Evidence) -> Cause | None:
+    """A ``detach`` is gone, another output has a loss, or something before a module is trained."""
+    if no_longer_frozen(evidence) or runs_with_gradients(evidence):
+        return None  # which says the same, and why
+    lost = [(change.name, left) for change, _, left in _lost_modes(evidence, NO_BACKWARD)]
+    own = _once(row for name, _ in lost for row in rows_of(evidence, name))
+    rows = _once([*own, *(evidence.came(*_OF_BACKWARD) if lost else ())])
+    names = [evidence.module(name, numbers) for name, numbers in lost]
+    shown = " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
+    found = cause("reached", rows, modules=shown)
+    return found and replace(found, row=shown_by(own or rows))
+
+
 @rule("tied", "{parameter} is no longer tied to {other}", sure=True)
 def untied(evidence: Evidence) -> Cause | None:
     """Two parameters that were one are two."""
@@ -152,7 +179,7 @@ def untied(evidence: Evidence) -> Cause | None:
     return None
 
 
-@rule("optimizer", "the optimizer is {now}, and was {before}", sure=True)
+@rule("optimizer", "{change}", sure=True)
 def another_optimizer(evidence: Evidence) -> Cause | None:
     """Another optimizer, or another implementation of it."""
     changed = evidence.about(OPTIMIZERS)
@@ -161,7 +188,12 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
     rows = evidence.came(Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
     before = ", ".join(f"{one.name} ({one.before})" for one in changed if one.before)
     now = ", ".join(f"{one.name} ({one.now})" for one in changed if one.now)
-    return cause("optimizer", rows, before=before or "none", now=now or "none")
+    others = [*evidence.before.facts.get(OPTIMIZERS, {})]
+    if others and not before:
+        change = f"{now} is another optimizer beside {', '.join(others)}"
+    else:
+        change = f"the optimizer is {now or 'none'}, and was {before or 'none'}"
+    return cause("optimizer", rows, change=change)
 
 
 @rule("settings", "{module} has {now}, and had {before}", sure=True)
@@ -221,25 +253,39 @@ def another_size(evidence: Evidence) -> Cause | None:
 
 @rule("new tensor", "the {role} {tensor} is new", sure=True)
 def new_tensor(evidence: Evidence) -> Cause | None:
-    """A module that was there before has another buffer or parameter."""
+    """A module that was there before has another buffer or parameter, or one of its own."""
     if evidence.before.alive is None:
         return None
-    groups = evidence.before.alive.groups
-    named = {(group.what.module, group.what.source) for group in groups}
-    known = {module for module, _ in named}
-    known |= set(evidence.before.facts.get(LAYERS, {}))
+    named = {(what.module, what.source) for what in evidence.known()}
+    layers = evidence.before.facts.get(LAYERS, {})
+    known = {module for module, _ in named} | set(layers)
     rows = [
         row
         for row in evidence.came(Role.BUFFER.value, Role.PARAMETER.value)
         if row.before is None
         and row.what.module in known
-        and (row.what.module, row.what.source) not in named
+        and ((row.what.module, row.what.source) not in named or _is_in_known(row, layers))
     ]
     if not rows:
         return None
     first = shown_by(rows)
     name = evidence.short(f"{first.module}.{first.what.source}")
     return cause("new tensor", rows, role=first.what.role, tensor=name)
+
+
+def _is_in_known(row: Row, layers: Mapping[str, str]) -> bool:
+    """Tell whether the modules of a row's numbers, or those around them, were there before."""
+    if "*" not in row.what.module or not row.numbers or row.numbers == ALL:
+        return False
+    for path in (path for path in prefixes(row.what.module)[::-1] if path in layers):
+        own = read_numbers(row.numbers)[: path.count("*")]
+        texts = (text.rpartition(" @")[2] for text in layers[path].split(" | "))
+        there = [read_numbers(text) for text in texts]
+        return bool(own) and all(
+            star <= set().union(*(one[place] for one in there if len(one) > place))
+            for place, star in enumerate(own)
+        )
+    return False
 
 
 @rule("torch", "torch is {now}, and was {before}", last=True)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.profile.facts import INPUTS
+from pytest_torchmem.profile.facts import INPUTS, MODES
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
+from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.snapshots.alive import What
 
 _DOUBLE = ("float64", "complex128")
 _NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float32", "complex64")
+_KEPT = (Role.EARLIER.value, Role.HELD.value, Role.OTHER.value)
 _STANDING = (Role.BUFFER.value, Role.PARAMETER.value, Role.INPUT.value)
 
 
@@ -25,13 +30,38 @@ def broadcast(evidence: Evidence) -> Cause | None:
         what = row.what
         for shapes in places.get((what.module, what.line), ()):
             made = shapes.rpartition(" made ")[2]
-            if what.dtype and (str(list(what.shape)) != made or evidence.had(what)):
+            if not _is_made(what, made) or _was_broadcast(evidence, what, made):
                 continue
             alike = [one for one in evidence.came() if str(list(one.what.shape)) == made]
             rows = [row, *(one for one in alike if one is not row)]
             found = cause("broadcast", rows, shapes=shapes)
             return found and Cause(found.rule, found.values, row, found.nbytes)
     return None
+
+
+def _is_made(what: What, made: str) -> bool:
+    """Tell whether memory is what broadcasting made, or a kernel's temporary as large."""
+    shape = _sizes(made)
+    return what.shape == shape if what.dtype else what.nbytes >= prod(shape)
+
+
+def _was_broadcast(evidence: Evidence, what: What, made: str) -> bool:
+    """Tell whether there was such a tensor in the module, or one that was broadcast as well.
+
+    What was broadcast has as many dimensions, and none of size 1 where there is another now.
+    """
+    shape = _sizes(made)
+    if any((one.module, one.shape) == (what.module, shape) for one in evidence.known()):
+        return True
+    return any(
+        len(one.shape) == len(shape)
+        and not any(a == 1 < b for a, b in zip(one.shape, shape, strict=True))
+        for one in evidence.gone(what.module, what.source)
+    )
+
+
+def _sizes(made: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in made.strip("[]").split(",") if size.strip())
 
 
 @rule("float64", "{dtype} comes from {source}")
@@ -66,20 +96,48 @@ def _from(
     return found and Cause(found.rule, found.values, place, found.nbytes, origin)
 
 
+@rule("autocast cache", "autocast keeps {copies} in its cache", sure=True)
+def autocast_cache(evidence: Evidence) -> Cause | None:
+    """A region of autocast ends later: until then it keeps copies of parameters that it cast."""
+    modes = evidence.now.facts.get(MODES, {}).values()
+    if not any("autocast " in mode for mode in modes):
+        return None
+    rows = [row for row in evidence.came(*_KEPT) if _is_cast_parameter(evidence, row)]
+    first = max(rows, key=lambda row: row.change, default=None)
+    if first is None:
+        return None
+    return cause("autocast cache", rows, copies=f"{first.what.dtype} copies of parameters")
+
+
+def _is_cast_parameter(evidence: Evidence, row: Row) -> bool:
+    if row.what.source != "aten::_to_copy":
+        return False
+    read = evidence.ran.read(evidence.first(row))
+    return bool(read) and read[0].kind is Kind.PARAMETER
+
+
 @rule("type", "{before} became {now} from {source} on")
 def wider_type(evidence: Evidence) -> Cause | None:
     """Numbers take more bytes than they did, from one operator on."""
-    rows = [row for row in evidence.came() if _is_wider(row)]
+    rows = {id(row): was for row in evidence.came() if (was := _narrower(evidence, row))}
     if not rows:
         return None
-    first = min(rows, key=evidence.order)
-    assert first.before is not None
-    types = {"before": first.before.dtype, "now": first.what.dtype}
-    return _from(evidence, "type", first, rows, **types)
+    wider = [row for row in evidence.came() if id(row) in rows]
+    first = min(wider, key=evidence.order)
+    types = {"before": rows[id(first)].dtype, "now": first.what.dtype}
+    return _from(evidence, "type", first, wider, **types)
 
 
-def _is_wider(row: Row) -> bool:
-    before, now = row.before, row.now
-    if before is None or now is None or not before.dtype or before.shape != now.shape:
+def _narrower(evidence: Evidence, row: Row) -> What | None:
+    """Return what was there in the place of a row, of the same shape and fewer bytes."""
+    now, before = row.now, row.before
+    if now is None:
+        return None
+    known = evidence.gone(now.module, now.source) if before is None else (before,)
+    return next((was for was in known if _is_narrower(was, now)), None)
+
+
+def _is_narrower(was: What, now: What) -> bool:
+    if not was.dtype or was.shape != now.shape or was.dtype not in _NARROW:
         return False
-    return before.dtype != now.dtype and before.dtype in _NARROW and now.nbytes > before.nbytes
+    return was.dtype != now.dtype and was.nbytes < now.nbytes

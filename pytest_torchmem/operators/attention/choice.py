@@ -126,15 +126,15 @@ def _cudnn_takes(gpu: Gpu, call: Attention) -> bool:
         return False
     if not (8, 0) <= gpu.capability <= (12, 1) or not _half(gpu, call):
         return False
-    if not _shapes_fit(call, grouped=True, same_heads=False) or not _cudnn_mask_fits(call):
+    if not _shapes_fit(call, grouped=True, same_heads=False) or not mask_fits(call):
         return False
     if call.dropout_p * 16 != int(call.dropout_p * 16):
         return False
     return _last_dimension_dense(call, ignores_single=True) and _cudnn_sizes_fit(gpu, call)
 
 
-def _cudnn_mask_fits(call: Attention) -> bool:
-    """``check_attn_mask_shape``."""
+def mask_fits(call: Attention) -> bool:
+    """Tell whether fused kernels take a mask of this shape: ``check_attn_mask_shape``."""
     mask = call.attn_mask
     if mask is None:
         return True

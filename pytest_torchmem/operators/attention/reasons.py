@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.arguments import Attention
+from pytest_torchmem.operators.attention.choice import mask_fits
 
 _LARGEST_HEAD = 256
 _HALF = (torch.float16, torch.bfloat16)
@@ -36,6 +37,7 @@ def why_not_fused(call: Attention, device: str) -> str:
         *((tensor.stride(-1) != 1, f"{name} is not contiguous in its last dimension, of stride "
            f"{tensor.stride(-1)}") for name, tensor in _named(call)),
         (_has_gradient(call.attn_mask), "attn_mask requires grad"),
+        (device == "cpu" and not mask_fits(call), f"attn_mask has shape {_shape(call.attn_mask)}"),
         (device == "cuda" and call.attn_mask is not None, "attn_mask is given"),
         (device == "cuda" and query.dtype not in _HALF, f"the dtype is {_name(query.dtype)}"),
     ):  # fmt: skip
@@ -47,6 +49,10 @@ def why_not_fused(call: Attention, device: str) -> str:
 def _named(call: Attention) -> list[tuple[str, Tensor]]:
     named = [("query", call.query), ("key", call.key), ("value", call.value)]
     return named + ([("attn_mask", call.attn_mask)] if call.attn_mask is not None else [])
+
+
+def _shape(tensor: Tensor | None) -> list[int]:
+    return [] if tensor is None else list(tensor.shape)
 
 
 def _heads_differ(call: Attention) -> bool:
