@@ -8,9 +8,14 @@ Each begins with a seed of its own, which a finding prints: ``--seed`` with ``--
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import importlib
+import inspect
 import math
+import pkgutil
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -37,22 +42,30 @@ KINDS = {
 }
 TURNS = ("suites", "signals", "neighbours", "files", "suites") * 2 + ("threads",)
 """Which kind comes next; traces take the longest."""
-_PLUGIN = ("hooks", "fixture", "settings", "run", "header", "expected", "skipped")
-_NEEDED = (
-    "tabulate",
-    "pytest_torchmem.step.program_state",  # and torch
-    *(f"pytest_torchmem.plugin.{name}" for name in _PLUGIN),
-    "pytest_torchmem.reports.terminal",
-    "pytest_torchmem.reports.files",
-    "pytest_torchmem.profile.profile",
-)
+_PACKAGES = ("_pytest", "pytest_torchmem")
 """What each run would import, and what takes longer than all else of it."""
+_MINUTE = 60.0
+
+
+def prepare() -> None:
+    """Import what runs need, once, and keep the garbage collector of each away from it.
+
+    pytest collects garbage three times a run; a walk over the objects of torch takes as long as all
+    else of a run, and copies their pages into the process that was forked.
+    """
+    for package in _PACKAGES:
+        for module in pkgutil.walk_packages(
+            importlib.import_module(package).__path__, package + "."
+        ):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    inspect.getmodule(sys._getframe())  # remembers the file of every module
+    gc.collect()
+    gc.freeze()
 
 
 def attack(seed: int, kind: str) -> list[str]:
     """Make one run, or a few that belong together; return what was not as it must be."""
-    for name in _NEEDED:
-        importlib.import_module(name)
     with tempfile.TemporaryDirectory() as directory:
         try:
             return KINDS[kind](Project(Path(directory)), random.Random(seed))
@@ -68,21 +81,32 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**9))
     parser.add_argument("--kind", choices=KINDS, help="default: each in turn")
     options = parser.parse_args()
-    until, made, findings = time.monotonic() + options.seconds, Counter[str](), Counter[str]()
-    for number in range(options.runs):
-        if time.monotonic() > until:
-            break
-        seed = options.seed + number
-        kind = options.kind or TURNS[seed % len(TURNS)]
-        found = attack(seed, kind)
-        made[kind] += 1
-        if found:
-            findings[kind] += 1
-            print(f"--kind {kind} --seed {seed} --runs 1", *found, sep="\n  ", flush=True)
-    for kind in made:
-        print(f"{kind}: {made[kind]:,} runs, {findings[kind]} findings")
-    print(f"{made.total():,} runs from seed {options.seed}, {findings.total()} findings")
+    prepare()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is stopped has its count
+    began = told = time.monotonic()
+    made, findings = Counter[str](), Counter[str]()
+    with contextlib.suppress(KeyboardInterrupt):
+        for seed in range(options.seed, options.seed + options.runs):
+            now = time.monotonic()
+            if now > began + options.seconds:
+                break
+            if now > told + _MINUTE:
+                told = now
+                print(_counted(made, findings, now - began), flush=True)
+            kind = options.kind or TURNS[seed % len(TURNS)]
+            found = attack(seed, kind)
+            made[kind] += 1
+            if found:
+                findings[kind] += 1
+                print(f"--kind {kind} --seed {seed} --runs 1", *found, sep="\n  ", flush=True)
+    print(f"from seed {options.seed}:", _counted(made, findings, time.monotonic() - began))
     return bool(findings)
+
+
+def _counted(made: Counter[str], findings: Counter[str], seconds: float) -> str:
+    kinds = ", ".join(f"{kind} {made[kind]:,} ({findings[kind]})" for kind in made)
+    total = f"{made.total():,} runs, {findings.total()} findings in {seconds:,.0f} s"
+    return f"{total}; runs (findings) by kind: {kinds or 'none'}"
 
 
 if __name__ == "__main__":

@@ -115,6 +115,7 @@ class Project:
 
     def _run(self, options: Sequence[str], environment: dict[str, str], output: Path) -> None:
         status = 70
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
             os.dup2(descriptor, 1)

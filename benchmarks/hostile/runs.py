@@ -27,7 +27,7 @@ def hostile_signal(project: Project, chance: random.Random) -> list[str]:
     before = project.files()
     number = chance.choice((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL))
     running = project.start("--torchmem-update")
-    time.sleep(chance.random() * 0.4)
+    time.sleep(chance.random() * 0.2)
     with contextlib.suppress(ProcessLookupError):
         running.kill(number)
     result = running.wait()

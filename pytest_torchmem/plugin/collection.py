@@ -86,6 +86,8 @@ class Module:
     """Nothing at all took tests away."""
     named: bool = False
     """Single tests of it were asked for, and only those were collected."""
+    deselected: bool = False
+    """Some of its memory tests were collected and are not to run."""
     members: dict[str, pytest.Item | pytest.Collector] | None = None
     """The functions and classes in it, by name, also those that were not asked for."""
     memory_tests: set[str] = field(default_factory=set)
@@ -131,6 +133,10 @@ class Collection:
             if module.nodeid in members and not self._hidden:
                 module.members = {node.name: node for node in members[module.nodeid]}
         self._find_whole(list(selected))
+        self._selective = self._hidden or any(
+            module.named or module.deselected for module in self._modules.values()
+        )
+        """Memory tests were taken away, and an entry's may be among them under another name."""
 
     def _take_report(self, report: pytest.CollectReport) -> None:
         """Take note of a collector; a module may have no tests at all any more."""
@@ -170,10 +176,12 @@ class Collection:
         for module in self._modules.values():
             ids = Counter(f"{module.nodeid}::{test}" for test in module.tests)
             module.named = unclear or os.path.realpath(module.path) in parts
+            fewer = {nodeid for nodeid, count in ids.items() if left[nodeid] < count}
+            module.deselected = any(f"{module.nodeid}::{t}" in fewer for t in module.memory_tests)
             module.whole = not (
                 self._hidden
                 or module.named
-                or any(left[nodeid] < count for nodeid, count in ids.items())
+                or fewer
                 or any(self._touches(nodeid, module.nodeid) for nodeid in self._incomplete)
             )
 
@@ -198,19 +206,22 @@ class Collection:
     def to_plain(self) -> dict[str, list[Any]]:
         """Return what there is of snapshots, of builtin types.
 
-        ``modules`` are those that have a snapshot file. Of directories that were collected whole,
-        ``orphans`` are the snapshot files, relative to the root, of modules that do not exist any
-        more, and ``calibrations`` the calibration files, each with the ids of the directory's
-        memory tests. ``unwritten`` are the memory tests of modules without a snapshot file, and
-        such modules that could not be collected. ``selected`` are the node ids of tests to run, as
-        reports have them, each with what it is called here: of all where there are orphans.
+        ``modules`` are those that have a snapshot file; they are ``selective`` where the run takes
+        memory tests away, of any module: an entry's may be among them. Of directories that were
+        collected whole, ``orphans`` are the snapshot files, relative to the root, of modules that
+        do not exist any more, and ``calibrations`` the calibration files, each with the ids of the
+        directory's memory tests. ``unwritten`` are the memory tests of modules without a snapshot
+        file, and such modules that could not be collected. ``selected`` are the node ids of tests
+        to run, as reports have them, each with what it is called here: of all where there are
+        orphans.
         """
         whole = self._whole_directories()
         orphans = [self._relative(file) for path in whole for file in orphans_in(path)]
+        modules = self._plain_modules()
         return {
-            "modules": self._plain_modules(),
+            "modules": modules,
             "orphans": orphans,
-            "unwritten": self._unwritten() if orphans else [],
+            "unwritten": self._unwritten() if orphans or modules else [],
             "selected": [pair for pair in self._selected.items() if orphans or pair[0] != pair[1]],
             "calibrations": [
                 [self._relative(path / DIRECTORY / CALIBRATION), self._memory_tests_in(path)]
@@ -273,6 +284,7 @@ class Collection:
                 "file": self._relative(snapshot_path(module.path)),
                 "tests": module.tests,
                 "whole": module.whole,
+                "selective": self._selective,
                 "members": None if module.members is None else list(module.members),
                 "memory_tests": module.all_memory_tests(),
             }

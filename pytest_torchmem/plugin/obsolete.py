@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ class Gone:
     entries: dict[str, list[Key]] = field(default_factory=dict)
     """Entries that are obsolete: their module was seen whole and passed, without their test."""
     tests: dict[str, list[Key]] = field(default_factory=dict)
-    """Entries of modules of which a part was seen, whose test is certainly not there any more. An
-    update may move them to a test that was renamed, and removes none."""
+    """Entries whose test is certainly not in their module any more, where a part of it was seen, or
+    where another test may be the one. An update may move them, and removes none."""
     orphans: dict[str, list[Key]] = field(default_factory=dict)
     """The entries of files whose module is gone, in directories that were seen whole."""
     held: dict[str, list[str]] = field(default_factory=dict)
@@ -66,6 +66,7 @@ def find_gone(
     """
     gone = Gone()
     heirs = [test for test in unwritten if outcome(test) != "passed"]
+    annotated: dict[str, set[Key]] = {}
     series = {key.torch_series for keys in seen.values() for key in keys}
 
     def unasked(stored: StoredSnapshot, file: str) -> list[Key]:
@@ -85,7 +86,8 @@ def find_gone(
                 gone.problems.append(str(error))
             continue
         outcomes = {test: outcome(f"{module['nodeid']}::{test}") for test in module["tests"]}
-        proven = module["whole"] and set(outcomes.values()) <= {"passed", "skipped"}
+        proven = module["whole"] and not module["selective"]
+        proven = proven and set(outcomes.values()) <= {"passed", "skipped"}
         found = [key for key in keys if proven and _is_obsolete(key, outcomes, settings)]
         known = {key.test for key in stored.keys}
         undecided = [
@@ -98,10 +100,12 @@ def find_gone(
             gone.held[file], gone.tests[file] = undecided, found
         elif found:
             gone.entries[file] = found
+            annotated[file] = {key for key in found if _is_annotated(stored, key)}
         tests, members, whole = module["tests"], module["members"], module["whole"]
         certain = [key for key in keys if is_gone(key.test, tests, members, whole=whole)]
         if certain and not proven:
             gone.tests[file] = certain
+    _hold_moved(gone, heirs, annotated)
     for file in orphans:
         try:
             stored = read(root / file)
@@ -112,6 +116,32 @@ def find_gone(
             if heirs:
                 gone.held[file] = heirs
     return gone
+
+
+def _hold_moved(gone: Gone, heirs: Iterable[str], annotated: Mapping[str, Collection[Key]]) -> None:
+    """Keep entries that may belong to a test of the same id in another module.
+
+    That is one of the ``heirs``, which have no entry and did not come to write one. A module that
+    could not be collected may have any test: what people wrote waits for it.
+    """
+    by_id: dict[str, list[str]] = {}
+    for heir in heirs:
+        by_id.setdefault(heir.partition("::")[2], []).append(heir)
+    for file, keys in list(gone.entries.items()):
+        waits = {key: by_id.get(key.test, []) for key in keys}
+        for key in annotated[file]:
+            waits[key] = waits[key] + by_id.get("", [])
+        kept = [key for key in keys if waits[key]]
+        if kept:
+            gone.entries[file] = [key for key in keys if not waits[key]]
+            gone.tests[file] = kept
+            gone.held[file] = list(dict.fromkeys(test for key in kept for test in waits[key]))
+
+
+def _is_annotated(stored: StoredSnapshot, key: Key) -> bool:
+    """Tell whether people wrote into an entry, on either side of a merge conflict."""
+    sides = stored.contested.get(key) or (stored.entries[key],)
+    return any(entry.is_annotated for entry in sides)
 
 
 def _is_obsolete(key: Key, outcomes: Mapping[str, str], settings: Settings) -> bool:

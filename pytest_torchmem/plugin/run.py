@@ -103,6 +103,7 @@ class Run:
         for module in found.get("modules", ()):
             known = self._modules.setdefault(module["nodeid"], module)
             known["whole"] = known["whole"] and module["whole"]
+            known["selective"] = known["selective"] or module["selective"]
         orphans = set(found.get("orphans", ()))
         self._orphans = orphans if self._orphans is None else self._orphans & orphans
         self._unwritten.update(found.get("unwritten", ()))

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.obsolete import Gone
-from pytest_torchmem.snapshots.changes import SnapshotPlan, moves, plan_file, plan_orphan
+from pytest_torchmem.snapshots.changes import SnapshotPlan, moves, plan_file, plan_moved
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import orphans_in, relative
 from pytest_torchmem.snapshots.plans import Place, change_file
@@ -46,25 +45,37 @@ class Update:
         """Do it; what cannot be read or written is a plan with a problem."""
         removes = "obsolete" in self.settings.update
         removable = self.gone.entries if removes else {}
-        orphans = self._read_orphans() if removes else {}
-        moved = self._moves(orphans)
+        orphans, left = self._read_orphans(), self._read_left()
+        moved = self._moves(orphans, left)
         inherited: dict[str, dict[Key, Entry]] = {}
         for (old_file, old_key), (file, key) in moved.items():
-            entry = orphans[old_file].entries[old_key]
-            inherited.setdefault(file, {})[key] = entry
+            inherited.setdefault(file, {})[key] = (orphans | left)[old_file].entries[old_key]
+        heirs = self._heirs(orphans, moved)
         written = set()
         for file in sorted({*self.accepted, *removable}):
-            if self._plan(file, removable.get(file, ()), inherited.get(file, {}), orphans, moved):
+            obsolete = [key for key in removable.get(file, ()) if (file, key) not in moved]
+            if self._plan(file, obsolete, inherited.get(file, {}), moved, heirs.get(file)):
                 written.add(file)
+        for file, stored in sorted(left.items()):
+            going = {o[1]: n for o, n in moved.items() if o[0] == file and n[0] in written}
+            if going:
+                self._apply(stored.path, partial(plan_moved, moved=going, module_is_gone=False))
         for file, stored in sorted(orphans.items()):
             going = {o[1]: n for o, n in moved.items() if o[0] == file and n[0] in written}
             # What has a new place that could not be written stays in the old one.
-            kept = self.clean and file not in self.gone.held
+            goes = removes and self.clean and file not in self.gone.held
             rest = [
-                key for key in self.gone.orphans.get(file, ()) if kept and (file, key) not in moved
+                key for key in self.gone.orphans.get(file, ()) if goes and (file, key) not in moved
             ]
             if going or rest:
-                self._apply(stored.path, partial(plan_orphan, moved=going, removed=rest))
+                plan = partial(
+                    plan_moved,
+                    moved=going,
+                    removed=rest,
+                    module_is_gone=True,
+                    extra_lives_on=any(heir is stored for heir in heirs.values()),
+                )
+                self._apply(stored.path, plan)
         return self.done
 
     def _plan(
@@ -72,16 +83,18 @@ class Update:
         file: str,
         obsolete: Sequence[Key],
         inherited: Mapping[Key, Entry],
-        orphans: Mapping[str, StoredSnapshot],
         moved: Mapping[Place, Place],
+        before: StoredSnapshot | None,
     ) -> bool:
+        """Plan and write one file, which may be that of ``before`` under another name."""
+        renamable = [*self.gone.entries.get(file, ()), *self._renamable(file)]
         plan = partial(
             plan_file,
             accepted=list(self.accepted.get(file, {}).values()),
             obsolete=obsolete,
-            gone=self._renamable(file) if "obsolete" in self.settings.update else (),
+            gone=[key for key in renamable if (file, key) not in moved],
             inherited=inherited,
-            extra=self._extra(file, orphans, moved),
+            extra=before.extra if before is not None else {},
         )
         return self._apply(self.root / file, plan)
 
@@ -106,12 +119,28 @@ class Update:
         except SnapshotError:
             return None
 
-    def _moves(self, orphans: Mapping[str, StoredSnapshot]) -> dict[Place, Place]:
-        gone = [
+    def _read_left(self) -> dict[str, StoredSnapshot]:
+        """Return the files of modules that are there, where an entry has lost its test."""
+        files = {*self.gone.entries, *self.gone.tests}
+        return {file: stored for file in files if (stored := self._read(file)) is not None}
+
+    def _moves(
+        self, orphans: Mapping[str, StoredSnapshot], left: Mapping[str, StoredSnapshot]
+    ) -> dict[Place, Place]:
+        """Return which entries live on in another file, and where.
+
+        A test that left a module that is still there has kept its id, or it is not known again: a
+        new one that is like it may as well be another.
+        """
+        alone = [
             (file, entry)
             for file, stored in sorted(orphans.items())
             for entry in stored.entries.values()
         ]
+        gone = list(alone)
+        for file, partly in sorted(left.items()):
+            keys = {*self.gone.entries.get(file, ()), *self.gone.tests.get(file, ())}
+            gone += [(file, partly.entries[key]) for key in sorted(keys & set(partly.entries))]
         if not gone:
             return {}
         new = []
@@ -120,20 +149,26 @@ class Update:
             if stored is not None:
                 known = stored.keys
                 new += [(file, entry) for key, entry in entries.items() if key not in known]
-        certain = set(orphans) <= set(self.gone.orphans) - set(self.gone.held)
-        return moves(gone, new, certain=self.clean and certain)
+        found = moves(gone, new, certain=False)
+        if self.clean and set(orphans) <= set(self.gone.orphans) - set(self.gone.held):
+            alone = [(file, entry) for file, entry in alone if (file, entry.key) not in found]
+            taken = set(found.values())
+            new = [(file, entry) for file, entry in new if (file, entry.key) not in taken]
+            found |= moves(alone, new, certain=True)
+        return found
 
-    def _extra(
-        self, file: str, orphans: Mapping[str, StoredSnapshot], moved: Mapping[Place, Place]
-    ) -> Mapping[str, Any]:
-        """Return what people wrote at the top of a file that moves to ``file`` with all it has."""
-        if (self.root / file).exists():
-            return {}
+    def _heirs(
+        self, orphans: Mapping[str, StoredSnapshot], moved: Mapping[Place, Place]
+    ) -> dict[str, StoredSnapshot]:
+        """Return the files that do not exist yet and take over all that an orphan has."""
+        found: dict[str, StoredSnapshot] = {}
         for old, stored in orphans.items():
             targets = {moved.get((old, key), ("",))[0] for key in stored.entries}
-            if targets == {file}:
-                return stored.extra
-        return {}
+            if len(targets) == 1 and "" not in targets:
+                (file,) = targets
+                if not (self.root / file).exists():
+                    found.setdefault(file, stored)
+        return found
 
     def _renamable(self, file: str) -> list[Key]:
         """Return keys of gone tests that a new one may take over although only a part was run.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_torchmem.checks.findings import Outcome
@@ -17,7 +18,7 @@ from pytest_torchmem.reports.layout import columns, joined
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration_store import place_name
 from pytest_torchmem.snapshots.compare import Verdict, main_change
-from pytest_torchmem.snapshots.format import Key
+from pytest_torchmem.snapshots.format import Entry, Key, notes_of
 from pytest_torchmem.snapshots.plans import FilePlan
 from pytest_torchmem.units import format_change, format_size
 
@@ -293,8 +294,18 @@ def _plan(plan: FilePlan[Any, Any], summary: Summary, *, details: bool) -> Itera
         for what, keys in changes.items():
             for key in keys:
                 yield f"  {what}: {key if isinstance(key, Key) else place_name(key)}"
+    for key in plan.removed:
+        entry = plan.stored.entries.get(key)
+        if isinstance(entry, Entry) and entry.is_annotated:
+            yield f"  removed, with what was written into it: {key}: {_quoted(notes_of(entry))}"
+    if plan.dropped:
+        yield f"  removed, with what was written at its top: {_quoted(plan.dropped)}"
     yield from (f"  renamed: {old} -> {new}" for old, new in plan.renamed)
     yield from (f"  moved: {old} -> {to}: {new}" for old, (to, new) in plan.moved)
+
+
+def _quoted(notes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {json.dumps(notes[key], ensure_ascii=False)}" for key in notes)
 
 
 def _improved(checks: Iterable[Check]) -> Iterable[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -67,21 +68,32 @@ def plan_file(
     )
 
 
-def plan_orphan(
-    stored: StoredSnapshot, moved: Mapping[Key, Place], removed: Iterable[Key]
+def plan_moved(
+    stored: StoredSnapshot,
+    moved: Mapping[Key, Place],
+    removed: Iterable[Key] = (),
+    *,
+    module_is_gone: bool,
+    extra_lives_on: bool = False,
 ) -> SnapshotPlan:
-    """Return what is left of a file whose module is gone; the file goes with its last entry."""
+    """Return what is left of a file some of whose entries live on in others.
+
+    Where its module is gone, the file goes with its last entry. ``extra_lives_on`` tells whether
+    what people wrote at its top stands in another file.
+    """
     removed = sorted(set(removed) - set(moved))
     going = {*moved, *removed}
     left = {key: entry for key, entry in stored.entries.items() if key not in going}
     if set(stored.contested) - going:
         return FilePlan(stored, problem=stored.conflict_message)
+    stays = bool(left or (stored.extra and not module_is_gone))
     return FilePlan(
         stored,
-        dump(Snapshot(left, stored.extra)) if left else None,
+        dump(Snapshot(left, stored.extra)) if stays else None,
         left,
         removed=tuple(removed),
         moved=tuple(sorted(moved.items())),
+        dropped={} if stays or extra_lives_on else stored.extra,
     )
 
 
@@ -119,13 +131,16 @@ def moves(
     found: dict[Place, Place] = {}
     for alike in (same_test, likeness) if certain else (same_test,):
         taken = set(found.values())
-        olds = [(f, e) for f, e in gone if e.workload and (f, e.key) not in found]
-        news = [(f, e) for f, e in new if (f, e.key) not in taken]
-        for file, entry in olds:
-            like = [other for other in news if alike(other[1]) == alike(entry)]
-            rivals = [other for other in olds if alike(other[1]) == alike(entry)]
-            if len(like) == len(rivals) == 1:
-                found[file, entry.key] = (like[0][0], like[0][1].key)
+        olds, news = defaultdict[Any, list[Place]](list), defaultdict[Any, list[Place]](list)
+        for file, entry in gone:
+            if entry.workload and (file, entry.key) not in found:
+                olds[alike(entry)].append((file, entry.key))
+        for file, entry in new:
+            if (file, entry.key) not in taken:
+                news[alike(entry)].append((file, entry.key))
+        for likes, places in olds.items():
+            if len(places) == len(news[likes]) == 1:
+                found[places[0]] = news[likes][0]
     return found
 
 

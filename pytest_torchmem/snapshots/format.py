@@ -260,6 +260,12 @@ def merged(entry: Entry, before: Entry | None) -> Entry:
     return replace(with_notes(entry, before), measured={**kept, **entry.measured})
 
 
+def notes_of(entry: Entry) -> dict[str, Any]:
+    """Return what people wrote into an entry, by key."""
+    ours = {"tolerance": entry.tolerance, "reason": entry.reason}
+    return {key: value for key, value in ours.items() if value is not None} | dict(entry.extra)
+
+
 def with_notes(entry: Entry, annotated: Entry) -> Entry:
     """Return ``entry`` with what people wrote into ``annotated``."""
     return replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.snapshots.files import locked, remove, write
@@ -33,6 +33,8 @@ class FilePlan(Generic[K, V]):
     renamed: tuple[tuple[K, K], ...] = ()
     moved: tuple[tuple[K, Place], ...] = ()
     """Entries that live on in another file."""
+    dropped: Mapping[str, Any] = field(default_factory=dict)
+    """What people wrote at the top of a file that goes, where no other file has it."""
     problem: str = ""
 
     @property

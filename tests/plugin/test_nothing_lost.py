@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -197,3 +198,65 @@ def test_groups_of_workers_are_no_part_of_a_test(noted):
     assert set(noted.entries()) == {"test_kept cpu", "test_other cpu"}
     assert noted.entries()["test_kept cpu"]["forward_peak"][0] == 4000
     assert notes(noted) == {"test_other cpu": "ours"}
+
+
+def test_a_part_of_a_run_removes_nothing_of_a_module_that_it_saw_whole(noted):
+    """Its tests were all seen, but the one that is missing may be among those taken away."""
+    noted.write(test_net="", test_more="def test_more(torchmem): pass\ndef test_one(): pass\n")
+    for option in (["-k", "one"], ["--deselect", "test_more.py::test_more"]):
+        output = noted.run("--torchmem-update", *option).stdout.str()
+        assert "obsolete" not in output
+        assert notes(noted) == {"test_other cpu": "ours"}
+    noted.run("--torchmem-update", "test_net.py", "test_more.py::test_one")
+    assert notes(noted) == {"test_other cpu": "ours"}
+
+
+def test_what_people_wrote_is_said_when_it_goes(noted):
+    noted.edit("test_other cpu", ticket=7, tolerance="2%")
+    data = json.loads(noted.file().read_text())
+    noted.file().write_text(json.dumps({**data, "$comment": "on top"}))
+    note = '  *what was written into it: test_other · cpu: tolerance "2%", reason "ours", ticket 7'
+    noted.write(test_net=TWO.replace("def test_other", "def other"))
+    noted.run("--torchmem-update", "-x").stdout.fnmatch_lines([note])
+    (noted.path / "test_net.py").unlink()
+    noted.run("--torchmem-update").stdout.fnmatch_lines(
+        ["removed __torchmem__/test_net.json", '  *with what was written at its top: * "on top"']
+    )
+
+
+def test_a_test_that_moved_to_another_module_takes_its_entry_along(noted):
+    other = TWO.partition("def test_other")
+    noted.write(test_net=other[0], test_more="def test_more(torchmem):\n    torchmem.check(7)\n")
+    noted.run("--torchmem-update=new")
+    more = (noted.path / "test_more.py").read_text()
+    moved = "import pytest\n" + more + "".join(other[1:])
+    for hindrance in ("@pytest.mark.skip", "@pytest.mark.xfail(run=False)"):
+        noted.write(test_more=moved.replace("def test_other", f"{hindrance}\ndef test_other"))
+        result = noted.run("--torchmem-update")
+        result.stdout.fnmatch_lines(["renamed? *test_more.py::test_other may be*"])
+        assert notes(noted) == {"test_other cpu": "ours"}
+    noted.write(test_more=moved)
+    result = noted.run("--torchmem-update=new")
+    result.stdout.fnmatch_lines(["  moved: test_other · cpu -> *test_more.json: test_other · cpu"])
+    assert notes(noted, "test_more") == {"test_other cpu": "ours"}
+    assert notes(noted) == {}
+    assert noted.run("--torchmem-strict").ret == 0
+
+
+def test_two_modules_that_exchange_their_tests(noted):
+    head, name, body = TWO.partition("def test_other")
+    kept = "def test_kept(torchmem):\n    torchmem.check(500, device='cpu')\n"
+    noted.write(test_more=kept.replace("kept", "more"))
+    noted.run("--torchmem-update")
+    noted.edit("test_more cpu", module="test_more", reason="theirs")
+    noted.write(test_net=head + kept.replace("kept", "more"), test_more=name + body)
+    noted.run("--torchmem-update").assert_outcomes(passed=3)
+    assert notes(noted) == {"test_more cpu": "theirs"}
+    assert notes(noted, "test_more") == {"test_other cpu": "ours"}
+
+
+def test_a_rename_is_one_also_where_only_new_entries_are_asked_for(noted):
+    noted.write(test_net=RENAMED)
+    noted.run("--torchmem-update=new").assert_outcomes(passed=2)
+    assert notes(noted) == {"test_called_otherwise cpu": "ours"}
+    assert noted.run("--torchmem-strict").ret == 0
