@@ -17,10 +17,10 @@ from pytest_torchmem.allocator.caching import SMALL, SMALL_SEGMENT, CachingAlloc
 from pytest_torchmem.allocator.options import AllocatorOptions
 from pytest_torchmem.allocator.private import PoolId
 from pytest_torchmem.allocator.recorded import Peaks, RunningPeaks
-from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger
+from pytest_torchmem.interception.ledger import DeviceLedger
 from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.profile import PEAK_FIELDS
-from pytest_torchmem.profile.timeline import Phase
+from pytest_torchmem.profile.timeline import Allocation, Phase
 from pytest_torchmem.targets.gpus import Gpu
 
 
@@ -183,7 +183,7 @@ class DeviceMemory:
         self._room = min(limits, default=0) - allocator.reserved
         self._ledger.before_adding = self._before_adding if limits else None
 
-    def _before_adding(self, entry: AllocationEntry, stream: int) -> None:
+    def _before_adding(self, entry: Allocation, stream: int) -> None:
         """Serve a request that might not fit at once; raise ``torch.OutOfMemoryError``."""
         nbytes = entry.nbytes
         if nbytes <= SMALL:

@@ -6,7 +6,7 @@ import torch
 from tabulate import tabulate
 
 from pytest_torchmem.allocator.caching import OutOfMemory
-from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger
+from pytest_torchmem.interception.ledger import DeviceLedger
 from pytest_torchmem.profile.tables import describe
 from pytest_torchmem.profile.timeline import Allocation, Origin
 from pytest_torchmem.targets.gpus import Gpu
@@ -49,7 +49,7 @@ def out_of_memory_error(
     free: int,
     allowed: int | None,
     failure: OutOfMemory,
-    entry: AllocationEntry,
+    entry: Allocation,
     ledger: DeviceLedger,
 ) -> OutOfMemoryError:
     """Return the error of a request that failed ``on`` a GPU, which has an index.

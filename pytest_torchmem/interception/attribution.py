@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -55,12 +55,9 @@ CALL_MODULES = frozenset({"_call", "call"})
 """The package's own functions in which modules of the program run."""
 
 
-class _Place(NamedTuple):
-    module: str
-    line: str
-
-
-_NOWHERE = _Place("", "")
+_Place = tuple[str, str]
+"""Module and line; a plain tuple, since one is made for every operator."""
+_NOWHERE: _Place = ("", "")
 
 
 _Call = tuple[str, int, nn.Module, Mode]
@@ -125,34 +122,34 @@ class Attribution:
 
     def origin(self, phase: Phase, operator: str, frame: FrameType | None) -> Origin:
         """Return the origin of an operator issued now from ``frame``."""
-        modules, recomputed = self._modules.calls, False
-        if current_graph_task() == -1:
-            place = self._forward_place(modules, frame)
+        modules, recomputed, task = self._modules.calls, False, current_graph_task()
+        if task == -1:
+            place = (modules[-1][0] if modules else "", self._line(frame))
             number, made = sequence_number(), self._places
             self.node_number = number
             if not made.numbers or made.numbers[-1] < number:
                 made.numbers.append(number)
                 made.places.append(place)
-        elif modules and modules[-1][1] == current_graph_task():
+        elif modules and modules[-1][1] == task:
             module, recomputed = modules[-1][0], True  # by a checkpoint
-            place = _Place(module, self._recomputed_line(frame, module, operator))
+            place = module, self._recomputed_line(frame, module, operator)
             self.node_number = sequence_number()
         else:
             place = self._backward_place()
-            if torch.is_grad_enabled() and current_graph_task() not in self._creating:
+            if torch.is_grad_enabled() and task not in self._creating:
                 # A checkpoint of a function: what it calls is made where the function stands.
-                line = self._recomputed_line(frame, place.module, operator) or place.line
-                place, recomputed = _Place(place.module, line), True
+                line = self._recomputed_line(frame, place[0], operator) or place[1]
+                place, recomputed = (place[0], line), True
                 self.node_number = sequence_number()
-                if place.module:
-                    self.facts.recomputed(place.module)
-        key = (phase, place.module, operator, place.line, recomputed)
+                if place[0]:
+                    self.facts.recomputed(place[0])
+        key = (phase, place[0], operator, place[1], recomputed)
         called = self._origins.get(key)
         if called is None:
             called = self._origins[key] = Called(Origin(*key))
             self.facts.calls.append(called)
             if phase is Phase.FORWARD:
-                self._forward_lines.setdefault((place.module, operator), place.line)
+                self._forward_lines.setdefault((place[0], operator), place[1])
         called.times += 1
         return called.origin
 
@@ -294,9 +291,6 @@ class Attribution:
             if path and root is not None:
                 return f"{type(root).__name__}.{path}"
         return name
-
-    def _forward_place(self, calls: list[_Call], frame: FrameType | None) -> _Place:
-        return _Place(calls[-1][0] if calls else "", self._line(frame))
 
     def _backward_place(self) -> _Place:
         node = current_node()

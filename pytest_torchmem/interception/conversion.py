@@ -13,7 +13,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.errors import NoCudaError
 from pytest_torchmem.interception.attribution import Attribution
-from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger, Ledger, StorageRecord
+from pytest_torchmem.interception.ledger import (
+    DeviceLedger,
+    Ledger,
+    StorageRecord,
+    dtype_name,
+)
 from pytest_torchmem.interception.mapped_files import MappedFiles
 from pytest_torchmem.interception.materialize import make_hollow
 from pytest_torchmem.interception.phases import Phases
@@ -23,7 +28,7 @@ from pytest_torchmem.interception.values.computed import flat
 from pytest_torchmem.interception.values.contents import Assumption
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.memory import memory_for
-from pytest_torchmem.profile.timeline import Kind, Origin, Phase
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.tensors.storages import (
     has_memory,
@@ -48,7 +53,7 @@ class Lent(NamedTuple):
     """
 
     device: torch.device
-    entry: AllocationEntry
+    entry: Allocation
     content: Tensor | None
     assumed: Assumption | None
     missing: str
@@ -111,7 +116,7 @@ class Conversion:
         other = (Kind.PARAMETER if tensor.requires_grad else Kind.INPUT, "", "")
         kind, label, module = self.names.get(storage_address(tensor), other)
         origin, shape = Origin(Phase.BASELINE, module), tuple(tensor.shape)
-        entry = AllocationEntry(nbytes, kind, origin, shape, tensor.dtype, label)
+        entry = Allocation(nbytes, kind, origin, shape, dtype_name(tensor.dtype), label)
         hollow = not self.mapped.is_known(storage)
         record = self._ledger.book(storage, entry, device, earlier=True, hollow=hollow)
         if has_memory(storage) and self._values.worth_knowing(tensor.dtype, tensor.numel()):
@@ -128,7 +133,7 @@ class Conversion:
             return lent
         content = flat(tensor).clone() if survivor.known else None
         shape, origin = tuple(tensor.shape), Origin(Phase.BASELINE)
-        entry = AllocationEntry(survivor.nbytes, Kind.INPUT, origin, shape, tensor.dtype)
+        entry = Allocation(survivor.nbytes, Kind.INPUT, origin, shape, dtype_name(tensor.dtype))
         return Lent(survivor.device, entry, content, None, _OF_EARLIER)
 
     def expect(self, lent: Lent, storage: torch.UntypedStorage) -> None:
@@ -223,7 +228,7 @@ class Conversion:
         origin = self._attribution.origin(self._phases.find(), "", frame)
         storage = tensor.untyped_storage()
         nbytes, shape = storage.nbytes(), tuple(tensor.shape)
-        entry = AllocationEntry(nbytes, Kind.OTHER, origin, shape, tensor.dtype)
+        entry = Allocation(nbytes, Kind.OTHER, origin, shape, dtype_name(tensor.dtype))
         on, hollow = self._ledger.on(device), hollow or not self.mapped.is_known(storage)
         record = self._ledger.book(storage, entry, on, hollow=hollow, memory=memory)
         if not hollow and self._values.worth_knowing(tensor.dtype, tensor.numel()):
@@ -234,7 +239,7 @@ class Conversion:
         """Book a tensor that is all zero and whose storage has no memory: it takes nothing."""
         origin = self._attribution.origin(self._phases.find(), "", frame)
         storage, shape = tensor.untyped_storage(), tuple(tensor.shape)
-        entry = AllocationEntry(0, Kind.OTHER, origin, shape, tensor.dtype)
+        entry = Allocation(0, Kind.OTHER, origin, shape, dtype_name(tensor.dtype))
         record = self._ledger.book(storage, entry, device)
         if self._values.worth_knowing(tensor.dtype, tensor.numel()):
             self._contents.show(record, storage.nbytes())
@@ -304,7 +309,7 @@ class Conversion:
             output.on(memory.untyped_storage()).copy_(known)
         storage = hollow_storage(nbytes, memory)
         origin = Origin(Phase.BASELINE, module)
-        entry = AllocationEntry(nbytes, kind, origin, output.shape, output.dtype, label)
+        entry = Allocation(nbytes, kind, origin, output.shape, dtype_name(output.dtype), label)
         record = self._ledger.book(storage, entry, self._ledger.on(device), memory=memory)
         if kept:
             self._contents.show(record)
@@ -321,9 +326,7 @@ class Conversion:
         return tensor if on_host else None
 
 
-def _as_before(
-    entry: AllocationEntry, kind: Kind, label: str = "", module: str = ""
-) -> AllocationEntry:
+def _as_before(entry: Allocation, kind: Kind, label: str = "", module: str = "") -> Allocation:
     """Return what another ledger has of an allocation as what was there before."""
     module = module or entry.origin.module
     origin = entry.origin._replace(phase=Phase.BASELINE, module=module)

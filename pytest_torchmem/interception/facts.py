@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ _MOST_LAYERS = 200
 """Of a model with more kinds of layers none are noted: a snapshot is for people to read."""
 _MOST_SETTINGS = 40
 _LONGEST_VALUE = 40
-_PLAIN = (bool, int, float, str)
+_PLAIN = frozenset({bool, int, float, str})
 """Of exactly these, and not of what a program or a trace derives from them."""
 _OF_TORCH = ("torch.nn.modules.", "torch.ao.nn.")
 _OF_ONE_MODULE = re.compile(r"^training$|(^|_)(idx|index|id|number|i)$")
@@ -235,7 +235,7 @@ class FactCollector:
             with suppress(AttributeError):  # of which the program has taken one away
                 text = f"{kind.__name__}({module.extra_repr()})"
         else:  # a program's ``extra_repr`` may compute something, which would be traced
-            settings = _scalars(vars(module), filter(_is_of_all, vars(module)))
+            settings = _scalars(vars(module), vars(module), _is_of_all)
             settings += (f"{name}={value}" for name, value in arguments_of_sharding(module))
             text = f"{kind.__name__}: {', '.join(settings)}" if settings else kind.__name__
         pattern, numbers = fold(path)
@@ -337,13 +337,16 @@ def _is_of_all(name: str) -> bool:
     return not _OF_ONE_MODULE.search(name)
 
 
-def _scalars(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """Return the public numbers, texts and switches of these names, as ``name=value``."""
+def _scalars(
+    values: Mapping[str, Any], names: Iterable[str], counts: Callable[[str], bool] = bool
+) -> list[str]:
+    """Return the public numbers, texts and switches of the names that count, as ``name=value``."""
     found = [
         f"{name}={text}"
         for name in names
-        if not name.startswith("_")
-        and type(values.get(name)) in _PLAIN
+        if type(values.get(name)) in _PLAIN  # most of a module's are tables
+        and not name.startswith("_")
+        and counts(name)
         and (text := _short(values[name]))
     ]
     return found[:_MOST_SETTINGS]

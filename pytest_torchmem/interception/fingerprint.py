@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.interception.facts import FactCollector
-from pytest_torchmem.interception.ledger import AllocationEntry, Ledger
-from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.interception.ledger import Ledger
+from pytest_torchmem.profile.timeline import Allocation, Kind
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import is_wrapper, wrapped_tensors
@@ -36,7 +36,7 @@ def fingerprint_of_step(ledger: Ledger, device: torch.device) -> str:
     parameters = 0
     for entry in ledger.devices[device].entries.values():
         if entry.kind is Kind.INPUT:
-            lines.append(f"{entry.label} {entry.dtype}{list(entry.shape)}\n")
+            lines.append(f"{entry.label} {_line(entry)}")
         else:
             parameters += entry.nbytes
     return _digest([*lines, f"{parameters}"])
@@ -124,11 +124,12 @@ def _geometries(value: Any) -> Iterator[str]:
     return (f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors_in(value))
 
 
-def _line(entry: AllocationEntry) -> str:
-    return f"{entry.dtype}{list(entry.shape)}\n"
+def _line(entry: Allocation) -> str:
+    dtype = f"torch.{entry.dtype}" if entry.dtype else None
+    return f"{dtype}{list(entry.shape)}\n"
 
 
-def _is_random(entry: AllocationEntry) -> bool:
+def _is_random(entry: Allocation) -> bool:
     return entry.origin.operator.partition("::")[2].partition(".")[0] in _RANDOM
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -24,20 +24,9 @@ if TYPE_CHECKING:
     from pytest_torchmem.allocator.private import PoolId
 
 
-class AllocationEntry(NamedTuple):
-    """What is written down of one allocation."""
-
-    nbytes: int
-    kind: Kind
-    origin: Origin
-    shape: tuple[int, ...] = ()
-    dtype: torch.dtype | None = None
-    label: str = ""
-    confidence: Confidence = Confidence.EXACT
-
-
-_Noted = tuple[int, int, Origin, int, str, "list[StorageRecord]", Work, str]
-"""A call of an operator as it is written down: an ``OperatorCall`` with records for its reads."""
+_Noted = tuple[int, int, Origin, int, str, tuple[int, ...], Work, str]
+"""A call of an operator as it is written down: an ``OperatorCall``, without the events of storages
+that were there before the trace."""
 
 
 class DeviceLedger:
@@ -46,7 +35,7 @@ class DeviceLedger:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.current = 0
-        self.entries: dict[int, AllocationEntry] = {}
+        self.entries: dict[int, Allocation] = {}
         """By their index less one; without those that a cut took away."""
         self.booked = 0
         """How many there were so far; the index of the last one."""
@@ -84,7 +73,7 @@ class DeviceLedger:
         """What libraries were asked and told, with the modules that asked."""
         self.questions: set[WorkspaceKey] = set()
         """What a calibration was or would be asked."""
-        self.before_adding: Callable[[AllocationEntry, int], None] | None = None
+        self.before_adding: Callable[[Allocation, int], None] | None = None
         """Is asked before anything is added, with its stream; it raises where the device has no
         memory left."""
 
@@ -106,7 +95,7 @@ class DeviceLedger:
         serving = (pool for pool, serves in reversed(self.routes) if serves(stream))
         return next(serving, None)
 
-    def add(self, entry: AllocationEntry, earlier: bool = False) -> int:
+    def add(self, entry: Allocation, earlier: bool = False) -> int:
         """Book an allocation and return its index; ``earlier`` than everything else, or now."""
         if self.before_adding is not None:
             self.before_adding(entry, 0 if earlier else self.stream)
@@ -141,7 +130,7 @@ class DeviceLedger:
 
     def live_allocations(self) -> tuple[Allocation, ...]:
         """Return what is alive, largest first."""
-        live = [_allocation(self.entries[index - 1]) for index in self._live()]
+        live = [self.entries[index - 1] for index in self._live()]
         return tuple(sorted(live, key=lambda allocation: -allocation.nbytes))
 
     def cut(self) -> None:
@@ -169,32 +158,20 @@ class DeviceLedger:
 
     def timeline(self) -> Timeline:
         """Return what happened so far; storages met late stand before everything else."""
-        allocations = tuple(map(_allocation, self.entries.values()))
+        allocations = tuple(self.entries.values())
         return Timeline(allocations, (*self.earlier, *self.events), self._phases())
 
-    def finish(self) -> tuple[Timeline, tuple[OperatorCall, ...]]:
-        """Return the timeline of a trace that is over, and the operators that ran, with their
-        places among its events.
+    def finish(self) -> tuple[Timeline, Callable[[], tuple[OperatorCall, ...]]]:
+        """Return the timeline of a trace that is over, and what returns the operators that ran,
+        with their places among its events.
 
-        Each entry is turned into what is returned of it at once: a long program has millions. From
-        then on the ledger knows the bytes of each request, which a replay asks for.
+        From then on the ledger knows the bytes of each request, which a replay asks for.
         """
-        shift = len(self.earlier)
-        calls: list[Any] = self.calls or []
-        for place, call in enumerate(calls):
-            start, stop, origin, node, node_name, records, work, label = call
-            own = tuple([record.index for record in records if record.ledger is self])
-            calls[place] = OperatorCall(
-                start + shift, stop + shift, origin, node, node_name, own, work, label
-            )
-        self.calls = None
-        entries: dict[int, Any] = self.entries
-        for number, entry in entries.items():
-            entries[number] = _allocation(entry)
-        allocations: tuple[Any, ...] = tuple(entries.values())
-        self.entries = cast(dict[int, AllocationEntry], allocations)  # by the same numbers
+        calls, self.calls = partial(_operator_calls, self.calls or [], len(self.earlier)), None
+        allocations = tuple(self.entries.values())
+        self.entries = cast(dict[int, Allocation], allocations)  # by the same numbers
         events = (*self.earlier, *self.events)
-        return Timeline(allocations, events, self._phases()), tuple(calls)
+        return Timeline(allocations, events, self._phases()), calls
 
     def _phases(self) -> tuple[tuple[int, Phase], ...]:
         shift = len(self.earlier)
@@ -204,14 +181,17 @@ class DeviceLedger:
         )
 
 
-def _allocation(entry: AllocationEntry) -> Allocation:
-    nbytes, kind, origin, shape, dtype, label, confidence = entry
-    return Allocation(nbytes, kind, origin, shape, _dtype_name(dtype), label, confidence)
+def _operator_calls(calls: list[Any], shift: int) -> tuple[OperatorCall, ...]:
+    """Return calls after ``shift`` events that were not seen when they were written down."""
+    for place, (start, stop, *others) in enumerate(calls):  # in place: there may be millions
+        calls[place] = OperatorCall(start + shift, stop + shift, *others)
+    return tuple(calls)
 
 
 @cache
-def _dtype_name(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.") if dtype is not None else ""
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype as allocations have it."""
+    return str(dtype).removeprefix("torch.")
 
 
 class StorageRecord(weakref.ref):  # type: ignore[type-arg]
@@ -272,7 +252,7 @@ class Ledger:
     def book(
         self,
         storage: torch.UntypedStorage,
-        entry: AllocationEntry,
+        entry: Allocation,
         ledger: DeviceLedger,
         earlier: bool = False,
         hollow: bool = True,
@@ -344,7 +324,7 @@ class Ledger:
         indices: list[int] = []
         try:
             for nbytes in requests:
-                entry = AllocationEntry(nbytes, Kind.WORKSPACE, origin, (), None, "", confidence)
+                entry = Allocation(nbytes, Kind.WORKSPACE, origin, (), "", "", confidence)
                 indices.append(ledger.add(entry))
         finally:  # the device may have no memory for the second of two
             for index in reversed(indices):  # C++ destroys what was made last first
@@ -359,7 +339,7 @@ class Ledger:
         name, nbytes, confidence = buffer.name, buffer.nbytes, buffer.confidence
         key = (name, False, 0) if buffer.process else (name, in_engine, ledger.stream)
         if key not in ledger.kept:
-            entry = AllocationEntry(nbytes, Kind.WORKSPACE, origin, (), None, name, confidence)
+            entry = Allocation(nbytes, Kind.WORKSPACE, origin, (), "", name, confidence)
             ledger.kept[key] = ledger.add(entry)
 
     def made(self) -> frozenset[int]:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger, Ledger
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, dtype_name
 from pytest_torchmem.interception.plan import Output, Plan, Same, Temporary
 from pytest_torchmem.interception.values.memory import NO_MEMORIES, memory_for
-from pytest_torchmem.profile.timeline import Confidence, Kind, Origin, Phase
+from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase
 from pytest_torchmem.step.trees import replace_leaves
 from pytest_torchmem.torch_private.tensors.autograd import in_engine_thread
 from pytest_torchmem.torch_private.tensors.storages import hollow_storage, tensor_on
@@ -96,7 +96,7 @@ def _follow(
             elif isinstance(step, Temporary):
                 number, nbytes, shape, dtype, label, confidence = step
                 kind = Kind.WORKSPACE
-                entry = AllocationEntry(nbytes, kind, origin, shape, dtype, label, confidence)
+                entry = Allocation(nbytes, kind, origin, shape, dtype, label, confidence)
                 temporaries[number] = device.add(entry)
             elif isinstance(step, Output):
                 nbytes = plan.slots[step.slot]
@@ -128,8 +128,8 @@ def make_hollow(
         memory = memory_for(output.dtype, nbytes, origin.operator)
     storage = hollow_storage(nbytes, memory)
     kind = Kind.ACTIVATION if origin.recomputed else _KIND_OF_PHASE[origin.phase]
-    shape, dtype = output.shape, output.dtype
-    entry = AllocationEntry(nbytes, kind, origin, shape, dtype, "", confidence)
+    shape, dtype = output.shape, dtype_name(output.dtype)
+    entry = Allocation(nbytes, kind, origin, shape, dtype, "", confidence)
     ledger.book(storage, entry, device, memory=memory)
     return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
 

@@ -61,12 +61,16 @@ class OperatorLog:
             self._recorded.add(number)
         else:
             number = 0
+        reads = tuple([record.index for record in call.records if record.ledger is device])
         stop, label = len(device.events), GRAPH_NODE.get()
-        calls.append((start, stop, origin, number, name, call.records, work, label))
+        calls.append((start, stop, origin, number, name, reads, work, label))
 
 
 def _recorded(tensors: list[Tensor]) -> bool:
-    return any(tensor.requires_grad for tensor in tensors)
+    for tensor in tensors:  # noqa: SIM110, a loop, since it is asked of every operator
+        if tensor.requires_grad:
+            return True
+    return False
 
 
 def _name_of(node: Any) -> str:

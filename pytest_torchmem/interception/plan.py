@@ -73,7 +73,7 @@ class Temporary(NamedTuple):
     number: int
     nbytes: int
     shape: tuple[int, ...]
-    dtype: torch.dtype | None
+    dtype: str
     label: str
     confidence: Confidence
 

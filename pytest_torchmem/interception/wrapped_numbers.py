@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger, Ledger
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.geometry import type_of_number
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.profile.timeline import Kind, Origin
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.torch_private.tensors.autograd import current_node, keeps_graph, saved_by
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another, view_base
@@ -73,7 +73,7 @@ class WrappedNumbers:
     ) -> tuple[int, ...]:
         """Write down the numbers at ``positions`` as just made; return their indices."""
         return tuple(
-            device.add(AllocationEntry(type_of_number(args[position]).itemsize, Kind.OTHER, origin))
+            device.add(Allocation(type_of_number(args[position]).itemsize, Kind.OTHER, origin))
             for position in positions
         )
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import FIGURES
@@ -48,6 +48,12 @@ MOST_DRAWN = 200_000
 
 Suggest: TypeAlias = "Callable[[MemoryProfile, int | str | None], list[Suggestion[MemoryProfile]]]"
 """Called with the profile of a step, and the bytes that its peak has to fit, if any."""
+
+
+class Later(NamedTuple):
+    """What a field of a profile is computed by when it is first read."""
+
+    compute: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +120,16 @@ class MemoryProfile:
     """How many processes the program runs in, if that was said."""
     rank: int | None = None
     """Which of them this one is."""
+    _later: dict[str, Later] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What ``facts`` and ``calls`` of a trace are computed by, until they are read."""
 
     def __post_init__(self) -> None:
         if self.replay is not None:
             object.__delattr__(self, "reserved_peak")
+        for name in ("facts", "calls"):
+            if type(found := getattr(self, name)) is Later:
+                self._later[name] = found
+                object.__delattr__(self, name)
 
     if not TYPE_CHECKING:
 
@@ -126,6 +138,10 @@ class MemoryProfile:
             if name == "reserved_peak" and self.replay is not None:
                 object.__setattr__(self, name, self.replay()["peak"].reserved)
                 return self.reserved_peak
+            if name != "_later" and name in self._later:
+                object.__setattr__(self, name, self._later[name].compute())
+                del self._later[name]
+                return getattr(self, name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
         def __getstate__(self) -> dict[str, Any]:
@@ -444,14 +460,15 @@ def drawn(profile: MemoryProfile) -> dict[str, Any]:
 
 def figures_of(timeline: Timeline) -> dict[str, Any]:
     """Return the figures of a profile that follow from its timeline, by their fields."""
-    peaks = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
-    live = [0, *timeline.live_bytes()]
+    peaks: dict[Phase, int] = {}
     ends: dict[Phase, list[int]] = {}
-    for _, stop, phase in timeline.spans():
-        ends.setdefault(phase, []).append(live[stop])
+    end = 0
+    for phase, (peak, _), end in timeline.course():
+        peaks[phase] = max(peak, peaks.get(phase, 0))
+        ends.setdefault(phase, []).append(end)
     return {name: peaks.get(phase) for name, phase in PEAK_FIELDS.items()} | {
         "baseline": ends.get(Phase.BASELINE, [0])[0],
         "peak": max(peaks.values(), default=0),
         "retained": max(ends.get(Phase.FORWARD, ()), default=None),
-        "end": live[-1],
+        "end": end,
     }

@@ -101,21 +101,27 @@ class Timeline:
         What is live when a phase begins counts for that phase.
         """
         peaks: dict[Phase, tuple[int, int]] = {}
-        live = 0
-        for start, stop, phase in self.spans():
-            best = peaks.get(phase, (-1, 0))
-            if live > best[0]:
-                best = (live, start)
-            for position in range(start, stop):
-                event = self.events[position]
-                if event > 0:
-                    live += self.allocations[event - 1].nbytes
-                    if live > best[0]:
-                        best = (live, position + 1)
-                else:
-                    live -= self.allocations[-event - 1].nbytes
-            peaks[phase] = best
+        for phase, peak, _ in self.course():
+            if phase not in peaks or peak[0] > peaks[phase][0]:
+                peaks[phase] = peak
         return peaks
+
+    def course(self) -> Iterator[tuple[Phase, tuple[int, int], int]]:
+        """Yield for each of ``spans()`` its phase, its peak as in ``peaks``, and the bytes live at
+        its end.
+        """
+        allocations, events, live = self.allocations, self.events, 0
+        for start, stop, phase in self.spans():
+            highest, reached = live, start
+            for position in range(start, stop):
+                event = events[position]
+                if event > 0:
+                    live += allocations[event - 1].nbytes
+                    if live > highest:
+                        highest, reached = live, position + 1
+                else:
+                    live -= allocations[-event - 1].nbytes
+            yield phase, (highest, reached), live
 
     def live_at(self, position: int) -> list[Allocation]:
         """Return what was alive after the first ``position`` events, largest first."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx, nn
@@ -27,7 +27,7 @@ from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 from pytest_torchmem.profile.facts import Facts
-from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of
+from pytest_torchmem.profile.profile import Later, MemoryProfile, Suggest, figures_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.global_state import process_kept, thread_kept
@@ -319,8 +319,9 @@ def _profile(
         *compiled.warnings(),
         *_fused(interceptor.parts.attribution),
     )
-    calls = (call[2] for call in ledger.on(machine.device).calls or ())
-    seen = facts.facts(calls), tuple(facts.broadcasts.items())
+    calls = ledger.on(machine.device).calls or []
+    noted = Later(partial(facts.facts, [call[2] for call in calls]))
+    seen = cast(Facts, noted), tuple(facts.broadcasts.items())
     ran = compiled.level, tuple(compiled.graphs)
     about = machine, workload, warnings, interceptor.parts.values.known_are, seen, ran
     reported = [
@@ -384,7 +385,7 @@ def _profile_of(
         level=ran[0],
         graphs=ran[1],
         timeline=timeline,
-        calls=calls,
+        calls=cast(Any, Later(calls)),
         replay=memory.peaks if memory is not None else None,
         others=others,
         advised=advised,

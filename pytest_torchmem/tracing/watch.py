@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pytest_torchmem.interception.attribution import Attribution
-from pytest_torchmem.interception.ledger import AllocationEntry, DeviceLedger, Ledger
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.arguments import Attention
 from pytest_torchmem.operators.attention.reasons import why_not_fused
+from pytest_torchmem.profile.timeline import Allocation
 from pytest_torchmem.torch_private.patching.patches import replaced
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.tracing.holders import Names, holding_graphs, tensors_alive
@@ -64,7 +65,7 @@ class Watch:
             return
         before_adding = device.before_adding
 
-        def before(entry: AllocationEntry, stream: int) -> None:
+        def before(entry: Allocation, stream: int) -> None:
             if device.booked == self._before and not self.holders:
                 self._look(ledger, device)
             if before_adding is not None:

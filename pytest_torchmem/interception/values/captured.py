@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.call import Call
-from pytest_torchmem.interception.ledger import AllocationEntry, Ledger, StorageRecord
+from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Output, Plan
 from pytest_torchmem.interception.values.computed import in_pairs
 from pytest_torchmem.interception.values.contents import Contents
-from pytest_torchmem.profile.timeline import Kind, Origin
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.step.trees import replace_tensors
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import negative_view
@@ -122,7 +122,7 @@ class Recording:
         """
         device, origin = self._device, Origin(self._ledger.phase, "")
         label = "random state of a CUDA graph"
-        entry = AllocationEntry(8, Kind.OTHER, origin, (1,), torch.int64, label)
+        entry = Allocation(8, Kind.OTHER, origin, (1,), "int64", label)
         stream, device.stream = device.stream, 0
         try:
             self._random = [device.add(entry), device.add(entry)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +41,8 @@ def hollow_storage(nbytes: int, memory: Tensor | None = None) -> torch.UntypedSt
     With ``memory`` it shows that tensor's bytes without owning them.
     """
     address = _nowhere() if memory is None else memory.data_ptr()
-    return cast(torch.UntypedStorage, _construct_storage(address, _CPU, nbytes))
+    storage: torch.UntypedStorage = _construct_storage(address, _CPU, nbytes)
+    return storage
 
 
 @cache
