@@ -379,7 +379,8 @@ class MemoryProfile:
         what each operator needs (of a trace; none of these two for more than 200,000 allocations).
         With ``before``, another profile's timeline and figures stand beside those of this one.
         """
-        from pytest_torchmem.profile.pictures.page import Content, page
+        from pytest_torchmem.profile.outline import outline_of
+        from pytest_torchmem.profile.pictures.page import SAMPLES, Content, page
 
         content = Content(
             title or f"Memory on {self.name}",
@@ -388,7 +389,7 @@ class MemoryProfile:
             lines=[f"{self.name}, torch {self.torch_version}"],
             notes=self.warnings,
             before=before.figures() if before is not None else None,
-            before_timeline=before.timeline if before is not None else None,
+            before_outline=outline_of(before.timeline, SAMPLES) if before is not None else (),
             **drawn(self),
         )
         return _written(path, page(content))

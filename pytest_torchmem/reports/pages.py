@@ -46,6 +46,7 @@ def write_page(directory: Path, check: Check, profile: MemoryProfile) -> None:
             lines=[f"{profile.name}, torch {profile.torch_version}", check.result.outcome.value],
             notes=profile.warnings,
             before=before.figures if before is not None else None,
+            before_outline=before.timeline if before is not None else (),
             message="\n\n".join(part for part in (check.message, check.advice) if part),
             **drawn(profile),
         )

@@ -1,4 +1,4 @@
-"""What was alive at the moments of an entry, as it stands in a snapshot file: one group a line."""
+"""What an entry says of its step, as it stands in a snapshot file: one group, or fact, a line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.profile.facts import TOPICS, Facts
+from pytest_torchmem.profile.outline import FULL, Outline, Stretch
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, Group, What
 from pytest_torchmem.snapshots.plain import size, sized, table_of
 from pytest_torchmem.units import format_size
@@ -99,6 +100,24 @@ def read_facts(plain: Any, where: str) -> Facts:
     """Return the facts of an entry: texts by topic and name."""
     found = table_of(plain, where, lambda topic, place: table_of(topic, place, _text))
     return {topic: found[topic] for topic in (*TOPICS, *found) if topic in found}
+
+
+def read_outline(plain: Any, where: str) -> Outline:
+    """Return the course of a step's memory: lists of a phase, a number of events and shares."""
+    if not isinstance(plain, list) or not all(map(_is_stretch, plain)):
+        raise SnapshotError(
+            f'{where} must be a list of lists such as ["forward", 120, 15, 400, {FULL}]: a phase, '
+            f"its events, and shares of the peak from 0 to {FULL}"
+        )
+    return tuple(Stretch(phase, events, tuple(shares)) for phase, events, *shares in plain)
+
+
+def _is_stretch(plain: Any) -> bool:
+    if not isinstance(plain, list) or len(plain) < 3 or not isinstance(plain[0], str):
+        return False
+    _, events, *shares = plain
+    numbers = all(type(number) is int and number >= 0 for number in (events, *shares))
+    return numbers and max(shares) <= FULL
 
 
 def _text(value: Any, where: str) -> str:

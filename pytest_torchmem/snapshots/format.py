@@ -15,8 +15,14 @@ from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, MEASURED, PEAKS
 from pytest_torchmem.printable import printable
 from pytest_torchmem.profile.facts import Facts
+from pytest_torchmem.profile.outline import Outline
 from pytest_torchmem.snapshots.alive import Alive
-from pytest_torchmem.snapshots.alive_format import alive_to_plain, read_alive, read_facts
+from pytest_torchmem.snapshots.alive_format import (
+    alive_to_plain,
+    read_alive,
+    read_facts,
+    read_outline,
+)
 from pytest_torchmem.snapshots.plain import (
     Contents,
     dump_file,
@@ -28,12 +34,14 @@ from pytest_torchmem.snapshots.plain import (
 )
 from pytest_torchmem.snapshots.tolerance import parse_rules
 
-SCHEMA = 2
-"""2: what was alive at each peak, in groups, and what the step was run with."""
+SCHEMA = 3
+"""2: what was alive at each peak, in groups, and what the step was run with; 3: the course of the
+step's memory."""
 _IDENTITY = ("test", "name", "device", "gpu", "torch_series")
 _WORLD = ("world_size", "rank")
 _TEXTS = ("torch", "workload")
 _TABLES = ("modules", "operators")
+_OTHERS = ("reason", "tolerance", "measured", "alive", "facts", "timeline")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -98,6 +106,8 @@ class Entry:
     """What was alive at the peaks; ``None`` where it was not recorded."""
     facts: Facts = field(default_factory=dict)
     """What the step was run with."""
+    timeline: Outline = ()
+    """The course of the step's memory; nothing where it was not recorded."""
     tolerance: Any = None
     reason: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -119,9 +129,10 @@ class Entry:
 
         Another torch version, or another attribution of the same bytes, is no reason to rewrite an
         entry: a file that changes without a cause is not read any more. Nor is that ``other`` was
-        measured on fewer GPUs. That it does not say what was alive is one.
+        measured on fewer GPUs. That it does not say what was alive, and when, is one.
         """
         recorded = self.alive is not None or other.alive is None
+        recorded = recorded and (bool(self.timeline) or not other.timeline)
         return (
             recorded
             and self.same_trace(other)
@@ -150,6 +161,8 @@ class Entry:
                 plain[f"at_{peak}"] = {name: sized(dict(rows)) for name, rows in tables.items()}
         if self.facts:
             plain["facts"] = {topic: dict(known) for topic, known in self.facts.items()}
+        if self.timeline:
+            plain["timeline"] = [[*one[:2], *one.shares] for one in self.timeline]
         if self.alive is not None:
             plain["alive"] = alive_to_plain(self.alive)
         if self.measured:
@@ -200,8 +213,7 @@ def _entry(plain: Any, where: str) -> Entry:
     if "peak" not in plain:
         raise SnapshotError(f'{where} has no "peak"')
     identity: dict[str, Any] = {name: texts[name] for name in _IDENTITY}
-    ours = {"reason", "tolerance", "measured", "alive", "facts", *(f"at_{peak}" for peak in PEAKS)}
-    known = {*_IDENTITY, *_WORLD, *_TEXTS, *FIGURES, *ours}
+    known = {*_IDENTITY, *_WORLD, *_TEXTS, *FIGURES, *_OTHERS, *(f"at_{peak}" for peak in PEAKS)}
     return Entry(
         key=Key(**identity, **_world(plain, where)),
         torch=texts["torch"],
@@ -214,6 +226,7 @@ def _entry(plain: Any, where: str) -> Entry:
         },
         alive=read_alive(plain["alive"], f"{where}, alive") if "alive" in plain else None,
         facts=read_facts(plain.get("facts", {}), f"{where}, facts"),
+        timeline=read_outline(plain.get("timeline", []), f"{where}, timeline"),
         tolerance=tolerance,
         reason=reason,
         extra={key: value for key, value in plain.items() if key not in known},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pytest_torchmem.profile.outline import outline_of
 from pytest_torchmem.snapshots.alive import Alive, alive_of
 from pytest_torchmem.snapshots.format import Entry, Key, Measured
 
@@ -27,5 +28,6 @@ def entry_of(
         figures=profile.figures(),
         alive=found.shortened() if found.moments else None,
         facts=profile.facts,
+        timeline=outline_of(profile.timeline),
         measured=measured or {},
     )

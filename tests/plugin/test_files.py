@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.errors import SnapshotError
+from pytest_torchmem.profile.outline import Stretch
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.files import locked, write
 from pytest_torchmem.snapshots.format import Entry, Explanation, Key, Measured, Snapshot, dump, load
@@ -27,6 +28,7 @@ def _entry(test: str = "test_it", peak: int = 1536, **details: object) -> Entry:
     what = What("saved for backward", "Net.*", "aten::mm", "float32", (2, 192), "net.py:3", peak)
     alive = Alive((Group(what, {"peak": 1}, "0-3"),), {"end": 8}, ("peak", "end"))
     given = {"alive": alive, "facts": {"inputs": {"x": "float32[2, 8]"}}, **details}
+    given.setdefault("timeline", (Stretch("forward", 3, (500, 1000)),))
     return Entry(key, "2.13.0", "w", {"peak": peak}, **given)
 
 
@@ -45,7 +47,7 @@ def test_format_is_made_for_review():
     assert (
         text
         == """{
-  "schema": 2,
+  "schema": 3,
   "entries": [
     {
       "test": "test_a",
@@ -63,6 +65,9 @@ def test_format_is_made_for_review():
           "x": "float32[2, 8]"
         }
       },
+      "timeline": [
+        ["forward", 3, 500, 1000]
+      ],
       "alive": {
         "at": ["peak", "end"],
         "groups": [
@@ -85,6 +90,9 @@ def test_format_is_made_for_review():
           "x": "float32[2, 8]"
         }
       },
+      "timeline": [
+        ["forward", 3, 500, 1000]
+      ],
       "alive": {
         "at": ["peak", "end"],
         "groups": [
@@ -133,7 +141,7 @@ MEASURED_HAS = 'measured: "h100": expected an object with "torch" and forward_pe
         ("[]", "expected an object, found a list"),
         ("{}", 'has no valid "schema" number'),
         ('{"schema": true, "entries": []}', 'has no valid "schema" number'),
-        ('{"schema": 3, "entries": []}', "written by a newer pytest-torchmem (schema 3; this one"),
+        ('{"schema": 4, "entries": []}', "written by a newer pytest-torchmem (schema 4; this one"),
         ('{"schema": 0, "entries": []}', 'has no valid "schema" number'),
         ('{"schema": 1}', 'has no list "entries"'),
         ('{"schema": 1, "schema": 1, "entries": []}', 'the key "schema" twice'),
@@ -177,7 +185,7 @@ def test_what_is_no_snapshot(text, message, tmp_path):
     assert file.read_text() == text
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b'{"schema": 3, "entries": []}', b""])
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b'{"schema": 4, "entries": []}', b""])
 @pytest.mark.parametrize("options", [[], ["--torchmem-update"], ["--torchmem-dry-run"]])
 def test_a_bad_file_fails_its_tests_and_is_left_alone(stored, content, options):
     stored.file().write_bytes(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -25,6 +26,9 @@ def test_a_page_for_each_check_that_fails(stored, workers: int) -> None:
     page = (stored.path / "out" / links[0]).read_text()
     assert re.search(r"\+6\.50 KiB \(\+97\.3 %\) backward peak\b", page)
     assert '"before":{"baseline"' in page
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert len(data["earlier"]) == len(data["totals"])
+    assert max(data["earlier"]) == data["before"]["peak"] < max(data["totals"])
 
 
 def test_the_index_of_a_run_that_passes(stored) -> None:

@@ -20,6 +20,7 @@ from torch import nn
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.profile.node_table import node_table_of
 from pytest_torchmem.profile.operator_calls import KnownWork, OperatorCall
+from pytest_torchmem.profile.outline import FULL, bytes_along, outline_of
 from pytest_torchmem.profile.pictures.page import Content, flame, page, page_data
 from pytest_torchmem.profile.pictures.series import (
     by_kind,
@@ -114,6 +115,22 @@ def test_a_page_shows_the_profile_and_needs_no_network(
     script_free = re.sub(r"<!--.*?-->|<script.*?</script>", "", text, flags=re.S)
     assert not re.search(r"https?://|src=|@import", script_free)
     assert "Permission is hereby granted" in text  # the licence of the chart
+
+
+def test_the_course_of_a_step_beside_another(profile: MemoryProfile) -> None:
+    """Beside itself it is what it is; an outline in few numbers is never below a sample of it."""
+    data = data_of(profile.to_html(before=profile))
+    at = data["positions"].index(data["peak"]["position"])
+    assert data["earlier"][at] == profile.peak
+    few = outline_of(profile.timeline, 24)
+    assert [one.phase for one in few] == ["baseline", "forward", "backward"]
+    assert max(share for one in few for share in one.shares) == FULL
+    drawn = bytes_along(few, profile.peak, profile.timeline, data["positions"])
+    assert all(a + 1 >= b for a, b in zip(drawn, data["totals"], strict=True))
+    shares = [share for one in few[1:] for share in one.shares]  # of other phases: as one
+    ends = [0, len(profile.timeline.events)]
+    found = bytes_along(few[1:], profile.peak, profile.timeline, ends)
+    assert found == [share * profile.peak // FULL for share in (shares[0], shares[-1])]
 
 
 def test_no_name_ends_the_script() -> None:

@@ -15,7 +15,9 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from pytest_torchmem.figures import PEAK
 from pytest_torchmem.profile.node_table import NodeTable
+from pytest_torchmem.profile.outline import Outline, bytes_along
 from pytest_torchmem.profile.pictures.series import (
     OTHER,
     Stack,
@@ -31,7 +33,7 @@ from pytest_torchmem.profile.static_plan import StaticPlan
 from pytest_torchmem.profile.tables import describe_kind
 from pytest_torchmem.profile.timeline import Allocation, Timeline
 
-_SAMPLES = 1200
+SAMPLES = 1200
 _GROUPS = 10
 _ROWS = 1500
 """Groups of allocations that are told apart in the list of what is alive, the largest ones."""
@@ -64,8 +66,8 @@ class Content:
     notes: Sequence[str] = ()
     before: Mapping[str, int] | None = None
     """The figures of a snapshot, where there is one, to be shown beside those of today."""
-    before_timeline: Timeline | None = None
-    """What the step was compared with, to be drawn beside it."""
+    before_outline: Outline = ()
+    """The course of what the step was compared with, to be drawn beside it."""
     message: str = ""
     """What a failing check says."""
     plan: StaticPlan | None = None
@@ -92,7 +94,7 @@ def page(content: Content) -> str:
 def page_data(content: Content) -> dict[str, Any]:
     """Return all that the page's script draws, as JSON types."""
     timeline = content.timeline
-    positions = samples(timeline, _SAMPLES)
+    positions = samples(timeline, SAMPLES)
     live = [0, *timeline.live_bytes()]
     peak = max(range(len(live)), key=live.__getitem__)
     depth = module_depth(timeline, 2 * _GROUPS)
@@ -106,7 +108,7 @@ def page_data(content: Content) -> dict[str, Any]:
         "events": len(timeline.events),
         "positions": positions,
         "totals": [live[position] for position in positions],
-        "earlier": _earlier(content.before_timeline, len(positions)),
+        "earlier": _earlier(content, positions),
         "peak": {"position": peak, "nbytes": live[peak]},
         "phases": [[start, stop, phase.value] for start, stop, phase in phases(timeline)],
         "stacks": {
@@ -163,19 +165,12 @@ def _plain(stack: Stack) -> dict[str, Any]:
     return {"names": list(stack.names), "series": [list(one) for one in stack.series]}
 
 
-def _earlier(timeline: Timeline | None, points: int) -> list[int] | None:
-    """Return the bytes alive in what the step is compared with, at as many points of its own."""
-    if timeline is None:
+def _earlier(content: Content, positions: Sequence[int]) -> list[int] | None:
+    """Return the bytes alive in what the step is compared with, at positions of its own."""
+    peak = (content.before or {}).get(PEAK)
+    if not content.before_outline or peak is None:
         return None
-    live = [0, *timeline.live_bytes()]
-    if len(live) <= 1 or points <= 1:
-        return [live[-1]] * points
-    found = []
-    for number in range(points):
-        start = number * len(live) // points
-        stop = max(start + 1, (number + 1) * len(live) // points)
-        found.append(max(live[start:stop]))
-    return found
+    return bytes_along(content.before_outline, peak, content.timeline, positions)
 
 
 def _alive(timeline: Timeline, positions: Sequence[int]) -> dict[str, Any]:

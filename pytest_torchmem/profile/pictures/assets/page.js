@@ -109,6 +109,12 @@
       item.append(square, name);
       return item;
     }));
+    if (data.earlier) {
+      const item = element("li"), line = element("i");
+      line.className = "dashed";
+      item.append(line, "in what it is compared with");
+      at("legend").append(item);
+    }
   }
 
   /** Return ticks at powers of two times 1, 2 or 4, so that sizes are round. */
@@ -188,7 +194,8 @@
     const span = data.phases.find(([start, stop]) => position > start && position <= stop);
     const of = data.events.toLocaleString("en-US");
     at("here").textContent = `${size(data.totals[sample])} alive after event ` +
-      `${position.toLocaleString("en-US")} of ${of}` + (span ? `, in ${span[2]}` : "");
+      `${position.toLocaleString("en-US")} of ${of}` + (span ? `, in ${span[2]}` : "") +
+      (data.earlier ? `; before ${size(data.earlier[sample])}` : "");
     const largest = [...bytes.keys()].filter((group) => counts[group] > 0)
       .sort((one, other) => bytes[other] - bytes[one]);
     const rows = largest.slice(0, 60).map((group) => {
