@@ -150,6 +150,8 @@ MEASURED_HAS = 'measured: "h100": expected an object with "torch" and forward_pe
         ('{"schema": 1, "entries": NaN}', "NaN is not a JSON value"),
         ("[" * 100_000, "nested too deeply"),
         ('{"schema": 1, "entries": [], "x": "\\ud800"}', "surrogate"),
+        (_file(_entry()).replace("500, 1000", "1001"), "timeline must be a list of lists such as"),
+        (_file(_entry()).replace('"forward", 3', "3"), "timeline must be a list of lists such as"),
         (_file(_entry()).replace("1536", "-1"), "must be bytes such as"),
         (_file(_entry()).replace("1536", "1.5"), "must be bytes such as"),
         (_file(_entry()).replace("1536", "true"), "must be bytes such as"),
