@@ -50,6 +50,7 @@ KINDS = {
     "is interrupted": "def {name}():\n    raise KeyboardInterrupt\n",
 }
 STOPS = ("exits", "is interrupted")
+NO_CHECK = ("is plain", *STOPS)
 SNAPSHOT = ("checks", "checks in a pool", "fails after", "breaks at the end", "skips after")
 """The kinds that ask their snapshot."""
 HOLDS = (
@@ -164,10 +165,17 @@ def step(project: Project, suite: Suite, chance: random.Random) -> list[str]:
     options = [f"--torchmem-update={update}"] if update else []
     names = [test.name for tests in suite.values() for test in tests]
     narrowed = asked = ""
+    takes_tests_away = False
     if names and chance.random() < 0.3:
         narrowed = chance.choice(("-k", "--deselect", "file"))
         asked = chance.choice([m for m, tests in suite.items() if tests])
         name = chance.choice(suite[asked]).name
+        stays = {"-k": lambda t: name in t, "--deselect": lambda t: t != name, "file": bool}
+        takes_tests_away = any(
+            test.kind not in NO_CHECK and not stays[narrowed](test.name)
+            for tests in suite.values()
+            for test in tests
+        )
         options += {
             "-k": ["-k", name],
             "--deselect": ["--deselect", f"{asked}.py::{name}"],
@@ -191,7 +199,7 @@ def step(project: Project, suite: Suite, chance: random.Random) -> list[str]:
         note, identity = entry["reason"], entry["workload"]
         if any(e["workload"] == identity and e.get("reason") == note for e in after.values()):
             continue
-        if narrowed in ("-k", "--deselect") or (narrowed == "file" and asked != module):
+        if takes_tests_away or (narrowed == "file" and asked != module):
             may_go = False
         else:
             may_go = "obsolete" in modes and may_be_removed(suite, module, name, identity, result)

@@ -10,12 +10,10 @@ their variables: the tensors of the step would outlive it in that process's firs
 from __future__ import annotations
 
 import _frozen_importlib
-import builtins
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from importlib.util import resolve_name
 from types import FrameType
 from typing import Any
 
@@ -26,35 +24,32 @@ _KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})
 _listening: list[Callable[[str], None]] = []
 """What is told of modules that were imported, also on another thread."""
 _OWN = f"{__name__.partition('.')[0]}."
-_IMPORTING = "<frozen importlib._bootstrap>"
-"""Where Python says that its own import runs."""
+_IMPORTING = "<frozen importlib._bootstrap>", "_find_and_load"
+"""The file and name of the function that holds the lock of a module."""
 
 
 @contextmanager
 def imports_apart() -> Iterator[None]:
-    """Import what is not yet imported of torch on another thread, for which this one waits."""
-    original: Callable[..., Any] = builtins.__import__
+    """Import what is not yet imported of torch on another thread, for which this one waits.
+
+    Both ``import`` and ``importlib.import_module``, by which attributes of ``torch`` import their
+    modules (torch/__init__.py, ``__getattr__``), look ``_find_and_load`` up for each module that is
+    not there yet (Python/import.c, Lib/importlib/_bootstrap.py).
+    """
+    bootstrap: Any = _frozen_importlib
+    original: Callable[[str, Any], Any] = bootstrap._find_and_load
     thread = threading.get_ident()
 
-    def apart(
-        name: str,
-        globals: Mapping[str, Any] | None = None,
-        locals: Any = None,
-        fromlist: Any = (),
-        level: int = 0,
-    ) -> Any:  # its parameters have the names of those of ``__import__``: some give them by name
-        there = not level and (name in sys.modules or not name.startswith("torch."))
-        if not there and threading.get_ident() == thread:
-            package = (globals or {}).get("__package__") or ""
-            absolute = resolve_name("." * level + name, package) if level and package else name
-            new = absolute.startswith("torch.") and absolute not in sys.modules
-            if new and not _is_importing(sys._getframe(1)):
-                _on_another_thread(original, absolute)
-                for then in tuple(_listening):
-                    then(absolute)
-        return original(name, globals, locals, fromlist, level)
+    def apart(name: str, import_: Any) -> Any:
+        __tracebackhide__ = True
+        new = name.startswith("torch.") and name not in sys.modules
+        if new and threading.get_ident() == thread and not _is_importing(sys._getframe(1)):
+            _on_another_thread(lambda missing: original(missing, import_), name)
+            for then in tuple(_listening):
+                then(name)
+        return original(name, import_)
 
-    with replaced(builtins, __import__=apart):
+    with replaced(bootstrap, _find_and_load=apart):
         yield
 
 
@@ -66,9 +61,6 @@ def imports_within(
 ) -> Iterator[None]:
     """Run the modules that threads import for the first time within ``context(name)``, and then
     ``then(name)`` with the name of each, where ``on_thread()`` is true.
-
-    Both ``import`` and ``importlib.import_module`` look ``_find_and_load`` up for each module that
-    is not there yet (Python/import.c, Lib/importlib/_bootstrap.py).
     """
     bootstrap: Any = _frozen_importlib
     original: Callable[[str, Any], Any] = bootstrap._find_and_load
@@ -111,7 +103,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
     The other thread would wait for that lock as soon as it imports the same, and for ever.
     """
-    while frame is not None and frame.f_code.co_filename != _IMPORTING:
+    while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != _IMPORTING:
         frame = frame.f_back
     return frame is not None
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from pytest_torchmem.tracing.trace import trace
+from pytest_torchmem import MemoryProfile, measure, trace
 
 _TWICE = """
 import sys
@@ -112,6 +115,33 @@ def test_a_module_that_torch_imports_in_turn(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", _BACK_AND_FORTH, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+_WAYS = {
+    "statement": "import torch.{module}",
+    "from": "from torch import {module}",
+    "name": "importlib.import_module('.{module}', 'torch')",
+}
+
+
+@pytest.mark.parametrize("run", [trace, measure])
+def test_a_part_of_torch_that_keeps_an_exception_keeps_nothing_of_the_step(
+    run: Callable[..., MemoryProfile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its frames lead to the program's, however it was imported: ``torch.func.grad`` imports the
+    compiler as an attribute of torch.
+    """
+    monkeypatch.setattr(torch, "__path__", [*torch.__path__, str(tmp_path)])
+    for way, line in _WAYS.items():
+        module = f"torchmem_{way}_{run.__name__}"
+        (tmp_path / f"{module}.py").write_text("try: 1 / 0\nexcept Exception as e: KEPT = e\n")
+        imports = line.format(module=module)
+        program = f"def step():\n    x = ones(1000)\n    {imports}\n    return x.sum().item()\n"
+        names = {"ones": torch.ones, "importlib": importlib}
+        exec(program, names)
+        profile = run(names["step"])
+        assert sys.modules.pop(f"torch.{module}").KEPT.__traceback__.tb_frame
+        assert (profile.peak, profile.end) == (4004, 0), way
 
 
 _CONSTANTS = """
