@@ -15,7 +15,8 @@ operator("aten::hardswish_backward", "aten::mish_backward").meta()(like_operands
 
 log_sigmoid = operator("aten::log_sigmoid_forward")
 log_sigmoid.workspace("cpu")(copied(self=CONTIGUOUS))
-operator("aten::log_sigmoid_backward").workspace("cpu")(copied(self=CONTIGUOUS))
+log_sigmoid_backward = operator("aten::log_sigmoid_backward")
+log_sigmoid_backward.workspace("cpu")(copied(self=CONTIGUOUS))
 
 operator("aten::glu_backward").meta()(made_like(self=CONTIGUOUS))  # glu_backward_cpu
 operator("aten::glu_backward_jvp").meta()(made_like(grad_x=CONTIGUOUS))
@@ -26,6 +27,15 @@ operator("aten::glu_jvp").meta()(like_first)
 def without_buffer(input: Tensor) -> tuple[Tensor, Tensor]:
     """The buffer is the CPU's only; native/cuda/ActivationLogSigmoidKernel.cu."""
     return lying_alike(input), input.new_empty((0,))
+
+
+@log_sigmoid_backward.values()
+def log_sigmoid_gradient(grad_output: Tensor, input: Tensor, buffer: Tensor) -> Tensor:
+    """With the buffer that the CPU's kernel would have kept (vec_log_sigmoid)."""
+    if not buffer.numel():
+        buffer = input.abs().neg().exp()
+    found: Tensor = torch.ops.aten.log_sigmoid_backward.default(grad_output, input, buffer)
+    return found
 
 
 @operator("aten::gelu_backward").workspace("cpu")

@@ -165,8 +165,17 @@ class Compiled:
         with self._interceptor.working(), module_calls_as_they_were():
             compiler.prepare()
         self._stack.enter_context(compiler.sizes_forgotten())
-        self._stack.enter_context(compiler.originals_seen())
+        self._stack.enter_context(compiler.originals_seen(*self._classes_on_gpu()))
         self._stack.enter_context(compiler.optimizer_states_made(self._running))
+
+    def _classes_on_gpu(self) -> tuple[tuple[type, ...], tuple[type, ...]]:
+        """Return classes of the fake GPU whose objects graphs make, and take as constants."""
+        if self._interceptor.parts.target.gpu is None:
+            return (), ()
+        from pytest_torchmem.fake_cuda.device_properties import DeviceProperties
+
+        streams: Any = (torch.Stream, torch.Event, torch.cuda.Stream, torch.cuda.Event)
+        return streams, (DeviceProperties,)
 
     def _convert(self, convert: compiler.Convert, args: Any) -> Any:
         code = args[0].f_code

@@ -357,6 +357,24 @@ def test_compiled_code_is_told_of_the_fake_gpu() -> None:
     assert profile.level == "aot"
 
 
+def test_compiled_code_makes_streams() -> None:
+    def double(x: Tensor) -> Tensor:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            doubled = x * 2
+        torch.cuda.current_stream().wait_stream(stream)
+        return doubled + torch.cuda.get_device_properties(x.device).major
+
+    compiled = torch.compile(double, fullgraph=True)
+    answers: list[float] = []
+
+    def step() -> None:
+        answers.append(compiled(torch.ones(1, device="cuda")).item())
+
+    trace(step, device="cuda", gpu="h100", mode="aot")
+    assert answers == [11]
+
+
 @pytest.mark.parametrize("values", ["auto", "real"])
 def test_a_program_that_decides_by_computed_values_runs_as_graphs(values: str) -> None:
     runs = []

@@ -131,10 +131,13 @@ def test_torchscript_is_loaded_onto_the_gpu() -> None:
         file = io.BytesIO()
         torch.jit.save(torch.jit.script(nn.Linear(1000, 1000).cuda()), file)
         file.seek(0)
-        before = torch.cuda.memory_allocated()
-        loaded = torch.jit.load(file, map_location="cuda")
-        assert torch.cuda.memory_allocated() - before == 4_000_256 + 4_096
-        assert loaded(torch.ones(2, 1000, device="cuda")).is_cuda
+        for device in ({"map_location": "cuda"}, {}):  # where it was
+            before = torch.cuda.memory_allocated()
+            loaded = torch.jit.load(file, **device)
+            assert torch.cuda.memory_allocated() - before == 4_000_256 + 4_096
+            assert loaded(torch.ones(2, 1000, device="cuda")).is_cuda
+            file.seek(0)
+            del loaded
 
     torchmem.trace(program, device="cuda")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +150,39 @@ def test_real_files_are_read_as_they_are(tmp_path: Path) -> None:
         assert state["weight"].tolist() == [0, 1, 2, 3, 4, 5]
 
     trace(program)
+
+
+def test_files_of_the_older_format_are_read_as_they_are(tmp_path: Path) -> None:
+    """torch.load reads their contents into storages that are there already."""
+    state = {"weight": torch.arange(6.0)[2:], "bias": torch.ones(2)}
+    torch.save(state, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+
+    def program() -> None:
+        for device in ("cpu", "cuda"):
+            state = torch.load(tmp_path / "a.pt", map_location=device)
+            assert state["weight"].device.type == device
+            assert (state["weight"].tolist(), state["bias"].tolist()) == ([2, 3, 4, 5], [1, 1])
+
+    trace(program, device="cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_pickled_tensors_keep_what_is_known_of_them(device: str) -> None:
+    """``pickle`` saves each storage in the older format."""
+
+    def program() -> None:
+        layer = nn.Linear(3, 3, device=device)
+        copied = pickle.loads(pickle.dumps(layer))
+        assert copied.weight.device.type == device
+        assert torch.equal(copied.weight, layer.weight)
+
+    def unknown() -> Tensor:
+        read: Tensor = pickle.loads(pickle.dumps(torch.randn(2_000, device=device)))
+        return read.nonzero()
+
+    trace(program, device=device)
+    with pytest.raises(UnknownValueError):
+        trace(unknown, device=device, values="none")
 
 
 def test_a_file_that_was_written_anew_is_known(tmp_path: Path) -> None:

@@ -175,4 +175,9 @@ def _class(original: Any, in_trace: type) -> Any:
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, (original, in_trace))
 
-    return Kind(original.__name__, (), {"__doc__": original.__doc__})
+        def __subclasscheck__(cls, subclass: Any) -> bool:
+            # Of a build without CUDA torch.cuda.Stream is no subclass of torch.Stream.
+            of_trace = vars(subclass).get("in_trace", subclass)
+            return issubclass(of_trace, (original, in_trace))
+
+    return Kind(original.__name__, (), {"__doc__": original.__doc__, "in_trace": in_trace})

@@ -13,6 +13,7 @@ from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.python_api.untouched import untouched_pages
 from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patching.replaceable import legacy_save
 
 
 class Copies:
@@ -65,6 +66,7 @@ class Pickling:
         self._zeros_of: dict[tuple[torch.device, int], Tensor] = {}
         self._reduce: Any = Tensor.__reduce_ex__
         self._location_tag: Any = torch.serialization.location_tag
+        self._older: Any = legacy_save.original
         self._places: dict[int, tuple[torch.UntypedStorage, str]] = {}
         """Storages that were pickled, and the devices they belong to in the trace, by address."""
 
@@ -73,6 +75,7 @@ class Pickling:
         return [
             (Tensor, {"__reduce_ex__": self.reduce}),
             (torch.serialization, {"location_tag": self.location_tag}),
+            legacy_save.by(self.save),
         ]
 
     def begin(self) -> None:
@@ -100,6 +103,15 @@ class Pickling:
         """Return where a pickled storage was, which ``torch.load`` will put it to."""
         place = self._places.get(storage._cdata) if hasattr(storage, "_cdata") else None
         return self._location_tag(storage) if place is None else place[1]
+
+    def save(self, obj: Any, file: Any, pickle_module: Any, pickle_protocol: Any) -> None:
+        """Write an archive instead of the older format, which ``pickle`` asks for: there is no
+        place in that to say what is not known. Either is read back by ``torch.load``.
+        """
+        if self._trace.off():
+            self._older(obj, file, pickle_module, pickle_protocol)
+        else:
+            torch.save(obj, file, pickle_module, pickle_protocol)
 
     def _zeros(self, record: StorageRecord, nbytes: int) -> Tensor:
         """Return what stands for a storage that is not known, the same one each time."""

@@ -13,6 +13,7 @@ from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.checkpoints import unknown_regions
 from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patching.replaceable import set_from_file
 
 _SIZES = ("size", "nbytes", "__len__")
 """What says how many bytes a storage holds."""
@@ -25,6 +26,7 @@ class RealStorages:
         self._trace = trace
         self._restore: Any = torch.serialization.default_restore_location
         self._from_file: Any = torch.UntypedStorage.from_file
+        self._set_from_file: Any = set_from_file.original
         self._get: Any = torch.UntypedStorage.__getitem__
         self._get_rng_state = torch.random.get_rng_state
         self._resize: Any = torch.UntypedStorage.resize_
@@ -43,6 +45,7 @@ class RealStorages:
                     **{name: self._size(name) for name in _SIZES},
                 },
             ),
+            set_from_file.by(self.set_from_file),
             *[(module, {"get_rng_state": self.get_rng_state}) for module in (torch, torch.random)],
         ]
 
@@ -66,6 +69,21 @@ class RealStorages:
         if not self._trace.off():
             self._trace.mapped.add(storage, unknown_regions(filename))
             self._trace.meet_storage(storage)
+        return storage
+
+    def set_from_file(self, storage: torch.UntypedStorage, *args: Any) -> Any:
+        """Read a storage that is there already, as ``torch.load`` does files of the older format
+        (torch/serialization.py, ``_legacy_load``): what was known of it before is not its content.
+        """
+        record = self._trace.record_of(storage)
+        if record is None:
+            return self._set_from_file(storage, *args)
+        contents = self._trace.values.contents
+        with self._trace.working():
+            read = torch.UntypedStorage(storage.nbytes()) if record.hollow else storage
+            self._set_from_file(read, *args)
+            if record.hollow or contents.known(record) is not None:
+                contents.remember(record, torch.empty(0, dtype=torch.uint8).set_(read))
         return storage
 
     def get(self, storage: torch.UntypedStorage, index: Any) -> Any:

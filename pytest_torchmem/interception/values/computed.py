@@ -69,9 +69,9 @@ def _run(call: Call, values: list[Tensor]) -> Any:
             return run_functional(operator.name, args, kwargs)
         overload = operator.overload
         own = own_generator() if operator.random else None
+        if operator.name == _DROPOUT:
+            return _dropout(own, *args, **kwargs)
         if own is not None and kwargs.get("generator") is None:
-            if operator.name == _DROPOUT:
-                return _dropout(own, *args, **kwargs)
             drawing = _with_generator(overload)
             if drawing is not None:
                 overload, kwargs = drawing, {**kwargs, "generator": own}
@@ -92,11 +92,15 @@ def _with_generator(overload: OpOverload) -> OpOverload | None:
     return None
 
 
-def _dropout(own: torch.Generator, input: Tensor, p: float, train: bool | None) -> Any:
-    """``native_dropout_cpu`` (native/Dropout.cpp) with a generator, which the operator lacks."""
+def _dropout(own: torch.Generator | None, input: Tensor, p: float, train: bool | None) -> Any:
+    """``native_dropout_cpu`` (native/Dropout.cpp) with a generator, which the operator lacks.
+
+    The mask lies as the input does, as that of ``_dropout_impl``, which the CPU runs: the numbers
+    are drawn in the order of memory, so that both drop the same elements.
+    """
     if not input.numel() or train is False or p in (0, 1):
         return torch.ops.aten.native_dropout.default(input, p, train)
-    mask = torch.empty(input.shape, dtype=torch.bool).bernoulli_(1 - p, generator=own)
+    mask = torch.empty_like(input, dtype=torch.bool).bernoulli_(1 - p, generator=own)
     return input.mul(mask).mul_(1 / (1 - p)), mask
 
 

@@ -45,6 +45,12 @@ _exceptions: Callable[[], Any] = private_if_imported("torch._dynamo.exc")
 _optimizer_variable: Callable[[], Any] = private_if_imported(
     "torch._dynamo.variables.optimizer.OptimizerVariable"
 )
+_user_defined_class: Callable[[], Any] = private_if_imported(
+    "torch._dynamo.variables.user_defined.UserDefinedClassVariable"
+)
+_constant_types: Callable[[], Any] = private_if_imported(
+    "torch._dynamo.utils.common_constant_types"
+)
 _MOVE_STEP = "move_step_if_cpu"
 _INIT_GROUP = "_init_group"
 _run_node: Callable[[], Any] = private_if_imported("torch._dynamo.utils.run_node")
@@ -247,13 +253,15 @@ def prepare() -> None:
 
 
 @contextmanager
-def originals_seen() -> Iterator[None]:
+def originals_seen(made: Iterable[type] = (), constants: Iterable[type] = ()) -> Iterator[None]:
     """Let Dynamo take what stands in the place of a function of torch for that function, and its
     graphs call what stands there; and Dynamo itself, for what it takes as a constant.
 
     Quietly: torch's log for its own tools is off.
     Its guards ask for what stands there now (torch/_dynamo/variables/builder.py,
-    ``VariableBuilder``: they are of the source, not of the value).
+    ``VariableBuilder``: they are of the source, not of the value). Classes of streams and events,
+    ``made``, are themselves: graphs make objects of them (variables/user_defined.py,
+    ``UserDefinedClassVariable._in_graph_classes``). ``constants`` are what no graph changes.
     """
     builder = _variable_builder()
     wrap: Any = getattr(builder, _WRAP)
@@ -261,8 +269,11 @@ def originals_seen() -> Iterator[None]:
     tracer, standing = _tracer(), standing_functions()
     create: Any = getattr(tracer, _CREATE)
 
+    made = frozenset(made)
+
     def of_original(self: Any, value: Any) -> Any:
-        return wrap(self, HOLDERS.original(value))
+        kept = isinstance(value, type) and value in made
+        return wrap(self, value if kept else HOLDERS.original(value))
 
     def create_proxy(self: Any, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         return create(self, kind, standing.get(id(target), target), *args, **kwargs)
@@ -287,8 +298,20 @@ def originals_seen() -> Iterator[None]:
         replaced(tracer, **{_CREATE: create_proxy}),
         replaced(function, call_function=call_function),
         replaced(_STRUCTURED, disabled=True),
+        _added(_user_defined_class()._in_graph_classes(), made),
+        _added(_constant_types(), constants),
     ):
         yield
+
+
+@contextmanager
+def _added(known: set[type], more: Iterable[type]) -> Iterator[None]:
+    new = set(more) - known
+    known |= new
+    try:
+        yield
+    finally:
+        known -= new
 
 
 @contextmanager

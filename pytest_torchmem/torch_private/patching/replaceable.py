@@ -102,6 +102,9 @@ SHARING = (
 )
 #: What ``torch.manual_seed`` and its like go to.
 default_generator = Replaceable("torch.random.default_generator")
+#: What writes the format of ``torch.save`` before archives, and what reads its storages.
+legacy_save = Replaceable("torch.serialization._legacy_save")
+set_from_file = Replaceable("torch.UntypedStorage._set_from_file")
 #: What exports a tensor without asking it (``Tensor.__dlpack__``).
 to_dlpack = (
     Replaceable("torch._C._to_dlpack"),

@@ -18,6 +18,18 @@ from pytest_torchmem.interception.values.policy import Budget, Values
 DEVICES = ("cpu", "cuda")
 
 
+class Chosen(nn.Module):
+    """Preferences, whose loss keeps a buffer for its backward on the CPU alone, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen, rejected = self.layer(x).transpose(1, 2).chunk(2, 1)
+        return F.logsigmoid(F.dropout(chosen, 0.3) - rejected)
+
+
 class Recurrent(nn.Module):
     """A recurrent layer and what reads its last output."""
 
@@ -82,6 +94,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "rnn": (lambda: Recurrent(nn.RNN), (4, 7, 6)),
     "cells": (Cells, (4, 2, 6)),
     "attention": (Attending, (2, 10, 32)),
+    "chosen": (Chosen, (4, 7, 6)),
     "instances": (lambda: nn.InstanceNorm1d(10, affine=True), (4, 10, 6)),
 }
 
