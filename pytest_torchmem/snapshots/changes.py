@@ -84,7 +84,7 @@ def plan_moved(
     removed = sorted(set(removed) - set(moved))
     going = {*moved, *removed}
     left = {key: entry for key, entry in stored.entries.items() if key not in going}
-    if set(stored.contested) - going:
+    if set(stored.contested) - going or stored.contested_extra:
         return FilePlan(stored, problem=stored.conflict_message)
     stays = bool(left or (stored.extra and not module_is_gone))
     return FilePlan(
@@ -154,6 +154,13 @@ def _refusal(stored: StoredSnapshot, accepted: set[Key]) -> SnapshotPlan | None:
             "the sides of its merge conflict differ, and the tests did not run, for",
             left,
             "Run pytest --torchmem-update on the whole test module, or resolve it by hand",
+        )
+    if stored.contested_extra:
+        return refused(
+            stored,
+            "the sides of its merge conflict differ at their top, in",
+            stored.contested_extra,
+            "Resolve it by hand",
         )
     apart = sorted(key for key, sides in contested.items() if _notes(*sides) is None)
     if apart:

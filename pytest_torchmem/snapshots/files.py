@@ -42,7 +42,7 @@ def read_text(path: Path) -> str | None:
         mode = path.stat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise OSError(errno.EINVAL, "it is not a regular file")  # reading a pipe would wait
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8-sig")  # editors on Windows put a mark at the top
     except FileNotFoundError:
         return None
 

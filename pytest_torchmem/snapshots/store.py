@@ -32,6 +32,8 @@ class Stored(Generic[K, V]):
     text: str = ""
     contested: Mapping[K, tuple[V, V]] = field(default_factory=dict)
     conflicted: bool = False
+    contested_extra: tuple[str, ...] = ()
+    """Keys at the top of the file that people wrote, whose sides differ."""
 
     @property
     def keys(self) -> set[K]:
@@ -79,7 +81,9 @@ def read_stored(path: Path, load: Callable[[str], Contents[K, V]]) -> Stored[K, 
     agreed = {**theirs.entries, **ours.entries}
     entries = {key: entry for key, entry in agreed.items() if key not in contested}
     extra = {**theirs.extra, **ours.extra}
-    return Stored(path, entries, extra, True, text, contested, conflicted=True)
+    both = set(ours.extra) & set(theirs.extra)
+    apart = tuple(sorted(key for key in both if ours.extra[key] != theirs.extra[key]))
+    return Stored(path, entries, extra, True, text, contested, True, apart)
 
 
 def _read_text(path: Path) -> str | None:

@@ -44,6 +44,7 @@ from pytest_torchmem.targets.target import Selected, Target
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, check_world_size
 from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
 from pytest_torchmem.torch_private.self_test import check_torch
+from pytest_torchmem.torch_private.state.entered import what_is_entered_is_left
 from pytest_torchmem.torch_private.tensors.nowhere import nowhere
 from pytest_torchmem.tracing.clone import HollowCloner
 from pytest_torchmem.tracing.compiled import LEVELS, Compiled
@@ -235,6 +236,7 @@ def _trace(
             stack.callback(forget_meshes)
         stack.callback(let_go_of_tensors, ledger, SharedState(reached))
         stack.callback(interceptor.parts.conversion.return_borrowed)
+        stack.enter_context(what_is_entered_is_left())
         stack.enter_context(thread_kept())
         stack.enter_context(layers(interceptor, TraceContext(interceptor), memories))
 

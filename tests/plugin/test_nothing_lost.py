@@ -260,3 +260,14 @@ def test_a_rename_is_one_also_where_only_new_entries_are_asked_for(noted):
     noted.run("--torchmem-update=new").assert_outcomes(passed=2)
     assert notes(noted) == {"test_called_otherwise cpu": "ours"}
     assert noted.run("--torchmem-strict").ret == 0
+
+
+def test_sides_of_a_merge_conflict_that_differ_at_the_top(noted):
+    text = json.dumps(json.loads(noted.file().read_text()), indent=2)
+    sides = '<<<<<<< a\n  "$c": "ours",\n=======\n  "$c": "theirs",\n>>>>>>> b\n  "entries"'
+    noted.file().write_text("\ufeff" + text.replace('  "entries"', sides))
+    before = noted.file().read_bytes()
+    noted.write(test_net=TWO.replace("3000", "9000"))
+    result = noted.run("--torchmem-update")
+    result.stdout.fnmatch_lines(["error: *merge conflict differ at their top, in: $c. Resolve*"])
+    assert noted.file().read_bytes() == before

@@ -9,11 +9,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import dual_level, enter_dual_level, make_dual
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import trace
@@ -256,6 +261,44 @@ def test_settings_of_the_process_are_put_back() -> None:
         trace(program, device="cuda")
     assert settings() == before
     assert not any(one == other for one, other in zip(inside, before, strict=True))
+
+
+class _Mode(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+        return function(*args, **(kwargs or {}))
+
+
+class _DispatchMode(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("raises", [False, True])
+def test_what_a_program_enters_and_never_leaves(device: str, raises: bool) -> None:
+    """The thread's modes, hooks and dual level are those of before."""
+    entered: list[object] = []
+    packed: list[object] = []
+
+    def program() -> None:
+        torch.set_default_device(device)
+        for context in (_Mode(), _DispatchMode(), saved_tensors_hooks(packed.append, lambda x: x)):
+            entered.append(context)
+            context.__enter__()
+        enter_dual_level()
+        if raises:
+            raise ZeroDivisionError
+
+    with saved_tensors_hooks(lambda x: x, lambda x: x), _Mode():
+        with suppress(ZeroDivisionError):
+            trace(program, device=device)
+        torch.ones(2, requires_grad=True).exp().sum().backward()
+        assert not packed
+    assert len(entered) == 3
+    assert not torch._C._len_torch_function_stack()
+    assert not torch._C._len_torch_dispatch_stack()
+    with dual_level():
+        make_dual(torch.ones(2), torch.ones(2))
 
 
 def other(value: object) -> object:

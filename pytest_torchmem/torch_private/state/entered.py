@@ -1,0 +1,48 @@
+"""What a program enters on its thread, and leaves open: modes, hooks of saved tensors, dual levels.
+
+Each is entered with ``__enter__`` or a function of its own; what is never left would be in force in
+the next trace and in everything else that the thread runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.autograd import forward_ad
+
+from pytest_torchmem.torch_private.names import private, private_name
+
+_function_modes: Callable[[], int] = private("torch._C._len_torch_function_stack")
+_pop_function_mode: Callable[[], Any] = private("torch.overrides._pop_mode")
+_dispatch_modes: Callable[[], int] = private("torch._C._len_torch_dispatch_stack")
+_pop_dispatch_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode")
+_saved_tensors_hooks: Callable[[bool], Any] = private(
+    "torch._C._autograd._top_saved_tensors_default_hooks"
+)
+_pop_saved_tensors_hooks: Callable[[], None] = private(
+    "torch._C._autograd._pop_saved_tensors_default_hooks"
+)
+_LEVEL = private_name("torch.autograd.forward_ad._current_level")
+
+
+@contextmanager
+def what_is_entered_is_left() -> Iterator[None]:
+    """Leave at the end what the body entered and did not leave itself."""
+    thread = threading.get_ident()
+    function_modes, dispatch_modes = _function_modes(), _dispatch_modes()
+    hooks, level = _saved_tensors_hooks(False), getattr(forward_ad, _LEVEL)
+    try:
+        yield
+    finally:
+        if threading.get_ident() == thread:  # not in a process that another thread forked
+            for _ in range(_function_modes() - function_modes):
+                _pop_function_mode()
+            for _ in range(_dispatch_modes() - dispatch_modes):
+                _pop_dispatch_mode()
+            while (now := _saved_tensors_hooks(False)) is not None and now != hooks:
+                _pop_saved_tensors_hooks()
+            for _ in range(getattr(forward_ad, _LEVEL) - level):
+                forward_ad.exit_dual_level()
