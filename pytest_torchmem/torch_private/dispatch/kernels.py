@@ -25,6 +25,7 @@ from pytest_torchmem.torch_private.dispatch.keys import (
     keys_above_kernels,
     past_own_keys,
 )
+from pytest_torchmem.torch_private.dispatch.modes import dispatch_modes
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, composite_key, has_kernel
 from pytest_torchmem.torch_private.names import private, private_attribute, private_name
 from pytest_torchmem.torch_private.tensors.tensors import has_dispatch
@@ -35,7 +36,6 @@ kernel_for: Callable[[OpOverload], Callable[..., Any]] = private_attribute(
 )
 _PYTHON_KERNELS = private_name("torch._ops.OperatorBase.py_kernels")
 _tree_leaves: Callable[[Any], list[Any]] = private("torch.utils._pytree.tree_leaves")
-_mode_count: Callable[[], int] = private("torch._C._len_torch_dispatch_stack")
 _pop_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode_temporarily")
 
 
@@ -62,7 +62,7 @@ def run_torch_dispatch(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     }
     types = tuple(subclasses)
     with ExcludeKeys(keys_above_kernels().remove(FAKE)):
-        if _mode_count():
+        if dispatch_modes():
             with _pop_mode() as mode:
                 return mode.__torch_dispatch__(operator, types, args, kwargs)
         for subclass in types:

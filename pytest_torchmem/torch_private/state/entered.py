@@ -13,11 +13,11 @@ from typing import Any
 
 from torch.autograd import forward_ad
 
+from pytest_torchmem.torch_private.dispatch.modes import dispatch_modes
 from pytest_torchmem.torch_private.names import private, private_name
 
 _function_modes: Callable[[], int] = private("torch._C._len_torch_function_stack")
 _pop_function_mode: Callable[[], Any] = private("torch.overrides._pop_mode")
-_dispatch_modes: Callable[[], int] = private("torch._C._len_torch_dispatch_stack")
 _pop_dispatch_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode")
 _saved_tensors_hooks: Callable[[bool], Any] = private(
     "torch._C._autograd._top_saved_tensors_default_hooks"
@@ -32,15 +32,15 @@ _LEVEL = private_name("torch.autograd.forward_ad._current_level")
 def what_is_entered_is_left() -> Iterator[None]:
     """Leave at the end what the body entered and did not leave itself."""
     thread = threading.get_ident()
-    function_modes, dispatch_modes = _function_modes(), _dispatch_modes()
+    function_count, dispatch_count = _function_modes(), dispatch_modes()
     hooks, level = _saved_tensors_hooks(False), getattr(forward_ad, _LEVEL)
     try:
         yield
     finally:
         if threading.get_ident() == thread:  # not in a process that another thread forked
-            for _ in range(_function_modes() - function_modes):
+            for _ in range(_function_modes() - function_count):
                 _pop_function_mode()
-            for _ in range(_dispatch_modes() - dispatch_modes):
+            for _ in range(dispatch_modes() - dispatch_count):
                 _pop_dispatch_mode()
             while (now := _saved_tensors_hooks(False)) is not None and now != hooks:
                 _pop_saved_tensors_hooks()
