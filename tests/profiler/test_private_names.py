@@ -61,6 +61,8 @@ EXCEPTIONS = {
     ("step/clone.py", "_deepcopy_dispatch"),
     # Of pytest: the test that a fixture is set up for.
     ("plugin/standing.py", "_pyfuncitem"),
+    # A folder of torch's: where frames are from.
+    ("interception/attribution.py", "_functorch"),
     # Asked of sys.modules alone: whether the compiler is imported.
     ("step/global_state.py", "torch._dynamo"),
 }

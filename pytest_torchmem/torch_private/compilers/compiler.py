@@ -30,6 +30,9 @@ from pytest_torchmem.torch_private.tensors.holders import HOLDERS
 private("torch.compiler._is_compiling_flag")
 _eval_frame: Callable[[], Any] = private_if_imported("torch._dynamo.eval_frame")
 _CALLBACK = private_name_if_imported("torch._dynamo.eval_frame._callback_from_stance")
+_IN_GRAPH = private_name_if_imported(
+    "torch._dynamo.variables.user_defined.UserDefinedClassVariable._in_graph_classes"
+)
 _WRAP = private_name_if_imported("torch._dynamo.variables.builder.VariableBuilder._wrap")
 _CLONE = private_name_if_imported("torch._dynamo.convert_frame.ConvertFrame._clone_with_backend")
 _convert_frame: Callable[[], Any] = private_if_imported("torch._dynamo.convert_frame")
@@ -298,7 +301,7 @@ def originals_seen(made: Iterable[type] = (), constants: Iterable[type] = ()) ->
         replaced(tracer, **{_CREATE: create_proxy}),
         replaced(function, call_function=call_function),
         replaced(_STRUCTURED, disabled=True),
-        _added(_user_defined_class()._in_graph_classes(), made),
+        _added(getattr(_user_defined_class(), _IN_GRAPH)(), made),
         _added(_constant_types(), constants),
     ):
         yield
