@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ class Diagnosis:
     causes: tuple[Cause, ...] = ()
     inputs: tuple[tuple[str, str, str], ...] = field(default=())
     """Inputs that changed: name, then and now."""
+    callers: Mapping[str, str] = field(default_factory=dict)
+    """Outermost modules of installed libraries, and the program's lines that call them."""
 
 
 def grown_moment(comparison: Comparison) -> str:
@@ -77,4 +80,5 @@ def diagnose(
         found,
         find_causes(evidence),
         tuple((change.name, change.before, change.now) for change in inputs),
+        dict(profile.callers) if profile is not None else {},
     )

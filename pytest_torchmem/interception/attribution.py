@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_torchmem.interception.facts import Called, FactCollector, Mode
+from pytest_torchmem.interception.facts import Called, FactCollector, Mode, is_installed
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.torch_private.dispatch.modes import not_jit_tracing
 from pytest_torchmem.torch_private.patching.module_calls import module_calls
@@ -37,8 +37,6 @@ from pytest_torchmem.torch_private.tensors.autograd import (
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
 _FUNCTORCH = os.path.join(_TORCH_ROOT, "_functorch", "")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
-#: What is installed stands in folders of these names, which may lie in the standard library's.
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 #: A kernel's launch is the user's, in whose line it stands.
 _TRITON = os.path.join(os.sep, "triton", "runtime", "")
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
@@ -95,7 +93,7 @@ class Attribution:
         self._modules = _Modules()
         self._paths: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
         self._origins: dict[tuple[Phase, str, str, str, bool], Called] = {}
-        self.facts = FactCollector()
+        self.facts = FactCollector(line_of_program)
         self._forward_lines: dict[tuple[str, str], str] = {}
         """Where an operator was called first in a module, outside of a backward."""
         self._codes: dict[int, tuple[CodeType, int]] = {}
@@ -163,7 +161,7 @@ class Attribution:
         self._paths.clear()
         self._origins.clear()
         self._forward_lines.clear()
-        self.facts = FactCollector()
+        self.facts = FactCollector(line_of_program)
 
     def user_line(self) -> str:
         """Return the innermost line outside of torch and of this package, or ""."""
@@ -346,6 +344,20 @@ def _places_of_new_thread(all_places: list[_Places]) -> _Places:
     return made
 
 
+def line_of_program() -> str:
+    """Return the innermost line of the program that is not in an installed library, or ""."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        kind = _classify(filename)
+        if kind == _END:
+            break
+        if kind == _USER and not is_installed(filename):
+            return f"{short_path(filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
 def _is_called_by_functorch(engine: FrameType) -> bool:
     callers = (engine.f_back, engine.f_back and engine.f_back.f_back)
     return any(one and one.f_code.co_filename.startswith(_FUNCTORCH) for one in callers)
@@ -356,7 +368,7 @@ def _classify(filename: str) -> int:
         return _END
     if filename.startswith((_TORCH_ROOT, _OWN_ROOT)) or _TRITON in filename:
         return _SKIP
-    if filename.startswith(_STANDARD_LIBRARY) and not any(map(filename.count, _INSTALLED)):
+    if filename.startswith(_STANDARD_LIBRARY) and not is_installed(filename):
         return _SKIP  # ``copy.deepcopy`` and ``contextlib`` are nobody's line
     return _SKIP if filename.startswith("<") else _USER
 

@@ -5,7 +5,9 @@ Called for every call of a module, so it does next to nothing where nothing has 
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -37,6 +39,8 @@ from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.distributed.fully_sharded import arguments_of_sharding
 from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
 
+#: What is installed stands in folders of these names, which may lie in the standard library's.
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _MOST_GEOMETRIES = 4
 _MOST_LAYERS = 200
 """Of a model with more kinds of layers none are noted: a snapshot is for people to read."""
@@ -98,7 +102,11 @@ class Called:
 class FactCollector:
     """The facts of the step that is traced."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: Callable[[], str] = str) -> None:
+        self._line = line
+        """Returns the program's line that runs, "" for none."""
+        self.callers: dict[str, str] = {}
+        """Outermost modules of installed libraries, and the program's lines that call them."""
         self.device = "cpu"
         """The device that autocast is asked for."""
         self.calls: list[Called] = []
@@ -134,6 +142,8 @@ class FactCollector:
         if own not in self._seen:
             self._seen.add(own)
             self._note_layer(path, module)
+            if _is_of_library(type(module).__module__) and not self._is_in_library(path):
+                self.callers[path] = self._line()
         if mode != outer:
             text = mode.beside(outer)
             if text:
@@ -225,6 +235,9 @@ class FactCollector:
         }
         found[IN_PLACE] = {name: f"{n} calls" for name, n in sorted(self._in_place().items())}
         return {topic: known for topic, known in found.items() if known}
+
+    def _is_in_library(self, path: str) -> bool:
+        return any(outer in self.callers for outer in prefixes(path))
 
     def _note_layer(self, path: str, module: nn.Module) -> None:
         kind = type(module)
@@ -329,6 +342,18 @@ def _counted(calls: Iterable[Origin]) -> Counter[str]:
     return Counter(
         {name: n for name, n in found.items() if not name.partition(".")[0].endswith("_")}
     )
+
+
+def is_installed(filename: str) -> bool:
+    """Return whether a file belongs to an installed package."""
+    return any(map(filename.count, _INSTALLED))
+
+
+def _is_of_library(name: str) -> bool:
+    """Return whether a module of Python's is one of an installed library, and not of torch's."""
+    if name.startswith("torch."):
+        return False
+    return is_installed(getattr(sys.modules.get(name), "__file__", None) or "")
 
 
 @lru_cache(maxsize=4096)

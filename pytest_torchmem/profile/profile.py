@@ -101,6 +101,8 @@ class MemoryProfile:
     """What the step was run with: text by topic and name."""
     broadcasts: tuple[tuple[Origin, str], ...] = field(default=(), repr=False, compare=False)
     """Where operators made more elements than any input has, and the inputs' shapes."""
+    callers: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
+    """Outermost modules of installed libraries, and the lines of the program that call them."""
     timeline: Timeline = field(default=Timeline(), repr=False)
     calls: tuple[OperatorCall, ...] | None = field(default=None, repr=False, compare=False)
     """The operators that ran, in order; ``None`` for a measurement."""

@@ -8,7 +8,7 @@ from pytest_torchmem.diagnosis.causes import Cause
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row, Total
 from pytest_torchmem.figures import title
-from pytest_torchmem.profile.module_paths import fold, unfold
+from pytest_torchmem.profile.module_paths import fold, prefixes, unfold
 from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.reports.layout import joined, width, wrapped
 from pytest_torchmem.snapshots.alive import What
@@ -41,13 +41,17 @@ def why(diagnosis: Diagnosis) -> str:
 
 
 def place(diagnosis: Diagnosis) -> str:
-    """Return who allocates what grew: operator, module and line."""
+    """Return who allocates what grew: operator, module and line, and of a library's module the
+    program's line that calls it.
+    """
     for cause in diagnosis.causes[:1]:
-        if cause.origin is not None:
-            return _place_of_origin(cause.origin)
+        if (made := cause.origin) is not None:
+            caller = _caller(diagnosis, made.module, made.line)
+            return joined(_place_of_origin(made), caller)
     row = leading_row(diagnosis)
     if row is not None:
-        return place_of(row.what, row.module)
+        caller = _caller(diagnosis, row.what.module, row.what.line)
+        return joined(place_of(row.what, row.module), caller)
     for total in diagnosis.difference.totals[:1]:
         return place_of(total.largest, total.module)
     return ""
@@ -67,6 +71,16 @@ def place_of(what: What | None, module: str) -> str:
         return module
     source = what.source or what.role
     return joined(f"{source} in {module}" if module else source, what.line)
+
+
+def _caller(diagnosis: Diagnosis, module: str, line: str) -> str:
+    """Return the program's line behind a library's, "" for a line of the program's own."""
+    around = [fold(path)[0] for path in prefixes(module)]
+    for path, caller in diagnosis.callers.items():
+        own = caller.rpartition(":")[0] == line.rpartition(":")[0]
+        if line and caller and not own and fold(path)[0] in around:
+            return f"called in {caller}"
+    return ""
 
 
 def _place_of_origin(origin: Origin) -> str:

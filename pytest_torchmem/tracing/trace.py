@@ -323,7 +323,7 @@ def _profile(
     )
     calls = ledger.on(machine.device).calls or []
     noted = Later(partial(facts.facts, [call[2] for call in calls]))
-    seen = cast(Facts, noted), tuple(facts.broadcasts.items())
+    seen = cast(Facts, noted), tuple(facts.broadcasts.items()), tuple(facts.callers.items())
     ran = compiled.level, tuple(compiled.graphs)
     about = machine, workload, warnings, interceptor.parts.values.known_are, seen, ran
     reported = [
@@ -360,7 +360,7 @@ def _profile_of(
     workload: str,
     warnings: tuple[str, ...],
     values: str,
-    seen: tuple[Facts, tuple[tuple[Origin, str], ...]],
+    seen: tuple[Facts, tuple[tuple[Origin, str], ...], tuple[tuple[str, str], ...]],
     ran: tuple[str, tuple[fx.GraphModule, ...]],
     ledger: DeviceLedger,
     memory: DeviceMemory | None,
@@ -384,6 +384,7 @@ def _profile_of(
         values=values,
         facts=seen[0],
         broadcasts=seen[1],
+        callers=seen[2],
         level=ran[0],
         graphs=ran[1],
         timeline=timeline,

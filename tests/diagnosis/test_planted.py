@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.checks.findings import Changed, Outcome
@@ -97,3 +101,34 @@ def test_what_only_looks_like_a_cause_is_not_named(
     text, found = told(build, device)
     print(text)
     assert not {cause.rule for cause in found.causes} & NOT_THE_CAUSE[build]
+
+
+def test_a_module_of_a_library_is_told_with_the_line_that_calls_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "some_library.py").write_text(
+        "from torch import nn\n"
+        "class Squares(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x).square()\n"
+    )
+    monkeypatch.syspath_prepend(installed)
+    squares = importlib.import_module("some_library").Squares
+
+    class Own(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(squares(8, width), nn.Tanh())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x).sin()
+
+    text, _ = told(lambda wrong: (Own(64 if wrong else 8), (torch.zeros(32, 8),), {}), "cpu")
+    line = Own.forward.__code__.co_firstlineno + 1
+    second = text.splitlines()[1]
+    assert second.startswith("aten::")
+    assert "Own.inner.0, some_library.py:4, called in " in second
+    assert second.endswith(f"test_planted.py:{line}")
