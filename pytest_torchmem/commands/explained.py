@@ -113,5 +113,5 @@ def _explained(diagnosis: Diagnosis, rows: int) -> Iterator[str]:
     if diagnosis.causes:
         where = place(diagnosis)
         yield wrapped(why(diagnosis) + (f": {where}" if where else ""))
-        yield from others(diagnosis.causes[1:])
+        yield from others(diagnosis.causes)
     yield section(diagnosis, rows)

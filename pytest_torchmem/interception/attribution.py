@@ -144,7 +144,10 @@ class Attribution:
         key = (phase, place[0], operator, place[1], recomputed)
         called = self._origins.get(key)
         if called is None:
-            called = self._origins[key] = Called(Origin(*key))
+            made_by = Origin(*key)
+            if phase is Phase.OPTIMIZER and not made_by.line:  # of ``optimizer=``
+                made_by = made_by._replace(line=_line_of_asker(frame))
+            called = self._origins[key] = Called(made_by)
             self.facts.calls.append(called)
             if phase is Phase.FORWARD:
                 self._forward_lines.setdefault((place[0], operator), place[1])
@@ -353,6 +356,18 @@ def line_of_program() -> str:
         if kind == _END:
             break
         if kind == _USER and not is_installed(filename):
+            return f"{short_path(filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _line_of_asker(frame: FrameType | None) -> str:
+    """Return the line that asked for the trace in which ``frame`` runs, "" for a command."""
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if is_installed(filename) and not filename.startswith((_TORCH_ROOT, _OWN_ROOT)):
+            return ""
+        if _classify(filename) == _USER:
             return f"{short_path(filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

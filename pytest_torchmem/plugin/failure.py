@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import linecache
 import os
-from types import TracebackType
+import sys
+from types import FrameType, TracebackType
 
 import pytest
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.reports.layout import MARGIN
 
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
@@ -46,18 +49,39 @@ def shorten(report: pytest.TestReport, error: BaseException) -> None:
 
 
 class shown_at_the_call:
-    """Lets a usage error end at the user's line: what found it is no part of the failure.
+    """Lets a failure stand at the user's line, as wide as there is room behind its indentation.
 
-    ``contextlib.contextmanager`` would put the whole traceback back (contextlib.py, ``__exit__``).
+    What found a usage error is no part of it. (``contextlib.contextmanager`` would put the whole
+    traceback back; contextlib.py, ``__exit__``.)
     """
 
     def __enter__(self) -> None:
-        pass
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_OWN):
+            frame = frame.f_back
+        self._token = MARGIN.set(_margin(frame) if frame is not None else MARGIN.get())
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         __tracebackhide__ = True
+        MARGIN.reset(self._token)
         if isinstance(error, UsageError):
             raise error.with_traceback(_without_own_end(error.__traceback__))
+
+
+def _margin(frame: FrameType) -> int:
+    """Return the columns that pytest puts before what a line raised: four, and how much further in
+    it stands than its function (``FormattedExcinfo._getindent``, _pytest/_code/code.py).
+    """
+    code = frame.f_code
+    first, own = (
+        linecache.getline(code.co_filename, number, frame.f_globals)
+        for number in (code.co_firstlineno, frame.f_lineno)
+    )
+    return 4 + max(_indentation(own) - _indentation(first), 4)
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
 
 
 def _without_own_end(traceback: TracebackType | None) -> TracebackType | None:

@@ -182,9 +182,11 @@ def signed(change: int) -> str:
 
 
 def others(causes: Sequence[Cause]) -> Iterator[str]:
-    """Yield further causes, each with its place."""
-    for cause in causes:
+    """Yield the causes after the first, each with its place; those of the same row are one."""
+    for number, cause in enumerate(causes):
         row = cause.row
+        if not number or (row is not None and any(row is one.row for one in causes[:number])):
+            continue
         where = place_of(row.what, row.module) if row is not None else ""
         if cause.origin is not None:
             where = _place_of_origin(cause.origin)

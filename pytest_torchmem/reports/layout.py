@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from contextvars import ContextVar
 
-_OWN = 8
+MARGIN: ContextVar[int] = ContextVar("margin", default=8)
 """Columns that pytest puts before a message: "E", and the indentation of the line that raised."""
 _NARROWEST = 60
 
 
 def width() -> int:
     """Return the columns that a message has: those of ``COLUMNS`` or of the terminal, else 80."""
-    return max(columns() - _OWN, _NARROWEST)
+    return max(columns() - MARGIN.get(), _NARROWEST)
 
 
 def columns() -> int:

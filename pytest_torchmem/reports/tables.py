@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
+from pytest_torchmem.reports.layout import joined, width, wrapped
 from pytest_torchmem.snapshots.compare import Comparison, Verdict
 from pytest_torchmem.units import format_size, format_step
 
@@ -31,7 +32,24 @@ def comparison_table(comparison: Comparison) -> str:
         )
         for change in comparison.changes
     ]
-    return table(rows, ("", "", "snapshot", "now", "change", "allowed"))
+    headers = ("", "", "snapshot", "now", "change", "allowed")
+    shown = table(rows, headers)
+    if max(map(len, shown.splitlines())) <= width():
+        return shown
+    return "\n".join(_with_percent_below(rows, headers))
+
+
+def _with_percent_below(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a narrow table: below a change is its percentage, and what is allowed."""
+    changes = [row[4].partition(" (") for row in rows]
+    narrow = [(*row[:4], change[0]) for row, change in zip(rows, changes, strict=True)]
+    header, *lines = table(narrow, headers[:5]).splitlines()
+    yield header
+    for line, row, (_, bracket, percent) in zip(lines, rows, changes, strict=True):
+        yield line
+        if row[0] or bracket:
+            allowed = f"allowed {row[5]}" if row[5] else ""
+            yield f"{joined(percent.rstrip(')'), allowed):>{len(header)}}"
 
 
 def allocation_table(allocations: Sequence[Allocation]) -> str:
@@ -43,7 +61,21 @@ def allocation_table(allocations: Sequence[Allocation]) -> str:
     if rest:
         total = format_size(sum(a.nbytes for a in rest))
         rows.append((total, f"{len(rest)} more", "", "", ""))
-    return table(rows, ("", "kind", "what", "operator", "allocated at"))
+    shown = table(rows, ("", "kind", "what", "operator", "allocated at"))
+    if max(map(len, shown.splitlines())) <= width():
+        return shown
+    sizes = max(len(row[0]) for row in rows)
+    return "\n".join(line for row in rows for line in _in_two_lines(row, sizes))
+
+
+def _in_two_lines(row: Sequence[str], sizes: int) -> Iterator[str]:
+    """Yield what an allocation is, and who made it."""
+    size, kind, what, *who = map(printable, row)
+    start = f"  {size:>{sizes}}  "
+    for text in (joined(kind, what), joined(*who)):
+        if text:
+            yield wrapped(f"{start}{text}", " " * len(start))
+            start = " " * len(start)
 
 
 def table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:

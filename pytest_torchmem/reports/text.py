@@ -211,7 +211,7 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     why, place = growth.why(diagnosis), growth.place(diagnosis)
     headline = joined(size, why, separator=": ")
     circumstances = [wrapped(text) for text in _circumstances(comparison, result.trace, diagnosis)]
-    also = [*growth.others(diagnosis.causes[1:3])]
+    also = [*growth.others(diagnosis.causes[:3])]
     missing = _not_run(comparison.having(Verdict.NOT_RUN), "")
     most = growth.MOST_ROWS - min(len(also) + len(circumstances), 2)
     parts = ["\n".join(filter(None, (wrapped(headline, first=True), wrapped(place)))), *also]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.profile.timeline import Kind, Phase
+
+STATE = Kind.OPTIMIZER_STATE
 
 
 class Block(nn.Module):
@@ -34,6 +38,13 @@ def test_module_operator_and_line() -> None:
     assert {allocation.origin.line.rpartition("/")[2] for allocation in found} == {
         f"test_attribution.py:{line}"
     }
+
+
+def test_the_state_of_a_given_optimizer_belongs_to_the_line_that_gave_it() -> None:
+    profile = trace(nn.Linear(64, 64), torch.zeros(2, 64), optimizer=torch.optim.Adam)
+    line = sys._getframe().f_lineno - 1
+    lines = {one.origin.line for one in profile.live_at_peak("optimizer") if one.kind is STATE}
+    assert {line.rpartition("/")[2] for line in lines} == {f"test_attribution.py:{line}"}
 
 
 def test_backward_belongs_to_the_forward_that_made_it() -> None:

@@ -250,6 +250,54 @@ def test_a_whole_body_can_have_a_snapshot(project):
     assert "workload" not in result.stdout.str(), "the same work that needs more"
 
 
+def test_a_message_fits_behind_the_indentation_of_its_line(project):
+    """80 columns hold every line but those of the source and of a command to be copied."""
+    body = """
+from model import *
+class TestNet:
+    def test_it(self, torchmem):
+        if True:
+            with torch.enable_grad():
+                torchmem.check(make(), inputs(), device="cpu")
+
+@pytest.mark.memory_budget("1 KiB", device="cpu")
+def test_budget():
+    make()(inputs()).sum().backward()
+"""
+    project.write(test_net=body)
+    project.run("--torchmem-update", "-k", "test_it").assert_outcomes(passed=1)
+    project.width(640)
+    result = project.run()
+    result.assert_outcomes(failed=2)
+    shown = [line for line in result.outlines if line.startswith(("E ", "  ")) and len(line) > 80]
+    shown = [line for line in shown if "torchmem-update" not in line and "class" not in line]
+    assert not shown
+    result.stdout.fnmatch_lines(["E * allowed ±*"])
+
+
+def test_a_target_that_stays_on_the_cpu_gets_a_sentence(project):
+    """What is wrong stands in the message; the failure ends at the test's own lines."""
+    project.write(
+        test_net="""
+from model import *
+def test_it(torchmem):
+    target = torch.zeros(1)
+    torchmem.check(
+        make(), inputs(), device="cuda", loss_fn=lambda output: (output - target).sum() * target
+    )
+
+def test_usage(torchmem):
+    torchmem.check(make(), inputs(), device="gpu")
+"""
+    )
+    result = project.run()
+    result.assert_outcomes(failed=2)
+    text = result.stdout.str()
+    assert "'gpu' is not a device: write cpu, cuda or cpu,cuda" in text
+    assert "write target.to(output.device) in loss_fn" in text
+    assert "def check(" not in text, "no source of the plugin's"
+
+
 def test_markers_combine_and_the_closest_wins(project):
     project.write(
         test_net="""
