@@ -34,7 +34,7 @@ def comparison_table(comparison: Comparison) -> str:
     ]
     headers = ("", "", "snapshot", "now", "change", "allowed")
     shown = table(rows, headers)
-    if max(map(len, shown.splitlines())) <= width():
+    if max(map(len, shown.splitlines()), default=0) <= width():
         return shown
     return "\n".join(_with_percent_below(rows, headers))
 
@@ -62,7 +62,7 @@ def allocation_table(allocations: Sequence[Allocation]) -> str:
         total = format_size(sum(a.nbytes for a in rest))
         rows.append((total, f"{len(rest)} more", "", "", ""))
     shown = table(rows, ("", "kind", "what", "operator", "allocated at"))
-    if max(map(len, shown.splitlines())) <= width():
+    if max(map(len, shown.splitlines()), default=0) <= width():
         return shown
     sizes = max(len(row[0]) for row in rows)
     return "\n".join(line for row in rows for line in _in_two_lines(row, sizes))
