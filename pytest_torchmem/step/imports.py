@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
+from pytest_torchmem.torch_private.compilers.not_needed import compiler_not_needed
 from pytest_torchmem.torch_private.patching.patches import replaced
 
 _KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})
@@ -34,7 +35,8 @@ def imports_apart() -> Iterator[None]:
 
     Both ``import`` and ``importlib.import_module``, by which attributes of ``torch`` import their
     modules (torch/__init__.py, ``__getattr__``), look ``_find_and_load`` up for each module that is
-    not there yet (Python/import.c, Lib/importlib/_bootstrap.py).
+    not there yet (Python/import.c, Lib/importlib/_bootstrap.py). What torch's functions import of
+    its compiler, and do not need, is not imported.
     """
     bootstrap: Any = _frozen_importlib
     original: Callable[[str, Any], Any] = bootstrap._find_and_load
@@ -49,7 +51,7 @@ def imports_apart() -> Iterator[None]:
                 then(name)
         return original(name, import_)
 
-    with replaced(bootstrap, _find_and_load=apart):
+    with compiler_not_needed(), replaced(bootstrap, _find_and_load=apart):
         yield
 
 

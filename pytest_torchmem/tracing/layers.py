@@ -29,7 +29,6 @@ from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.dispatch.modes import device_constructors
-from pytest_torchmem.torch_private.patching.checks import plain_checks
 
 if TYPE_CHECKING:
     from pytest_torchmem.fake_cuda.memory import DeviceMemory
@@ -91,7 +90,6 @@ def layers(
     device_constructors()  # torch remembers the functions that are there when it is first asked
     with ExitStack() as stack:
         stack.enter_context(LASTING.following(context))
-        stack.enter_context(plain_checks())
         stack.enter_context(python_functions(context, gives_back=not interceptor.real_host))
         stack.enter_context(split_modules(context))
         if gpu is not None:

@@ -31,20 +31,43 @@ def program(device):
 assert "torch._dynamo" not in sys.modules
 device = sys.argv[1]
 first = torchmem.trace(lambda: program(device), device=device)
+assert "torch._dynamo" not in sys.modules
+import torch._dynamo
 second = torchmem.trace(lambda: program(device), device=device)
-assert "torch._dynamo" in sys.modules  # what this test is about
 assert first.figures() == second.figures(), (first.figures(), second.figures())
 """
 
 _NO_COMPILER = """
+import gc
 import sys
 import torch
 from torch import nn
 import pytest_torchmem as torchmem
 
-model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-torchmem.trace(model, torch.ones(2, 8), device=sys.argv[1])
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.RMSNorm(8)
+        self.lstm, self.attention = nn.LSTM(8, 8), nn.MultiheadAttention(8, 2)
+
+    def forward(self, x):
+        x = self.lstm(self.norm(self.linear(x)))[0]
+        x = self.attention(x, x, x)[0] + x.clamp(0, 1) + x.std(-1, keepdim=True) + x.softmax(-1)
+        x = nn.functional.pad(x, (1, 1)).topk(8)[0] + torch.arange(8, device=x.device).float().cos()
+        mask = torch.ones(8, 8, device=x.device).triu() > 0
+        x = nn.functional.scaled_dot_product_attention(x, x, x).masked_fill(mask[:4], 0.0)
+        return nn.functional.mse_loss(x, x.detach().roll(1)) + torch.stack([x, x]).var()
+
+def kept():
+    functions = [one for one in gc.get_objects() if type(one) is type(kept)]
+    return [one for one in functions if "__dynamo_disable" in vars(one)]
+
+torchmem.trace(Model(), torch.ones(4, 4, 8), device=sys.argv[1], optimizer=torch.optim.AdamW)
 assert not {"torch._dynamo", "sympy"} & sys.modules.keys()
+assert not kept()
+assert torch.ones(2, device="meta").clamp(0, 1).shape == (2,)
+assert "torch._dynamo" in sys.modules  # as it would be without a trace
+assert kept()
 """
 
 _COMPILER_FIRST = """
@@ -76,7 +99,7 @@ _PROGRAMS = {"same": _TWICE, "imports": _NO_COMPILER, "compiler": _COMPILER_FIRS
     ],
 )
 def test_first_trace_of_a_process(name: str, device: str) -> None:
-    """What torch imports on the way holds no tensors; a plain model needs none of it. A program
+    """What torch imports on the way holds no tensors; no model needs any of it. A program
     may import the compiler without ``torch.compile``.
     """
     done = subprocess.run(
