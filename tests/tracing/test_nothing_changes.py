@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.forward_ad import dual_level, enter_dual_level, make_dual
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -406,3 +407,22 @@ def test_a_configuration_is_not_asked_while_the_program_runs() -> None:
 
     profile = trace(program)
     assert any("output_attentions" in text for text in map(str, profile.facts.values()))
+
+
+def test_hooks_of_registrations_are_gone_through_while_a_trace_begins_and_ends() -> None:
+    """As by a thread that registers a parameter at that moment."""
+    peaks: list[int] = []
+
+    def hook(module: nn.Module, name: str, parameter: object) -> None:
+        if not peaks:
+            peaks.append(0)
+            peaks[0] = trace(lambda: nn.Linear(2, 2)(torch.ones(1, 2))).peak
+
+    hooks = (hook, lambda *_: None)
+    handles = [register_module_parameter_registration_hook(one) for one in hooks]
+    try:
+        nn.Linear(3, 3)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert peaks == [4 * (6 + 2 + 2)]

@@ -16,16 +16,13 @@ from weakref import ReferenceType, ref
 
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.torch_private.patching.module_calls import module_calls
 from pytest_torchmem.torch_private.patching.patches import ABSENT, Replacements
+from pytest_torchmem.torch_private.patching.registrations import registrations_seen
 from pytest_torchmem.torch_private.patching.replaceable import (
     CONTRACT,
     applied_item,
@@ -59,17 +56,12 @@ def modules_given_back(trace: TraceContext) -> Iterator[None]:
     with LASTING.layer("modules", _functions) as modules:
         trace.note_module = modules.note_whole
         trace.noted_tensors.append(modules.tensors)
-        handles = [
-            register_module_parameter_registration_hook(modules.parameter_registered),
-            register_module_module_registration_hook(modules.child_registered),
-        ]
+        seen = registrations_seen(modules.parameter_registered, modules.child_registered)
         try:
-            with module_calls(modules.deleting, "__delattr__"):
+            with seen, module_calls(modules.deleting, "__delattr__"):
                 yield
         finally:
             trace.note_module = lambda module: None
-            for handle in handles:
-                handle.remove()
             modules.give_back()
 
 
