@@ -116,6 +116,11 @@ NAMES = {
         _linalg_check_errors _linalg_det _linalg_slogdet _linalg_solve_ex linalg_inv_ex linalg_lu
         linalg_lu_solve lu_unpack
     """,
+    "linear_algebra.work": """
+        _cholesky_solve_helper _linalg_det _linalg_slogdet _linalg_solve_ex geqrf
+        linalg_cholesky_ex linalg_householder_product linalg_inv_ex linalg_lu_factor_ex
+        linalg_lu_solve linalg_qr linalg_solve_triangular
+    """,
     "losses.ctc": """
         _ctc_loss _ctc_loss.Tensor _ctc_loss_backward _cudnn_ctc_loss ctc_loss.IntList
         ctc_loss.Tensor

@@ -36,20 +36,29 @@ def comparison_table(comparison: Comparison) -> str:
     shown = table(rows, headers)
     if max(map(len, shown.splitlines()), default=0) <= width():
         return shown
-    return "\n".join(_with_percent_below(rows, headers))
+    for of_percent in (False, True):
+        lines = [*_with_allowance_below(rows, headers, of_percent=of_percent)]
+        if max(map(len, lines)) <= width():
+            break
+    return "\n".join(lines)
 
 
-def _with_percent_below(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a narrow table: below a change is its percentage, and what is allowed."""
-    changes = [row[4].partition(" (") for row in rows]
+def _with_allowance_below(
+    rows: Sequence[Sequence[str]], headers: Sequence[str], *, of_percent: bool
+) -> Iterator[str]:
+    """Yield the lines of a narrow table: what is allowed stands below a change that is beyond it,
+    and below every change its percentage, if that has no room either.
+    """
+    changes = [row[4].partition(" (") if of_percent else (row[4], "", "") for row in rows]
     narrow = [(*row[:4], change[0]) for row, change in zip(rows, changes, strict=True)]
     header, *lines = table(narrow, headers[:5]).splitlines()
     yield header
     for line, row, (_, bracket, percent) in zip(lines, rows, changes, strict=True):
         yield line
         if row[0] or bracket:
-            allowed = f"allowed {row[5]}" if row[5] else ""
-            yield f"{joined(percent.rstrip(')'), allowed):>{len(header)}}"
+            allowed = f"allowed {row[5]}" if row[0] and row[5] else ""
+            if text := joined(percent.rstrip(")"), allowed):
+                yield f"{text:>{len(header)}}"
 
 
 def allocation_table(allocations: Sequence[Allocation]) -> str:

@@ -190,6 +190,23 @@ def test_every_formula_is_of_an_operator_that_torch_has_none_for() -> None:
         (lambda a, b, c: torch.fft.rfft(c), 5 * 4 * 2 / 2),
         (lambda a, b, c: functional.bilinear(a, a, torch.ones(5, 4, 4)), 3 * (3 * 5 * 16)),
         (lambda a, b, c: nn.LSTM(4, 6)(a[None]), 2 * 3 * (24 * 4 + 24 * 6)),
+        (lambda a, b, c: torch.linalg.cholesky(torch.eye(4)), 64 // 3),
+        (lambda a, b, c: torch.linalg.solve(torch.eye(4), c), 2 * 64 // 3 + 2 * 16),
+        (lambda a, b, c: torch.linalg.inv(torch.eye(4)), 2 * 64),
+        (lambda a, b, c: torch.linalg.qr(torch.eye(4)), 4 * 64 // 3 + 4 * 64 // 3),
+        (lambda a, b, c: torch.linalg.det(torch.eye(4)), 2 * 64 // 3),
+        (
+            lambda a, b, c: torch.linalg.solve_triangular(torch.eye(4), c[:, None], upper=True),
+            4 * 4,
+        ),
+        (
+            lambda a, b, c: functional.grouped_mm(
+                torch.ones(4, 8).bfloat16(),
+                torch.ones(2, 8, 16).bfloat16(),
+                offs=torch.tensor([2, 4], dtype=torch.int32),
+            ),
+            2 * 4 * 8 * 16,
+        ),
     ],
 )
 def test_formulas(program: Callable[..., object], operations: int) -> None:

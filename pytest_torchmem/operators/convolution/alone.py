@@ -80,6 +80,18 @@ def workspace_of_transposed(
     return at_peak([forward(cudnn, input, weight, outputs, settings)])
 
 
+_ALONE = """
+    cudnn_convolution_relu cudnn_convolution_add_relu slow_conv3d_forward slow_conv_dilated2d
+    slow_conv_dilated3d
+"""
+
+
+@operator(*aten(_ALONE)).flops()
+def flops(weight: Tensor, outputs: Tensor) -> int:
+    """As ``conv_flop_count`` of torch/utils/flop_counter.py; an activation is pointwise."""
+    return 2 * outputs.numel() * weight[0].numel()
+
+
 @operator("aten::cudnn_convolution_relu", "aten::cudnn_convolution_add_relu").workspace("cuda")
 def workspace_of_fused(
     outputs: Tensor,

@@ -69,6 +69,13 @@ def grouped_rows(
     return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
+@grouped_mm.flops()
+def grouped_product_flops(input: Tensor, mat2: Tensor) -> int:
+    """As ``mm``: what ``offs`` cuts is cut into groups, of which each number is in one."""
+    groups = input.shape[0] if input.dim() == mat2.dim() == 3 else 1
+    return 2 * groups * input.shape[-2] * input.shape[-1] * mat2.shape[-1]
+
+
 @grouped_mm.workspace("cpu")
 def product_after_product(input: Tensor) -> Workspace | int:
     """A product into every group's rows; in other types than float32 oneDNN's, of which nothing is
