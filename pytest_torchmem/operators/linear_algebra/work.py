@@ -1,9 +1,9 @@
 """The floating-point operations of factorizations and solutions.
 
-native/BatchLinearAlgebraKernel.cpp and native/cuda/linalg/BatchLinearAlgebra.cpp call the routine of
-LAPACK that is named (or the same of MAGMA and cuSOLVER). Leading terms of the counts in LAPACK
-Working Note 41, appendix C; a batch has them for each of its matrices. What LAPACK iterates (eigenvalues, singular values, least squares by them) has none: how
-often it does is decided by the values.
+native/BatchLinearAlgebraKernel.cpp and native/cuda/linalg/BatchLinearAlgebra.cpp call the routine
+of LAPACK that is named, or the same of MAGMA and cuSOLVER. Leading terms of the counts in LAPACK
+Working Note 41, appendix C; a batch has them for each of its matrices. What is iterated
+(eigenvalues, singular values, least squares by them) has none: values decide how often.
 """
 
 from __future__ import annotations
