@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from pytest_torchmem.advice.function_mode import FunctionMode
 from pytest_torchmem.advice.module_names import Call, every_call
 from pytest_torchmem.advice.observed import IN_PLACE, WIDENING, WITH_INPLACE
 from pytest_torchmem.interception.attribution import Attribution
@@ -169,7 +169,7 @@ def buffers_narrowed(pattern: str) -> Iterator[None]:
         yield
 
 
-class OverwritingMode(TorchFunctionMode):
+class OverwritingMode(FunctionMode):
     """Has calls of one function at some lines write over their argument."""
 
     def __init__(self, name: str, lines: Collection[str]) -> None:
@@ -177,8 +177,7 @@ class OverwritingMode(TorchFunctionMode):
         self._name, self._lines = name, frozenset(lines)
         self._attribution = Attribution()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if getattr(func, "__name__", "") == self._name and (
             func in WITH_INPLACE or func in IN_PLACE
         ):
@@ -194,7 +193,7 @@ class OverwritingMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class NarrowMode(TorchFunctionMode):
+class NarrowMode(FunctionMode):
     """Leaves out the conversions to a wider floating type at one line."""
 
     def __init__(self, line: str) -> None:
@@ -202,8 +201,7 @@ class NarrowMode(TorchFunctionMode):
         self._line = line
         self._attribution = Attribution()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         converts = func in WIDENING
         first = args[0] if args else None
         if (

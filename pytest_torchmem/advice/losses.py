@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pytest_torchmem.advice.function_mode import FunctionMode
 from pytest_torchmem.advice.observed import CROSS_ENTROPY, LINEAR, PASSING
 from pytest_torchmem.torch_private.tensors.autograd import current_graph_task
 
@@ -32,7 +32,7 @@ class _Layer:
     bias: Tensor | None
 
 
-class LossMode(TorchFunctionMode):
+class LossMode(FunctionMode):
     """Computes linear layers and the cross entropy of their output together.
 
     What the program has in between is a number, expanded to the shape of the logits.
@@ -44,8 +44,7 @@ class LossMode(TorchFunctionMode):
         self._linears = 0
         self._layers = WeakIdKeyDictionary()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         first = args[0] if args else None
         if func is LINEAR and current_graph_task() == -1:
             self._linears += 1

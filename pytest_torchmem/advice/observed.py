@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pytest_torchmem.advice.function_mode import FunctionMode
 from pytest_torchmem.advice.module_names import Call, Layers, every_call, layers_of
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.profile.module_paths import fold
@@ -125,7 +125,7 @@ class _Modules:
                 self._found.buffers[pattern] = nbytes
 
 
-class _Observer(TorchFunctionMode):
+class _Observer(FunctionMode):
     """Looks at the functions of torch that a program calls."""
 
     def __init__(self, found: Observed) -> None:
@@ -141,8 +141,7 @@ class _Observer(TorchFunctionMode):
         """What functions returned."""
         self._unsafe: set[tuple[str, str]] = set()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if isinstance(result, Tensor):
             first = args[0] if args else None

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch.nn.functional as functional
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
+from pytest_torchmem.advice.function_mode import FunctionMode
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.arguments import Attention
@@ -144,25 +144,21 @@ def _attention_shown_to(watch: Watch) -> Iterator[None]:
         yield
 
 
-class _AttentionMode(TorchFunctionMode):
+class _AttentionMode(FunctionMode):
     """Shows calls of attention to a watch."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def called(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if func is _ATTENTION:
-            self._watch.saw_attention(*args, **(kwargs or {}))
-        elif func is _MULTI_HEAD and (kwargs or {}).get("need_weights", True):
+            self._watch.saw_attention(*args, **kwargs)
+        elif func is _MULTI_HEAD and kwargs.get("need_weights", True):
             self._watch.saw_weights()
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @contextmanager
