@@ -1,18 +1,25 @@
-"""Rank 0 of torchtitan's published steps of Llama 3.1 8B, beside what they took on H100s.
+"""Ranks of torchtitan's published steps of Llama 3.1, beside what they took on H100s.
 
-    python -m benchmarks.torchtitan_llama
+    python -m benchmarks.torchtitan_llama [NAME...]
 
-The published figures are the eager rows of torchtitan's benchmarks/llama3_h100_202412_torchtitan.md
-(tables 1 and 3; ``reserved_bytes.all.peak`` in GiB, HBM2e H100s of 96 GB, nightly torch of
-2024-12-23). The step is that of torchtitan's commit 9dec370 with train_configs/llama3_8b.toml and
-two sequences for each GPU: ``fully_shard`` of each layer, parameters in bfloat16 and gradients
-reduced in float32, selective checkpoints that keep every other product, ``foreach`` AdamW.
+The published figures are those of torchtitan's benchmarks/llama3_h100_202412_torchtitan.md
+(``reserved_bytes.all.peak`` in GiB, the most of all GPUs; HBM2e H100s of 96 GB, nightly torch of
+2024-12-23). The steps are those of torchtitan's commit 9dec370 with train_configs/llama3_8b.toml,
+llama3_70b.toml and llama3_405b.toml: tensor and sequence parallelism with a loss by classes,
+checkpoints, ``fully_shard`` of each layer (parameters in bfloat16, gradients reduced in float32),
+``foreach`` AdamW. Rows of 70B and 405B were published compiled and with Float8 alone, which the
+traced steps do without: they run eagerly, and their products are in bfloat16.
 """
 
 from __future__ import annotations
 
+import argparse
+import time
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,16 +28,68 @@ from tabulate import tabulate
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from pytest_torchmem import trace
 
-WIDTH, HIDDEN, HEADS, KEYS, LAYERS, VOCABULARY = 4096, 14336, 32, 8, 32, 128256
-HEAD = WIDTH // HEADS
-TOKENS, BATCH, STEPS = 8192, 2, 3
-PUBLISHED = {8: 82.4, 128: 67.0}
-"""GiB by the number of GPUs."""
+TOKENS, VOCABULARY, STEPS = 8192, 128256, 3
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of a model (torchtitan/models/llama/__init__.py)."""
+
+    width: int
+    hidden: int
+    heads: int
+    layers: int
+    keys: int = 8
+
+    @property
+    def head(self) -> int:
+        """Channels of a head."""
+        return self.width // self.heads
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the published tables; ``ranks`` are those that may take most."""
+
+    size: Size
+    gpus: int
+    batch: int
+    published: float
+    """GiB."""
+    tensor: int = 1
+    stages: int = 1
+    interleaved: bool = False
+    full: bool = False
+    """Whether layers are checkpointed whole, rather than by operators."""
+    ranks: tuple[int, ...] = (0,)
+
+
+SMALL = Size(4096, 14336, 32, 32)
+MIDDLE = Size(8192, 28672, 64, 80)
+LARGE = Size(16384, 53248, 128, 126)
+ROWS = {
+    "8B-8": Row(SMALL, 8, 2, 82.4),
+    "8B-128": Row(SMALL, 128, 2, 67.0),
+    "70B-256": Row(MIDDLE, 256, 16, 71.9, 8, full=True),
+    "405B-512": Row(LARGE, 512, 32, 82.5, 8, 8, full=True, ranks=(0, 448)),
+    "405B-512-interleaved": Row(LARGE, 512, 32, 72.7, 8, 8, True, True, (0, 448)),
+}
+"""Tables 1, 3, 4 and 5; the last three are compiled and with Float8."""
 
 _aten = torch.ops.aten
 _SAVED = {
@@ -46,9 +105,9 @@ _SAVED = {
 class Norm(nn.Module):
     """A root-mean-square norm of operators, as torchtitan's ``rmsnorm`` was."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
@@ -68,48 +127,101 @@ def repeat(x: Tensor, times: int) -> Tensor:
     return x[:, :, :, None].expand(shape).reshape(*x.shape[:2], -1, x.shape[3])
 
 
+class Attention(nn.Module):
+    """Attention with fewer heads for keys than for queries."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.size = size
+        keys = size.keys * size.head
+        self.wq, self.wo = (nn.Linear(size.width, size.width, bias=False) for _ in range(2))
+        self.wk, self.wv = (nn.Linear(size.width, keys, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        size, linears = self.size, (self.wq, self.wk, self.wv)
+        parts = [linear(x).view(*x.shape[:2], -1, size.head) for linear in linears]
+        q, k, v = rotate(parts[0], angles), rotate(parts[1], angles), parts[2]
+        times = size.heads // size.keys
+        k, v = repeat(k, times), repeat(v, times)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.wo(found.transpose(1, 2).contiguous().view(*x.shape[:2], -1))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(size.width, size.hidden, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(size.hidden, size.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(functional.silu(self.w1(x)) * self.w3(x))
+
+
 class Layer(nn.Module):
     """One layer of Llama."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.attention_norm, self.ffn_norm = Norm(), Norm()
-        self.wq, self.wo = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
-        self.wk, self.wv = (nn.Linear(WIDTH, KEYS * HEAD, bias=False) for _ in range(2))
-        self.w1, self.w3 = (nn.Linear(WIDTH, HIDDEN, bias=False) for _ in range(2))
-        self.w2 = nn.Linear(HIDDEN, WIDTH, bias=False)
-
-    def attend(self, x: Tensor, angles: Tensor) -> Tensor:
-        """Run the attention."""
-        parts = [linear(x).view(*x.shape[:2], -1, HEAD) for linear in (self.wq, self.wk, self.wv)]
-        q, k, v = rotate(parts[0], angles), rotate(parts[1], angles), parts[2]
-        k, v = repeat(k, HEADS // KEYS), repeat(v, HEADS // KEYS)
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.wo(found.transpose(1, 2).contiguous().view(x.shape))
+        self.attention_norm, self.ffn_norm = Norm(size.width), Norm(size.width)
+        self.attention, self.feed_forward = Attention(size), FeedForward(size)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        x = x + self.attend(self.attention_norm(x), angles)
-        given = self.ffn_norm(x)
-        return x + self.w2(functional.silu(self.w1(given)) * self.w3(given))
+        x = x + self.attention(self.attention_norm(x), angles)
+        return x + self.feed_forward(self.ffn_norm(x))
 
 
 class Llama(nn.Module):
-    """Llama 3.1 8B."""
+    """Some layers of Llama 3.1, with what stands before the first and after the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size, layers: Iterable[int]) -> None:
         super().__init__()
-        self.tok_embeddings = nn.Embedding(VOCABULARY, WIDTH)
-        self.register_buffer("angles", torch.empty(TOKENS, HEAD // 2, dtype=torch.complex64))
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.norm = Norm()
-        self.output = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        own = list(layers)
+        first, last = own[0] == 0, own[-1] == size.layers - 1
+        self.tok_embeddings = nn.Embedding(VOCABULARY, size.width) if first else None
+        self.register_buffer("angles", torch.empty(TOKENS, size.head // 2, dtype=torch.complex64))
+        self.layers = nn.ModuleList(Layer(size) for _ in own)
+        self.norm = Norm(size.width) if last else None
+        self.output = nn.Linear(size.width, VOCABULARY, bias=False) if last else None
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tok_embeddings(tokens)
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.tok_embeddings is None else self.tok_embeddings(x)
         for layer in self.layers:
             x = layer(x, self.angles)
-        return self.output(self.norm(x))
+        x = x if self.norm is None else self.norm(x)
+        return x if self.output is None else self.output(x)
+
+
+def split_tensors(model: Any, mesh: Any) -> None:
+    """Do what torchtitan's ``apply_tp`` does."""
+    plan: dict[str, Any] = {
+        "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "output": ColwiseParallel(
+            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
+        ),
+    }
+    there = {name: style for name, style in plan.items() if getattr(model, name) is not None}
+    parallelize_module(model, mesh, there)
+    one, both = (Shard(1),), (Shard(1), None)
+    for layer in model.layers:
+        styles: dict[str, Any] = {
+            "attention_norm": SequenceParallel(),
+            "attention": PrepareModuleInput(
+                input_layouts=both, desired_input_layouts=(Replicate(), None)
+            ),
+            "attention.wo": RowwiseParallel(output_layouts=Shard(1)),
+            "ffn_norm": SequenceParallel(),
+            "feed_forward": PrepareModuleInput(
+                input_layouts=one, desired_input_layouts=(Replicate(),)
+            ),
+            "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),
+        }
+        columns = ("attention.wq", "attention.wk", "attention.wv", "feed_forward.w1")
+        styles |= {name: ColwiseParallel() for name in (*columns, "feed_forward.w3")}
+        parallelize_module(layer, mesh, styles)
 
 
 def _contexts() -> Any:
@@ -125,49 +237,148 @@ def _contexts() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-def train() -> None:
+def parallelize(model: Any, row: Row, mesh: Any) -> None:
+    """Do what torchtitan's ``parallelize_llama`` does."""
+    if row.tensor > 1:
+        split_tensors(model, mesh["tp"])
+    selective = {} if row.full else {"context_fn": _contexts}
+    for index, layer in enumerate(model.layers):
+        model.layers[index] = checkpoint_wrapper(layer, preserve_rng_state=False, **selective)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    shard = {"mesh": mesh["dp"], "mp_policy": policy}
+    last = len(model.layers) - 1
+    for index, layer in enumerate(model.layers):
+        fully_shard(layer, **shard, reshard_after_forward=row.stages == 1 and index != last)
+    # The torch of then kept the parameters of the root from forward to backward whatever was asked.
+    fully_shard(model, **shard, reshard_after_forward=False)
+
+
+def stage_layers(size: Size, stages: int) -> list[range]:
+    """Return which layers each stage has (torchtitan's ``generate_split_points``)."""
+    each, more = divmod(size.layers, stages)
+    ends = [each]
+    for _ in range(stages - 2):
+        ends.append(ends[-1] + each + (more > 0))
+        more -= more > 0
+    return [range(begin, end) for begin, end in zip([0, *ends], [*ends, size.layers], strict=True)]
+
+
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss as torchtitan computes it."""
+    return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+def pipelined(row: Row, mesh: Any) -> tuple[list[Any], Callable[[Tensor, Tensor], None]]:
+    """Return the parts of the model that are this process's, and what runs a step."""
+    device, own = torch.device("cuda", torch.cuda.current_device()), mesh["pp"].get_local_rank()
+    count = row.stages * (2 if row.interleaved else 1)
+    layers = stage_layers(row.size, count)
+    microbatch = row.batch // row.stages
+    parts, stages = [], []
+    for index in range(own, count, row.stages):
+        with torch.device("meta"):
+            part = Llama(row.size, layers[index])
+        parallelize(part, row, mesh)
+        part.to_empty(device=device)
+        parts.append(part)
+        local = TOKENS // row.tensor
+        sent = torch.empty(
+            microbatch, local, row.size.width, dtype=torch.bfloat16, device="meta"
+        ).requires_grad_()
+        tokens = torch.empty(microbatch, TOKENS, dtype=torch.long, device="meta")
+        logits = torch.empty(
+            microbatch, TOKENS, VOCABULARY, dtype=torch.bfloat16, device="meta"
+        ).requires_grad_()
+        stages.append(
+            PipelineStage(
+                part,
+                index,
+                count,
+                device,
+                input_args=(sent if index else tokens,),
+                output_args=(sent if index < count - 1 else logits,),
+                group=mesh["pp"].get_group(),
+            )
+        )
+    kind: Any = ScheduleInterleaved1F1B if row.interleaved else Schedule1F1B
+    given = stages if row.interleaved else stages[0]
+    schedule = kind(given, n_microbatches=row.stages, loss_fn=loss_of)
+
+    def step(tokens: Tensor, labels: Tensor) -> None:
+        arguments = (tokens,) if own == 0 else ()
+        targets = {"target": labels, "losses": []} if own == row.stages - 1 else {}
+        schedule.step(*arguments, **targets)
+
+    return parts, step
+
+
+def whole(row: Row, mesh: Any) -> tuple[list[Any], Callable[[Tensor, Tensor], None]]:
+    """Return the model, and what runs a step."""
+    with torch.device("meta"):
+        model: Any = Llama(row.size, range(row.size.layers))
+    parallelize(model, row, mesh)
+    model.to_empty(device="cuda")
+
+    def step(tokens: Tensor, labels: Tensor) -> None:
+        logits = model(tokens)
+        loss = loss_of(logits, labels)
+        del logits
+        loss.backward()
+
+    return [model], step
+
+
+def train(row: Row) -> None:
     """Run training steps."""
     dist.init_process_group("nccl")
     torch.backends.cuda.enable_cudnn_sdp(False)  # flash attention was the first choice then
-    mesh = dist.init_device_mesh("cuda", (dist.get_world_size(),))
-    with torch.device("meta"):
-        model: Any = Llama()
-    for index, layer in enumerate(model.layers):
-        model.layers[index] = checkpoint_wrapper(
-            layer, context_fn=_contexts, preserve_rng_state=False
-        )
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for index, layer in enumerate(model.layers):
-        last = index == LAYERS - 1
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not last)
-    # The torch of then kept the parameters of the root from forward to backward whatever was asked.
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    model.to_empty(device="cuda")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=True)
+    shape = (row.stages, row.gpus // row.stages // row.tensor, row.tensor)
+    mesh = dist.init_device_mesh("cuda", shape, mesh_dim_names=("pp", "dp", "tp"))
+    parts, step = pipelined(row, mesh) if row.stages > 1 else whole(row, mesh)
+    parameters = [parameter for part in parts for parameter in part.parameters()]
+    optimizers = [torch.optim.AdamW(part.parameters(), lr=3e-4, foreach=True) for part in parts]
     for _ in range(STEPS):
-        tokens = torch.randint(VOCABULARY, (BATCH, TOKENS + 1)).cuda()
-        optimizer.zero_grad()
-        logits = model(tokens[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-        del logits
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-        optimizer.step()
+        batch = torch.randint(VOCABULARY, (row.batch, TOKENS + 1))
+        tokens, labels = batch[:, :-1].cuda(), batch[:, 1:].cuda()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        if row.tensor > 1:
+            with loss_parallel():
+                step(tokens, labels)
+        else:
+            step(tokens, labels)
+        nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+        for optimizer in optimizers:
+            optimizer.step()
 
 
 def main() -> None:
     """Trace, and print the figures beside the published ones."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ROWS))
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
     rows = []
-    for gpus, published in PUBLISHED.items():
-        profile = trace(
-            train, device="cuda", gpu="h100", memory="96 GB", world_size=gpus, values="none"
-        )
-        reserved = (profile.reserved_peak or 0) / 2**30
-        allocated = profile.peak / 2**30
-        rows.append([gpus, allocated, reserved, published, f"{reserved / published - 1:+.1%}"])
-    headers = ["GPUs", "allocated GiB", "reserved GiB", "published GiB", "difference"]
-    print(tabulate(rows, headers, floatfmt=".1f"))
+    for name in options.names or ROWS:
+        row = ROWS[name]
+        for rank in row.ranks:
+            begin = time.process_time()
+            profile = trace(
+                partial(train, row),
+                device="cuda",
+                gpu="h100",
+                memory="96 GB",
+                world_size=row.gpus,
+                rank=rank,
+                values="none",
+            )
+            reserved, allocated = (profile.reserved_peak or 0) / 2**30, profile.peak / 2**30
+            against = f"{reserved / row.published - 1:+.1%}"
+            seconds = time.process_time() - begin
+            found = [allocated, reserved, row.published, against, seconds]
+            rows.append([name, rank, *found])
+    headers = ["", "rank", "allocated GiB", "reserved GiB", "published GiB"]
+    print(tabulate(rows, [*headers, "difference", "seconds"], floatfmt=".1f"))
     print(f"\ntorch {torch.__version__}")
 
 

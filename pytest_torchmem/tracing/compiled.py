@@ -54,6 +54,10 @@ class Compiled:
         self._level = level
         self._lowering = lowering or Lowering()
         self._callbacks: dict[int, tuple[Any, compiler.Convert]] = {}
+        self._backends: dict[int, _Backend] = {}
+        """By the ids of their callbacks."""
+        self._converted: set[int] = set()
+        """Callbacks that got a frame to convert; others may run what an equal backend compiled."""
         self._codes: dict[int, CodeType] = {}
         """The code that Dynamo met, by its id."""
         self._without_graph: dict[int, str] = {}
@@ -80,7 +84,7 @@ class Compiled:
         """The level of what ran: the lowest of what is compiled, ``"eager"`` where nothing is."""
         if self._whole is not None:
             return AOT
-        if self._without_graph:
+        if any(self._run_eagerly()):
             return EAGER
         return min(self.levels.values(), key=LEVELS.index, default=EAGER)
 
@@ -104,8 +108,15 @@ class Compiled:
         """Return what the figures of compiled code leave out, or take for something else."""
         return [
             *self.reasons,
-            *(f"{_at(line)}{_NO_GRAPH}" for line in self._without_graph.values()),
+            *(f"{_at(line)}{_NO_GRAPH}" for line in self._run_eagerly()),
         ]
+
+    def _run_eagerly(self) -> Iterator[str]:
+        """Yield the lines of calls that no graph was made of, nor had been made of before."""
+        made = [self._backends[key] for key in self._with_graph]
+        for key, line in self._without_graph.items():
+            if key in self._converted or self._backends[key] not in made:
+                yield line
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -144,9 +155,13 @@ class Compiled:
         if not self._callbacks:
             self._begin()
         if known is None:
-            backend = _Backend(self, compiler.backend_of(callback), id(callback))
-            convert = compiler.around(compiler.with_backend(callback, backend), self._convert)
-            known = self._callbacks[id(callback)] = callback, convert
+            key = id(callback)
+            backend = _Backend(self, compiler.backend_of(callback), key)
+            self._backends[key] = backend
+            convert = compiler.around(
+                compiler.with_backend(callback, backend), partial(self._convert, key)
+            )
+            known = self._callbacks[key] = callback, convert
         return known[1]
 
     def _compiles(self, callback: Any) -> None:
@@ -177,7 +192,8 @@ class Compiled:
         streams: Any = (torch.Stream, torch.Event, torch.cuda.Stream, torch.cuda.Event)
         return streams, (DeviceProperties,)
 
-    def _convert(self, convert: compiler.Convert, args: Any) -> Any:
+    def _convert(self, key: int, convert: compiler.Convert, args: Any) -> Any:
+        self._converted.add(key)
         code = args[0].f_code
         if is_own(code):
             return compiler.as_it_is(with_calls=code.co_name not in CALL_MODULES)
@@ -374,6 +390,16 @@ class _Backend:
 
     def __init__(self, compiled: Compiled, original: Any, key: int) -> None:
         self._compiled, self._original, self._key = compiled, original, key
+
+    def __eq__(self, other: object) -> bool:
+        # Code that one backend has compiled is run for others that are equal to it: layers that are
+        # compiled one by one share theirs (torch/csrc/dynamo/extra_state.cpp, ``backend_match``).
+        if not isinstance(other, _Backend):
+            return NotImplemented
+        return bool(self._compiled is other._compiled and self._original == other._original)
+
+    def __hash__(self) -> int:
+        return id(self._compiled)
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         """Return what runs instead of a graph."""

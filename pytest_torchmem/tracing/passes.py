@@ -84,17 +84,17 @@ def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _E
             raise
         if isinstance(ended, ValuesNeeded):
             return ended
-        if isinstance(ended, MessageNeeded):
+        if message in messages:  # what it needs from then on, it may be sent later
+            asked.add(rank)
+            awaited.pop()
+        elif isinstance(ended, MessageNeeded):
             if ended.message in awaited:
                 raise never_sent(ended.message, "it waits for another that waits for it")
             awaited.append(ended.message)
         elif message is None:
             return ended
-        elif message not in messages:
-            raise never_sent(message, "it comes to its end without it")
         else:
-            asked.add(rank)
-            awaited.pop()
+            raise never_sent(message, "it comes to its end without it")
 
 
 def _run_with(

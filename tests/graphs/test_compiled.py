@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._inductor import compile_fx
+from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import MemoryProfile, measure, trace
 from pytest_torchmem.torch_private.compilers import inductor
@@ -250,6 +251,18 @@ def test_sizes_that_are_dynamic_stay_so() -> None:
     assert len(graphs) == 1
 
 
+def test_layers_that_are_compiled_one_by_one_share_their_code() -> None:
+    def step() -> None:
+        limit = torch._dynamo.config.recompile_limit
+        layers = [nn.Linear(8, 8) for _ in range(limit + 2)]
+        x = torch.ones(2, 8)
+        for layer in layers:
+            x = torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
+
+    profile = trace(step)
+    assert (profile.level, profile.warnings) == ("aot", ())
+
+
 def test_of_what_no_graph_is_made_the_profile_says_so() -> None:
     def step() -> None:
         compiled = torch.compile(nn.LSTM(32, 8), backend="aot_eager")
@@ -408,3 +421,18 @@ def test_a_backward_that_cannot_be_lowered_runs_as_a_graph(
     profile = trace(Net(), torch.randn(64, 32), mode="inductor", values=values)
     assert profile.level == "aot"
     assert any("no such backward" in one for one in profile.warnings)
+
+
+def test_random_state_of_checkpoints_is_kept_by_generators_of_the_gpu() -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        attended = nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+        return nn.functional.dropout(attended, 0.1).relu()
+
+    def step() -> None:
+        shape = (2, 4, 64, 32)
+        x = torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        compiled = torch.compile(checkpoint)
+        compiled(attend, x, use_reentrant=False).sum().backward()
+
+    profile = trace(step, device="cuda", gpu="a100")
+    assert (profile.level, profile.warnings) == ("inductor", ())

@@ -6,7 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 
 from pytest_torchmem import trace
 
@@ -56,3 +61,23 @@ def test_shapes_that_others_send_are_asked_of_them() -> None:
             for given in (True, False)
         )
         assert asked - given < 1024  # the bytes of the objects
+
+
+def interleaved() -> None:
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    stages = [
+        PipelineStage(nn.Linear(WIDTH, WIDTH), index, 2 * size, torch.device("cpu"))
+        for index in (rank, rank + size)
+    ]
+    steps = ScheduleInterleaved1F1B(stages, n_microbatches=PARTS, loss_fn=squared)
+    batch = torch.randn(PARTS * ROWS, WIDTH)
+    if rank == 0:
+        steps.step(batch)
+    else:
+        steps.step(target=batch, losses=[])
+
+
+def test_two_ranks_can_wait_for_each_other() -> None:
+    for rank in (0, 1):  # a later stage of the first needs an earlier one of the second
+        assert trace(interleaved, world_size=2, rank=rank).peak

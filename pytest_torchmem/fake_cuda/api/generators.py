@@ -93,6 +93,16 @@ class Generator(torch.Generator, metaclass=_Kind):
         made._offset = self._offset
         return made
 
+    def graphsafe_get_state(self) -> Generator:
+        """Return the state as a generator, as compiled code that is checkpointed saves it."""
+        return self.clone_state()
+
+    def graphsafe_set_state(self, state: torch.Generator) -> Generator:
+        """Take over the seed and the offset of another generator."""
+        self.manual_seed(state.initial_seed())
+        self._offset = state.get_offset()
+        return self
+
 
 def generators() -> Replacements:
     """Have generators that can be made for cuda."""
