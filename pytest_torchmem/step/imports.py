@@ -13,17 +13,18 @@ import _frozen_importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
 from pytest_torchmem.torch_private.compilers.not_needed import compiler_not_needed
-from pytest_torchmem.torch_private.patching.patches import replaced
+from pytest_torchmem.torch_private.patching.patches import nothing_replaced, replaced
 
 _KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})
 """Packages beside torch that are imported apart: they see the machine as it is, too."""
 _listening: list[Callable[[str], None]] = []
 """What is told of modules that were imported, also on another thread."""
+_COMPILER = "torch._dynamo"
 _OWN = f"{__name__.partition('.')[0]}."
 _IMPORTING = "<frozen importlib._bootstrap>", "_find_and_load"
 """The file and name of the function that holds the lock of a module."""
@@ -46,7 +47,8 @@ def imports_apart() -> Iterator[None]:
         __tracebackhide__ = True
         new = name.startswith("torch.") and name not in sys.modules
         if new and threading.get_ident() == thread and not _is_importing(sys._getframe(1)):
-            _on_another_thread(lambda missing: original(missing, import_), name)
+            with _as_torch_is(name):
+                _on_another_thread(lambda missing: original(missing, import_), name)
             for then in tuple(_listening):
                 then(name)
         return original(name, import_)
@@ -73,7 +75,7 @@ def imports_within(
             return original(name, import_)
         if name in _KEEPS_EXCEPTIONS and not _is_importing(sys._getframe(1)):
             _on_another_thread(lambda missing: original(missing, import_), name)
-        with context(name):
+        with _as_torch_is(name), context(name):
             module = original(name, import_)
         if not name.startswith(_OWN):  # imported by what is called then, perhaps
             for tell in tuple(_listening):
@@ -94,6 +96,14 @@ def told_of_imports(then: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         _listening.remove(then)
+
+
+def _as_torch_is(name: str) -> AbstractContextManager[None]:
+    """Let the compiler be imported while torch's functions are torch's own: it lists them
+    (``constant_fold_functions``, torch/_dynamo/variables/torch.py).
+    """
+    compiles = name.startswith(_COMPILER) and _COMPILER not in sys.modules
+    return nothing_replaced() if compiles else nullcontext()
 
 
 class ThreadApart(threading.Thread):

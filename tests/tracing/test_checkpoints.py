@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pytest_torchmem import trace
+from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
 
 safetensors = pytest.importorskip("safetensors.torch")
@@ -125,6 +125,14 @@ def test_files_of_a_trace_are_read_by_others(tmp_path: Path) -> None:
         assert state["step"].tolist() == [0, 1, 2, 3]
         assert (state["a"].shape, state["half"].dtype) == ((5, 3), torch.float16)
         assert not state["a"].any()
+
+
+def test_what_the_structure_of_a_file_is_read_into_is_counted(tmp_path: Path) -> None:
+    def program() -> None:
+        torch.save({"text": "words " * 1_000, "weight": torch.ones(3)}, tmp_path / "a.pt")
+        torch.load(tmp_path / "a.pt")
+
+    assert trace(program, host="here").peak == measure(program, device="cpu").peak > 6_000
 
 
 def test_tensors_that_share_a_storage_share_it_in_the_file(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ def program(device):
     layers = nn.Sequential(nn.Linear(2, 2), nn.ReLU()).to(device)
     found = dynamo.explain(layers)(torch.ones(2, 2, device=device))
     assert (found.graph_count, found.graph_break_count, found.op_count) == (1, 0, 2), found
+    asks = lambda x: x * torch.cuda.get_device_properties(x.device).major
+    assert torch.compile(asks, fullgraph=True, backend="eager")(torch.ones(1, device=device)) == 8
 
 torchmem.trace(lambda: program(sys.argv[1]), device=sys.argv[1])
 """

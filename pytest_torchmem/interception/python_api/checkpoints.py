@@ -11,6 +11,8 @@ import json
 import os
 from typing import Any
 
+import torch
+
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.mapped_files import WRITTEN, Region
 from pytest_torchmem.interception.python_api.copies import Pickling
@@ -56,6 +58,16 @@ def sparse_files(trace: TraceContext, pickling: Pickling) -> Replacements:
         def __init__(self, file: Any) -> None:
             super().__init__(file)
             self._unknown = () if trace.off() else _unknown_in(self)
+
+        def get_record(self, name: str) -> Any:
+            """Read a record as bytes, of a buffer from the CPU's allocator, which is gone then
+            (``PyTorchStreamReader::getRecord``, caffe2/serialize/inline_container.cc).
+            """
+            found = super().get_record(name)
+            if not trace.off():
+                with trace.working():
+                    trace.meet(torch.empty(len(found), dtype=torch.uint8))
+            return found
 
         def get_storage_from_record(self, name: str, numel: int, dtype: Any) -> Any:
             """Read a record, or return bytes that are not known."""

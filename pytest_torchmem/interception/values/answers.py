@@ -193,8 +193,7 @@ class Answers:
     def tell(self, what: str) -> None:
         """Warn of a number that was made up and goes on into the program."""
         __tracebackhide__ = True
-        spent = self._budget is not None and self._budget.spent
-        if self.mode is Values.REAL or (self.mode is Values.ASKED_FOR and spent):
+        if self.mode is Values.REAL or self._has_another_pass():
             raise self.unknown(what)
         self._warn(f"{what} ({self._failed})" if self._failed else what)
 
@@ -216,7 +215,7 @@ class Answers:
     def _has_another_pass(self) -> bool:
         """Return whether a pass may follow that computes more."""
         spent = self._budget is not None and bool(self._budget.spent)
-        return self.mode is Values.ASKED_FOR and spent
+        return self.mode is Values.ASKED_FOR and (spent or self._random_numbers.left_out)
 
     def _told_known(self) -> None:
         """Warn of what was made up of known values, now that values are asked for."""

@@ -107,6 +107,8 @@ class RandomNumbers:
         self._line = line
         self._places: dict[bytes, _Place] = {}
         """By the states that stand for them."""
+        self.left_out = False
+        """Whether something was not drawn that another pass would draw."""
 
     def ready(self, call: Call, plan: Plan) -> bool:
         """Return whether an operator may draw: its generator is where the program's would be.
@@ -122,6 +124,7 @@ class RandomNumbers:
             return True
         if place.words is None:
             if self._mode is Values.ASKED_FOR:
+                self.left_out = True
                 return False
             self._tell(
                 f"random numbers after {place.why} are not those that the program would draw"
@@ -129,6 +132,7 @@ class RandomNumbers:
             generator.set_state(place.state)
             return True
         if place.words > _SOME and not self._mode.wants_all and not _may_decide(call, plan):
+            self.left_out = True
             return False
         with at_kernels():
             generator.set_state(moved_on(place.state, place.words))
