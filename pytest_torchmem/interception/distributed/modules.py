@@ -23,8 +23,10 @@ from pytest_torchmem.interception.distributed.propagation import (
     keep_joined_meshes,
     shorten_propagation,
 )
+from pytest_torchmem.interception.distributed.world import refuse_symmetric_memory
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.torch_private.distributed.process_groups import symmetric_memory
 from pytest_torchmem.torch_private.patching.patches import replaced_all
 from pytest_torchmem.torch_private.patching.replaceable import (
     BACKWARD_RESULT,
@@ -59,7 +61,7 @@ _OLD = (
 )
 
 
-_FOLLOWED = ("fsdp", "tensor", "checkpoint", "pipelining")
+_FOLLOWED = ("fsdp", "tensor", "checkpoint", "pipelining", "_symmetric_memory")
 
 
 def _of_fsdp(name: str) -> Any:
@@ -120,6 +122,11 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                     keep_joined_meshes(replace)
             if module.startswith("torch.distributed.tensor"):
                 shorten_propagation(replace)
+            if module.startswith("torch.distributed._symm") and module in sys.modules:
+                refuse = partial(refuse_symmetric_memory, trace.on_thread)
+                if module not in followed:
+                    followed.add(module)
+                    wanted.extend((one, {**names}) for one, names in symmetric_memory(refuse))
             if module.startswith("torch.distributed.checkpoint"):
                 replace(checkpoint_agreement(), "__init__", partial(_agreeing_alone, trace))
                 replace(checkpoint_planner(), VALIDATE_PLAN, partial(_validating, trace))

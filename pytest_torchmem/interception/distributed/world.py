@@ -90,7 +90,7 @@ def _alone(
     with (
         added(additions),
         replaced_all(replacements),
-        replaced_all(symmetric_memory(partial(_refuse, on_thread))),
+        replaced_all(symmetric_memory(partial(refuse_symmetric_memory, on_thread))),
         replaced_all(_rendezvous(world, on_thread, stand_in, mailbox)),
     ):
         yield
@@ -258,7 +258,7 @@ def _rendezvous(
     ]
 
 
-def _refuse(
+def refuse_symmetric_memory(
     on_thread: Callable[[], bool], original: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     """Refuse symmetric memory, which each process maps from all others."""
