@@ -20,20 +20,52 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from tabulate import tabulate
+from torch import nn
 
 import pytest_torchmem as torchmem
 from benchmarks.conformance.report import machine
 from benchmarks.language_models import BERT, GPT2, LanguageModel
 from pytest_torchmem.step.step import Step
 
-MODELS = {"gpt2": GPT2, "bert": BERT}
+
+class Convolutions:
+    """A convolutional network: eight blocks of convolution, batch norm and ReLU, and a classifier
+    with its loss.
+    """
+
+    name = "CNN, 8 blocks"
+
+    def build(self, device: str) -> nn.Module:
+        """Return the network on a device."""
+        channels = (3, 32, 32, 64, 64, 128, 128, 256, 256)
+        with torch.device(device):
+            blocks = [
+                nn.Sequential(
+                    nn.Conv2d(before, after, 3, stride=1 + (before < after), padding=1),
+                    nn.BatchNorm2d(after),
+                    nn.ReLU(),
+                )
+                for before, after in pairwise(channels)
+            ]
+            return nn.Sequential(
+                *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10), nn.LogSoftmax(1)
+            )
+
+    def inputs(self, device: str) -> dict[str, torch.Tensor]:
+        """Return a batch of pictures."""
+        return {"input": torch.zeros(8, 3, 64, 64, device=device)}
+
+
+MODELS = {"gpt2": GPT2, "bert": BERT, "cnn": Convolutions()}
+Model = LanguageModel | Convolutions
 Times = dict[str, float]
 
 
-def rounds(model: LanguageModel, count: int, turn: int) -> list[Times]:
+def rounds(model: Model, count: int, turn: int) -> list[Times]:
     """Return the seconds of each way in each round; a way that fails has no entry.
 
     ``turn`` says which way goes first, since the first one also pays for what all need once.
@@ -58,13 +90,13 @@ def _seconds(way: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def traced(model: LanguageModel) -> Callable[[], object]:
+def traced(model: Model) -> Callable[[], object]:
     """Return a trace of the step; the model has no memory, so only the tracing takes time."""
     network, inputs = model.build("meta"), model.inputs("cpu")
     return lambda: torchmem.trace(network, device="cpu", **inputs)  # type: ignore[arg-type]
 
 
-def on_meta(model: LanguageModel) -> Callable[[], object]:
+def on_meta(model: Model) -> Callable[[], object]:
     """Return the same step on ``meta`` tensors, with nothing watching."""
     network, inputs = model.build("meta"), model.inputs("meta")
 
@@ -75,7 +107,7 @@ def on_meta(model: LanguageModel) -> Callable[[], object]:
     return run
 
 
-def tracked(model: LanguageModel) -> Callable[[], object]:
+def tracked(model: Model) -> Callable[[], object]:
     """Return the same step under MemTracker, on fake tensors."""
     from torch._subclasses import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker

@@ -260,8 +260,8 @@ class _Open:
         """The last allocation that was made when the operator returned."""
         self.reads = reads
         self.made = made
-        self.saved: Collection[int] = ()
-        self.made_in_backward: tuple[int, ...] = ()
+        self.saved: tuple[int, ...] | set[int] = ()
+        self.made_in_backward: tuple[int, ...] | list[int] = ()
 
 
 class _Builder:
@@ -373,9 +373,9 @@ class _Builder:
         births = opened.births
         saved = [index for index in self._activations(call.reads) if index <= births]
         if saved:
-            opened.saved = {*opened.saved, *saved} if opened.saved else tuple(saved)
+            _add_saved(opened, saved)
         if step.made:
-            opened.made_in_backward += step.made
+            _add_made(opened, step.made)
             self._births = max(self._births, *step.made)
 
     def _activations(self, reads: tuple[int, ...]) -> tuple[int, ...]:
@@ -383,6 +383,26 @@ class _Builder:
         is_activation = self._activation
         found = [index for index in reads if is_activation[index]]
         return tuple(found) if len(found) < 2 else tuple(dict.fromkeys(found))
+
+
+# Most rows get theirs at once, in a tuple, of which there may be millions. The backward of a
+# function of the program's own may have millions of steps that belong to one row.
+def _add_saved(opened: _Open, saved: list[int]) -> None:
+    if not opened.saved:
+        opened.saved = tuple(saved)
+    elif isinstance(opened.saved, set):
+        opened.saved.update(saved)
+    else:
+        opened.saved = {*opened.saved, *saved}
+
+
+def _add_made(opened: _Open, made: tuple[int, ...]) -> None:
+    if not opened.made_in_backward:
+        opened.made_in_backward = made
+    elif isinstance(opened.made_in_backward, list):
+        opened.made_in_backward.extend(made)
+    else:
+        opened.made_in_backward = [*opened.made_in_backward, *made]
 
 
 def plain_rows(table: NodeTable) -> list[dict[str, Any]]:

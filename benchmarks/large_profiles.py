@@ -1,0 +1,119 @@
+"""How long reports of a profile with millions of events take, and how much memory.
+
+    python -m benchmarks.large_profiles --events 1000000
+
+A step of a small network is traced once; its events and calls are repeated until there are so many,
+as a long rollout has them. Processor time; the most memory that the process has held so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from tabulate import tabulate
+from torch import nn
+
+import pytest_torchmem as torchmem
+from benchmarks.conformance.report import machine
+from pytest_torchmem.profile.operator_calls import OperatorCall
+from pytest_torchmem.profile.profile import MemoryProfile, figures_of
+from pytest_torchmem.profile.timeline import Allocation, Phase, Timeline
+
+
+def repeated(step: MemoryProfile, events: int) -> MemoryProfile:
+    """Return the profile of a step whose course is repeated until it has ``events`` events."""
+    timeline = step.timeline
+    start = next(place for place, phase in timeline.phases if phase is not Phase.BASELINE)
+    before, course = timeline.events[:start], list(timeline.events[start:])
+    freed = {-event for event in course if event < 0}
+    course += [-event for event in course if event > 0 and event not in freed]
+    born = sum(event > 0 for event in before)
+    made = len(timeline.allocations) - born
+    phases = [one for one in timeline.phases if one[0] >= start]
+    calls = [call for call in step.calls or () if call.start >= start]
+    nodes = max((abs(call.node) for call in calls), default=0)
+    allocations: list[Allocation] = list(timeline.allocations)
+    all_events, all_calls = list(before), list[OperatorCall]()
+    all_phases = [one for one in timeline.phases if one[0] < start]
+    for turn in range((events - len(before)) // len(course)):
+        number, place = turn * made, turn * len(course)
+        if turn:
+            allocations += timeline.allocations[born:]
+        all_events += [_moved(event, number, born) for event in course]
+        all_phases += [(one + place, phase) for one, phase in phases]
+        all_calls += [
+            call._replace(
+                start=call.start + place,
+                stop=call.stop + place,
+                reads=tuple(_moved(index, number, born) for index in call.reads),
+                node=_moved(call.node, turn * nodes, 0) if call.node else 0,
+            )
+            for call in calls
+        ]
+    whole = Timeline(tuple(allocations), tuple(all_events), tuple(all_phases))
+    return replace(step, timeline=whole, calls=tuple(all_calls), **figures_of(whole))
+
+
+def _moved(event: int, number: int, born: int) -> int:
+    """Return an event of a later repetition; what was there before is the same in all of them."""
+    if abs(event) <= born:
+        return event
+    return event + number if event > 0 else event - number
+
+
+def reports(profile: MemoryProfile, directory: Path) -> dict[str, Callable[[], object]]:
+    """Return what is asked of a profile, by name."""
+    return {
+        "live_at_peak": profile.live_at_peak,
+        "by_module": profile.by_module,
+        "by_line": profile.by_line,
+        "plan": profile.plan,
+        "node_table": profile.node_table,
+        "save": lambda: profile.save(directory / "profile.json"),
+        "load": lambda: torchmem.MemoryProfile.load(directory / "profile.json"),
+        "to_csv": lambda: profile.to_csv(directory / "profile.csv"),
+        "to_trace_events": lambda: profile.to_trace_events(directory / "trace.json"),
+        "to_html": lambda: profile.to_html(directory / "page.html"),
+        "to_memory_snapshot": lambda: profile.to_memory_snapshot(directory / "snapshot.pickle"),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print how long each report takes."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.large_profiles", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--only", nargs="*", help="some reports, by name")
+    options = parser.parse_args(arguments)
+    network = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
+    step = torchmem.trace(network, torch.zeros(16, 64))
+    profile = repeated(step, options.events)
+    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    print(f"{len(profile.timeline.events):,} events, {len(profile.calls or ()):,} calls")
+    rows = [("the profile itself", "", f"{_resident():.2f}")]
+    with TemporaryDirectory() as folder:
+        for name, report in reports(profile, Path(folder)).items():
+            if not options.only or name in options.only:
+                start = time.process_time()
+                report()
+                rows.append((name, f"{time.process_time() - start:.2f}", f"{_resident():.2f}"))
+    headers = ("report", "seconds", "most held so far, GiB")
+    print(tabulate(rows, headers=headers, disable_numparse=True, stralign="right"))
+    return 0
+
+
+def _resident() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+if __name__ == "__main__":
+    sys.exit(main())
