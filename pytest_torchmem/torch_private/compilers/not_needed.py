@@ -22,13 +22,16 @@ from typing import Any
 
 import torch
 
+from pytest_torchmem.torch_private.names import private_name_if_imported
 from pytest_torchmem.torch_private.patching.patches import replaced
 
 _COMPILER = "torch._dynamo"
 _SYMBOLS = "torch.fx.experimental.symbolic_shapes"
 _ALGEBRA = "sympy"
-_ASK_COMPILER = frozenset({"torch._compile", "torch.optim.optimizer"})
-_ASKS_ALGEBRA = "torch._prims_common"
+_ASK_COMPILER = frozenset(
+    {f"torch.{private_name_if_imported('torch._compile')}", "torch.optim.optimizer"}
+)
+_ASKS_ALGEBRA = f"torch.{private_name_if_imported('torch._prims_common')}"
 _DISABLED = "__dynamo_disable"
 """Where ``_disable_dynamo`` keeps what it calls (torch/_compile.py)."""
 
