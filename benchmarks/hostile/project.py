@@ -103,6 +103,7 @@ class Project:
         """Begin a run of pytest."""
         self._number += 1
         output, log = (self._runs / f"{kind}-{self._number}" for kind in ("output", "log"))
+        output.touch()  # a signal may come before the run opens it
         sys.stdout.flush()
         pid = os.fork()
         if not pid:

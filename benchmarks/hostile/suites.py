@@ -103,23 +103,27 @@ def hostile_suite(project: Project, chance: random.Random) -> list[str]:
     counter = iter(range(1000))
 
     def new_test() -> Test:
-        number = next(counter)
-        kind = "checks" if chance.random() < 0.5 else chance.choice(list(KINDS))
-        if kind in STOPS and chance.random() < 0.7:
-            kind = "is plain"
-        return Test(f"w{number}", f"test_{number}", kind, chance.choice((1000, 1500, 2000)))
+        number, size = next(counter), chance.choice((1000, 1500, 2000))
+        return Test(f"w{number}", f"test_{number}", any_kind(chance), size)
 
     suite = {
         f"test_m{number}": [new_test() for _ in range(chance.randint(1, 4))]
         for number in range(chance.randint(1, 3))
     }
-    for _ in range(chance.randint(2, 4)):
+    for number in range(chance.randint(3, 4)):
         write(project, suite)
-        found = step(project, suite, chance)
+        # Without snapshots from the beginning, nothing can be lost.
+        found = step(project, suite, chance, whole=not number)
         if found:
             return [*found, json.dumps({m: [str(t) for t in tests] for m, tests in suite.items()})]
         suite = changed(suite, chance, new_test)
     return []
+
+
+def any_kind(chance: random.Random) -> str:
+    """Return a kind of test: often one that checks, seldom one that ends the run."""
+    kind = "checks" if chance.random() < 0.6 else chance.choice(list(KINDS))
+    return "is plain" if kind in STOPS and chance.random() < 0.7 else kind
 
 
 def write(project: Project, suite: Suite) -> None:
@@ -143,7 +147,7 @@ def changed(suite: Suite, chance: random.Random, new_test) -> Suite:  # type: ig
             if what < 0.3:
                 test = replace(test, name=f"{test.name}x")
             if chance.random() < 0.3:
-                test = replace(test, kind=chance.choice(list(KINDS)))
+                test = replace(test, kind=any_kind(chance))
             if chance.random() < 0.3:
                 test = replace(test, size=chance.choice((1000, 1500, 2000)))
             kept.append(test)
@@ -159,14 +163,17 @@ def changed(suite: Suite, chance: random.Random, new_test) -> Suite:  # type: ig
     return after
 
 
-def step(project: Project, suite: Suite, chance: random.Random) -> list[str]:
-    """Run once, with random options, and compare with the oracle."""
-    update = chance.choice(("", "", "all", "all", "all", "new", "changed", "obsolete"))
+def step(
+    project: Project, suite: Suite, chance: random.Random, *, whole: bool = False
+) -> list[str]:
+    """Run once, with random options or ``whole`` and updating, and compare with the oracle."""
+    update = chance.choice(("", "all", "all", "all", "new", "changed", "obsolete"))
+    update = "all" if whole else update
     options = [f"--torchmem-update={update}"] if update else []
     names = [test.name for tests in suite.values() for test in tests]
     narrowed = asked = ""
     takes_tests_away = False
-    if names and chance.random() < 0.3:
+    if names and not whole and chance.random() < 0.3:
         narrowed = chance.choice(("-k", "--deselect", "file"))
         asked = chance.choice([m for m, tests in suite.items() if tests])
         name = chance.choice(suite[asked]).name
@@ -181,7 +188,7 @@ def step(project: Project, suite: Suite, chance: random.Random) -> list[str]:
             "--deselect": ["--deselect", f"{asked}.py::{name}"],
             "file": [f"{asked}.py"],
         }[narrowed]
-    stops_early = chance.random() < 0.1
+    stops_early = not whole and chance.random() < 0.1
     options += ["-x"] if stops_early else []
     before = annotate(project, chance)
     files = project.files()
@@ -215,7 +222,7 @@ def annotate(project: Project, chance: random.Random) -> dict[tuple[str, str], d
     for name, content in project.files().items():
         data = json.loads(content)
         for entry in data["entries"]:
-            if "reason" not in entry and chance.random() < 0.3:
+            if "reason" not in entry and chance.random() < 0.5:
                 entry["reason"] = f"note {chance.random()}"
         (project.path / "__torchmem__" / name).write_text(json.dumps(data))
     return project.entries()
