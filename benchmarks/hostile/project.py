@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,8 +130,11 @@ class Project:
             os.chdir(self.path)
             sys.dont_write_bytecode = True
             status = int(pytest.main([*_ALWAYS, *options]))
-        except KeyboardInterrupt:  # before pytest began, or after it
-            status = int(pytest.ExitCode.INTERRUPTED)
+        except BaseException:
+            said = traceback.format_exc()
+            print(said)
+            if "KeyboardInterrupt" in said:  # before pytest began, or after it
+                status = int(pytest.ExitCode.INTERRUPTED)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -209,7 +209,7 @@ def step(
         if takes_tests_away or (narrowed == "file" and asked != module):
             may_go = False
         else:
-            may_go = "obsolete" in modes and may_be_removed(suite, module, name, identity, result)
+            may_go = "obsolete" in modes and may_be_removed(suite, before, (module, name), result)
         if not may_go:
             found.append(f"the note of {identity} is lost")
         elif note not in result.output:
@@ -228,17 +228,24 @@ def annotate(project: Project, chance: random.Random) -> dict[tuple[str, str], d
     return project.entries()
 
 
-def may_be_removed(suite: Suite, module: str, name: str, identity: str, result: Result) -> bool:
+def may_be_removed(
+    suite: Suite,
+    before: dict,  # type: ignore[type-arg]
+    key: tuple[str, str],
+    result: Result,
+) -> bool:
     """Tell whether an update may remove an entry: its test is gone for sure.
 
     Its module ran to its end and nothing in it failed; of a module that is gone, the whole run. No
-    test that holds the entry is left there under any name, or elsewhere under the old one.
+    test that holds the entry, and has none of its own, is left there under any name, or elsewhere
+    under the old one.
     """
+    (module, name), identity = key, before[key]["workload"]
     holds = [
         t.kind in HOLDS and (m == module or t.name == name or module not in suite)
         for m, tests in suite.items()
         for t in tests
-        if t.identity == identity
+        if t.identity == identity and ((m, t.name) == key or (m, t.name) not in before)
     ]
     ran = {m: tests for m, tests in suite.items() if m == module} or suite
     outcomes = [result.outcomes.get(f"{m}.py::{t.name}") for m, tests in ran.items() for t in tests]

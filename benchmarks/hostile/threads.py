@@ -86,8 +86,19 @@ def _drawn(seed: int) -> Any:
     return [own.random(), torch.randperm(7, generator=order), torch.randn(3, generator=order)]
 
 
+_NUMBERS = set[Any]()
+
+
+def _drawn_anew(seed: int) -> Any:
+    """Tell whether the process's own generators give numbers that they never gave before."""
+    numbers = [tuple(torch.rand(3).tolist()), random.random()]
+    new = [number not in _NUMBERS for number in numbers]
+    _NUMBERS.update(numbers)
+    return new
+
+
 WORK: tuple[Callable[[int], Any], ...] = (
-    _trained, _attended, _recurrent, _read, _copied, _asked, _drawn,
+    _trained, _attended, _recurrent, _read, _copied, _asked, _drawn, _drawn_anew, _drawn_anew,
 )  # fmt: skip
 """What threads beside a trace do."""
 
