@@ -2,9 +2,9 @@
 
 Modules make their constants for good: those are real, as if the module had been imported before.
 Parts of torch are imported on a thread of their own, where they cannot keep what a program runs on.
-Python's decompositions and optimizers import the compiler when they are first used. An exception
-that a module caught as it was imported, and keeps, has the frames that were running then with all
-their variables: the tensors of the step would outlive it in that process's first step alone.
+An exception that a module caught as it was imported, and keeps, has the frames that were running
+then with all their variables: the tensors of the step would outlive it in that process's first step
+alone.
 """
 
 from __future__ import annotations
