@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,3 +25,8 @@ class Call:
     """What the ledger knows of their storages."""
     device: DeviceLedger | None = None
     """Where it runs."""
+
+    @property
+    def values(self) -> Callable[..., Any] | None:
+        """What computes the outputs, where it is not the operator's kernel on the CPU."""
+        return self.operator.values_on("cuda" if self.device is None else self.device.device.type)

@@ -196,9 +196,13 @@ class Operators(NamedTuple):
         """Register the kernel for compressed sparse tensors."""
         return self._register("compressed", (EVERY,))
 
-    def values(self) -> Callable[[_F], _F]:
-        """Register what computes the outputs on the CPU, which has no kernel of the operator."""
-        return self._register("values", (EVERY,))
+    def values(self, *devices: str) -> Callable[[_F], _F]:
+        """Register what computes the outputs on the CPU, which has no kernel of the operator.
+
+        Or has one with other outputs than that of a device. An output that is left out (``None``)
+        is one whose contents nobody reads: it is zero.
+        """
+        return self._register("values", devices or (EVERY,))
 
     def flops(self) -> Callable[[_F], _F]:
         """Register the floating-point operations of one call."""

@@ -212,13 +212,13 @@ class OperatorSpec:
             and [str(output.type) for output in schema(overload).returns] == ["Tensor"],
         )
 
-    @property
-    def values(self) -> Callable[..., Any] | None:
-        """The function that computes the outputs on the CPU, which has no kernel of the operator.
+    def values_on(self, device: str) -> Callable[..., Any] | None:
+        """Return what computes the outputs of a device's kernel on the CPU, which has none such.
 
-        It is the same on every device, but may have been taught for one.
+        What a user taught for one device is the same on both.
         """
-        return self.cpu.values or self.cuda.values
+        own, other = (self.cuda, self.cpu) if device == "cuda" else (self.cpu, self.cuda)
+        return own.values or (other.values if other.taught is not None else None)
 
     @property
     def flops(self) -> Bound | None:

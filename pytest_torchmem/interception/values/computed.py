@@ -60,7 +60,7 @@ def _run(call: Call, values: list[Tensor]) -> Any:
         kwargs.pop("pin_memory", None)
     args = replace_tensors(call.args, lambda tensor: real[id(tensor)])
     kwargs = replace_tensors(kwargs, lambda tensor: real[id(tensor)])
-    equivalent = operator.values
+    equivalent = call.values
     few = sum([value.numel() for value in values]) <= _FEW
     with OneThread() if few else nullcontext(), at_kernels():
         if equivalent is not None:
@@ -166,11 +166,14 @@ class Ahead:
         self.after.restore_random_numbers()
 
 
-def memories_of(plan: Plan, real: Any, given: list[Tensor]) -> dict[int, Tensor]:
+def memories_of(
+    plan: Plan, real: Any, given: list[Tensor], *, exact: bool = False
+) -> dict[int, Tensor]:
     """Return real memory for a plan's new storages, by slot, with the values of its outputs.
 
     ``real`` is what the CPU's kernel returned for ``given``. Where it lies as the plan says, its
-    own memory is taken, otherwise its values are copied.
+    own memory is taken, otherwise its values are copied. An output of another shape has no values;
+    where the shapes are to be ``exact``, it raises ``ValueError``.
     """
     memories: dict[int, Tensor] = {}
     taken = {storage_address(tensor) for tensor in given}
@@ -182,6 +185,9 @@ def memories_of(plan: Plan, real: Any, given: list[Tensor]) -> dict[int, Tensor]
             if _is_buffer(value, output):
                 memories[slot] = torch.zeros(max(nbytes, value.numel()), dtype=torch.uint8)
                 memories[slot][: value.numel()] = value
+            elif exact and nbytes:
+                shapes = f"{tuple(value.shape)} for an output of {tuple(output.shape)}"
+                raise ValueError(f"its values are of shape {shapes}")
             continue
         if slot not in memories and _lies_as(value, output, nbytes):
             address = storage_address(value)

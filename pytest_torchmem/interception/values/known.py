@@ -486,7 +486,7 @@ class KnownValues(Answers):
             else contents.value(record, tensor)
             for tensor, record in zip(call.tensors, call.records, strict=True)
         ]
-        drawn_otherwise = call.operator.random and call.operator.values is not None
+        drawn_otherwise = call.operator.random and call.values is not None
         before = RandomPlace.now(generator_of(call)) if drawn_otherwise else None
         real = self.run(call, given)
         if before is not None:  # the CPU's kernel draws others, and as many as it does
@@ -495,10 +495,11 @@ class KnownValues(Answers):
         grown = grown_of(plan, real)
         if not plan.slots:
             return grown or NO_MEMORIES
-        memories = memories_of(plan, real, given) | grown
-        if call.operator.values is not None:  # what that leaves out, nobody reads
+        by_record = call.values is not None
+        memories = memories_of(plan, real, given, exact=by_record) | grown
+        if by_record:  # what that leaves out, nobody reads
             for slot, nbytes in enumerate(plan.slots):
-                if slot not in memories and nbytes > 0:
+                if slot not in memories and nbytes >= 0:
                     memories[slot] = torch.zeros(nbytes, dtype=torch.uint8)
         return memories
 

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
 from pytest_torchmem.operators.registry import operator
@@ -87,11 +87,7 @@ def flash(
     seed = _draw_seed(dropout_p)
     output, sums = _by_formula(query, key, value, None, dropout_p, is_causal, scale, seed)
     state = torch.tensor([seed, 0], dtype=torch.int64).view(torch.uint64)
-    return output, sums, None, None, None, None, state, _nothing(state), _nothing(query)
-
-
-def _nothing(like: Tensor) -> Tensor:
-    return torch.empty(0, dtype=like.dtype)
+    return output, sums, None, None, None, None, state, None, None
 
 
 @operator("aten::_scaled_dot_product_flash_attention_backward").values()
@@ -121,16 +117,23 @@ def efficient(
     key: Tensor,
     value: Tensor,
     attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
     dropout_p: float,
     is_causal: bool,
     *,
     scale: float | None,
 ) -> tuple[Any, ...]:
-    """Output, sums (whose rows are padded), seed and offset."""
+    """Output, sums, seed and offset.
+
+    The rows of the sums are padded with infinity to a multiple of 32: ``kAlignLSE`` of
+    ``AttentionKernel``; native/transformers/cuda/mem_eff_attention/kernel_forward.h.
+    """
     seed = _draw_seed(dropout_p)
     output, sums = _by_formula(query, key, value, attn_bias, dropout_p, is_causal, scale, seed)
     number = torch.tensor(seed, dtype=torch.int64)
-    return output, sums, number, torch.zeros((), dtype=torch.int64)
+    if compute_log_sumexp:
+        sums = nn.functional.pad(sums, (0, -sums.shape[-1] % 32), value=math.inf)
+    return output, sums if compute_log_sumexp else None, number, torch.zeros((), dtype=torch.int64)
 
 
 @operator("aten::_scaled_dot_product_efficient_attention_backward").values()

@@ -67,7 +67,7 @@ _bag.decomposition("cpu")(_forward_on_cpu(with_sizes=True))
 _bag_forward_only.decomposition("cpu")(_forward_on_cpu(with_sizes=False))
 
 
-@operator("aten::_embedding_bag", "aten::_embedding_bag_forward_only").values()
+@operator("aten::_embedding_bag", "aten::_embedding_bag_forward_only").values("cuda")
 def embedding_bag_values(
     weight: Tensor,
     indices: Tensor,
@@ -79,18 +79,21 @@ def embedding_bag_values(
     include_last_offset: bool,
     padding_idx: int,
 ) -> Any:
-    """The CPU's outputs, and the bag of every index, which it leaves out of plain sums.
+    """The CPU's outputs as CUDA's kernels lay them out; cuda/EmbeddingBag.cu, _embedding_bag_cuda.
 
-    CUDA fills it in every mode, and its backward reads it; cuda/EmbeddingBag.cu,
-    ``EmbeddingBag_updateOutputKernel_sum_mean``.
+    The bag of every index is there in plain sums too, where the CPU leaves it out. There are as
+    many sizes as offsets, though the last of these may only end the last bag; its size, which
+    nothing writes, counts as none. The positions of the largest are there for them alone.
     """
     given = indices, offsets, scale_grad_by_freq
     rest = include_last_offset, padding_idx
     made = _aten._embedding_bag(weight, *given, mode, sparse, per_sample_weights, *rest)
-    if mode != _SUM or made[1].shape == indices.shape:
-        return made
-    _, offset2bag, sizes, largest = _aten._embedding_bag(weight, *given, _MEAN, sparse, None, *rest)
-    return made[0], offset2bag, sizes, largest
+    output, offset2bag, sizes, largest = made
+    if mode == _SUM and offset2bag.shape != indices.shape:
+        _, offset2bag, sizes, _ = _aten._embedding_bag(weight, *given, _MEAN, sparse, None, *rest)
+    if include_last_offset:
+        sizes = torch.cat([sizes[: len(offsets) - 1], sizes.new_zeros(1)])
+    return output, offset2bag, sizes, largest if mode == _MAX else None
 
 
 def _bag_of_every_index(offsets: Tensor, offset2bag: Tensor) -> Tensor:

@@ -1,0 +1,100 @@
+"""Real values of outputs that CUDA's kernels make in other shapes than the CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pytest_torchmem import trace
+from pytest_torchmem.errors import UnknownValueError
+from pytest_torchmem.operators.custom_operators import OperatorModel, register_operator
+
+_OFFSETS = {
+    "bags": ([0, 3], [0, 3, 7]),
+    "an empty bag": ([0, 3, 3], [0, 3, 3, 7]),
+    "an empty bag at the end": ([0, 3, 7], [0, 3, 7, 7]),
+    "no bag": ([], [0]),
+}
+
+
+def _kinds_of_bags() -> Iterator[dict[str, Any]]:
+    weights = torch.tensor([0.5, 2.0, -1.0, 3.0, 0.25, 1.0, 4.0])
+    for name, mode, padding, scale, last, sparse in product(
+        _OFFSETS, ("sum", "mean", "max"), (None, 1), (None, weights), (False, True), (False, True)
+    ):
+        offsets = _OFFSETS[name][last]
+        if (scale is not None and mode != "sum") or (sparse and mode == "max"):
+            continue  # torch refuses these
+        count = 0 if name == "no bag" else len(weights)
+        yield {
+            "indices": torch.tensor([0, 1, 1, 0, 1, 4, 2][:count], dtype=torch.int64),
+            "offsets": torch.tensor(offsets, dtype=torch.int64),
+            "mode": mode,
+            "padding_idx": padding,
+            "per_sample_weights": None if scale is None else scale[:count],
+            "include_last_offset": last,
+            "sparse": sparse,
+        }
+
+
+def _bags(device: str) -> list[Tensor]:
+    found: list[Tensor] = []
+    for kind in _kinds_of_bags():
+        given = {
+            name: one.to(device) if isinstance(one, Tensor) else one for name, one in kind.items()
+        }
+        indices = given.pop("indices")
+        table = torch.linspace(-3, 5, 20).reshape(5, 4).to(device).requires_grad_()
+        scale = given["per_sample_weights"]
+        if scale is not None:
+            given["per_sample_weights"] = scale = scale.detach().clone().requires_grad_()
+        output = F.embedding_bag(indices, table, **given)
+        factors = torch.arange(1.0, output.numel() + 1, device=device).reshape(output.shape)
+        (output * factors).sum().backward()
+        assert table.grad is not None
+        found += [output.detach(), table.grad.to_dense()]
+        if scale is not None:
+            found.append(scale.grad.clone())
+    return found
+
+
+def test_bags_of_embeddings() -> None:
+    found: list[list[Tensor]] = []
+    trace(lambda: found.append([one.cpu() for one in _bags("cuda")]), device="cuda", values="real")
+    for traced, real in zip(found[0], _bags("cpu"), strict=True):
+        torch.testing.assert_close(traced, real)
+
+
+@pytest.mark.parametrize("length", [32, 40])
+def test_sums_of_efficient_attention_are_padded(length: int) -> None:
+    found: list[Tensor] = []
+
+    def program() -> None:
+        query = torch.ones(1, 2, length, 8, device="cuda")
+        attend = torch.ops.aten._scaled_dot_product_efficient_attention
+        found.append(attend(query, query, query, None, True)[1].cpu())
+
+    trace(program, device="cuda", values="real")
+    expected = torch.full((1, 2, -(-length // 32) * 32), torch.inf)
+    expected[..., :length] = torch.full((length, length), 8**0.5).logsumexp(-1)
+    torch.testing.assert_close(found[0], expected)
+
+
+def test_values_of_another_shape_are_not_known(request: pytest.FixtureRequest) -> None:
+    model = OperatorModel("aten::log_sigmoid_backward", values=lambda *_: torch.zeros(3))
+    request.addfinalizer(register_operator(model))
+
+    def program() -> None:
+        leaf = torch.ones(4, device="cuda", requires_grad=True)
+        F.logsigmoid(leaf).sum().backward()
+        assert leaf.grad is not None
+        leaf.grad.tolist()
+
+    with pytest.raises(UnknownValueError, match=r"of shape \(3,\) for an output of \(4,\)"):
+        trace(program, device="cuda", values="real")
