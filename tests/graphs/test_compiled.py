@@ -214,9 +214,15 @@ def test_a_trace_without_a_compiler_does_not_import_it() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def softmax_under_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        return (x @ x).softmax(-1)
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        softmax_under_autocast,  # to float32, on the device that C++ has the matrix on
         lambda x: torch.nn.functional.one_hot(x.long().clamp(0, 7), 8) * x.sum(),  # a mask of C++
         lambda x: x[torch.tensor([0, 2], device="cuda")],  # zeros of the backward's formula
         lambda x: x.to(torch.bfloat16).float(),  # back to the type, and the device, of C++
@@ -233,6 +239,17 @@ def test_what_cpp_makes_beside_tensors_of_the_gpu_is_there_too(
 
     profile = trace(step, device="cuda", gpu="h100")
     assert (profile.level, profile.warnings) == ("inductor", ())
+
+
+def test_the_gradient_of_a_weight_on_the_host_is_copied_back_to_it() -> None:
+    def step() -> None:
+        weight = torch.ones(16, 16, requires_grad=True)
+        x = torch.ones(16, 16, device="cuda", requires_grad=True)
+        torch.compile(lambda: x @ weight.to("cuda"))().sum().backward()
+
+    _, backward = trace(step, device="cuda", mode="aot").graphs
+    copies = backward.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default)
+    assert [node.kwargs["device"].type for node in copies] == ["cpu"]
 
 
 def test_sizes_that_are_dynamic_stay_so() -> None:

@@ -60,10 +60,11 @@ def copy_to(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
     """Return a differentiable copy of ``tensor`` on the device of ``target``, which has one."""
     if tensor.requires_grad and torch.is_grad_enabled():
         return cast(Tensor, cast(Any, ToCopy).apply(tensor, trace, target))
-    return _copied(trace, tensor, target)
+    return copied(trace, tensor, target)
 
 
-def _copied(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
+def copied(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
+    """Return a copy of ``tensor`` on the device of ``target``, which has one."""
     device, dtype = target.device, target.dtype or tensor.dtype
     assert device is not None
     if device.type == "meta":
@@ -73,17 +74,17 @@ def _copied(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
     if is_lazy(tensor):  # it has no shape, and refuses to be asked for one
         with NoFunctionModes():
             plain = TensorBase.as_subclass(tensor, Tensor)
-            copied = _copied(trace, plain, target)
+            moved = copied(trace, plain, target)
             # as ``__torch_function__`` of torch/nn/parameter.py does
-            return cast(Tensor, copied.as_subclass(type(tensor)))
+            return cast(Tensor, moved.as_subclass(type(tensor)))
     with trace.placing_on(device):
-        copied = torch.ops.aten._to_copy.default(
+        result = torch.ops.aten._to_copy.default(
             tensor,
             dtype=dtype,
             non_blocking=target.non_blocking,
             memory_format=target.memory_format or torch.preserve_format,
         )
-    return cast(Tensor, copied)
+    return cast(Tensor, result)
 
 
 def _given(target: Target) -> dict[str, Any]:
@@ -97,8 +98,8 @@ class ToCopy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, trace: TraceContext, target: Target) -> Tensor:
         ctx.trace, ctx.origin = trace, Target(tensor.device, tensor.dtype)
-        return _copied(trace, tensor, target)
+        return copied(trace, tensor, target)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return _copied(ctx.trace, gradients[0], ctx.origin), None, None
+        return copied(ctx.trace, gradients[0], ctx.origin), None, None

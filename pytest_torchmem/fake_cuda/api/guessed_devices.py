@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.fake_cuda.api.device_copy import copied
 from pytest_torchmem.interception.attribution import is_own
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.compilers.compiler import interpreters, node_run_in
@@ -32,6 +33,8 @@ from pytest_torchmem.torch_private.tensors.holders import HOLDERS
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _TO_COPY = torch.ops.aten._to_copy.default
+_COPIES = copied.__code__
+"""What moves a tensor to where it was asked for, and its gradient back to where that one was."""
 _DISPATCH = "__torch_dispatch__"
 #: Methods that say themselves on which device their result is.
 _SAY_DEVICE = frozenset({"to", "cpu", "cuda", "type", "type_as"})
@@ -79,6 +82,8 @@ def _is_guess(func: OpOverload) -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
+        if code is _COPIES:
+            return False
         if code is ENGINE_CODE:
             return True
         if code in _interpreters():

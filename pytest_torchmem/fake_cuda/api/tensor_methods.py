@@ -18,7 +18,7 @@ from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.dispatch.modes import FakeTensor
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import make_wrapper
-from pytest_torchmem.torch_private.tensors.tensors import TensorBase
+from pytest_torchmem.torch_private.tensors.tensors import TensorBase, functional_value
 
 _CPU = torch.device("cpu")
 _FACTORIES = (
@@ -68,6 +68,9 @@ class DeviceMethods:
                 return tensor.device  # type: ignore[no-any-return]
             if not self._trace.compiles:
                 return cast(torch.device, TensorBase.device.__get__(tensor))
+            inner = functional_value(tensor)  # operators that name a device name that of Python
+            if inner is not None:
+                return inner.device
         record = self._trace.record(tensor)
         if record is None:
             wrapped = self._wrappers.device_of(tensor)

@@ -33,6 +33,9 @@ specified_elements: Callable[[Tensor], int] = private("torch.Tensor._nnz")
 #: The sizes of a nested tensor's parts, one row each.
 nested_sizes: Callable[[Tensor], Tensor] = private("torch.Tensor._nested_tensor_size")
 
+_is_functional: Callable[[Tensor], bool] = private("torch._is_functional_tensor")
+_functional_value: Callable[[Tensor], Tensor] = private("torch._from_functional_tensor")
+_FunctionalTensor: Any = private("torch._subclasses.functional_tensor.FunctionalTensor")
 _is_wrapped: Callable[[Tensor], bool] = private("torch._C._functorch.is_functorch_wrapped_tensor")
 _get_unwrapped: Callable[[Tensor], Tensor] = private("torch._C._functorch.get_unwrapped")
 
@@ -70,6 +73,16 @@ def wrapped_tensors(tensor: Tensor) -> list[Tensor]:
     names, _ = cast(Any, tensor).__tensor_flatten__()
     parts = (getattr(tensor, name) for name in names)
     return [part for part in parts if isinstance(part, Tensor)]
+
+
+def functional_value(tensor: Tensor) -> Tensor | None:
+    """Return the tensor inside of one that AOTAutograd has made functional, or None.
+
+    The wrapper in Python is around the one of C++ (torch/_subclasses/functional_tensor.py).
+    """
+    if isinstance(tensor, _FunctionalTensor):
+        tensor = cast(Any, tensor).elem
+    return _functional_value(tensor) if _is_functional(tensor) else None
 
 
 def unwrapped(tensor: Tensor) -> Tensor | None:
