@@ -209,7 +209,9 @@ def step(
         if takes_tests_away or (narrowed == "file" and asked != module):
             may_go = False
         else:
-            may_go = "obsolete" in modes and may_be_removed(suite, before, (module, name), result)
+            may_go = "obsolete" in modes and may_be_removed(
+                suite, before, after, (module, name), result
+            )
         if not may_go:
             found.append(f"the note of {identity} is lost")
         elif note not in result.output:
@@ -231,6 +233,7 @@ def annotate(project: Project, chance: random.Random) -> dict[tuple[str, str], d
 def may_be_removed(
     suite: Suite,
     before: dict,  # type: ignore[type-arg]
+    after: dict,  # type: ignore[type-arg]
     key: tuple[str, str],
     result: Result,
 ) -> bool:
@@ -238,7 +241,7 @@ def may_be_removed(
 
     Its module ran to its end and nothing in it failed; of a module that is gone, the whole run. No
     test that holds the entry, and has none of its own, is left there under any name, or elsewhere
-    under the old one.
+    under the old one; or it has taken over another entry, or none of two that are as close.
     """
     (module, name), identity = key, before[key]["workload"]
     holds = [
@@ -246,11 +249,35 @@ def may_be_removed(
         for m, tests in suite.items()
         for t in tests
         if t.identity == identity and ((m, t.name) == key or (m, t.name) not in before)
+        if (m, t.name) not in after or not has_rival(suite, before, key, (m, t.name))
     ]
     ran = {m: tests for m, tests in suite.items() if m == module} or suite
     outcomes = [result.outcomes.get(f"{m}.py::{t.name}") for m, tests in ran.items() for t in tests]
     passed = all(outcome in ("passed", "skipped", "xfailed") for outcome in outcomes)
     return passed and not any(holds) and (module in suite or result.status in (0, 5))
+
+
+def has_rival(
+    suite: Suite,
+    before: dict,  # type: ignore[type-arg]
+    key: tuple[str, str],
+    heir: tuple[str, str],
+) -> bool:
+    """Tell whether another entry has lost the same test, and is as close to its heir.
+
+    That of the same name is closest, then one of the same module, then any other.
+    """
+
+    def distance(place: tuple[str, str]) -> int:
+        return 0 if place[1] == heir[1] else 1 if place[0] == heir[0] else 2
+
+    there = {(module, test.name) for module, tests in suite.items() for test in tests}
+    return any(
+        entry["workload"] == before[key]["workload"]
+        and place not in there | {key}
+        and distance(place) <= distance(key)
+        for place, entry in before.items()
+    )
 
 
 def expected(test: Test, size: int | None, modes: set[str]) -> str:

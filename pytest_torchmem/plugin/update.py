@@ -132,12 +132,11 @@ class Update:
         A test that left a module that is still there has kept its id, or it is not known again: a
         new one that is like it may as well be another.
         """
-        alone = [
+        gone = [
             (file, entry)
             for file, stored in sorted(orphans.items())
             for entry in stored.entries.values()
         ]
-        gone = list(alone)
         for file, partly in sorted(left.items()):
             keys = {*self.gone.entries.get(file, ()), *self.gone.tests.get(file, ())}
             gone += [(file, partly.entries[key]) for key in sorted(keys & set(partly.entries))]
@@ -151,10 +150,12 @@ class Update:
                 new += [(file, entry) for key, entry in entries.items() if key not in known]
         found = moves(gone, new, certain=False)
         if self.clean and set(orphans) <= set(self.gone.orphans) - set(self.gone.held):
-            alone = [(file, entry) for file, entry in alone if (file, entry.key) not in found]
+            # An entry that is left in the new one's own module is a rival, and then closer.
+            gone = [(file, entry) for file, entry in gone if (file, entry.key) not in found]
             taken = set(found.values())
             new = [(file, entry) for file, entry in new if (file, entry.key) not in taken]
-            found |= moves(alone, new, certain=True)
+            rest = moves(gone, new, certain=True)
+            found |= {old: place for old, place in rest.items() if old[0] in orphans}
         return found
 
     def _heirs(
@@ -188,8 +189,10 @@ class Update:
         old = [("", stored.entries[key]) for key in gone if key in stored.entries]
         new = [("", entry) for key, entry in accepted.items() if key not in stored.entries]
         for (_, before), (_, after) in sorted(moves(old, new, certain=True).items()):
+            notes = stored.entries[before].is_annotated
+            by_hand = ". What was written into it stays there: copy it by hand" if notes else ""
             self.done.hints.append(
                 f"{file}: {after} may be the new name of {before}. Only a part of the module ran, "
-                "so the old entry stays: update the whole module to rename it"
+                f"so the old entry stays until the whole module is updated{by_hand}"
             )
         return []

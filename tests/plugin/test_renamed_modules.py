@@ -151,6 +151,23 @@ def test_a_test_renamed_along_with_its_module(two):
     assert two.entries("test_new")["test_called_otherwise cpu"]["ticket"] == 7
 
 
+def test_an_entry_of_the_same_module_is_closer_than_one_of_a_deleted_module(light):
+    light.write(test_net=OLD, test_gone=OLD)
+    light.run("--torchmem-update")
+    for module in ("test_net", "test_gone"):
+        light.edit("test_old cpu", module=module, reason=f"of {module}")
+    gone(light, "test_gone")
+    light.write(test_net=OLD.replace("test_old", "test_new"))
+    result = light.run("--torchmem-update")
+    result.stdout.fnmatch_lines(
+        [
+            "  renamed: test_old · cpu -> test_new · cpu",
+            '  removed, with what was written into it: test_old · cpu: reason "of test_gone"',
+        ]
+    )
+    assert light.entries()["test_new cpu"]["reason"] == "of test_net"
+
+
 def test_two_heirs_are_none(two):
     gone(two)
     two.write(test_new=TESTS, test_copy=TESTS)
@@ -204,7 +221,7 @@ def test_a_part_that_leaves_it_open_says_so(light, options):
     light.write(test_net=OLD.replace("old", "new") + OLD.replace("old", "other"))
     result = light.run("--torchmem-update", *options)
     result.stdout.fnmatch_lines(
-        ["renamed[?] *test_new · cpu may be the new name of test_old · cpu. Only a part of*"]
+        ["renamed[?] *test_new · cpu may be the new name of test_old · cpu. Only a part of*by hand"]
     )
     assert light.entries()["test_old cpu"]["reason"] == "why"
     assert "reason" not in light.entries()["test_new cpu"]
