@@ -168,6 +168,7 @@ class Checker:
         )
         if on_cuda and not request.devices_named:
             request = self._on_cuda_alone(request, on_cuda)
+        self.standing.refuse_other_worlds(self.item, request.worlds)
         self._refuse_repeated_name(request.name)
         if request.uses_snapshot:
             self._refuse_ambiguous_id()

@@ -18,6 +18,7 @@ from pytest_torchmem.diagnosis.steps import FEWEST
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.checker import Checker
 from pytest_torchmem.plugin.failure import MemoryCheckFailed, shown_at_the_call
+from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
     from pytest_torchmem.graphs.scaling import Scaling
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.step.program_state import ProgramState
     from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
     from pytest_torchmem.targets.gpus import Gpu
-    from pytest_torchmem.targets.world import World
 
     Figures = dict[WorkspaceKey, WorkspaceSize]
 
@@ -142,7 +142,11 @@ class Torchmem:
         with shown_at_the_call():
             world = None if "world_size" in kwargs else self._checker.world()
             options = self._checker.trace_options(where, on_gpu, world)
-            return _trace(target, *args, **{**options, **kwargs})
+            options |= kwargs
+            if isinstance(size := options.get("world_size"), int):
+                traced = World(size, options.get("rank", 0))
+                self._checker.standing.refuse_other_worlds(self._checker.item, [traced])
+            return _trace(target, *args, **options)
 
     def _on_cuda(self, target: Any) -> str:
         """Return what a function would find on cuda; a module is cloned to each device."""

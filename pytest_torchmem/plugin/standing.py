@@ -11,7 +11,7 @@ With ``--torchmem-fake-cuda`` every test sees the GPU, and so does what is impor
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -28,7 +28,12 @@ from pytest_torchmem.checks.request import gpu_name, read_budget
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.collection import checks_memory
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
-from pytest_torchmem.plugin.worlds import VARIABLES, StandingWorlds, variables_noted
+from pytest_torchmem.plugin.worlds import (
+    VARIABLES,
+    StandingWorlds,
+    VariablesRead,
+    variables_noted,
+)
 from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
@@ -68,6 +73,8 @@ class SetUp:
     """The process of a distributed program that it was set up in."""
     in_world: bool = False
     """It would be another in another world, or none."""
+    asked_in_vain: str = ""
+    """The line that asked which process it is in, where that was not known."""
 
 
 class StandingGpus:
@@ -235,12 +242,35 @@ class StandingGpus:
         traced = self.seen_by(item) is not None or self._is_for_cpu(item)
         return self._worlds.of(item) if traced else None
 
+    def refuse_other_worlds(self, item: pytest.Item, worlds: Sequence[World | None]) -> None:
+        """Raise ``UsageError`` if a fixture goes by another process than these, which are traced.
+
+        A program that is one process to its fixtures and another to its trace has figures of
+        neither.
+        """
+        for found in self._used_by(item):
+            name = found.fixture.argname
+            for world in filter(None, worlds):
+                if found.world is None and found.asked_in_vain:
+                    raise UsageError(f"{found.asked_in_vain}: {_not_told(name)}")
+                there = found.world if found.in_world else None
+                if there and (there.size, there.rank) != (world.size, world.rank):
+                    raise UsageError(
+                        f"the fixture {name!r} was set up as {there}, and the check is of {world}: "
+                        f"name one world, in the marker {MARKER} or in the options"
+                    )
+
     def _of(self, item: pytest.Item) -> list[SetUp]:
-        gpu, names = self.seen_by(item), getattr(item, "fixturenames", ())
+        gpu = self.seen_by(item)
+        return [found for found in self._used_by(item) if found.gpu == gpu]
+
+    def _used_by(self, item: pytest.Item) -> list[SetUp]:
+        """Return what is set up for a test, whichever GPU it saw."""
+        names = getattr(item, "fixturenames", ())
         return [
             found
             for found in self._set_up.values()
-            if found.gpu == gpu and (found.fixture.argname in names or found.request.node is item)
+            if found.fixture.argname in names or found.request.node is item
         ]
 
     def _holds_fixture(self, gpu: str) -> bool:
@@ -267,7 +297,7 @@ class StandingGpus:
         standing = None if gpu is None else self.standing(gpu)
         before = 0 if standing is None else standing.booked
         group = self._worlds.group(world)
-        failed, read = True, list[str]()
+        failed, read = True, VariablesRead()
         try:
             with questions_noted() as asked, self._worlds.on(world), variables_noted() as read:
                 yield
@@ -290,7 +320,8 @@ class StandingGpus:
             )
             made = self._worlds.group(world)
             made = None if made is group else made
-            found.in_world = made is not None or bool(read)
+            found.in_world = made is not None or bool(read.names)
+            found.asked_in_vain = read.in_vain
             if found.in_world:
                 teardown.callback(self._worlds.end_group, world, made)
                 fixture.addfinalizer(lambda: teardown.enter_context(self._worlds.on(world)))
@@ -345,20 +376,24 @@ def _names(written: Any) -> list[str]:
     return written.split(",") if isinstance(written, str) else list(written)
 
 
-def _no_world(fixture: _Fixture, item: pytest.Item, error: Exception) -> MemoryCheckFailed:
-    """Say why a fixture that asks which process it is in has no answer, and in which line."""
-    message = (
-        f"the fixture {fixture.argname!r} asks which process of a distributed program it is in "
+def _not_told(fixture: str) -> str:
+    """Say why a fixture that asks which process it is in has no answer."""
+    return (
+        f"the fixture {fixture!r} asks which process of a distributed program it is in "
         "(torchrun's RANK, WORLD_SIZE, ...). A fixture is set up once, before a check says which: "
         f"give the marker {MARKER} or the options a world_size and one rank, which is the first of "
         "its node (0, 8, ...), or make process groups and meshes in the test's body, where each "
         "rank that is traced has its own"
     )
+
+
+def _no_world(fixture: _Fixture, item: pytest.Item, error: Exception) -> MemoryCheckFailed:
+    """Say so of a fixture that ended there, and in which line."""
     files = str(item.config.rootpath)
     lines = [one for one in walk_tb(error.__traceback__) if is_in(one[0], files)]
     frame, line = lines[-1] if lines else (None, 0)
     where = "" if frame is None else f"{relpath(frame.f_code.co_filename)}:{line}: "
-    return MemoryCheckFailed(message, f"{where}{type(error).__name__}")
+    return MemoryCheckFailed(_not_told(fixture.argname), f"{where}{type(error).__name__}")
 
 
 def is_in(frame: FrameType, folder: str) -> bool:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Set
+import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from os.path import relpath
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 _BEFORE: pytest.StashKey[dict[str, str | None]] = pytest.StashKey()
 VARIABLES = frozenset(World(1).environment)
 """What ``torchrun`` sets."""
+_OF_A_RANK = frozenset(name for name in VARIABLES if name.endswith(("RANK", "WORLD_SIZE")))
+"""What of it differs between the processes of a world, or between worlds."""
 
 
 class StandingWorlds:
@@ -98,19 +104,48 @@ class StandingWorlds:
         return self._worlds[world]
 
 
+@dataclass(slots=True)
+class VariablesRead:
+    """Which of ``torchrun``'s variables were read."""
+
+    names: list[str] = field(default_factory=list)
+    in_vain: str = ""
+    """Where one was asked for that says which process this is, and was not set: «file:line»."""
+
+
 @contextmanager
-def variables_noted(names: Set[str] = VARIABLES) -> Iterator[list[str]]:
-    """Yield which of these variables of the environment are read meanwhile."""
+def variables_noted() -> Iterator[VariablesRead]:
+    """Yield which of ``torchrun``'s variables are read meanwhile."""
     kind: Any = type(os.environ)
-    read, original = [], kind.__getitem__
+    read, original = VariablesRead(), kind.__getitem__
 
     def getitem(environment: Any, name: str) -> Any:
-        if name in names:
-            read.append(name)
-        return original(environment, name)
+        if name in VARIABLES:
+            read.names.append(name)
+        try:
+            return original(environment, name)
+        except KeyError:
+            if name in _OF_A_RANK and not read.in_vain:
+                read.in_vain = _line_that_asks()
+            raise
 
     kind.__getitem__ = getitem
     try:
         yield read
     finally:
         kind.__getitem__ = original
+
+
+def _line_that_asks() -> str:
+    """Return which line asks for a variable, "" for one that does not go by what it says.
+
+    A module that is imported (libraries that log know their rank so) would have asked before the
+    fixture, too, and ``monkeypatch.setenv`` asks for what it is going to put back.
+    """
+    frames = [one for one, _ in walk_stack(sys._getframe(2))]
+    names = [one.f_globals.get("__name__", "") for one in frames]
+    while names and names[0] in ("os", "_collections_abc", "collections.abc"):
+        del names[0], frames[0]
+    if not names or names[0] == "_pytest.monkeypatch" or "importlib._bootstrap" in names:
+        return ""
+    return f"{relpath(frames[0].f_code.co_filename)}:{frames[0].f_lineno}"

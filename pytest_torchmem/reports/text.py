@@ -278,6 +278,12 @@ def _does_not_fit(found: DoesNotFit, result: CheckResult) -> Parts:
 
 
 def _nothing_allocated(found: Finding, result: CheckResult) -> Parts:
+    if result.key.device == "cuda" and result.key.rank:
+        return [
+            f"not checked: nothing was allocated on the GPU of rank {result.key.rank}, which is "
+            'that of its LOCAL_RANK. Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) '
+            "first, and move there what fixtures put on cuda:0"
+        ]
     return [
         f"not checked: nothing was allocated on {result.key.device}. Move the model and its inputs "
         'there, or name the right device, such as device="cpu", in the marker or the check'

@@ -217,6 +217,78 @@ def test_options(torchmem):
 """
 
 
+NOT_TOLD = """
+import os
+import pytest
+import torch
+import torch.distributed as dist
+
+@pytest.fixture(scope="module")
+def size():
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+@pytest.fixture
+def setting(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+
+@pytest.fixture
+def wrapped():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    dist.destroy_process_group()
+
+@pytest.fixture
+def on_first():
+    return torch.ones(64, device="cuda")
+
+@pytest.mark.memory_budget("1 MiB", device="cpu", world_size=4, ranks=(0, 3))
+def test_marker(size):
+    torch.ones(size)
+
+def test_check(size, torchmem):
+    torchmem.check(torch.ones, size, device="cpu", world_size=4)
+
+def test_trace(size, torchmem):
+    torchmem.trace(torch.ones, size, device="cpu", world_size=4)
+
+def test_wrapped(wrapped, torchmem):
+    def step():
+        wrapped(torch.ones(2, 4)).sum().backward()
+    torchmem.check(step, device="cpu", world_size=4)
+
+@pytest.mark.memory_budget("1 MiB", device="cuda", world_size=8, ranks=3)
+def test_first_gpu(on_first):
+    on_first + 1
+
+@pytest.mark.memory_budget("1 MiB", device="cpu", world_size=4, ranks=(0, 3))
+def test_setting(setting):
+    torch.ones(4)
+
+def test_plain(size):
+    assert size == 1
+"""
+
+
+def test_a_fixture_that_is_another_process_than_the_trace_is_named(project):
+    project.write(test_net=NOT_TOLD)
+    result = project.run("--torchmem-update")
+    result.assert_outcomes(failed=5, passed=2)
+    text = result.stdout.str()
+    for failure in ("test_marker", "test_check", "test_trace"):
+        said = text.partition(f"_ {failure} _")[2].partition("\n__")[0]
+        assert "test_net.py:9: the fixture 'size' asks which process of a distributed" in said
+    result.stdout.fnmatch_lines(["*process group from before the trace, of other processes*"])
+    result.stdout.fnmatch_lines(["*nothing was allocated on the GPU of rank 3*set_device*"])
+
+
+def test_another_world_than_that_of_the_options_is_refused(project):
+    head = NOT_TOLD.partition("@pytest.mark")[0]
+    body = "    torchmem.check(torch.ones, size, device='cpu', world_size=8)\n"
+    project.write(test_net=f"{head}\ndef test_it(size, torchmem):\n{body}")
+    result = project.run("--torchmem-world-size=4", "--torchmem-update")
+    result.stdout.fnmatch_lines(["*'size' was set up as rank 0 of 4*the check is of rank 0 of 8*"])
+
+
 def test_fixtures_are_set_up_in_the_world_of_their_test(project):
     project.write(test_net=IN_FIXTURES)
     project.run().assert_outcomes(passed=7)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from pytest_torchmem.errors import UnknownValueError
+from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.torch_private.distributed.process_groups import group_of
@@ -77,7 +77,14 @@ class Mailbox:
     def deliver(self, call: Call, contents: Contents) -> bool:
         """Take note of what a collective sends, or let it receive; return whether that was all."""
         read = _MESSAGES.get(call.operator.name)
-        found = group_of([*call.args, *call.kwargs.values()])
+        try:
+            found = group_of([*call.args, *call.kwargs.values()])
+        except LookupError:
+            raise UnsupportedOperatorError(
+                f"{call.operator.name} is called with a process group from before the trace, of "
+                "other processes than those of world_size=. Make the group, and what was wrapped "
+                "with it (DistributedDataParallel, a mesh), in the function that is traced"
+            ) from None
         parts = tuple(read(*found[1:], *call.args)) if read and found else ()
         if not found or len(found[1]) < 2 or not parts:
             if self._awaited in self._messages:  # one was often of several: sizes, then bytes

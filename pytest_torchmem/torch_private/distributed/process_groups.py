@@ -245,6 +245,8 @@ def place_in_group(arguments: Iterable[Any]) -> tuple[int, int] | None:
 def group_of(arguments: Iterable[Any]) -> tuple[str, tuple[int, ...], int] | None:
     """Return the name of the group among an operator's arguments, the ranks of its processes, and
     which of these is this one.
+
+    Raises ``LookupError`` for a group of another world, which is put aside.
     """
     group = _group_among(arguments)
     if group is None:
