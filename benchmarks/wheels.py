@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         one, other = (report.read(file) for file in files)
     differences = compare(one, other)
     for interpreter in options.interpreters:
-        print(_version(interpreter))
+        print(version_of(interpreter))
     mine, theirs = alone(one, other)
     print(f"{len(one) - mine} samples of both; only one has {mine}, only the other {theirs}")
     print(f"{len(differences)} differ")
@@ -140,18 +140,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(interpreter: Path, file: Path, passed: Sequence[str]) -> None:
     command = [str(interpreter), "-m", "benchmarks.conformance_cuda", "--output", str(file)]
     # Its exit status says whether samples were left out, which the comparison does too.
-    subprocess.run([*command, *passed], check=False, stdout=subprocess.DEVNULL, env=_environment())
+    subprocess.run([*command, *passed], check=False, stdout=subprocess.DEVNULL, env=environment())
     if not file.exists():
         raise SystemExit(f"{interpreter} -m benchmarks.conformance_cuda wrote no results")
 
 
-def _version(interpreter: Path) -> str:
+def version_of(interpreter: Path) -> str:
+    """Return which torch an interpreter has, and built for which CUDA."""
     code = "import torch; print('torch', torch.__version__, 'cuda', torch.version.cuda)"
     done = subprocess.run([str(interpreter), "-c", code], capture_output=True, text=True)
     return done.stdout.strip()
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Return the environment with this checkout first: an interpreter may have none installed."""
     root = str(Path(__file__).resolve().parent.parent)
     return {**os.environ, "PYTHONPATH": root}

@@ -118,7 +118,7 @@ def is_named(path: str) -> bool:
     Attributes that only instances have are found so, and functions that a method defines.
     """
     owner, _, name = path.rpartition(".")
-    return _methods_name(find(owner), name)
+    return methods_name(find(owner), name)
 
 
 def find(path: str) -> Any:
@@ -142,8 +142,10 @@ def find(path: str) -> Any:
     return found
 
 
-def _methods_name(kind: Any, attribute: str) -> bool:
-    functions = vars(kind).values() if isinstance(kind, type) else ()
+def methods_name(kind: Any, attribute: str) -> bool:
+    """Return whether ``kind`` is a class in Python with methods that name an attribute."""
+    found = vars(kind).values() if isinstance(kind, type) else ()
+    functions = (getattr(one, "__func__", getattr(one, "fget", one)) for one in found)
     codes = (getattr(function, "__code__", None) for function in functions)
     named = ((*code.co_names, *code.co_varnames, *code.co_cellvars) for code in codes if code)
     return any(attribute in found for found in named)

@@ -26,6 +26,11 @@ _DEVICE = 2
 _SAID = "_torchmem_device"
 """The attribute of a fake tensor of a compiler that has the device on which Python sees it."""
 _NAMES = ("device", "fake_device", "_fake_device")
+_KEPT = property(
+    lambda tensor: vars(tensor)["fake_device"],
+    lambda tensor, device: vars(tensor).update(fake_device=device),
+)
+"""Where torch 2.11 has the device of a fake tensor: in an attribute of the instance."""
 
 
 def fake_tensors(trace: TraceContext) -> Replacements:
@@ -62,7 +67,7 @@ def fake_tensors(trace: TraceContext) -> Replacements:
             return _CPU if _is_gpu(found) else found
         return dispatch(func, types, args, kwargs or {})
 
-    kept: Any = FakeTensor.fake_device
+    kept: Any = getattr(FakeTensor, "fake_device", _KEPT)
     dispatch = FakeTensor.__torch_dispatch__
     said = property(lambda tensor: getattr(tensor, _SAID, None) or kept.fget(tensor), place)
     replacements = {

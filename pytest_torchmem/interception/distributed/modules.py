@@ -131,8 +131,7 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 replace(checkpoint_agreement(), "__init__", partial(_agreeing_alone, trace))
                 replace(checkpoint_planner(), VALIDATE_PLAN, partial(_validating, trace))
             if module.startswith("torch.distributed.pipelining"):
-                replace(pipeline_stage(), FORWARD_VOTE, partial(_voting, trace))
-                replace(pipeline_stage(), BACKWARD_RESULT, partial(_agreeing, trace))
+                _follow_votes(replace, trace)
 
         def follow(*modules: str) -> None:
             for module in modules:
@@ -162,6 +161,18 @@ def _follow_states(replace: Callable[..., None], trace: TraceContext) -> None:
     ):
         if hasattr(place, name):
             replace(place, name, partial(_noting, trace))
+
+
+def _follow_votes(replace: Callable[..., None], trace: TraceContext) -> None:
+    """Follow the vote on shapes of pipelines, where this torch has one.
+
+    Before 2.12 and since 2.15 no stage asks others in messages of its own
+    (torch/distributed/pipelining/stage.py).
+    """
+    stage = pipeline_stage()
+    for name, function in ((FORWARD_VOTE, _voting), (BACKWARD_RESULT, _agreeing)):
+        if hasattr(stage, name):
+            replace(stage, name, partial(function, trace))
 
 
 def _noting(trace: TraceContext, original: Any) -> Callable[..., Any]:

@@ -33,6 +33,7 @@ _CALLBACK = private_name_if_imported("torch._dynamo.eval_frame._callback_from_st
 _IN_GRAPH = private_name_if_imported(
     "torch._dynamo.variables.user_defined.UserDefinedClassVariable._in_graph_classes"
 )
+_COUNT_FRAMES = "set_fullgraph_compiled_frame_count"
 _WRAP = private_name_if_imported("torch._dynamo.variables.builder.VariableBuilder._wrap")
 _CLONE = private_name_if_imported("torch._dynamo.convert_frame.ConvertFrame._clone_with_backend")
 _convert_frame: Callable[[], Any] = private_if_imported("torch._dynamo.convert_frame")
@@ -129,12 +130,13 @@ def compiled_calls(
         before: int = counted(count)
         return before or int(count < 0)
 
-    counted: Any = module.set_fullgraph_compiled_frame_count
-    # With ``fullgraph=True`` a call raises in which no frame was compiled; some run as they are.
-    with (
-        replaced(module, **{_CALLBACK: from_stance}),
-        replaced(module, set_fullgraph_compiled_frame_count=count_frames),
-    ):
+    functions: dict[str, Any] = {_CALLBACK: from_stance}
+    counted: Any = getattr(module, _COUNT_FRAMES, None)
+    if counted is not None:
+        # Since torch 2.12 a call with ``fullgraph=True`` raises in which no frame was compiled;
+        # some run as they are.
+        functions[_COUNT_FRAMES] = count_frames
+    with replaced(module, **functions):
         yield
 
 

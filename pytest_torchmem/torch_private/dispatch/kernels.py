@@ -27,13 +27,19 @@ from pytest_torchmem.torch_private.dispatch.keys import (
 )
 from pytest_torchmem.torch_private.dispatch.modes import dispatch_modes
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, composite_key, has_kernel
-from pytest_torchmem.torch_private.names import private, private_attribute, private_name
+from pytest_torchmem.torch_private.names import (
+    dispatch_key,
+    private,
+    private_attribute,
+    private_name,
+)
 from pytest_torchmem.torch_private.tensors.tensors import has_dispatch
 
 #: What runs an overload's kernel for a key: ``kernel_for(operator)(key, *args, **kwargs)``.
 kernel_for: Callable[[OpOverload], Callable[..., Any]] = private_attribute(
     "torch._ops.OpOverload._op_dk"
 )
+_PYTHON = dispatch_key("Python")
 _PYTHON_KERNELS = private_name("torch._ops.OperatorBase.py_kernels")
 _tree_leaves: Callable[[Any], list[Any]] = private("torch.utils._pytree.tree_leaves")
 _pop_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode_temporarily")
@@ -52,24 +58,20 @@ def run_composite_implicit(operator: OpOverload, *args: Any, **kwargs: Any) -> A
 def run_torch_dispatch(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run ``__torch_dispatch__`` of the mode that is on, or of the subclasses among the arguments.
 
-    As torch/csrc/autograd/python_variable.cpp and aten/src/ATen/core/PythonFallbackKernel.cpp do,
-    but that what it calls is intercepted.
+    As torch/csrc/autograd/python_variable.cpp does for modes, but that what it calls is
+    intercepted. For subclasses the fallback of key ``Python`` does it itself
+    (aten/src/ATen/core/PythonFallbackKernel.cpp), as C++ has a way of its own for ``DTensor``
+    (python_variable.cpp, ``dispatchDTensorOp``).
     """
+    if not dispatch_modes():
+        return kernel_for(operator)(_PYTHON, *args, **kwargs)
     subclasses = {
         type(tensor): None
         for tensor in _tree_leaves((args, kwargs))
         if isinstance(tensor, Tensor) and has_dispatch(tensor)
     }
-    types = tuple(subclasses)
-    with ExcludeKeys(keys_above_kernels().remove(FAKE)):
-        if dispatch_modes():
-            with _pop_mode() as mode:
-                return mode.__torch_dispatch__(operator, types, args, kwargs)
-        for subclass in types:
-            result = subclass.__torch_dispatch__(operator, types, args, kwargs)
-            if result is not NotImplemented:
-                return result
-    raise TypeError(f"no implementation of {operator} for {', '.join(map(str, types))}")
+    with ExcludeKeys(keys_above_kernels().remove(FAKE)), _pop_mode() as mode:
+        return mode.__torch_dispatch__(operator, tuple(subclasses), args, kwargs)
 
 
 def run_cpu_kernel(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:

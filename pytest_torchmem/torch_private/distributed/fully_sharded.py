@@ -32,7 +32,10 @@ def arguments_of_sharding(module: nn.Module) -> Iterator[tuple[str, str]]:
     after = getattr(group, "post_forward_mesh_info", None)
     same = after == getattr(group, "mesh_info", None)
     yield "reshard_after_forward", str(same if after is None or same else after.shard_mesh_size)
-    types = getattr(group, "mp_policy", None)
+    parameters = getattr(group, "fsdp_params", None)
+    # Since torch 2.15 a policy may differ by parameter, and the group has none.
+    of_policy = group if hasattr(group, "mp_policy") or not parameters else parameters[0]
+    types = getattr(of_policy, "mp_policy", None)
     for name in ("param_dtype", "reduce_dtype"):
         yield name, str(getattr(types, name, None)).removeprefix("torch.")
     yield "offload_policy", type(getattr(group, "offload_policy", None)).__name__

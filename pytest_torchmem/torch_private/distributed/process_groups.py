@@ -32,6 +32,14 @@ _state = private_if_imported(f"{_C10D}._world")
 _work_of = private_if_imported("torch._C._distributed_c10d._create_work_from_future")
 _work = private_if_imported("torch._C._distributed_c10d.Work")
 _SOURCE = private_name_if_imported("torch._C._distributed_c10d.Work._source_rank")
+_NCCL = {
+    "ProcessGroupNCCL": None,
+    "ProcessGroupNCCL2": "_create_nccl2_process_group",
+    "ProcessGroupNCCLLazy": "_create_nccl_lazy_process_group",
+}
+"""What stands for NCCL, and the functions that make one where not every torch has it (since 2.15
+"nccl" is ``ProcessGroupNCCL2``: distributed_c10d.py, ``_register_builtin_nccl_backend``)."""
+_SPLIT = private_name_if_imported(f"{_C10D}._get_split_source")
 _symmetric = private_if_imported("torch._C._distributed_c10d._SymmetricMemory")
 _ALLOCATIONS = tuple(
     private_name_if_imported(f"torch._C._distributed_c10d._SymmetricMemory.{name}")
@@ -85,9 +93,25 @@ def nccl_groups(
     looked_at = ((sys.modules, _C10D, ABSENT if c10d is None else c10d),)
     if c10d is None or fake is None or _is_built() is None:
         return [], {}, looked_at
-    replaced, added = _groups("ProcessGroupNCCL", off)
-    values = {"_NCCL_AVAILABLE": True, "default_pg_nccl_timeout": _TIMEOUT}
-    return [*replaced, (c10d, values), _sequence_numbers()], added, looked_at
+    replaced: list[tuple[Any, dict[str, Any]]] = [
+        (
+            c10d,
+            {
+                "_NCCL_AVAILABLE": True,
+                "default_pg_nccl_timeout": _TIMEOUT,
+                _SPLIT: _without_splits(getattr(c10d, _SPLIT), off),
+            },
+        ),
+        _sequence_numbers(),
+    ]
+    added: Additions = {}
+    for name, creator in _NCCL.items():
+        if creator is None or hasattr(c10d, creator):
+            there, new = _groups(name, off)
+            replaced += there
+            for module, kinds in new.items():
+                added.setdefault(module, {}).update(kinds)
+    return replaced, added, looked_at
 
 
 def groups_of_world(
@@ -107,6 +131,19 @@ def groups_of_world(
 
 def _sequence_numbers() -> tuple[Any, dict[str, Any]]:
     return _fake_group(), {"_set_sequence_number_for_group": lambda group: None}
+
+
+def _without_splits(original: Callable[..., Any], off: Callable[[], bool]) -> Callable[..., Any]:
+    """Let groups be made anew, as a fake one gives no part of itself to others.
+
+    Since torch 2.15 it says that it would (FakeProcessGroup.hpp, ``supportsSplitting``), to groups
+    with options of its own kind.
+    """
+
+    def split_source(*args: Any) -> Any:
+        return original(*args) if off() else None
+
+    return split_source
 
 
 def _senders(rank: int, off: Callable[[], bool]) -> tuple[Any, dict[str, Any]]:

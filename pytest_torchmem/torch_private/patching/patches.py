@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 from torch import Tensor
 
 from pytest_torchmem.torch_private.dispatch.overrides import of_tensors
-from pytest_torchmem.torch_private.names import Missing, find, private, unsupported
+from pytest_torchmem.torch_private.names import Missing, find, methods_name, private, unsupported
 from pytest_torchmem.torch_private.tensors.holders import HOLDERS
 
 ABSENT: Any = object()
@@ -256,11 +256,18 @@ def _check(replacements: Replacements) -> None:
 
 @cache
 def _unknown(owner: Any, names: tuple[str, ...], callables: tuple[bool, ...]) -> list[str]:
-    """Return the attributes that are not there, or are functions where none is expected."""
+    """Return the attributes that are not there, or are functions where none is expected.
+
+    Those that only instances of a class have can be replaced by a property.
+    """
     return [
         f"{getattr(owner, '__name__', owner)}.{name}"
         for name, function in zip(names, callables, strict=True)
-        if (found := getattr(owner, name, ABSENT)) is ABSENT or callable(found) is not function
+        if (
+            function or not methods_name(owner, name)
+            if (found := getattr(owner, name, ABSENT)) is ABSENT
+            else callable(found) is not function
+        )
     ]
 
 
