@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_torchmem.errors import UnsupportedTorchError
 from pytest_torchmem.torch_private.patching.patches import replaced_all
 
 
@@ -29,6 +30,16 @@ def test_a_bound_method_becomes_a_method_of_the_class() -> None:
         assert Base().name() == "name of Base"
         assert Derived().name(suffix="!") == "name of Derived!"
     assert Base().name() == "base"
+
+
+def test_an_attribute_of_instances_becomes_a_property_for_a_while() -> None:
+    owner = Owner("own")
+    with replaced_all([(Owner, {"label": property(lambda owner: "another")})]):
+        assert owner.name(Base()) == "another of Base"
+    assert owner.name(Base()) == "own of Base"
+    fails = replaced_all([(Owner, {"gone": property(lambda owner: "another")})])
+    with pytest.raises(UnsupportedTorchError, match=r"Owner\.gone"), fails:
+        pass
 
 
 def test_what_was_inherited_is_inherited_again() -> None:
