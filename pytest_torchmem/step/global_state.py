@@ -16,11 +16,11 @@ from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.step.generators import is_alone
 from pytest_torchmem.step.imports import imports_apart, told_of_imports
 from pytest_torchmem.torch_private.compilers.compiler import compiled_calls
+from pytest_torchmem.torch_private.compilers.not_needed import COMPILER
 from pytest_torchmem.torch_private.dispatch.modes import global_device_context
 from pytest_torchmem.torch_private.state.all_settings import NOT_SAID, Setting, all_settings
 
 _NUMPY = "numpy.random"
-_COMPILER = "torch._dynamo"
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
@@ -179,7 +179,7 @@ def when_compiler_is_used(start: Callable[[], None]) -> Iterator[None]:
 
     Programs import it themselves, too (``torch._dynamo.explain``, ``torch.compiler.reset``).
     """
-    if _COMPILER in sys.modules:
+    if COMPILER in sys.modules:
         start()
         yield
         return
@@ -197,7 +197,7 @@ def when_compiler_is_used(start: Callable[[], None]) -> Iterator[None]:
         return original(*args, **kwargs)
 
     def imported(name: str) -> None:
-        if name.startswith(_COMPILER) and _is_imported(_COMPILER):
+        if name.startswith(COMPILER) and _is_imported(COMPILER):
             start_once()
 
     torch.compile = compile

@@ -17,14 +17,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
-from pytest_torchmem.torch_private.compilers.not_needed import compiler_not_needed
+from pytest_torchmem.torch_private.compilers.not_needed import COMPILER, compiler_not_needed
 from pytest_torchmem.torch_private.patching.patches import nothing_replaced, replaced
 
 _KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})
 """Packages beside torch that are imported apart: they see the machine as it is, too."""
 _listening: list[Callable[[str], None]] = []
 """What is told of modules that were imported, also on another thread."""
-_COMPILER = "torch._dynamo"
 _OWN = f"{__name__.partition('.')[0]}."
 _IMPORTING = "<frozen importlib._bootstrap>", "_find_and_load"
 """The file and name of the function that holds the lock of a module."""
@@ -102,7 +101,7 @@ def _as_torch_is(name: str) -> AbstractContextManager[None]:
     """Let the compiler be imported while torch's functions are torch's own: it lists them
     (``constant_fold_functions``, torch/_dynamo/variables/torch.py).
     """
-    compiles = name.startswith(_COMPILER) and _COMPILER not in sys.modules
+    compiles = name.startswith(COMPILER) and COMPILER not in sys.modules
     return nothing_replaced() if compiles else nullcontext()
 
 

@@ -64,7 +64,6 @@ EXCEPTIONS = {
     # A folder of torch's: where frames are from.
     ("interception/attribution.py", "_functorch"),
     # Asked of sys.modules alone: whether the compiler is imported.
-    ("step/global_state.py", "torch._dynamo"),
 }
 #: What declares one in ``torch_private/``.
 DECLARING = {

@@ -26,7 +26,10 @@ from pytest_torchmem.interception.distributed.propagation import (
 from pytest_torchmem.interception.distributed.world import refuse_symmetric_memory
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.profile.timeline import Kind
-from pytest_torchmem.torch_private.distributed.process_groups import symmetric_memory
+from pytest_torchmem.torch_private.distributed.process_groups import (
+    SYMMETRIC_MEMORY,
+    symmetric_memory,
+)
 from pytest_torchmem.torch_private.patching.patches import replaced_all
 from pytest_torchmem.torch_private.patching.replaceable import (
     BACKWARD_RESULT,
@@ -61,7 +64,7 @@ _OLD = (
 )
 
 
-_FOLLOWED = ("fsdp", "tensor", "checkpoint", "pipelining", "_symmetric_memory")
+_FOLLOWED = ("fsdp", "tensor", "checkpoint", "pipelining", SYMMETRIC_MEMORY)
 
 
 def _of_fsdp(name: str) -> Any:
@@ -122,7 +125,7 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                     keep_joined_meshes(replace)
             if module.startswith("torch.distributed.tensor"):
                 shorten_propagation(replace)
-            if module.startswith("torch.distributed._symm") and module in sys.modules:
+            if module == f"torch.distributed.{SYMMETRIC_MEMORY}" and module in sys.modules:
                 refuse = partial(refuse_symmetric_memory, trace.on_thread)
                 if module not in followed:
                     followed.add(module)

@@ -25,7 +25,8 @@ import torch
 from pytest_torchmem.torch_private.names import private_name_if_imported
 from pytest_torchmem.torch_private.patching.patches import replaced
 
-_COMPILER = "torch._dynamo"
+COMPILER = "torch._dynamo"
+"""The compiler's package."""
 _SYMBOLS = "torch.fx.experimental.symbolic_shapes"
 _ALGEBRA = "sympy"
 _ASK_COMPILER = frozenset(
@@ -53,7 +54,7 @@ class _Compiler:
         """Break no graph; there is none."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(_COMPILER), name)
+        return getattr(import_module(COMPILER), name)
 
 
 class _Torch:
@@ -82,7 +83,7 @@ class NotNeeded:
         importer = str((variables or {}).get("__name__"))
         if importer.partition(".")[0] != "torch":
             return None
-        if name == _COMPILER and importer in _ASK_COMPILER:
+        if name == COMPILER and importer in _ASK_COMPILER:
             return self._torch
         if name == _ALGEBRA and importer == _ASKS_ALGEBRA:
             return _NoAlgebra
@@ -97,9 +98,9 @@ class NotNeeded:
 
     def _disable(self, function: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         def disabled(*given: Any, **named: Any) -> Any:
-            if _COMPILER not in sys.modules:
+            if COMPILER not in sys.modules:
                 return function(*given, **named)
-            compiler: Any = sys.modules[_COMPILER]
+            compiler: Any = sys.modules[COMPILER]
             return compiler.disable(function, *args, **kwargs)(*given, **named)
 
         self._disabled.append(function)
@@ -109,7 +110,7 @@ class NotNeeded:
 @contextmanager
 def compiler_not_needed() -> Iterator[None]:
     """Have stand-ins on this thread for a while; what torch keeps of them is forgotten."""
-    if _COMPILER in sys.modules:  # which has imported all of it
+    if COMPILER in sys.modules:  # which has imported all of it
         yield
         return
     original, thread, not_needed = builtins.__import__, threading.get_ident(), NotNeeded()

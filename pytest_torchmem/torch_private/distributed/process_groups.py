@@ -40,6 +40,8 @@ _NCCL = {
 """What stands for NCCL, and the functions that make one where not every torch has it (since 2.15
 "nccl" is ``ProcessGroupNCCL2``: distributed_c10d.py, ``_register_builtin_nccl_backend``)."""
 _SPLIT = private_name_if_imported(f"{_C10D}._get_split_source")
+SYMMETRIC_MEMORY = private_name_if_imported("torch.distributed._symmetric_memory")
+"""The module of symmetric memory, in ``torch.distributed``."""
 _symmetric = private_if_imported("torch._C._distributed_c10d._SymmetricMemory")
 _ALLOCATIONS = tuple(
     private_name_if_imported(f"torch._C._distributed_c10d._SymmetricMemory.{name}")
