@@ -47,7 +47,7 @@ from pytest_torchmem.torch_private.dispatch.modes import (
     jit_tracing,
     not_jit_tracing,
 )
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload, is_view
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload, is_only_python, is_view
 from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.tensors.nowhere import nowhere
 from pytest_torchmem.torch_private.tensors.storages import storage_address
@@ -146,7 +146,7 @@ class Interceptor:
                 return overload(*args, **kwargs)
             spec = self._specs.get(id(overload))
             if spec is None:
-                if is_view(overload):
+                if is_view(overload) or is_only_python(overload):
                     return self._pass(overload, args, kwargs)
                 spec = self._specs[id(overload)] = self._spec(overload)
             self.parts.numbers.settle()
@@ -165,7 +165,8 @@ class Interceptor:
             lock.release()
 
     def _pass(self, view: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a view operator as it will run from now on, when it does not come here again.
+        """Run a view operator, or one of no tensors, as it will run from now on, when it does not
+        come here again.
 
         Numbers do not settle: autograd makes views before the node of an operator in place stands.
         """

@@ -387,12 +387,16 @@ def test_compiled_code_is_told_of_the_fake_gpu() -> None:
     assert profile.level == "aot"
 
 
-def test_compiled_code_makes_streams() -> None:
+def test_compiled_code_makes_streams_and_waits() -> None:
     def double(x: Tensor) -> Tensor:
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             doubled = x * 2
         torch.cuda.current_stream().wait_stream(stream)
+        event = torch.cuda.Event()
+        event.record()
+        event.synchronize()
+        torch.cuda.synchronize()
         return doubled + torch.cuda.get_device_properties(x.device).major
 
     compiled = torch.compile(double, fullgraph=True)

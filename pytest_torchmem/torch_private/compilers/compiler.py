@@ -57,6 +57,7 @@ _constant_types: Callable[[], Any] = private_if_imported(
 )
 _MOVE_STEP = "move_step_if_cpu"
 _INIT_GROUP = "_init_group"
+_utilities: Callable[[], Any] = private_if_imported("torch._dynamo.utils")
 _run_node: Callable[[], Any] = private_if_imported("torch._dynamo.utils.run_node")
 _pgo: Callable[[], Any] = private_if_imported("torch._dynamo.pgo")
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
@@ -305,8 +306,20 @@ def originals_seen(made: Iterable[type] = (), constants: Iterable[type] = ()) ->
         replaced(_STRUCTURED, disabled=True),
         _added(getattr(_user_defined_class(), _IN_GRAPH)(), made),
         _added(_constant_types(), constants),
+        replaced(_utilities(), **_builders()),
     ):
         yield
+
+
+def _builders() -> dict[str, Callable[..., Any]]:
+    """Return what compiled code makes streams and events by, which takes C++'s own classes, of the
+    classes that ``torch`` has now (``build_stream`` and ``build_event``; torch/_dynamo/utils.py).
+    """
+    builders = {
+        "build_stream": lambda args, kwargs: torch.Stream(*args, **kwargs),
+        "build_event": lambda args, kwargs: torch.Event(*args, **kwargs),
+    }
+    return {name: build for name, build in builders.items() if hasattr(_utilities(), name)}
 
 
 @contextmanager

@@ -145,6 +145,15 @@ def is_view(operator: OpOverload) -> bool:
     )
 
 
+def is_only_python(operator: OpOverload) -> bool:
+    """Return whether ``operator`` is somebody's ``custom_op`` that takes and returns no tensor.
+
+    Those that the compiler puts in the place of calls of streams and events are
+    (torch/_dynamo/variables/streams.py): their bodies make the calls.
+    """
+    return _find_definition(operator.name()) is not None and "Tensor" not in str(schema(operator))
+
+
 @cache
 def find_operator(name: str) -> OpOverload | None:
     """Return ``torch.ops.aten.<name>`` (``"add.Tensor"``, ``"relu"``), or ``None``."""
