@@ -262,8 +262,13 @@ class Checker:
     @property
     def first_line(self) -> str:
         """Where the test begins, as a traceback would end."""
+        return f"{self.place}: MemoryCheckFailed"
+
+    @property
+    def place(self) -> str:
+        """The file and the line where the test begins."""
         path, line = self._first_line()
-        return f"{path}:{line}: MemoryCheckFailed"
+        return f"{path}:{line}"
 
     def _check_on(
         self, device: str, world: World | None, request: Request, target: Target

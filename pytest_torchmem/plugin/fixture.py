@@ -18,6 +18,7 @@ from pytest_torchmem.diagnosis.steps import FEWEST
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.checker import Checker
 from pytest_torchmem.plugin.failure import MemoryCheckFailed, shown_at_the_call
+from pytest_torchmem.reports.layout import MARGIN, wrapped
 from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
@@ -173,7 +174,12 @@ def judged(item: pytest.Item, checker: Checker) -> Iterator[None]:
         body = _body_to_trace(item, checker)
     except UsageError as error:
         # No line of the test is to blame, so a traceback would show the plugin's.
-        raise pytest.fail.Exception(str(error), pytrace=False) from None
+        token = MARGIN.set(0)
+        try:
+            message = f"{wrapped(str(error))}\n\n{checker.place}: UsageError"
+        finally:
+            MARGIN.reset(token)
+        raise pytest.fail.Exception(message, pytrace=False) from None
     if body is not None:
         item.obj = _traced(body, checker)  # type: ignore[attr-defined]
         try:

@@ -357,8 +357,10 @@ def test_markers_that_cannot_be_read(project, marker, message, argument):
     )
     result = project.run()
     result.assert_outcomes(failed=1)
-    assert message in result.stdout.str()
+    assert message in " ".join(result.stdout.str().split())
     assert "the body ran" not in result.stdout.str()
+    place = result.outlines.index("test_net.py:2: UsageError")
+    assert max(map(len, result.outlines[place - 4 : place])) <= 80
 
 
 @pytest.mark.parametrize(
