@@ -52,7 +52,11 @@ from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.dispatch.kernels import run_composite_explicit
 from pytest_torchmem.torch_private.dispatch.meta import LIKE_ANOTHER
-from pytest_torchmem.torch_private.distributed.process_groups import with_work
+from pytest_torchmem.torch_private.distributed.process_groups import (
+    GATHERS_LISTS,
+    flattened_like,
+    with_work,
+)
 from pytest_torchmem.torch_private.tensors.autograd import ENGINE_CODE, in_engine_thread
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
@@ -122,8 +126,13 @@ class Kernels:
             return tensors[0]
         if spec.dynamic and self._plans.own_meta(spec, device.device.type) is None:
             return self._run_dynamic(call, device, frame)
-        result = self._run_planned(call, key, device, frame)
-        return with_work(spec.overload, args) if spec.makes_work else result
+        if not spec.makes_work:
+            return self._run_planned(call, key, device, frame)
+        lists = args[0] if device.device.type == "cuda" and spec.name == GATHERS_LISTS else ()
+        with self._interceptor.intercepting():
+            flattened = [flat for one in lists if (flat := flattened_like(one)) is not None]
+        self._run_planned(call, key, device, frame)
+        return with_work(spec.overload, args, flattened)
 
     def _run_planned(self, call: Call, key: Any, device: DeviceLedger, frame: Any) -> Any:
         """Run a call whose outputs' geometry follows from that of its arguments."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed import distributed_c10d
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantization_hooks
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -125,6 +125,48 @@ def test_buckets_are_on_the_gpu_whatever_ran_before_they_are_made_anew() -> None
 
     trace(program, device="cuda", world_size=4)
     assert seen == [torch.device("cuda", 0)] * 3
+
+
+@pytest.mark.parametrize(
+    ("hook", "steps", "channels", "padding"),
+    [
+        (quantization_hooks.quantization_pertensor_hook, 1, 1, 0),
+        (quantization_hooks.quantization_perchannel_hook, 2, 601, 512),
+    ],
+)
+def test_quantization_hooks_go_on_with_what_nccl_gathered_into(
+    hook: Any, steps: int, channels: int, padding: int
+) -> None:
+    def program() -> None:
+        start("cuda")
+        model = DistributedDataParallel(nn.Linear(600, 512, bias=False, device="cuda"))
+        model.register_comm_hook(dist.group.WORLD, hook)
+        for _ in range(steps):
+            model(torch.randn(2, 600, device="cuda")).sum().backward()
+
+    four, eight = (trace(program, device="cuda", world_size=size).peak for size in (4, 8))
+    # Of four more processes: quantized gradients, which are gathered into one tensor and live on in
+    # that alone, and a scale and a zero point of each channel, there and in the list of outputs.
+    assert eight - four == 4 * (600 * 512 + padding + 2 * 2 * 4 * channels)
+
+
+def test_what_is_gathered_into_is_there_for_as_long_as_its_work() -> None:
+    held: list[object] = []
+
+    def program(sizes: list[int], asynchronous: bool) -> None:
+        start("cuda")
+        own = torch.ones(sizes[0], device="cuda")
+        others = [torch.empty(size, device="cuda") for size in sizes]
+        held[:] = [dist.all_gather(others, own, async_op=asynchronous)]
+        torch.empty(1 << 20, device="cuda")
+        held.clear()
+
+    peaks = [
+        trace(program, sizes, work, device="cuda", world_size=2).peak
+        for sizes, work in (([1 << 18] * 2, False), ([1 << 18] * 2, True), ([1 << 18, 256], True))
+    ]
+    assert peaks[1] - peaks[0] == 2 << 20
+    assert peaks[0] - peaks[2] == (1 << 20) - 1024  # uneven parts are not gathered into one
 
 
 def test_batch_norm_takes_the_statistics_of_every_process() -> None:

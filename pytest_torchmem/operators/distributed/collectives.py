@@ -17,8 +17,10 @@ from pytest_torchmem.operators.registry import DEVICES, Kind, operator
 from pytest_torchmem.torch_private.dispatch.operators import all_operators
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
-_FLATTENS = {"c10d::allgather_": "output_tensors", "c10d::reduce_scatter_": "input_tensors"}
-"""Collectives whose lists NCCL flattens into one tensor, and the argument that has the lists."""
+_FLATTENS = "c10d::reduce_scatter_"
+"""What flattens a list of inputs into one tensor for as long as it takes. ``allgather_`` does so
+with its outputs, which are its work's (``process_groups.flattened_like``).
+"""
 
 _WITHOUT_META = frozenset(
     {
@@ -39,18 +41,14 @@ def describe() -> None:
     if wraps in there:  # makes a tensor subclass that waits at its first use
         operator(wraps, kind=Kind.NATIVE)
     names = [name for name in there if name.partition("::")[0] in NAMESPACES]
-    operator(*(name for name in names if name not in _FLATTENS), takes_nothing=frozenset(DEVICES))
-    operator(*(name for name in _FLATTENS if name in there), takes_nothing=frozenset({"cpu"}))
+    operator(*(name for name in names if name != _FLATTENS), takes_nothing=frozenset(DEVICES))
     for name in _WITHOUT_META & there:
         operator(name).meta()(_nothing)
     if _LISTS in there:
         operator(_LISTS).meta()(_lists)
-    if "c10d::allgather_" in there:
-        operator("c10d::allgather_", source="ProcessGroupNCCL.cpp, allgather").workspace("cuda")(
-            _gathered
-        )
-    if "c10d::reduce_scatter_" in there:
-        scattered = operator("c10d::reduce_scatter_", source="ProcessGroupNCCL.cpp, reduce_scatter")
+    if _FLATTENS in there:
+        operator(_FLATTENS, takes_nothing=frozenset({"cpu"}))
+        scattered = operator(_FLATTENS, source="ProcessGroupNCCL.cpp, reduce_scatter")
         scattered.workspace("cuda")(_scattered)
 
 
@@ -61,11 +59,6 @@ def _nothing() -> None:
 def _lists(output_lists: Sequence[Sequence[Tensor]]) -> tuple[Any, None]:
     """The outputs, and work."""
     return output_lists, None
-
-
-def _gathered(output_tensors: Sequence[Sequence[Tensor]]) -> int:
-    """All outputs in one tensor, unless they lie so already; ``newLikeFlat``."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in output_tensors[0])
 
 
 def _scattered(input_tensors: Sequence[Sequence[Tensor]]) -> int:

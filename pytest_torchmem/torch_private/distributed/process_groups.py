@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.futures import Future
 
 from pytest_torchmem.torch_private.dispatch.operators import schema
@@ -68,13 +69,29 @@ _NUMBERS = tuple(
 )
 
 
-def with_work(overload: Any, args: tuple[Any, ...]) -> Any:
+GATHERS_LISTS = "c10d::allgather_"
+
+
+def flattened_like(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return what NCCL gathers into for a list of outputs, ``None`` where it needs nothing.
+
+    It gathers tensors of one size into one and copies from there; uneven ones are broadcast each
+    (ProcessGroupNCCL.cpp, ``allgather``; Utils.hpp, ``newLikeFlat``).
+    """
+    first = tensors[0]
+    if any(tensor.shape != first.shape for tensor in tensors):
+        return None
+    return first.new_empty((len(tensors), *first.shape))
+
+
+def with_work(overload: Any, args: tuple[Any, ...], made: Sequence[Tensor] = ()) -> Any:
     """Return the result of a collective, which is what it wrote to, and work that is done.
 
-    ``Work.get_future`` gives the tensors that it made: reducer.cpp and the communication hooks of
-    ``DistributedDataParallel`` go on with them.
+    ``Work.get_future`` gives the tensors that it made, or else wrote to: reducer.cpp and the
+    communication hooks of ``DistributedDataParallel`` go on with them. Work holds what was
+    ``made`` (ProcessGroupNCCL.cpp, ``WorkNCCL::outputs_``).
     """
-    tensors = args[0]
+    tensors: Any = list(made) or args[0]
     while isinstance(tensors, list) and tensors and isinstance(tensors[0], list):
         tensors = tensors[0]
     future: Any = Future()
