@@ -9,8 +9,10 @@ import random
 import signal
 import time
 
-from benchmarks.hostile.project import Project, trouble
+from benchmarks.hostile.project import Project, Result, trouble
 
+_LONGEST = 10.0
+"""Seconds of processor time that a run over a small file may take."""
 TEST = "def test_{number}(torchmem):\n    torchmem.check({size}, 'w{number}', device='cpu')\n"
 
 
@@ -79,13 +81,41 @@ def hostile_neighbours(project: Project, chance: random.Random) -> list[str]:
     return found + ([results[0].output[-2000:]] if found else [])
 
 
+DEEP = ('{"a":' * 1000 + "1" + "}" * 1000, "[" * 500 + "]" * 500)
+NOWHERE = ("1e999", "-1e400", "1" + "0" * 5000, '"\\ud800"', "NaN", "Infinity", *DEEP)
+"""What no place of a file may hold."""
 HOSTILE = (
-    "1e999", "-1e400", "1" + "0" * 400, "1" + "0" * 5000, '"7"', "true", "null", "[]", "{}", "-1",
-    '{"a":' * 1000 + "1" + "}" * 1000, "[" * 500 + "]" * 500, '"\\u001b[2J\\n"', '"1e999999999"',
-    '"\\ud800"', "NaN", "Infinity", '"9999999999999999999999%"', "9223372036854775808", "1e308",
+    *NOWHERE, "1" + "0" * 400, "true", "null", "[]", "{}", "-1", "9223372036854775808", "1e308",
+    '"7"', '"1e999999999"', '"9999999999999999999999%"', '""',
 )  # fmt: skip
-_PLACES = ("test", "device", "torch", "workload", "peak", "forward_peak", "tolerance", "reason",
-    "ours", "measured", "at_forward_peak", "gpu", "name", "world_size", "rank")  # fmt: skip
+ESCAPES = ('"\\u001b[2J\\n"', '"a\\rb"', '"\\u202e<b>@all"')
+_FIGURES = ("peak", "forward_peak", "backward_peak", "baseline")
+_IDENTITY = ("test", "device", "name", "gpu", "torch_series", "world_size", "rank")
+_PLACES = (
+    _FIGURES,
+    _IDENTITY,
+    ("tolerance",),
+    ("reason", "test", "name"),
+    ("torch", "workload", "ours", "measured", "at_forward_peak"),
+)
+
+
+def may_hold(place: str, value: str) -> bool:
+    """Tell whether a place of an entry may hold a hostile value, as the documentation has it."""
+    if value in NOWHERE:
+        return False
+    plain = json.loads(value)
+    if place in _FIGURES:  # bytes, and at most those of 63 bits: no such value is one
+        return False
+    if place in ("test", "device", "torch"):
+        return isinstance(plain, str) and plain != ""
+    if place in ("name", "gpu", "torch_series", "workload"):
+        return isinstance(plain, str)
+    if place == "reason":
+        return plain is None or isinstance(plain, str)
+    if place == "tolerance":
+        return plain in (None, {}, "7")
+    return place == "ours" or (plain == {} and place in ("measured", "at_forward_peak"))
 
 
 def hostile_file(project: Project, chance: random.Random) -> list[str]:
@@ -94,13 +124,15 @@ def hostile_file(project: Project, chance: random.Random) -> list[str]:
     found = trouble(project.run("--torchmem-update"))
     file = project.file("test_net")
     data = json.loads(file.read_text())
-    entry = data["entries"][0]
+    put = {}
     for _ in range(chance.randint(1, 2)):
-        entry[chance.choice(_PLACES)] = f"HERE{chance.randrange(len(HOSTILE))}."
+        values = chance.choice((HOSTILE, HOSTILE, ESCAPES))
+        put[chance.choice(chance.choice(_PLACES))] = chance.choice(values)
+    data["entries"][0] |= {place: f"HERE {place}." for place in put}
     text = json.dumps(data)
-    for number, value in enumerate(HOSTILE):
-        text = text.replace(f'"HERE{number}."', value)
-    kind = chance.choice(("text", "text", "text", "text", "fifo", "directory", "link", "bytes"))
+    for place, value in put.items():
+        text = text.replace(f'"HERE {place}."', value)
+    kind = chance.choice(("text",) * 20 + ("fifo", "directory", "link", "bytes"))
     file.unlink()
     if kind == "fifo":
         os.mkfifo(file)
@@ -111,18 +143,60 @@ def hostile_file(project: Project, chance: random.Random) -> list[str]:
     else:
         bad = bytes(chance.randrange(256) for _ in range(200))
         file.write_bytes(text.encode() if kind == "text" else bad)
-    content = file.read_bytes() if kind in ("text", "bytes") else b""
+    is_gone = chance.random() < 0.3  # what was written into the entry is printed as it goes
+    (project.path / "test_net.py").write_text(_module(range(int(is_gone), 2), 1000))
     update = chance.random() < 0.5
-    started = time.process_time()
-    result = project.run(*(["--torchmem-update"] if update else []))
+    content = file.read_bytes() if kind in ("text", "bytes") else b""
+    result, seconds = _timed(project, *(["--torchmem-update"] if update else []))
     found += trouble(result)
-    if "\x1b[2J" in result.output:
-        found.append("an escape of the file is on the terminal")
-    if not update and content and file.read_bytes() != content:
-        found.append("the file was changed by a run that only reads it")
-    if update and kind == "text" and result.status == 0:
-        found += trouble(project.run())
-        json.loads(file.read_text())
-    if time.process_time() - started > 5:
-        found.append("it took longer than 5 s")
-    return [f"{kind}: {line}" for line in found] + ([result.output[-2000:]] if found else [])
+    if any(not c.isprintable() for c in result.output.replace("\n", "").replace("\t", "")):
+        found.append("what moves a cursor or hides text is on the terminal")
+    if seconds > _LONGEST:
+        found.append(f"it took {seconds:.0f} s")
+    if content:
+        valid = kind == "text" and all(may_hold(*one) for one in put.items())
+        if (result.outcomes.get("test_net.py::test_1") == "passed") != valid:
+            found.append(f"the file was {'refused' if valid else 'read'}")
+        if not (update and valid) and file.read_bytes() != content:
+            found.append("the file was changed")
+        if valid:
+            found += _wrong_reading(project, set(put), result, update=update, is_gone=is_gone)
+    said = {place: value[:40] for place, value in put.items()}
+    head = f"{kind}, {said}, update {update}, gone {is_gone}"
+    return [f"{head}: {line}" for line in found] + ([result.output[-2000:]] if found else [])
+
+
+def _wrong_reading(
+    project: Project, places: set[str], result: Result, *, update: bool, is_gone: bool
+) -> list[str]:
+    """Return what was made otherwise of a file that may be read than must be."""
+    found = []
+    test = result.outcomes.get("test_net.py::test_0")
+    if update:
+        if result.status:
+            found.append(f"status {result.status} of an update")
+        entries = set(project.entries())
+        if entries != {("test_net", f"test_{n}") for n in range(int(is_gone), 2)}:
+            found.append(f"after an update there are {sorted(entries)}")
+        again = project.run()
+        if again.status:
+            found.append(f"status {again.status} after an update")
+    elif not is_gone and "workload" not in places:
+        right = "failed" if places & set(_IDENTITY) - _same(project) else "passed"
+        if test != right:
+            found.append(f"test_0 {test}, not {right}")
+    return found
+
+
+def _same(project: Project) -> set[str]:
+    """Return the empty parts of identities, which are as good as none."""
+    data = json.loads(project.file("test_net").read_text())
+    return {name for entry in data["entries"] for name in _IDENTITY if entry.get(name) == ""}
+
+
+def _timed(project: Project, *options: str) -> tuple[Result, float]:
+    """Return a run's result and the seconds of processor time that it took."""
+    before = os.times()
+    result = project.run(*options)
+    after = os.times()
+    return result, sum(after[2:4]) - sum(before[2:4])

@@ -33,6 +33,7 @@ from pytest_torchmem.snapshots.plain import (
     texts_of,
 )
 from pytest_torchmem.snapshots.tolerance import parse_rules
+from pytest_torchmem.units import MOST
 
 SCHEMA = 3
 """2: what was alive at each peak, in groups, and what the step was run with; 3: the course of the
@@ -237,8 +238,9 @@ def _entry(plain: Any, where: str) -> Entry:
 def _world(plain: Any, where: str) -> dict[str, Any]:
     """Return world size and rank of an entry."""
     size, rank = (plain.get(name, 0) for name in _WORLD)
-    if type(size) is not int or type(rank) is not int or not 0 <= rank < max(size, 1):
-        raise SnapshotError(f'{where}: "rank" must be a number below "world_size"')
+    numbers = type(size) is int and type(rank) is int and 0 <= size <= MOST
+    if not numbers or not 0 <= rank < max(size, 1):
+        raise SnapshotError(f'{where}: "world_size" must be a number, and "rank" one below it')
     return {"world_size": size, "rank": rank}
 
 

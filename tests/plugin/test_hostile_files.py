@@ -40,6 +40,7 @@ DEEP = '{"a":' * 1000 + "1" + "}" * 1000
         ('"peak": 1, "tolerance": ' + "[" * 90 + "]" * 90, "is not a tolerance"),
         ('"peak": 1, "measured": {"h100\\n": {"torch": 7}}', "measured"),
         ('"peak": 1, "device": "cpu\\n\\u001b[2J"', "twice"),
+        ('"peak": 1, "world_size": -1', '"world_size" must be a number'),
         ('"peak": 1, "at_peak": {"modules": {"\\u001b[2J\\n": "7"}}', "modules"),
     ],
 )
