@@ -83,7 +83,11 @@ def _pipeline() -> None:
     dist.init_process_group("nccl")
     stage = PipelineStage(_layers(), dist.get_rank(), 4, torch.device("cuda"))
     schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
-    schedule.step(torch.randn(8, WIDTH, device="cuda"))
+    batch = torch.randn(8, WIDTH, device="cuda")
+    if stage.is_first:
+        schedule.step(batch)
+    else:
+        schedule.step(**({"target": batch} if stage.is_last else {}))
 
 
 def _compiled() -> None:

@@ -12,12 +12,17 @@ from __future__ import annotations
 import _frozen_importlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
-from pytest_torchmem.torch_private.compilers.not_needed import COMPILER, compiler_not_needed
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.torch_private.compilers.not_needed import (
+    COMPILER,
+    compiler_not_needed,
+)
 from pytest_torchmem.torch_private.patching.patches import nothing_replaced, replaced
 
 _KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})
@@ -25,6 +30,8 @@ _KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})
 _listening: list[Callable[[str], None]] = []
 """What is told of modules that were imported, also on another thread."""
 _OWN = f"{__name__.partition('.')[0]}."
+_PATIENCE = 15.0
+"""Seconds after which an import that has not moved is taken to wait for this thread."""
 _IMPORTING = "<frozen importlib._bootstrap>", "_find_and_load"
 """The file and name of the function that holds the lock of a module."""
 
@@ -130,4 +137,21 @@ def _on_another_thread(import_: Callable[..., Any], name: str) -> None:
 
     worker = ThreadApart(target=run, name=f"import of {name}")
     worker.start()
-    worker.join()
+    stands: Any = None
+    while worker.is_alive():
+        worker.join(_PATIENCE)
+        stood, stands = stands, _place_of(worker)
+        if stands is not None and stands == stood:
+            raise UsageError(
+                f"{name} cannot be imported in the course of the step: its import waits for a lock "
+                "that the step holds. Import it before, at the top of the test's module"
+            )
+
+
+def _place_of(thread: threading.Thread) -> tuple[int, int, float] | None:
+    """Return where a thread is, and how long it has run; None where that is not known."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None or not thread.is_alive() or not hasattr(time, "pthread_getcpuclockid"):
+        return None
+    clock = time.pthread_getcpuclockid(thread.ident or 0)
+    return id(frame), frame.f_lasti, time.clock_gettime(clock)

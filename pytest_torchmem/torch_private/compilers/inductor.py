@@ -38,6 +38,9 @@ _config: Callable[[], Any] = private_if_imported("torch._inductor.config")
 _compile_fx: Callable[[], Any] = private_if_imported("torch._inductor.compile_fx")
 _joint_passes: Callable[[], Any] = private_if_imported("torch._inductor.fx_passes.joint_graph")
 _post_passes: Callable[[], Any] = private_if_imported("torch._inductor.fx_passes.post_grad")
+_overrides: Callable[[], Any] = private_if_imported(
+    "torch._inductor.codegen.common.get_device_op_overrides"
+)
 _ahead_of_time: Callable[[], Any] = private_if_imported("torch._functorch.config")
 _device_interface: Callable[[], Any] = private_if_imported("torch._dynamo.device_interface")
 _cuda_interface: Callable[[], Any] = private_if_imported(
@@ -127,6 +130,8 @@ def prepare() -> None:
                 import_module(name)
             _joint_passes().lazy_init(torch.device("cpu"))
             _post_passes().lazy_init()
+            # Since torch 2.15 it imports more while it holds a lock that these modules take.
+            _overrides()("cpu")
 
 
 def compile(
