@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from pytest_torchmem import MemoryProfile, measure, trace
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.step import imports
 
 _TWICE = """
 import sys
@@ -232,3 +235,22 @@ def test_what_a_module_makes_on_fake_cuda_belongs_to_the_trace(
         assert trace(program, device="cuda").end == 2 * 4000
     finally:
         sys.modules.pop("placed", None)
+
+
+def test_an_import_that_waits_for_the_step_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Inductor's do since torch 2.15, which takes a lock, and imports what takes it again."""
+    (tmp_path / "waiting.py").write_text("import sys\nwith sys.torchmem_test_lock:\n    pass\n")
+    lock = threading.RLock()
+    monkeypatch.setattr(sys, "torchmem_test_lock", lock, raising=False)
+    monkeypatch.setattr(torch, "__path__", [*torch.__path__, str(tmp_path)])
+    monkeypatch.setattr(imports, "_PATIENCE", 0.1)
+
+    def step() -> None:
+        with lock:
+            importlib.import_module("torch.waiting")
+
+    with pytest.raises(UsageError, match=r"torch\.waiting cannot be imported.*holds\. Import it"):
+        trace(step)
+    sys.modules.pop("torch.waiting", None)

@@ -312,12 +312,13 @@ def originals_seen(made: Iterable[type] = (), constants: Iterable[type] = ()) ->
 
 
 def _builders() -> dict[str, Callable[..., Any]]:
-    """Return what compiled code makes streams and events by, which takes C++'s own classes, of the
+    """Return what compiled code gets streams and events by, which takes C++'s own classes, of the
     classes that ``torch`` has now (``build_stream`` and ``build_event``; torch/_dynamo/utils.py).
     """
-    builders = {
+    builders: dict[str, Callable[..., Any]] = {
         "build_stream": lambda args, kwargs: torch.Stream(*args, **kwargs),
         "build_event": lambda args, kwargs: torch.Event(*args, **kwargs),
+        "get_current_stream": lambda device: torch.accelerator.current_stream(device),
     }
     return {name: build for name, build in builders.items() if hasattr(_utilities(), name)}
 
