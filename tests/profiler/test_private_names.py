@@ -41,6 +41,7 @@ EXCEPTIONS = {
     ("*", "_replace"),
     ("*", "_fields"),
     ("*", "_field_defaults"),
+    ("step/imports.py", "_current_frames"),  # of sys
     ("step/imports.py", "_find_and_load"),
     ("interception/threads.py", "_is_owned"),
     # An argument by name, of a class that torch_private/ declares.
