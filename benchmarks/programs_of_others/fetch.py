@@ -74,5 +74,6 @@ def _git_directory(source: Source, cache: Path, mirrors: Path | None) -> Path:
 def _unpack(archive: bytes, folder: Path) -> None:
     partial = folder.with_name(folder.name + ".partial")
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(partial, filter="data")
+        # Python has filters since 3.10.12, 3.11.4 and 3.12; the archive's checksum was compared.
+        tar.extractall(partial, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     partial.rename(folder)

@@ -62,6 +62,7 @@ def test_a_signal_in_the_middle_of_a_write(tmp_path: Path, number: int) -> None:
         "from pathlib import Path\n"
         "from pytest_torchmem.snapshots.files import write\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # behind a shell's &\n"
         "real = os.fsync\n"
         "os.fsync = lambda descriptor: (os.kill(os.getpid(), int(sys.argv[2])), real(descriptor))\n"
         "write(Path(sys.argv[1]), 'new')\n"
