@@ -32,11 +32,11 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
+from benchmarks.torchtitan_llama import LARGE, TOKENS, VOCABULARY, FeedForward, loss_of
 from pytest_torchmem import trace
 
-WIDTH, HIDDEN, HEADS, KEYS, VOCABULARY = 16384, 53248, 128, 8, 128256
-HEAD = WIDTH // HEADS
-WORLD, TENSOR, TOKENS, BATCH = 512, 8, 8192, 1
+WIDTH, KEYS, HEAD = LARGE.width, LARGE.keys, LARGE.head
+WORLD, TENSOR, BATCH = 512, 8, 1
 
 
 class Attention(nn.Module):
@@ -59,26 +59,13 @@ class Attention(nn.Module):
         return self.wo(found.transpose(1, 2).flatten(2))
 
 
-class FeedForward(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.w2 = nn.Linear(HIDDEN, WIDTH, bias=False)
-        self.w3 = nn.Linear(WIDTH, HIDDEN, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w2(functional.silu(self.w1(x)) * self.w3(x))
-
-
 class Layer(nn.Module):
     """One layer of Llama."""
 
     def __init__(self) -> None:
         super().__init__()
         self.attention_norm, self.ffn_norm = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
-        self.attention, self.feed_forward = Attention(), FeedForward()
+        self.attention, self.feed_forward = Attention(), FeedForward(LARGE)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
@@ -154,7 +141,7 @@ def step(layers: int) -> None:
     tokens = torch.randint(VOCABULARY, (BATCH, TOKENS), device="cuda")
     with loss_parallel():
         logits = model(tokens)
-        functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten()).backward()
+        loss_of(logits, tokens).backward()
     del logits
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
@@ -163,7 +150,7 @@ def step(layers: int) -> None:
 def main() -> None:
     """Trace, and print what it took."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--layers", type=int, default=126)
+    parser.add_argument("--layers", type=int, default=LARGE.layers)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     begin, processor = time.perf_counter(), time.process_time()
