@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchmem.interception.interceptor import Interceptor
+from pytest_torchmem.interception.layouts.sparse import storage_holder
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values.memory import memory_for
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
@@ -118,7 +119,8 @@ class TraceContext:
                 return self._record_of_part(tensor)
             return record
         except (RuntimeError, NotImplementedError):  # a tensor without storage
-            inner = tensor.values() if tensor.layout in COMPRESSED else unwrapped(tensor)
+            sparse = tensor.layout is torch.sparse_coo or tensor.layout in COMPRESSED
+            inner = storage_holder(tensor) if sparse else unwrapped(tensor)
             if inner is None and is_wrapper(tensor):
                 return self._record_of_part(tensor)
             return None if inner is None else self.record(inner)

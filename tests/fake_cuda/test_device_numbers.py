@@ -18,13 +18,24 @@ from torch import device as torch_device
 from pytest_torchmem import trace
 
 GPU = torch.device("cuda", 0)
+ENTRIES = torch.tensor([[0, 1]]), torch.ones(2)
+ROW = torch.tensor([0, 2]), *(one.flatten() for one in ENTRIES)
 FACTORIES: dict[str, Callable[[Any], Tensor]] = {
     "arange": lambda device: torch.arange(3, device=device),
     "asarray": lambda device: torch.asarray([1.0], device=device),
     "asarray of bytes": lambda device: torch.asarray(bytearray(8), device=device),
     "as_tensor": lambda device: torch.as_tensor([1.0], device=device),
     "empty_like": lambda device: torch.empty_like(torch.ones(2), device=device),
+    "compressed": lambda device: torch.sparse_csr_tensor(*ROW, device=device).values(),
+    "compressed as a whole": lambda device: torch.sparse_csr_tensor(*ROW, device=device),
+    "coordinates": lambda device: torch.sparse_coo_tensor(*ENTRIES, device=device)._indices(),
+    "coordinates as a whole": lambda device: torch.sparse_coo_tensor(*ENTRIES, device=device),
+    "fft.fftfreq": lambda device: torch.fft.fftfreq(8, device=device),
     "full": lambda device: torch.full((2,), 1.0, device=device),
+    "nested": lambda device: torch.nested.nested_tensor([[1.0], ENTRIES[1]], device=device),
+    "nested of tensors": lambda device: torch.nested.as_nested_tensor(
+        [ENTRIES[1]] * 2, device=device
+    ),
     "new_zeros": lambda device: torch.ones(2).new_zeros(3, device=device),
     "normal": lambda device: torch.normal(0.0, 1.0, (2,), device=device),
     "randperm": lambda device: torch.randperm(3, device=device),
@@ -33,7 +44,10 @@ FACTORIES: dict[str, Callable[[Any], Tensor]] = {
     "cuda": lambda device: torch.ones(2).cuda(device),
     "module": lambda device: nn.Linear(2, 2).to(device).weight,
     "made": lambda device: nn.Linear(2, 2, device=device).weight,
+    "zeros of no memory": lambda device: torch._efficientzerotensor((3,), device=device),
 }
+OTHER_DEVICES = {"_assert_tensor_metadata", "_make_dep_token", "_pin_memory", "_resize_output_"}
+"""Operators whose device is another's, or the host's."""
 
 
 @pytest.mark.parametrize("named", [0, torch.device("cuda"), "cuda:0"], ids=str)
@@ -43,6 +57,23 @@ def test_every_way_of_placing_takes_every_name(named: Any) -> None:
         assert set(found.values()) == {GPU}, found
 
     trace(program, device="cuda")
+
+
+def test_every_function_of_torch_that_makes_tensors_on_a_device_is_replaced() -> None:
+    """In a build with CUDA the others ask the driver for the GPU."""
+    taking = {
+        schema.name.removeprefix("aten::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("aten::") and any(a.name == "device" for a in schema.arguments)
+    }
+    own = {name: getattr(torch, name) for name in taking - OTHER_DEVICES if hasattr(torch, name)}
+    kept: list[str] = []
+
+    def program() -> None:
+        kept.extend(name for name, function in own.items() if getattr(torch, name) is function)
+
+    trace(program, device="cuda")
+    assert set(kept) <= {"from_file"}  # on the CPU alone
 
 
 def test_a_device_is_made_of_a_number() -> None:

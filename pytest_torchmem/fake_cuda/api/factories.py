@@ -25,10 +25,17 @@ _Factory = Callable[..., Any]
 _OF_DATA = "tensor"
 """What copies numbers to the device, whose guard it asks for (csrc/utils/tensor_new.cpp)."""
 _OF_VALUES = ("as_tensor", "asarray")
+_OF_FFT = ("fftfreq", "rfftfreq")
+_SPARSE = "sparse_"
+"""How the names of those begin that take indices and values."""
 
 #: Functions with a ``device`` argument that the default device says nothing about
 #: (torch/utils/_device.py). A build with CUDA initialises it before it calls the operator.
 _BESIDE_DEFAULT_DEVICE = (
+    "_cudnn_init_dropout_state",
+    "_efficientzerotensor",
+    "_empty_affine_quantized",
+    "_empty_per_channel_affine_quantized",
     "empty_like",
     "full_like",
     "normal",
@@ -54,6 +61,7 @@ def factories(trace: TraceContext, looked_at: list[LookedAt]) -> Replacements:
         for original, factory in replaced.items()
         if getattr(torch, original.__name__, None) is original
     }
+    of_fft = {name: replaced[getattr(torch.fft, name)] for name in _OF_FFT}
     beside = {name: _factory(getattr(torch, name)) for name in _BESIDE_DEFAULT_DEVICE}
 
     def torch_function(
@@ -69,6 +77,7 @@ def factories(trace: TraceContext, looked_at: list[LookedAt]) -> Replacements:
 
     return [
         (torch, {**of_torch, **beside}),
+        (torch.fft, of_fft),
         (DeviceContext, {"__torch_function__": torch_function}),
     ]
 
@@ -78,11 +87,25 @@ def _names_cuda(device: Any) -> bool:
     return device is not None and as_device(device).type == "cuda"
 
 
+def _parts_on(
+    target: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a sparse tensor's constructor with indices and values on a device.
+
+    Each is copied to where it is asked for (csrc/utils/tensor_new.cpp, ``internal_new_from_data``).
+    """
+
+    def moved(part: Any) -> Any:
+        return part.to(target) if isinstance(part, Tensor) else part
+
+    return tuple(map(moved, args)), {name: moved(part) for name, part in kwargs.items()}
+
+
 @cache
 def _factory(original: _Factory) -> _Factory:
     """Return the function that makes on fake cuda what ``original`` makes on a device."""
     name = original.__name__
-    of_values, of_data = name in _OF_VALUES, name == _OF_DATA
+    of_values, of_data, of_parts = name in _OF_VALUES, name == _OF_DATA, name.startswith(_SPARSE)
     keeps_device = name.endswith("_like") or of_values
 
     def factory(*args: Any, **kwargs: Any) -> Any:
@@ -107,6 +130,8 @@ def _factory(original: _Factory) -> _Factory:
         target = trace.device(as_device(device))
         if target.type == "meta":
             return original(*args, **kwargs)
+        if of_parts and kwargs.get("device") is not None:
+            args, kwargs = _parts_on(target, args, kwargs)
         kwargs["device"] = _CPU
         if of_tensor and of_values:
             return args[0].to(target, kwargs.get("dtype") or args[0].dtype)

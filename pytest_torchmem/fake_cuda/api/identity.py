@@ -21,6 +21,7 @@ from pytest_torchmem.fake_cuda.api.graphs import graphs_captured
 from pytest_torchmem.fake_cuda.api.guessed_devices import guessed_devices
 from pytest_torchmem.fake_cuda.api.legacy_types import legacy_types
 from pytest_torchmem.fake_cuda.api.nccl import nccl_process_groups
+from pytest_torchmem.fake_cuda.api.nested_tensors import nested_tensors
 from pytest_torchmem.fake_cuda.api.profilers import profilers
 from pytest_torchmem.fake_cuda.api.session import session
 from pytest_torchmem.fake_cuda.api.storages import Storages
@@ -81,6 +82,7 @@ def _functions(trace: TraceContext) -> Layer[_Owners]:
         *guessed_devices(trace),
         *generators(),
         *legacy_types(trace),
+        *nested_tensors(trace),
         *profilers(trace),
         *data_parallel(trace),
         *_private_functions(trace),

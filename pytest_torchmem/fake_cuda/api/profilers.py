@@ -31,7 +31,8 @@ def profilers(trace: TraceContext) -> Replacements:
 
     def init(self: Any, enabled: bool = True, **options: Any) -> None:
         if not trace.off() and (options.get("use_cuda") or options.get("use_device") == "cuda"):
-            options |= {"use_cuda": False, "use_device": None, "use_cpu": True}
+            options.pop("use_cuda", None)  # torch 2.15 has it no more
+            options |= {"use_device": None, "use_cpu": True}
         original(self, enabled, **options)
 
     nvtx = {

@@ -25,6 +25,9 @@ find_builtin = (
 )
 #: What torch's own Python asks which accelerator there is.
 accelerator = Replaceable("torch._C._get_accelerator")
+#: What makes nested tensors of the strided layout.
+nested_from_list = Replaceable("torch._nested_tensor_from_tensor_list")
+nested_constructor = Replaceable("torch._C._nested.nested_tensor")
 #: What C++ calls before it makes its first tensor on cuda.
 lazy_init = Replaceable("torch.cuda._lazy_init")
 #: ``torch.backends.cuda.can_use_flash_attention`` and its like, by the name of the implementation.
