@@ -18,6 +18,7 @@ from pytest_torchmem.interception.values.memory import memory_for
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.profile.timeline import Kind, Phase
 from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.world import World
 from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded
 from pytest_torchmem.torch_private.tensors.storages import (
     hollow_storage,
@@ -232,6 +233,11 @@ class TraceContext:
     def has_gpu(self) -> bool:
         """Whether there is a GPU in the trace."""
         return self._interceptor.parts.target.gpu is not None
+
+    @property
+    def world(self) -> World | None:
+        """The process of a distributed program that is traced, if it is one."""
+        return self._interceptor.parts.target.world
 
     @property
     def gpus(self) -> int:

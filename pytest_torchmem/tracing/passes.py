@@ -81,6 +81,11 @@ def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _E
         except Exception as error:
             if message is not None:
                 error.add_note(f"(rank {rank} was traced for what it sends to others)")
+            elif isinstance(error, FileNotFoundError) and own:
+                error.add_note(
+                    f"(rank {own} is traced, and no other process runs: files that rank 0 would "
+                    "write first are not there. Have them there before the trace, or trace rank 0)"
+                )
             raise
         if isinstance(ended, ValuesNeeded):
             return ended

@@ -12,7 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
+from torch import multiprocessing
 from torch.distributed._functional_collectives import all_gather_tensor
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.multiprocessing import spawn
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError, UsageError
@@ -120,6 +123,51 @@ def test_libraries_ask_again_which_process_they_are_in(monkeypatch: Any) -> None
     for rank in (3, 1):
         trace(program, world_size=4, rank=rank)
     assert found == [3, 1]
+
+
+NUMBERS: list[Any] = []
+
+
+def as_started(number: int, *args: Any) -> None:
+    os.environ["MASTER_PORT"] = "29501"
+    dist.init_process_group("gloo", rank=number, world_size=8)
+    dist.all_reduce(torch.randn(1024))
+    NUMBERS.append((number, *args))
+    sys.exit(0)
+
+
+def test_a_function_that_a_program_starts_in_processes_runs_as_the_rank() -> None:
+    def step() -> None:
+        multiprocessing.spawn(as_started, args=("a",), nprocs=8)
+        assert not dist.is_initialized()
+        assert os.environ["MASTER_PORT"] == "29500"
+        context = spawn(as_started, nprocs=8, join=False)
+        assert context is not None
+        assert context.join()
+        config = LaunchConfig(1, 1, nproc_per_node=8)
+        assert elastic_launch(config, dist.is_torchelastic_launched)() == {3: True}
+
+    NUMBERS.clear()
+    assert trace(step, world_size=8, rank=3).peak == 4096
+    assert NUMBERS == [(3, "a"), (3,)]
+
+
+def test_processes_that_no_trace_can_follow_are_told() -> None:
+    with pytest.raises(UsageError, match=r"starts 2 processes .* rank 13 of 16 \(8 on its node\)"):
+        trace(lambda: multiprocessing.spawn(as_started, nprocs=2), **WORLD)
+
+    with pytest.raises(FileNotFoundError) as missing:
+        trace(lambda: torch.load("checkpoint.of.rank.0"), **WORLD)
+    assert "files that rank 0 would write first are not there" in missing.value.__notes__[0]
+
+    def step() -> None:
+        process = multiprocessing.get_context("fork").Process(target=os.getpid)
+        process.start()
+        process.join()
+
+    (warning,) = trace(step, **WORLD).warnings
+    assert "starts a process" in warning
+    assert "torch.multiprocessing.spawn" in warning
 
 
 def test_a_world_that_the_program_contradicts_is_refused() -> None:

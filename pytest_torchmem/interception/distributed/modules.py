@@ -19,6 +19,11 @@ from torch import nn
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.distributed.processes import (
+    LAUNCHER,
+    follow_launcher,
+    follow_processes,
+)
 from pytest_torchmem.interception.distributed.propagation import (
     keep_joined_meshes,
     shorten_propagation,
@@ -135,6 +140,8 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 replace(checkpoint_planner(), VALIDATE_PLAN, partial(_validating, trace))
             if module.startswith("torch.distributed.pipelining"):
                 _follow_votes(replace, trace)
+            if module == LAUNCHER:
+                follow_launcher(replace, trace)
 
         def follow(*modules: str) -> None:
             for module in modules:
@@ -144,7 +151,8 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 wanted.clear()
 
         stack.enter_context(LASTING.layer("processes that agree", _comparing))
-        follow(*(f"torch.distributed.{name}" for name in _FOLLOWED))
+        follow_processes(replace, trace)
+        follow(*(f"torch.distributed.{name}" for name in _FOLLOWED), LAUNCHER)
         stack.enter_context(trace.after_imports(follow))
         yield
 

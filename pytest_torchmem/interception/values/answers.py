@@ -106,7 +106,7 @@ class Answers:
 
     def number(self, tensor: Tensor) -> UnknownNumber:
         """Return what stands for a number that is not known, where a program may just tell it."""
-        self._warn(f"read an unknown value of a {tensor.dtype} tensor; it is treated as 1")
+        self.warn(f"read an unknown value of a {tensor.dtype} tensor; it is treated as 1")
         return UnknownNumber(1.0, self._undecided, integer=is_count(tensor.dtype))
 
     def _undecided(self, what: str, answer: Any) -> Any:
@@ -182,7 +182,7 @@ class Answers:
         __tracebackhide__ = True
         if self.mode is not Values.GUESSED:
             raise self.unknown(what)
-        self._warn(f"{what}; {assumed}")
+        self.warn(f"{what}; {assumed}")
         line = self._attribution.user_line()
         times = self._guesses[line] = self._guesses.get(line, 0) + 1
         if times > _LARGEST_GUESSES:
@@ -203,9 +203,10 @@ class Answers:
         __tracebackhide__ = True
         if self.mode is Values.REAL or self._has_another_pass():
             raise self.unknown(what)
-        self._warn(f"{what} ({self._failed})" if self._failed else what)
+        self.warn(f"{what} ({self._failed})" if self._failed else what)
 
-    def _warn(self, what: str) -> None:
+    def warn(self, what: str) -> None:
+        """Let the profile warn of something, with the line of the program."""
         _warn(self._told, self._attribution, what)
 
     def took_others_for_this(self) -> None:
@@ -241,7 +242,7 @@ class Answers:
 
     def remark(self, what: str) -> None:
         """Warn of what is assumed of values."""
-        self._warn(what)
+        self.warn(what)
 
     def unknown(self, what: str) -> BaseException:
         """Return the error for a value that the trace does not have, naming the user's line.
