@@ -169,7 +169,7 @@ class Judge:
         if self.context.settings.split_by_torch:
             key = replace(key, torch_series=".".join(trace.torch.split(".")[:2]))
         measured = self.run.entry if self.run is not None else {}
-        return entry_of(key, profile, self.alive, measured)
+        return entry_of(key, profile, lambda: self.alive, measured)
 
     def _against_snapshot(self, snapshot: SnapshotResult) -> list[Finding]:
         before, now, comparison = snapshot.before, snapshot.entry, snapshot.comparison

@@ -131,7 +131,15 @@ class CheckResult:
         """Return this result for what was not checked, and need not be."""
         return replace(self, findings=(Finding(outcome=Outcome.NOT_CHECKED, fails=False),))
 
-    def light(self) -> CheckResult:
-        """Return this result without what only messages need: whole profiles hang on that."""
+    def light(self, *, explained: bool = True) -> CheckResult:
+        """Return this result without what only messages need: whole profiles hang on that.
+
+        Unless ``explained``, the entry of a check that passes and is not to be written has its
+        figures alone.
+        """
         findings = (Finding(outcome=one.outcome, fails=one.fails) for one in self.findings)
-        return replace(self, findings=tuple(findings))
+        snapshot = self.snapshot
+        if snapshot is not None and not (explained or self.failed or self.accepted):
+            before = snapshot.before.unexplained() if snapshot.before is not None else None
+            snapshot = replace(snapshot, entry=snapshot.entry.unexplained(), before=before)
+        return replace(self, findings=tuple(findings), snapshot=snapshot)

@@ -16,7 +16,7 @@ from pytest_torchmem.reports.growth import others, place, section, why
 from pytest_torchmem.reports.layout import wrapped
 from pytest_torchmem.reports.sources import Source, load_source
 from pytest_torchmem.reports.tables import comparison_table
-from pytest_torchmem.snapshots.alive import MOMENTS, alive_of
+from pytest_torchmem.snapshots.alive import MOMENTS
 from pytest_torchmem.snapshots.compare import Comparison, Verdict, compare
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.profiles import entry_of
@@ -63,7 +63,7 @@ def _source(text: str | None) -> Source:
 
     profile = MemoryProfile.load(path)
     key = Key("", "", profile.device, profile.gpu or "")
-    return Source(str(path), {("", key): entry_of(key, profile, alive_of(profile), {})})
+    return Source(str(path), {("", key): entry_of(key, profile)})
 
 
 def _is_profile(path: Path) -> bool:

@@ -302,11 +302,13 @@ class Conversion:
             known = self._values_of(tensor)
         kept = known is not None and self._values.worth_knowing(tensor.dtype, tensor.numel())
         memory = memory_for(output.dtype, nbytes)
-        if known is not None and kept and whole:
-            memory = flat(known).clone()
-        elif known is not None and kept:
-            memory = torch.zeros(nbytes, dtype=torch.uint8)
-            output.on(memory.untyped_storage()).copy_(known)
+        if known is not None and kept:
+            with self._values.threads():
+                if whole:
+                    memory = flat(known).clone()
+                else:
+                    memory = torch.zeros(nbytes, dtype=torch.uint8)
+                    output.on(memory.untyped_storage()).copy_(known)
         storage = hollow_storage(nbytes, memory)
         origin = Origin(Phase.BASELINE, module)
         entry = Allocation(nbytes, kind, origin, output.shape, dtype_name(output.dtype), label)

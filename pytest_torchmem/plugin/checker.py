@@ -198,16 +198,19 @@ class Checker:
             )
         return profiles
 
-    def take_checks(self, excinfo: pytest.ExceptionInfo[BaseException] | None) -> Any:
+    def take_checks(
+        self, excinfo: pytest.ExceptionInfo[BaseException] | None, *, explained: bool
+    ) -> Any:
         """Return what a report carries of this phase, and forget it.
 
-        It is of builtin types: pytest-xdist sends nothing else to the controller.
+        It is of builtin types: pytest-xdist sends nothing else to the controller. Unless
+        ``explained``, what would explain the figures of checks that pass is left out.
         """
         checks, self._unsent = self._unsent, []
         if not checks:
             return None
         by_check = excinfo is not None and isinstance(excinfo.value, MemoryCheckFailed)
-        sent = [replace(check, result=check.result.light()) for check in checks]
+        sent = [replace(check, result=check.result.light(explained=explained)) for check in checks]
         return {"checks": pickle.dumps(sent), "failed_by_check": by_check}
 
     def not_checked(

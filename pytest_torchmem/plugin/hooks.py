@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _NAME = "torchmem-run"
 _CHECKER: pytest.StashKey[Checker] = pytest.StashKey()
+_REPORTED = "torchmem_reported"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -289,7 +290,8 @@ class _RunHooks:
             note_skip(item, call, self.checker)
         if _CHECKER in item.stash:
             item.stash[_CHECKER].was_seen(call.excinfo)
-            packed = item.stash[_CHECKER].take_checks(call.excinfo)
+            explained = self._reports_everything()
+            packed = item.stash[_CHECKER].take_checks(call.excinfo, explained=explained)
             if packed is not None:
                 report.torchmem = packed  # type: ignore[attr-defined]
                 if call.excinfo is not None:
@@ -302,6 +304,11 @@ class _RunHooks:
         """Keep every report until the run ends: what is written depends on all of them."""
         if not self.is_worker:
             self._reports.append(report)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a worker whether somebody here reads the report."""
+        node.workerinput[_REPORTED] = self._reports_everything()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -346,6 +353,15 @@ class _RunHooks:
                 terminalreporter.section("memory (torchmem)", sep="=", bold=True)
             for line, markup in shown:
                 terminalreporter.write_line(line, **markup)
+
+    def _reports_everything(self) -> bool:
+        """Whether the JSON report, which explains checks that pass as well, is written or read."""
+        workerinput = getattr(self.config, "workerinput", {})
+        return (
+            self.settings().json_path is not None
+            or bool(self.config.hook.pytest_torchmem_report.get_hookimpls())
+            or bool(workerinput.get(_REPORTED))
+        )
 
     def _find(self) -> dict[str, list[Any]]:
         """Return what this process collected that has to do with snapshots, of builtin types."""

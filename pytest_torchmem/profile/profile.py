@@ -6,14 +6,16 @@ import gzip
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import FIGURES
 from pytest_torchmem.profile.facts import Facts
+from pytest_torchmem.profile.later import ComputedLater, Later
 from pytest_torchmem.profile.operator_calls import OperatorCall
 from pytest_torchmem.profile.timeline import (
     Allocation,
@@ -50,14 +52,8 @@ Suggest: TypeAlias = "Callable[[MemoryProfile, int | str | None], list[Suggestio
 """Called with the profile of a step, and the bytes that its peak has to fit, if any."""
 
 
-class Later(NamedTuple):
-    """What a field of a profile is computed by when it is first read."""
-
-    compute: Callable[[], Any]
-
-
 @dataclass(frozen=True, slots=True)
-class MemoryProfile:
+class MemoryProfile(ComputedLater):
     """The memory of one step on one device. All figures are bytes alive on that device.
 
     ``baseline`` is alive before the forward (parameters, buffers, inputs), ``retained`` at the end
@@ -123,28 +119,14 @@ class MemoryProfile:
     rank: int | None = None
     """Which of them this one is."""
     _later: dict[str, Later] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What ``facts`` and ``calls`` of a trace are computed by, until they are read."""
+    """What ``facts``, ``calls`` and ``reserved_peak`` are computed by, until they are read."""
 
     def __post_init__(self) -> None:
         if self.replay is not None:
-            object.__delattr__(self, "reserved_peak")
-        for name in ("facts", "calls"):
-            if type(found := getattr(self, name)) is Later:
-                self._later[name] = found
-                object.__delattr__(self, name)
+            object.__setattr__(self, "reserved_peak", Later(partial(_reserved, self.replay)))
+        self._put_off("facts", "calls", "reserved_peak")
 
     if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            # Python asks here for a field that has no value: a trace's, until it is read.
-            if name == "reserved_peak" and self.replay is not None:
-                object.__setattr__(self, name, self.replay()["peak"].reserved)
-                return self.reserved_peak
-            if name != "_later" and name in self._later:
-                object.__setattr__(self, name, self._later[name].compute())
-                del self._later[name]
-                return getattr(self, name)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
         def __getstate__(self) -> dict[str, Any]:
             state = {entry.name: getattr(self, entry.name) for entry in fields(self)}
@@ -186,12 +168,7 @@ class MemoryProfile:
         ``phase`` is ``"forward"``, ``"backward"``, ``"optimizer"`` or ``None``. Raises ``KeyError``
         for another name; a phase that did not run gives an empty list.
         """
-        peaks = self.timeline.peaks()
-        if phase is None:
-            peak = max(peaks.values(), default=(0, 0), key=lambda found: found[0])
-        else:
-            peak = peaks.get(PEAK_FIELDS[f"{phase}_peak"], (0, 0))
-        return self.timeline.live_at(peak[1])
+        return self.timeline.live_at(self._position_of_peak(phase))
 
     def by_module(self, phase: str | None = None) -> dict[str, int]:
         """Return the bytes alive at a peak by module path, largest first."""
@@ -219,11 +196,18 @@ class MemoryProfile:
         return totals_by(
             (
                 found
-                for found in self.live_at_peak(phase)
+                for found in self.timeline.live_in_order(self._position_of_peak(phase))
                 if found.kind is Kind.WORKSPACE or found.confidence is not Confidence.EXACT
             ),
             lambda allocation: allocation.confidence.value,
         )
+
+    def _position_of_peak(self, phase: str | None) -> int:
+        """Return after how many events a peak is reached; raises ``KeyError``."""
+        peaks = self.timeline.peaks()
+        if phase is None:
+            return max(peaks.values(), default=(0, 0), key=lambda found: found[0])[1]
+        return peaks.get(PEAK_FIELDS[f"{phase}_peak"], (0, 0))[1]
 
     def node_table(self) -> NodeTable:
         """Return what each operator needs in forward and backward, in the order of the step.
@@ -459,6 +443,10 @@ def drawn(profile: MemoryProfile) -> dict[str, Any]:
         return {}
     table = profile.node_table() if profile.calls is not None else None
     return {"plan": profile.plan(), "table": table}
+
+
+def _reserved(replay: Callable[[], Mapping[str, Peaks]]) -> int:
+    return replay()["peak"].reserved
 
 
 def figures_of(timeline: Timeline) -> dict[str, Any]:

@@ -125,13 +125,18 @@ class Timeline:
 
     def live_at(self, position: int) -> list[Allocation]:
         """Return what was alive after the first ``position`` events, largest first."""
-        live: dict[int, Allocation] = {}
+        return sorted(self.live_in_order(position), key=lambda allocation: -allocation.nbytes)
+
+    def live_in_order(self, position: int) -> list[Allocation]:
+        """Return what was alive after the first ``position`` events, in the order of making."""
+        live: dict[int, None] = {}
         for event in self.events[:position]:
             if event > 0:
-                live[event] = self.allocations[event - 1]
+                live[event] = None
             else:
                 live.pop(-event, None)
-        return sorted(live.values(), key=lambda allocation: -allocation.nbytes)
+        allocations = self.allocations
+        return [allocations[event - 1] for event in live]
 
     def live_bytes(self) -> list[int]:
         """Return the bytes live after each event."""

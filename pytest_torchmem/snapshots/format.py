@@ -15,6 +15,7 @@ from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, MEASURED, PEAKS
 from pytest_torchmem.printable import printable
 from pytest_torchmem.profile.facts import Facts
+from pytest_torchmem.profile.later import ComputedLater, Later
 from pytest_torchmem.profile.outline import Outline
 from pytest_torchmem.snapshots.alive import Alive
 from pytest_torchmem.snapshots.alive_format import (
@@ -94,8 +95,12 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One test, name and device: the figures, what explains them, and what people wrote."""
+class Entry(ComputedLater):
+    """One test, name and device: the figures, what explains them, and what people wrote.
+
+    What explains the figures of a trace is computed when it is read: a check that passes needs
+    none of it.
+    """
 
     key: Key
     torch: str
@@ -115,11 +120,19 @@ class Entry:
     """Keys of their own that people wrote, kept as they are."""
     measured: Mapping[str, Measured] = field(default_factory=dict)
     """What real GPUs counted, by their names in the catalogue."""
+    _later: dict[str, Later] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._put_off("alive", "facts", "timeline")
 
     @property
     def is_annotated(self) -> bool:
         """Whether people wrote something into this entry."""
         return self.tolerance is not None or self.reason is not None or bool(self.extra)
+
+    def unexplained(self) -> Entry:
+        """Return this entry without what explains its figures."""
+        return replace(self, explained={}, alive=None, facts={}, timeline=())
 
     def same_trace(self, other: Entry) -> bool:
         """Tell whether the traced figures and the workload are the same."""

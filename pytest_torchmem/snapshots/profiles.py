@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
+from pytest_torchmem.profile.later import Later
 from pytest_torchmem.profile.outline import outline_of
 from pytest_torchmem.snapshots.alive import Alive, alive_of
 from pytest_torchmem.snapshots.format import Entry, Key, Measured
@@ -16,18 +18,25 @@ if TYPE_CHECKING:
 def entry_of(
     key: Key,
     profile: MemoryProfile,
-    alive: Alive | None = None,
+    alive: Callable[[], Alive] | None = None,
     measured: Mapping[str, Measured] | None = None,
 ) -> Entry:
-    """Return the entry of a profile; ``alive`` is what was alive at its moments, if it is known."""
-    found = alive_of(profile) if alive is None else alive
+    """Return the entry of a profile, whose explanation is computed when it is read.
+
+    ``alive`` tells what was alive at the profile's moments, if that may be known already.
+    """
+
+    def shortened() -> Alive | None:
+        found = alive_of(profile) if alive is None else alive()
+        return found.shortened() if found.moments else None
+
     return Entry(
         key,
         torch=profile.torch_version.partition("+")[0],
         workload=profile.workload,
         figures=profile.figures(),
-        alive=found.shortened() if found.moments else None,
-        facts=profile.facts,
-        timeline=outline_of(profile.timeline),
+        alive=cast(Any, Later(shortened)),
+        facts=cast(Any, Later(lambda: profile.facts)),
+        timeline=cast(Any, Later(partial(outline_of, profile.timeline))),
         measured=measured or {},
     )

@@ -27,7 +27,8 @@ from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 from pytest_torchmem.profile.facts import Facts
-from pytest_torchmem.profile.profile import Later, MemoryProfile, Suggest, figures_of
+from pytest_torchmem.profile.later import Later
+from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.global_state import process_kept, thread_kept

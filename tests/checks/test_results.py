@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,9 +17,12 @@ from pytest_torchmem.checks.findings import (
 )
 from pytest_torchmem.checks.limits import overruns
 from pytest_torchmem.checks.request import Limit
-from pytest_torchmem.checks.result import CheckResult
+from pytest_torchmem.checks.result import CheckResult, SnapshotResult
 from pytest_torchmem.figures import FIGURES, JUDGED, MEASURED, PEAKS, PHASE_PEAKS, SELECTORS
+from pytest_torchmem.profile.later import Later
+from pytest_torchmem.profile.outline import Stretch
 from pytest_torchmem.reports.text import advice, message
+from pytest_torchmem.snapshots.alive import Alive
 from pytest_torchmem.snapshots.compare import compare
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.tolerance import BUILT_IN, find_rule
@@ -84,3 +89,29 @@ def test_one_table_says_what_a_figure_is() -> None:
     rules = {name: str(find_rule([BUILT_IN], "cuda", name).tolerance) for name in JUDGED}
     assert rules.pop("reserved_peak") == "1%+20MiB"
     assert set(rules.values()) == {"1%"}
+
+
+def test_what_explains_an_entry_is_computed_when_it_is_read() -> None:
+    asked: list[str] = []
+
+    def later(name: str, value: Any) -> Any:
+        return Later(lambda: asked.append(name) or value)
+
+    course = (Stretch("forward", 2, (0, 1000)),)
+    now = Entry(
+        KEY,
+        "2.13.0",
+        "w",
+        {"peak": 1},
+        alive=later("alive", Alive()),
+        facts=later("facts", {"inputs": {"x": "float32[2]"}}),
+        timeline=later("timeline", course),
+    )
+    snapshot = SnapshotResult("test_net.json", now, before=now)
+    light = CheckResult(KEY, snapshot=snapshot).light(explained=False)
+    sent = pickle.loads(pickle.dumps(light)).snapshot
+    assert (sent.entry.figures, sent.entry.timeline, asked) == ({"peak": 1}, (), [])
+    for result in (CheckResult(KEY, (OVER,)), CheckResult(KEY, (NEW,))):
+        kept = replace(result, snapshot=snapshot).light(explained=False)
+        assert pickle.loads(pickle.dumps(kept)).snapshot.entry.timeline == course
+    assert asked == ["alive", "facts", "timeline"]

@@ -55,7 +55,7 @@ def told(build: Callable[[bool], Step], device: str) -> tuple[str, Diagnosis]:
     before = stored(entry_of(key, profile_of(build(False), device)))
     profile = profile_of(build(True), device)
     alive = alive_of(profile)
-    now = entry_of(key, profile, alive)
+    now = entry_of(key, profile, lambda: alive)
     comparison = compare(before, now, [BUILT_IN])
     moment = grown_moment(comparison)
     assert moment, comparison

@@ -69,13 +69,23 @@ def test_json_keeps_to_its_schema(grown):
     _valid(json.loads(grown.file().read_text()), "snapshot")
 
 
-def test_json_is_the_same_with_workers(grown):
+_READER = """
+import json
+
+def pytest_torchmem_report(config, report):
+    (config.rootpath / "workers.json").write_text(json.dumps(report))
+"""
+
+
+def test_json_is_the_same_with_workers_and_for_a_hook(grown):
     grown.run("--torchmem-json=serial.json")
-    grown.run_apart("-n", "2", "--torchmem-json=workers.json", "--junitxml=junit.xml")
+    grown.write(conftest=_READER)
+    grown.run_apart("-n", "2", "--junitxml=junit.xml")
     serial, workers = (
         json.loads((grown.path / f"{name}.json").read_text()) for name in ("serial", "workers")
     )
     for report in (serial, workers):
+        assert all(check["alive"] for check in report["checks"] if check["snapshot"])
         report["checks"].sort(key=lambda check: (check["nodeid"], check["device"], check["name"]))
         for check in report["checks"]:
             for name in ("message", "growth", "alive"):  # lines are relative to where it ran

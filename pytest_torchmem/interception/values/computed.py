@@ -34,25 +34,27 @@ _HALVES = (torch.float16, torch.bfloat16)
 _EMPTY = ("aten::empty", "aten::new_empty", "prims::empty")
 
 
-def run_for_real(call: Call, values: list[Tensor]) -> Any:
+def run_for_real(call: Call, values: list[Tensor], *, alone: bool = False) -> Any:
     """Run an operator with ``values`` in the place of its tensor arguments, by the CPU's kernel.
 
     An operator that only cuda has is run by what its record says. Memory that nobody has written to
-    is zero, so that a trace is the same every time. Raises what the kernel raises.
+    is zero, so that a trace is the same every time. ``alone``: on this thread, however many
+    elements there are. Raises what the kernel raises.
     """
+    alone = alone or sum([value.numel() for value in values]) <= _FEW
     try:
-        result = _run(call, values)
+        result = _run(call, values, alone)
     except (RuntimeError, NotImplementedError) as error:
         if "not implemented for" not in str(error):
             raise
-        return _run_in_another_type(call, values)
+        return _run_in_another_type(call, values, alone)
     if call.operator.name.startswith(_EMPTY):
         for tensor in argument_tensors(result):
             tensor.zero_()
     return result
 
 
-def _run(call: Call, values: list[Tensor]) -> Any:
+def _run(call: Call, values: list[Tensor], alone: bool) -> Any:
     real = {id(tensor): value for tensor, value in zip(call.tensors, values, strict=True)}
     operator, kwargs = call.operator, call.kwargs
     if operator.takes_device:
@@ -61,8 +63,7 @@ def _run(call: Call, values: list[Tensor]) -> Any:
     args = replace_tensors(call.args, lambda tensor: real[id(tensor)])
     kwargs = replace_tensors(kwargs, lambda tensor: real[id(tensor)])
     equivalent = call.values
-    few = sum([value.numel() for value in values]) <= _FEW
-    with OneThread() if few else nullcontext(), at_kernels():
+    with OneThread() if alone else nullcontext(), at_kernels():
         if equivalent is not None:
             return equivalent(args, kwargs)
         if operator.overload.namespace == FUNCTIONAL:  # its kernel would ask the group of processes
@@ -104,7 +105,7 @@ def _dropout(own: torch.Generator | None, input: Tensor, p: float, train: bool |
     return input.mul(mask).mul_(1 / (1 - p)), mask
 
 
-def _run_in_another_type(call: Call, values: list[Tensor]) -> Any:
+def _run_in_another_type(call: Call, values: list[Tensor], alone: bool) -> Any:
     """Run an operator whose CPU kernel does not know a type; outputs are not converted back.
 
     Half precision is computed in single, and integers (``histc``) in double.
@@ -118,7 +119,7 @@ def _run_in_another_type(call: Call, values: list[Tensor]) -> Any:
     ]
     if all(one is other for one, other in zip(single, values, strict=True)):
         raise NotImplementedError(f"the CPU has no kernel of {call.operator.name} for these types")
-    result = _run(call, single)
+    result = _run(call, single, alone)
     written = {
         id(tensor) for tensor in argument_tensors(call.operator.written(call.args, call.kwargs))
     }

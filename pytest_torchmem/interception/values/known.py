@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -50,6 +51,7 @@ from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
 from pytest_torchmem.torch_private.dispatch.keys import CPU
 from pytest_torchmem.torch_private.dispatch.operators import has_kernel
+from pytest_torchmem.torch_private.state.intra_op import OneThread
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 #: ``torch.linalg.LinAlgError``, which its module does not export.
@@ -374,7 +376,15 @@ class KnownValues(Answers):
 
     def run(self, call: Call, values: list[Tensor]) -> Any:
         """Run an operator for real with ``values`` in the place of its tensor arguments."""
-        return run_for_real(call, values)
+        return run_for_real(call, values, alone=not self.mode.wants_all)
+
+    def threads(self) -> OneThread | nullcontext[None]:
+        """Return a context for what copies values: as many threads as help.
+
+        Within the small budget others do not, and they spin when they have nothing to do (libgomp's
+        GOMP_SPINCOUNT): more processor time than all that is computed takes.
+        """
+        return nullcontext() if self.mode.wants_all else OneThread()
 
     def take(self, results: Any, values: Any) -> None:
         """Keep ``values`` as those of ``results``, where they are small enough or all are kept."""
