@@ -98,7 +98,10 @@ def _path(spec: OperatorSpec, gpu: Gpu, trace: TraceContext) -> Callable[..., An
     def kernel(*args: Any, **kwargs: Any) -> Any:
         first = next(iter(argument_tensors((args, kwargs))), None)
         call = CompositeCall(args, kwargs, spec.overload, trace)
-        if first is None or not trace.is_on_gpu(first):
+        if first is None:
+            return call()
+        trace.begin_beside(first)
+        if not trace.is_on_gpu(first):
             return call()
         return path(args, kwargs, machine=gpu, call=call)
 

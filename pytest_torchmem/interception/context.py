@@ -147,6 +147,15 @@ class TraceContext:
         record = self.record(tensor)
         return record is not None and record.ledger.device.type == "cuda"
 
+    def begin_beside(self, tensor: Tensor) -> None:
+        """Let what a composite operator makes first of all be where its tensor is."""
+        record = self.record(tensor)
+        placement = self._interceptor.parts.placement
+        if record is None:  # a real one, which the trace has not met yet
+            placement.run_on_host()
+        else:
+            placement.begin_on(record.ledger)
+
     def brought(self, tensor: Tensor) -> bool:
         """Return whether a tensor is not the trace's own, but what the program came with."""
         record = self.record(tensor)

@@ -197,7 +197,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     """A storage the ledger knows, and where it lives."""
 
-    __slots__ = ("address", "hollow", "index", "ledger", "lent", "memory")
+    __slots__ = ("address", "hollow", "index", "ledger", "lent", "memory", "shared")
 
     address: int
     index: int
@@ -208,6 +208,8 @@ class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     """Whether it is hollow and belongs to another ledger, which outlives this one."""
     memory: Tensor | None
     """Bytes that the hollow storage shows to whoever reads it; they live as long as it does."""
+    shared: bool
+    """Whether a hollow storage on the host was put into shared memory; not set before that."""
 
 
 class Ledger:

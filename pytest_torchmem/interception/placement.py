@@ -73,6 +73,10 @@ class Placement:
         """Whether the last operator, if there was any, ran on the host."""
         return self._last is None or self._last.device == _CPU
 
+    def begin_on(self, device: DeviceLedger) -> None:
+        """Take note of where the tensors of a composite operator are, which is about to run."""
+        self._last = device
+
     def run_on_host(self) -> None:
         """Take note of an operator that ran on real tensors of the host."""
         self._last = self._ledger.on(_CPU)

@@ -45,6 +45,15 @@ NAMES = {
         _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
         _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     """,
+    "composites": """
+        fake_quantize_per_tensor_affine.tensor_qparams linalg_matrix_rank
+        linalg_matrix_rank.atol_rtol_float linalg_matrix_rank.atol_rtol_float_out
+        linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.atol_rtol_tensor_out
+        linalg_matrix_rank.out linalg_matrix_rank.out_tol_tensor linalg_matrix_rank.tol_tensor
+        linalg_pinv linalg_pinv.atol_rtol_float linalg_pinv.atol_rtol_float_out linalg_pinv.out
+        linalg_pinv.out_rcond_tensor linalg_pinv.rcond_tensor nanquantile.scalar
+        nanquantile.scalar_out quantile.scalar quantile.scalar_out
+    """,
     "convolution.alone": """
         _slow_conv2d_backward.output_mask _slow_conv2d_forward cudnn_convolution
         cudnn_convolution_add_relu cudnn_convolution_relu cudnn_convolution_transpose
@@ -163,6 +172,14 @@ NAMES = {
     """,
     "normalization.weight_norm": """
         _weight_norm_interface _weight_norm_interface_backward renorm
+    """,
+    "quantization": """
+        _fake_quantize_learnable_per_channel_affine
+        _fake_quantize_learnable_per_channel_affine_backward
+        _fake_quantize_learnable_per_tensor_affine
+        _fake_quantize_learnable_per_tensor_affine_backward
+        _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
+        fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask
     """,
     "random": """
         _dirichlet_grad _philox_normal _philox_uniform _sample_dirichlet _standard_gamma_grad

@@ -47,6 +47,12 @@ _table(
     """
     gelu_backward log_sigmoid_forward log_sigmoid_backward binary_cross_entropy_backward
     rrelu_with_noise floor_divide rsub heaviside addcmul addcdiv _masked_scale
+    """,
+)
+# native/quantized/FakeQuantPerTensorAffine.cpp, FakeQuantPerChannelAffine.cpp
+_table(
+    DEVICES,
+    """
     fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask
     _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
     """,

@@ -58,3 +58,41 @@ def test_a_mask_takes_more_than_its_positions_do() -> None:
 def test_an_empty_tensor_is_known() -> None:
     traced, measured = figures(torch.argwhere, torch.empty(5, 0, dtype=torch.bfloat16))
     assert traced == measured
+
+
+def per_tensor(x: Tensor, *_: Tensor) -> Tensor:
+    return torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127)
+
+
+def per_tensor_of_tensors(x: Tensor, *_: Tensor) -> Tensor:
+    zero = torch.zeros(1, dtype=torch.int32)
+    return torch.fake_quantize_per_tensor_affine(x, torch.ones(1), zero, 0, 255)
+
+
+def per_channel(x: Tensor, scale: Tensor, _: Tensor) -> Tensor:
+    zeros = torch.zeros(len(scale), dtype=torch.int32)
+    return torch.fake_quantize_per_channel_affine(x, scale.detach(), zeros, 1, 0, 255)
+
+
+def learnable_per_tensor(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    return torch._fake_quantize_learnable_per_tensor_affine(
+        x, scale[:1], zero_point[:1], 0, 255, 1.0
+    )
+
+
+def learnable_per_channel(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    return torch._fake_quantize_learnable_per_channel_affine(x, scale, zero_point, 1, 0, 255, 1.0)
+
+
+@pytest.mark.parametrize(
+    "quantized",
+    [per_tensor, per_tensor_of_tensors, per_channel, learnable_per_tensor, learnable_per_channel],
+)
+def test_fake_quantization(quantized: Callable[..., Tensor]) -> None:
+    inputs = torch.randn(40, 16), torch.full((16,), 0.1), torch.zeros(16)
+    for each in inputs:
+        each.requires_grad_()
+    program = Program(lambda *given: quantized(*given).sin())
+    traced, measured = trace(program, *inputs, host="here"), measure(program, *inputs)
+    assert traced.figures() == measured.figures()
+    assert not traced.warnings

@@ -124,9 +124,9 @@ def _factory(original: _Factory) -> _Factory:
         of_tensor = keeps_device and bool(args) and isinstance(args[0], Tensor)
         device = kwargs.get("device")
         if device is None:
-            if of_tensor or name in _BESIDE_DEFAULT_DEVICE:
+            if of_tensor or any(isinstance(one, Tensor) for one in (*args, *kwargs.values())):
                 return original(*args, **kwargs)
-            device = default_device()
+            device = _CPU if name in _BESIDE_DEFAULT_DEVICE else default_device()
         target = trace.device(as_device(device))
         if target.type == "meta":
             return original(*args, **kwargs)

@@ -136,7 +136,8 @@ class _Data:
             "copy_": self._written("copy_", self._copy),
             "__setitem__": self._written("__setitem__", self._set_item),
             "byteswap": self._written("byteswap", lambda whole, dtype: self._forget(whole)),
-            "share_memory_": self._written("share_memory_", lambda whole: None),
+            "share_memory_": self._written("share_memory_", self._share),
+            "is_shared": self._is_shared(),
         }
         sharing = [each.by(self._shared(each.original)) for each in SHARING]
         return [(torch.UntypedStorage, methods), *sharing]
@@ -164,6 +165,30 @@ class _Data:
 
     def _set_item(self, whole: Tensor, index: Any, value: Any) -> None:
         whole[index] = value
+
+    def _share(self, whole: Tensor) -> None:
+        record = self._trace.record(whole)
+        if record is not None:
+            record.shared = True
+
+    def _is_shared(self) -> Callable[..., bool]:
+        """Return the method that says whether other processes may see a storage.
+
+        One on a GPU always is (torch/csrc/StorageSharing.cpp, ``THPStorage_isShared``).
+        """
+        original: Any = torch.UntypedStorage.is_shared
+
+        def is_shared(storage: torch.UntypedStorage) -> bool:
+            record = self._trace.record_of(storage)
+            if record is None:
+                return bool(original(storage))
+            if record.ledger.device.type == "cuda":
+                return True
+            if not record.hollow:
+                return bool(original(storage))
+            return getattr(record, "shared", False)
+
+        return is_shared
 
     def _forget(self, whole: Tensor) -> None:
         record = self._trace.record(whole)

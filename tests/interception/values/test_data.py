@@ -106,6 +106,18 @@ def test_what_needs_no_value_runs(device: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_tensor_says_whether_it_is_in_shared_memory(device: str) -> None:
+    def program() -> None:
+        host, on_device = torch.zeros(3), torch.zeros(3, device=device)
+        assert not host.is_shared()
+        assert on_device.is_shared() == (device == "cuda")
+        assert torch.nn.Linear(2, 2, device=device).share_memory().weight.is_shared()
+        assert host.share_memory_().is_shared()
+
+    trace(program, device=device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_known_values_are_read(device: str) -> None:
     def program() -> None:
         three = torch.tensor(3, device=device)

@@ -359,3 +359,37 @@ def test_numbers_that_composites_make_first_of_all_are_on_the_gpu() -> None:
             return x.quantile(0.5, dim=-1)
 
     assert trace(Quantile(), torch.randn(4, 8, requires_grad=True), device="cuda").peak > 0
+
+
+@pytest.mark.parametrize("last", ["cuda", "cpu"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_numbers_that_composites_make_are_beside_their_tensor(last: str, device: str) -> None:
+    """Whichever device the last operator before them was on."""
+    found: dict[str, str] = {}
+
+    def program() -> None:
+        x, other = torch.ones(3, 4, 5, device=device), torch.ones(2, device="cuda").to(last)
+        zero = torch.zeros(1, dtype=torch.int32, device=device)
+        for name, composite in {
+            "quantile": lambda: x.quantile(0.5),
+            "nanquantile": lambda: x.nanquantile(0.5, dim=1),
+            "matrix_rank": lambda: torch.linalg.matrix_rank(x),
+            "matrix_rank of nothing": lambda: torch.linalg.matrix_rank(x[:, :0]),
+            "pinv": lambda: torch.linalg.pinv(x, atol=0.1),
+            "max_pool1d": lambda: nn.functional.max_pool1d(x, 2),
+            "fake_quantize": lambda: torch.fake_quantize_per_tensor_affine(
+                x, x[0, 0, :1], zero, 0, 9
+            ),
+        }.items():
+            other * 1
+            found[name] = composite().device.type
+        other * 1
+        found["normal"] = torch.normal(0.0, 1.0, (3,), device=device).device.type
+        other * 1
+        assert torch.normal(0.0, 1.0, (3,)).device.type == "cpu"
+
+    trace(program, device="cuda")
+    assert set(found.values()) == {device}, found
+    with torch.inference_mode():
+        trace(program, device="cuda")
+    assert set(found.values()) == {device}, found

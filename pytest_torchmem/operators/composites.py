@@ -1,0 +1,31 @@
+"""Composite operators that make numbers before they call anything with a tensor.
+
+C++ makes them beside their first tensor, which it takes to be on the CPU: a path that changes
+nothing tells the trace which device that is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_torchmem.operators.calls import CompositeCall
+from pytest_torchmem.operators.registry import aten, operator
+
+
+@operator(
+    # native/Sorting.cpp, quantile and nanquantile: the quantile, and what follows from it.
+    *aten("quantile.scalar quantile.scalar_out nanquantile.scalar nanquantile.scalar_out"),
+    # native/LinearAlgebraUtils.h and native/LinearAlgebra.cpp, get_atol_rtol: tolerances.
+    *aten("""
+        linalg_matrix_rank linalg_matrix_rank.out linalg_matrix_rank.tol_tensor
+        linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.atol_rtol_tensor_out
+        linalg_matrix_rank.out_tol_tensor linalg_matrix_rank.atol_rtol_float
+        linalg_matrix_rank.atol_rtol_float_out linalg_pinv linalg_pinv.out linalg_pinv.rcond_tensor
+        linalg_pinv.out_rcond_tensor linalg_pinv.atol_rtol_float linalg_pinv.atol_rtol_float_out
+    """),
+    # native/quantized/FakeQuantPerTensorAffine.cpp: whether it is enabled.
+    "aten::fake_quantize_per_tensor_affine.tensor_qparams",
+).path("cuda")
+def beside_first_tensor(call: CompositeCall) -> Any:
+    """As on the CPU."""
+    return call()
