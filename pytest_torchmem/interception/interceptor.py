@@ -29,6 +29,7 @@ from pytest_torchmem.interception.plans import SubclassAsked
 from pytest_torchmem.interception.threads import TraceThreads
 from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.interception.values.policy import Values
+from pytest_torchmem.interception.wrapped_numbers import run_on_host
 from pytest_torchmem.operators.registry import Kind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace import Buffer
@@ -143,7 +144,7 @@ class Interceptor:
                 return self._run_aside(overload, args, kwargs)
             on_host = self.real_host or (self._importing and thread in self._importing)
             if on_host and self._is_of_the_host(args, kwargs):
-                return overload(*args, **kwargs)
+                return run_on_host(overload, args, kwargs)
             spec = self._specs.get(id(overload))
             if spec is None:
                 if is_view(overload) or is_only_python(overload):
@@ -351,8 +352,8 @@ class Interceptor:
                 return False
         placement = self.parts.placement
         if not tensors:
-            asked = self.placed_on is None and kwargs.get("device") is not None
-            return not asked or placement.last_on_host
+            asked = kwargs.get("device") if self.placed_on is None else None
+            return asked is None or (asked.type == "cpu" and placement.last_on_host)
         if any(self._has_hollow_part(tensor) for tensor in tensors):
             return False
         placement.run_on_host()

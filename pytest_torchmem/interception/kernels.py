@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.decompose import Decompositions
@@ -49,7 +50,7 @@ from pytest_torchmem.operators.work import CallWork
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.operators.workspace_of import library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
-from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.dispatch.kernels import run_composite_explicit
 from pytest_torchmem.torch_private.dispatch.meta import LIKE_ANOTHER
 from pytest_torchmem.torch_private.distributed.process_groups import (
@@ -59,6 +60,7 @@ from pytest_torchmem.torch_private.distributed.process_groups import (
 )
 from pytest_torchmem.torch_private.tensors.autograd import ENGINE_CODE, in_engine_thread
 from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.tensors.tensors import TensorBase
 
 _CPU = torch.device("cpu")
 
@@ -101,6 +103,8 @@ class Kernels:
             if kwargs:
                 key = (key, geometry_of(tuple(kwargs.items()), tensors))
         except RuntimeError:  # of a tensor that has no strides
+            if any(map(is_lazy, argument_tensors((args, kwargs)))):
+                return self._run_on_lazy(spec, args, kwargs)
             run = self._layouts.find(spec, args, kwargs)
             if run is None:
                 raise
@@ -133,6 +137,26 @@ class Kernels:
             flattened = [flat for one in lists if (flat := flattened_like(one)) is not None]
         self._run_planned(call, key, device, frame)
         return with_work(spec.overload, args, flattened)
+
+    def _run_on_lazy(
+        self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operator on parameters without a shape, which refuse to be asked for one.
+
+        In C++ they are tensors of nothing (``UninitializedTensorMixin`` in torch/nn/parameter.py).
+        """
+        __tracebackhide__ = True
+        given: dict[int, Tensor] = {}
+
+        def plain(tensor: Tensor) -> Tensor:
+            if not is_lazy(tensor):
+                return tensor
+            as_it_is = TensorBase.as_subclass(tensor, Tensor)
+            given[id(as_it_is)] = tensor
+            return as_it_is  # type: ignore[no-any-return]
+
+        result = self.run(spec, *replace_tensors((args, kwargs), plain))
+        return given.get(id(result), result)
 
     def _run_planned(self, call: Call, key: Any, device: DeviceLedger, frame: Any) -> Any:
         """Run a call whose outputs' geometry follows from that of its arguments."""

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.geometry import type_of_number
-from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload
 from pytest_torchmem.torch_private.tensors.autograd import current_node, keeps_graph, saved_by
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another, view_base
@@ -139,3 +140,20 @@ class WrappedNumbers:
                 self._ledger.attach(saved.untyped_storage(), index, pending.device)
             else:
                 pending.device.remove(index)
+
+
+def run_on_host(overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator on real tensors, of which those that numbers are wrapped in come as numbers.
+
+    Operators of arithmetic take them so (``should_allow_numbers_as_tensors`` in
+    torch/csrc/utils/python_arg_parser.cpp). Constants of a program that ``torch.jit.trace`` wrote
+    down are wrapped, too, and any operator is run on them.
+    """
+    __tracebackhide__ = True
+    try:
+        return overload(*args, **kwargs)
+    except RuntimeError:
+        wrapped = spec_of(overload).with_numbers_as_tensors(args, "cpu")
+        if wrapped is args:
+            raise
+    return overload(*wrapped, **kwargs)

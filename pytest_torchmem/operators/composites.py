@@ -23,6 +23,14 @@ from pytest_torchmem.operators.registry import aten, operator
         linalg_matrix_rank.atol_rtol_float_out linalg_pinv linalg_pinv.out linalg_pinv.rcond_tensor
         linalg_pinv.out_rcond_tensor linalg_pinv.atol_rtol_float linalg_pinv.atol_rtol_float_out
     """),
+    # native/Itertools.cpp, native/TensorFactories.cpp (vander), native/PackedSequence.cpp, and
+    # native/Dropout.cpp (make_feature_noise): results, and what they are picked by.
+    *aten("""
+        combinations feature_alpha_dropout feature_alpha_dropout_ feature_dropout feature_dropout_
+        linalg_matrix_power linalg_vander one_hot pad_sequence vander
+    """),
+    # native/SpectralOps.cpp: windows.
+    *aten("istft stft stft.center"),
     # native/quantized/FakeQuantPerTensorAffine.cpp: whether it is enabled.
     "aten::fake_quantize_per_tensor_affine.tensor_qparams",
 ).path("cuda")

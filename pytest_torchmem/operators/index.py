@@ -46,13 +46,16 @@ NAMES = {
         _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     """,
     "composites": """
-        fake_quantize_per_tensor_affine.tensor_qparams linalg_matrix_rank
-        linalg_matrix_rank.atol_rtol_float linalg_matrix_rank.atol_rtol_float_out
-        linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.atol_rtol_tensor_out
-        linalg_matrix_rank.out linalg_matrix_rank.out_tol_tensor linalg_matrix_rank.tol_tensor
-        linalg_pinv linalg_pinv.atol_rtol_float linalg_pinv.atol_rtol_float_out linalg_pinv.out
-        linalg_pinv.out_rcond_tensor linalg_pinv.rcond_tensor nanquantile.scalar
-        nanquantile.scalar_out quantile.scalar quantile.scalar_out
+        combinations fake_quantize_per_tensor_affine.tensor_qparams feature_alpha_dropout
+        feature_alpha_dropout_ feature_dropout feature_dropout_ istft linalg_matrix_power
+        linalg_matrix_rank linalg_matrix_rank.atol_rtol_float
+        linalg_matrix_rank.atol_rtol_float_out linalg_matrix_rank.atol_rtol_tensor
+        linalg_matrix_rank.atol_rtol_tensor_out linalg_matrix_rank.out
+        linalg_matrix_rank.out_tol_tensor linalg_matrix_rank.tol_tensor linalg_pinv
+        linalg_pinv.atol_rtol_float linalg_pinv.atol_rtol_float_out linalg_pinv.out
+        linalg_pinv.out_rcond_tensor linalg_pinv.rcond_tensor linalg_vander nanquantile.scalar
+        nanquantile.scalar_out one_hot pad_sequence quantile.scalar quantile.scalar_out stft
+        stft.center vander
     """,
     "convolution.alone": """
         _slow_conv2d_backward.output_mask _slow_conv2d_forward cudnn_convolution

@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import UninitializedBuffer, UninitializedParameter
+from torch.nn import functional as F
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import NoCudaError, UnknownValueError, UsageError
@@ -420,3 +423,60 @@ def test_what_is_compiled_between_traces_is_compiled(gpu: StandingGpu) -> None:
         assert output.is_cuda
         assert layers[0].weight.grad.is_cuda
         assert torch.allclose(output.cpu(), expected)
+
+
+def _beside() -> dict[str, Callable[[torch.Tensor], Any]]:
+    """Return operators that C++ makes of a factory first, which does not say for which device."""
+    return {
+        "combinations": torch.combinations,
+        "feature_dropout": lambda x: F.dropout1d(x[None, None]),
+        "fftfreq": lambda x: torch.fft.fftfreq(4, device=x.device) + x[0],
+        "istft": lambda x: torch.istft(torch.ones(3, 9, dtype=torch.complex64, device=x.device), 4),
+        "matrix_rank": lambda x: torch.linalg.matrix_rank(x[None]),
+        "max_pool1d": lambda x: F.max_pool1d(x[None, None], 2),
+        "pad_sequence": lambda x: nn.utils.rnn.pad_sequence([x, x]),
+        "quantile": lambda x: torch.quantile(x, 0.5),
+        "vander": torch.vander,
+    }
+
+
+@pytest.mark.parametrize("name", _beside())
+def test_what_cpp_makes_is_beside_its_argument(gpu: StandingGpu, name: str) -> None:
+    function = _beside()[name]
+    with gpu.on():
+        x = torch.rand(4)
+        torch.manual_seed(0)
+        expected = function(x)
+        for before, device in (("cuda", "cpu"), ("cpu", "cuda")):
+            torch.ones(2, device=before) * 2
+            torch.manual_seed(0)
+            result = function(x.to(device))
+            assert result.device.type == device
+            if "dropout" not in name:  # the GPU has random numbers of its own
+                assert torch.allclose(result.cpu(), expected)
+
+
+def test_what_torchscript_has_written_down_runs(gpu: StandingGpu) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * 1.5 + 2 * torch.tensor([1.0, 2.0], device=x.device)
+
+    with gpu.on():
+        for device in ("cpu", "cuda"):
+            x = torch.rand(2, device=device, requires_grad=True)
+            traced = torch.jit.trace(step, (x,))  # which runs it again, and compares
+            for _ in range(3):
+                traced(x).sum().backward()
+            assert x.grad is not None
+            assert x.grad.device.type == device
+
+
+@pytest.mark.parametrize("kind", [UninitializedParameter, UninitializedBuffer])
+def test_parameters_without_a_shape_are_copied(gpu: StandingGpu, kind: Any) -> None:
+    with gpu.on(), torch.no_grad():
+        lazy = {device: kind(device=device) for device in ("cpu", "cuda")}
+        for source in lazy.values():
+            for target in lazy.values():
+                assert target.copy_(source) is target
+        for device, one in lazy.items():
+            half = one.half()
+            assert (half.device.type, half.dtype) == (device, torch.float16)

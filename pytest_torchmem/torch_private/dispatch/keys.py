@@ -27,6 +27,8 @@ CUDA = dispatch_key("CUDA")
 NESTED_CPU = dispatch_key("NestedTensorCPU")
 SPARSE_CPU = dispatch_key("SparseCPU")
 COMPRESSED_CPU = dispatch_key("SparseCsrCPU")
+#: The key of what ``torch.jit.trace`` writes operators down with.
+TRACER = dispatch_key("Tracer")
 
 set_included: Callable[[Any, bool], None] = private(
     "torch._C._dispatch_tls_set_dispatch_key_included"
