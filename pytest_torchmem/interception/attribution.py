@@ -25,7 +25,7 @@ from torch import nn
 
 from pytest_torchmem.interception.facts import Called, FactCollector, Mode, is_installed
 from pytest_torchmem.profile.timeline import Origin, Phase
-from pytest_torchmem.torch_private.dispatch.modes import not_jit_tracing
+from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, not_jit_tracing
 from pytest_torchmem.torch_private.patching.module_calls import module_calls
 from pytest_torchmem.torch_private.tensors.autograd import (
     ENGINE_CODE,
@@ -263,7 +263,8 @@ class Attribution:
         """Report a call that begins; return the engine's task that it is part of, -1 for none."""
         task = current_graph_task()
         if self.on_outermost_call is not None and not self._modules.calls and task == -1:
-            with not_jit_tracing():  # it asks for sizes, which would be written down
+            # It asks for sizes, which would be written down, or handed to a mode of the program.
+            with not_jit_tracing(), NoFunctionModes():
                 self.on_outermost_call(module, args, kwargs)
         return task
 

@@ -63,6 +63,8 @@ from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import TensorBase
 
 _CPU = torch.device("cpu")
+_WITH_BODIES_IN_CPP = ("aten", "prims")
+"""Operators whose bodies, where they have any, are torch's own and run below autograd."""
 
 
 class Kernels:
@@ -187,7 +189,8 @@ class Kernels:
                 return self._run_dynamic(call, device, frame)
             return self._follow(call, plan, device, frame, is_new=True)
         result, plan = self._run_body(body, call, device, frame)
-        if plan is not None:
+        # A body in Python may be differentiated through: only by running it is it recorded.
+        if plan is not None and spec.overload.namespace in _WITH_BODIES_IN_CPP:
             self._plans.remember(key, plan)
         return result
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import pytest_torchmem as torchmem
 
@@ -81,6 +82,34 @@ def test_a_backward_asks_no_subclass(device: str) -> None:
         Unwrapped.asked.clear()
         loss.backward()
         return list(Unwrapped.asked)
+
+    traced: list[str] = []
+    really = body("cpu")
+    torchmem.trace(lambda: traced.extend(body(device)), device=device)
+    assert traced == really
+
+
+class Asked(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_mode_sees_what_the_program_calls(device: str) -> None:
+    def body(device: str) -> list[str]:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).to(device)
+        optimizer, x = torch.optim.SGD(model.parameters(), 0.1), torch.randn(3, 4, device=device)
+        with Asked() as mode:
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            optimizer.zero_grad()
+            x.to(x.device, torch.float64).cpu()
+        return mode.names
 
     traced: list[str] = []
     really = body("cpu")

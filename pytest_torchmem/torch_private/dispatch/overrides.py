@@ -49,7 +49,7 @@ class TensorMethod:
     def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         asked = [one for one in (tensor, *args) if isinstance(one, Tensor) and overrides(type(one))]
-        if asked and torch_function_enabled():
+        if (asked or function_modes()) and torch_function_enabled():
             if not kwargs and isinstance(self._original, MethodDescriptorType):
                 found = _ask_as_cpp(self, asked, (tensor, *args))
                 if found is not NotImplemented:
@@ -71,7 +71,9 @@ def _overridable(own: property) -> property:
 
     def getter(tensor: Tensor) -> Any:
         kind = type(tensor)
-        if kind not in _PLAIN and overrides(kind) and torch_function_enabled():
+        if (
+            (kind not in _PLAIN and overrides(kind)) or function_modes()
+        ) and torch_function_enabled():
             asked: Any = made.__get__
             found = _ask_as_cpp(asked, [tensor], (tensor,))
             if found is not NotImplemented:
