@@ -62,6 +62,18 @@ class Provenance:
             seen.add(index)
         return allocations[index]
 
+    def largest(self, operator: str) -> Allocation | None:
+        """Return the largest tensor that an operator made outside of the backward."""
+        events, allocations = self._timeline.events, self._timeline.allocations
+        made = (
+            allocations[event - 1]
+            for call in self._calls
+            if call.origin.operator == operator
+            for event in events[call.start : call.stop]
+            if event > 0
+        )
+        return max(made, key=lambda one: one.nbytes if one.dtype else 0, default=None)
+
     def places(self, operator: str) -> Iterator[Origin]:
         """Yield where an operator was called, outside of the backward."""
         return (call.origin for call in self._calls if call.origin.operator == operator)

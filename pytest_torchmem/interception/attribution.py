@@ -59,6 +59,9 @@ _NOWHERE: _Place = ("", "")
 
 
 _Call = tuple[str, int, nn.Module, Mode]
+_Left = tuple[int, CodeType | None, int]
+"""The node number when a module returned, and the code and the number of the line that called."""
+_NOT_LEFT: _Left = (-1, None, 0)
 
 
 class _Modules(threading.local):
@@ -66,6 +69,8 @@ class _Modules(threading.local):
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
+        self.left = _NOT_LEFT
+        """Of the last call that returned within the present one."""
 
 
 class _Places:
@@ -84,6 +89,11 @@ class _Places:
         if position < 0:
             return _NOWHERE, False
         return self.places[position], self.numbers[position] == number + 1
+
+    def add(self, number: int, place: _Place) -> None:
+        """Take note that nodes since the last place, below ``number``, are of ``place``."""
+        self.numbers.append(number)
+        self.places.append(place)
 
 
 class Attribution:
@@ -126,8 +136,7 @@ class Attribution:
             number, made = sequence_number(), self._places
             self.node_number = number
             if not made.numbers or made.numbers[-1] < number:
-                made.numbers.append(number)
-                made.places.append(place)
+                made.add(number, place)
         elif modules and modules[-1][1] == task:
             module, recomputed = modules[-1][0], True  # by a checkpoint
             place = module, self._recomputed_line(frame, module, operator)
@@ -186,7 +195,7 @@ class Attribution:
         self.compiled.setdefault(self.user_line())
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note of an optimizer that begins a step."""
+        """Take note of an optimizer that has made a step."""
         self.facts.optimizer(optimizer)
 
     def note_backward(self) -> None:
@@ -229,11 +238,17 @@ class Attribution:
                     return original(self, *args, **kwargs)
                 task = attribution._begin_call(self, args, kwargs)
                 path = attribution._path(stack, self)
-                mode = attribution.facts.called(path, self, task, stack[-1][3] if stack else None)
+                outer = stack[-1][3] if stack else None
+                mode = attribution.facts.called(path, self, args, task, outer)
+                caller = sys._getframe(1)
+                if is_own(caller.f_code) and caller.f_back is not None:
+                    caller = caller.f_back
+                attribution._enter(caller, task)
                 stack.append((path, task, self, mode))
                 try:
                     return original(self, *args, **kwargs)
                 finally:
+                    attribution._leave(caller, task)
                     stack.pop()
 
             return call
@@ -243,6 +258,7 @@ class Attribution:
                 yield
         finally:
             modules.calls.clear()
+            modules.left = _NOT_LEFT
             self._paths.clear()
             # One of these is the code that calls ``call`` here, which refers back to this: the
             # garbage collector does not look into code.
@@ -267,6 +283,39 @@ class Attribution:
             with not_jit_tracing(), NoFunctionModes():
                 self.on_outermost_call(module, args, kwargs)
         return task
+
+    def _enter(self, caller: FrameType, task: int) -> None:
+        """Give the nodes of views that were made since the last operator to who calls a module.
+
+        Views do not come to the interceptor, which sees nodes when the next operator runs.
+        """
+        modules, places, number = self._modules, self._places, sequence_number()
+        modules.left = _NOT_LEFT
+        if task == -1 and places.numbers and places.numbers[-1] < number:
+            module = modules.calls[-1][0] if modules.calls else ""
+            places.add(number, (module, self._line(caller)))
+
+    def _leave(self, caller: FrameType, task: int) -> None:
+        """Give the nodes of views at the end of a module's call to that module.
+
+        Their line is not known: it is that of the last operator or call in the module, if any.
+        """
+        modules, places, number = self._modules, self._places, sequence_number()
+        if task == -1 and places.numbers and places.numbers[-1] < number:
+            path, (module, line) = modules.calls[-1][0], places.places[-1]
+            returned, code, lineno = modules.left
+            if code is not None and returned >= places.numbers[-1]:
+                line = self._line_of_code(code, lineno)
+            elif module != path:
+                line = ""
+            places.add(number, (path, line or self._line(caller)))
+        modules.left = number, caller.f_code, caller.f_lineno
+
+    def _line_of_code(self, code: CodeType, lineno: int) -> str:
+        """Return a line as reports have it, "" for one of torch or of this package."""
+        if _classify(code.co_filename) != _USER:
+            return ""
+        return f"{short_path(code.co_filename)}:{lineno}"
 
     def _path(self, calls: list[_Call], module: nn.Module) -> str:
         if not calls:

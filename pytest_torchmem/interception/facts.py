@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from pytest_torchmem.profile.facts import (
     ARGUMENTS,
     BACKWARD,
+    CALLS,
     CONFIGURATION,
+    GIVEN,
     IN_PLACE,
     INPUTS,
     LAYERS,
@@ -29,23 +31,35 @@ from pytest_torchmem.profile.facts import (
     NO_BACKWARD,
     OPERATORS,
     OPTIMIZERS,
+    PACKED,
     PARAMETERS,
+    STATES,
     TOPICS,
     Facts,
 )
 from pytest_torchmem.profile.module_paths import Numbers, fold, prefixes, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.torch_private.dispatch.modes import not_jit_tracing
 from pytest_torchmem.torch_private.distributed.fully_sharded import arguments_of_sharding
+from pytest_torchmem.torch_private.state.entered import saved_tensors_hooks
 from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
+from pytest_torchmem.torch_private.tensors.tensors import PARAMETERS as OWN_PARAMETERS
 
 #: What is installed stands in folders of these names, which may lie in the standard library's.
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _MOST_GEOMETRIES = 4
+_MOST_LINES = 4
+_MOST_LOOKED_FOR = 64
+"""Calls of a module of which lines are looked for."""
+_CHECKPOINT = "_checkpoint_hook", "_recomputation_hook"
+"""Hooks of saved tensors that torch.utils.checkpoint enters."""
 _MOST_LAYERS = 200
 """Of a model with more kinds of layers none are noted: a snapshot is for people to read."""
 _MOST_SETTINGS = 40
 _LONGEST_VALUE = 40
+_TENSORS = frozenset({Tensor, nn.Parameter})
+"""Classes whose sizes are numbers: those of a subclass may have names that change."""
 _PLAIN = frozenset({bool, int, float, str})
 """Of exactly these, and not of what a program or a trace derives from them."""
 _OF_TORCH = ("torch.nn.modules.", "torch.ao.nn.")
@@ -71,6 +85,8 @@ class Mode(NamedTuple):
     """The dtype of autocast, "" where it is off."""
     training: bool = True
     recomputed: bool = False
+    packed: str = ""
+    """What packs saved tensors, as ``torch.autograd.graph.save_on_cpu`` does."""
 
     def beside(self, outer: Mode) -> str:
         """Return in words what differs from the mode of the module around it."""
@@ -83,6 +99,8 @@ class Mode(NamedTuple):
             parts.append(f"autocast {self.autocast or 'off'}")
         if self.training != outer.training:
             parts.append("training" if self.training else "eval")
+        if self.packed and self.packed != outer.packed:
+            parts.append(f"{PACKED}{self.packed}")
         return ", ".join(parts)
 
 
@@ -115,6 +133,9 @@ class FactCollector:
         """Where an operator's output has more elements than any input, and the inputs' shapes."""
         self._modes: dict[tuple[str, str], set[Numbers]] = {}
         self._layers: dict[tuple[str, str], set[Numbers]] = {}
+        self._given: dict[str, dict[str, set[Numbers]]] = {}
+        self._calls: dict[str, tuple[int, dict[str, None]]] = {}
+        """How often outermost modules were called, and the lines that did."""
         self._seen: set[tuple[str, int]] = set()
         """Modules whose layer is noted."""
         self._arguments: dict[str, dict[str, None]] = {}
@@ -125,23 +146,28 @@ class FactCollector:
         self._known: dict[str, dict[str, str]] = {topic: {} for topic in TOPICS}
         self._dtypes: dict[torch.dtype, str] = {}
 
-    def called(self, path: str, module: nn.Module, task: int, outer: Mode | None) -> Mode:
-        """Take note of the mode that a module is called in, and return it."""
+    def called(
+        self, path: str, module: nn.Module, args: Sequence[Any], task: int, outer: Mode | None
+    ) -> Mode:
+        """Take note of a module's call and of the mode that it runs in; return that."""
         autocast = ""
         if torch.is_autocast_enabled(self.device):
             dtype = torch.get_autocast_dtype(self.device)
             autocast = self._dtypes.setdefault(dtype, str(dtype).removeprefix("torch."))
         # ``torch.jit.freeze`` leaves a module without it.
         training = getattr(module, "training", False)
-        mode = Mode(torch.is_grad_enabled(), autocast, training, task != -1)
+        hooks = saved_tensors_hooks(False)
+        packed = "" if hooks is None else _called_of(hooks[0])
+        mode = Mode(torch.is_grad_enabled(), autocast, training, task != -1, packed)
         if outer is None:
             if task == -1:  # a checkpoint calls by itself what a model called before
                 self._settings_of(path, module)
+                self._count(path)
             outer = _USUAL
         own = (path, id(module))
         if own not in self._seen:
             self._seen.add(own)
-            self._note_layer(path, module)
+            self._note_layer(path, module, args)
             if _is_of_library(type(module).__module__) and not self._is_in_library(path):
                 self.callers[path] = self._line()
         if mode != outer:
@@ -199,9 +225,13 @@ class FactCollector:
             known[pattern] = ", ".join(filter(None, ("frozen", write_numbers(numbers))))
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note of an optimizer that makes a step."""
+        """Take note of an optimizer that has made a step."""
         options = [name for name in _OPTIONS if optimizer.defaults.get(name)]
-        self._known[OPTIMIZERS].setdefault(type(optimizer).__name__, ", ".join(options))
+        name = type(optimizer).__name__
+        if name not in self._known[OPTIMIZERS]:
+            self._known[OPTIMIZERS][name] = ", ".join(options)
+            names = {name for state in optimizer.state.values() for name in _tensors_of(state)}
+            self._known[STATES][name] = ", ".join(sorted(names))
 
     def facts(self, calls: Iterable[Origin] = ()) -> Facts:
         """Return what was noted, by topic and name, both in order; ``calls`` are of operators."""
@@ -219,6 +249,17 @@ class FactCollector:
             layers.setdefault(pattern, []).append(f"{text} @{where}" if where else text)
         if len(layers) <= _MOST_LAYERS:
             found[LAYERS] = {pattern: " | ".join(texts) for pattern, texts in layers.items()}
+        found[GIVEN] = {
+            pattern: " | ".join(
+                f"{shape} @{where}" if (where := write_numbers(numbers)) else shape
+                for shape, numbers in shapes.items()
+            )
+            for pattern, shapes in self._given.items()
+            if len(self._given) <= _MOST_LAYERS
+        }
+        found[CALLS] = {
+            path: ", ".join((str(number), *lines)) for path, (number, lines) in self._calls.items()
+        }
         found[ARGUMENTS] = {name: ", ".join(own) for name, own in self._arguments.items() if own}
         found[BACKWARD] = {
             name: str(number) if name == "calls" or not line else f"{number}, {line}"
@@ -239,16 +280,27 @@ class FactCollector:
     def _is_in_library(self, path: str) -> bool:
         return any(outer in self.callers for outer in prefixes(path))
 
-    def _note_layer(self, path: str, module: nn.Module) -> None:
-        kind = type(module)
+    def _count(self, path: str) -> None:
+        number, lines = self._calls.get(path, (0, {}))
+        if number < _MOST_LOOKED_FOR and len(lines) < _MOST_LINES and (line := self._line()):
+            lines[line] = None
+        self._calls[path] = number + 1, lines
+
+    def _note_layer(self, path: str, module: nn.Module, args: Sequence[Any]) -> None:
+        kind, own = type(module), vars(module)
+        if not own[CHILDREN] and own[OWN_PARAMETERS] and args and type(args[0]) in _TENSORS:
+            with not_jit_tracing():
+                shape = str([*args[0].shape])
+            pattern, numbers = fold(path)
+            self._given.setdefault(pattern, {}).setdefault(shape, set()).add(numbers)
         if kind.__module__.startswith(_OF_TORCH):
-            if vars(module)[CHILDREN]:
+            if own[CHILDREN]:
                 return
             text = f"{kind.__name__}()"
             with suppress(AttributeError):  # of which the program has taken one away
                 text = f"{kind.__name__}({module.extra_repr()})"
         else:  # a program's ``extra_repr`` may compute something, which would be traced
-            settings = _scalars(vars(module), vars(module), _is_of_all)
+            settings = _scalars(own, own, _is_of_all)
             settings += (f"{name}={value}" for name, value in arguments_of_sharding(module))
             text = f"{kind.__name__}: {', '.join(settings)}" if settings else kind.__name__
         pattern, numbers = fold(path)
@@ -342,6 +394,20 @@ def _counted(calls: Iterable[Origin]) -> Counter[str]:
     return Counter(
         {name: n for name, n in found.items() if not name.partition(".")[0].endswith("_")}
     )
+
+
+def _called_of(hook: Any) -> str:
+    """Return what a hook of saved tensors belongs to, "" for a checkpoint's."""
+    name = getattr(hook, "__qualname__", type(hook).__name__).partition(".")[0]
+    return "" if name in _CHECKPOINT else name
+
+
+def _tensors_of(state: object) -> Iterator[str]:
+    """Yield the names of what an optimizer keeps of a parameter and that is as large."""
+    if isinstance(state, dict):
+        for name, value in state.items():
+            if any(tensor.dim() for tensor in tensors_in(value)):
+                yield str(name)
 
 
 def is_installed(filename: str) -> bool:

@@ -14,16 +14,24 @@ INPUTS = "inputs"
 MODES = "modes"
 """Modules that are called in another mode than what calls them, and the modules of a step in
 another than the usual one: ``{"Teacher": "no_grad", "GPT.blocks.*": "recomputed, 0-11"}``."""
+PACKED = "saved tensors by "
+"""The mode of modules within hooks of saved tensors: ``"saved tensors by save_on_cpu"``."""
 NO_BACKWARD = "no backward"
 """The mode of modules that no backward of the step comes to, though it comes to others."""
 PARAMETERS = "parameters"
 """What is frozen, and which parameters are one: ``{"GPT.head.weight": "is GPT.embed.weight"}``."""
+GIVEN = "given"
+"""The shapes of what layers with parameters are called with first: ``{"Net.head": "[8, 128]"}``."""
+CALLS = "calls"
+"""How often outermost modules are called, and where: ``{"Net": "2, train.py:12, train.py:15"}``."""
 MODULES = "modules"
 """Settings of outermost modules: ``{"LlamaForCausalLM": "attention sdpa"}``."""
 CONFIGURATION = "configuration"
 """What the configuration of an outermost module says: ``{"GPT": "n_head=12, n_layer=3"}``."""
 OPTIMIZERS = "optimizers"
 """``{"AdamW": "foreach"}``."""
+STATES = "optimizer states"
+"""What optimizers keep of each parameter: ``{"AdamW": "exp_avg, exp_avg_sq"}``."""
 IN_PLACE = "in place"
 """How often modules called operators that write to what they are given."""
 ARGUMENTS = "arguments"
@@ -37,18 +45,23 @@ OPERATORS = "operators"
 TOPICS = (
     INPUTS,
     ARGUMENTS,
+    CALLS,
     MODES,
     PARAMETERS,
     MODULES,
     CONFIGURATION,
     LAYERS,
+    GIVEN,
     OPTIMIZERS,
+    STATES,
     BACKWARD,
     IN_PLACE,
     OPERATORS,
 )
 
 Facts = Mapping[str, Mapping[str, str]]
+ADDED = frozenset({CALLS, GIVEN, STATES})
+"""Topics that snapshots of before lack: nothing is known to have changed of what one lacks."""
 NO_FACTS: Facts = MappingProxyType({})
 
 
@@ -64,6 +77,8 @@ class FactChange(NamedTuple):
 def changed_facts(before: Facts, now: Facts) -> Iterator[FactChange]:
     """Yield the facts that differ, topic by topic, in the order of the present ones."""
     for topic in TOPICS:
+        if topic in ADDED and topic not in before:
+            continue
         old, new = before.get(topic, {}), now.get(topic, {})
         for name in (*new, *(name for name in old if name not in new)):
             if old.get(name, "") != new.get(name, ""):

@@ -114,10 +114,10 @@ def optimizer_steps(
     begin: Callable[[], None],
     end: Callable[[], None],
     on_thread: Callable[[], bool] | None = None,
-    met: Callable[[Optimizer], None] | None = None,
+    stepped: Callable[[Optimizer], None] | None = None,
 ) -> Iterator[None]:
     """Call ``begin`` and ``end`` around each step of an optimizer on this thread, or where
-    ``on_thread()`` is true, and ``met`` with the optimizer.
+    ``on_thread()`` is true, and ``stepped`` with the optimizer after each.
     """
     thread = threading.get_ident()
     is_here = on_thread or (lambda: threading.get_ident() == thread)
@@ -125,12 +125,12 @@ def optimizer_steps(
     def before(optimizer: Optimizer, *_: Any) -> None:
         if is_here():
             begin()
-            if met is not None:
-                met(optimizer)
 
-    def after(*_: Any) -> None:
+    def after(optimizer: Optimizer, *_: Any) -> None:
         if is_here():
             end()
+            if stepped is not None:
+                stepped(optimizer)
 
     hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -806,7 +807,151 @@ def cells_in_a_loop(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
+@planted("given", "is given [4, 64, 32], and was given [4, 32]", "Pooled.head", "aten::")
+def every_position(wrong: bool) -> Step:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(WORDS, 32), nn.Linear(32, 400)
+
+        def forward(self, words: Tensor) -> Tensor:
+            x = self.embed(words)
+            if wrong:
+                return self.head(x)[:, 0].sum()  # here: every_position
+            return self.head(x[:, 0]).sum()
+
+    return Pooled(), (ids(),), {}
+
+
+@planted(
+    "called", "Sequential is called twice, and was once: at ", "Sequential", "aten::", ("cpu",)
+)
+def called_for_a_metric(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Sequential(nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 8)).to(device)
+        x = torch.zeros(64, 32, device=device)
+        loss = model(x).logsumexp(-1).mean()
+        if wrong:
+            model(x).argmax(-1)  # here: called_for_a_metric
+        loss.backward()
+
+    return Program(run), (), {}
+
+
+class Momentum(torch.optim.Optimizer):
+    """An optimizer of a program's own."""
+
+    def __init__(self, parameters: Any, remembers: bool) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.remembers = remembers
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state.setdefault("average", torch.zeros_like(parameter)).add_(parameter.grad)
+            if self.remembers:
+                state["before"] = parameter.clone()  # here: another_state
+            parameter.sub_(state["average"])
+
+
+@planted("state", "the state of Momentum has before, and had average", "", "aten::clone", ("cuda",))
+def another_state(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Linear(64, 256).to(device)
+        model(torch.zeros(4, 64, device=device)).sum().backward()
+        Momentum(model.parameters(), wrong).step()
+
+    return Program(run), (), {}
+
+
+@planted(
+    "packed", "Sequential no longer runs within save_on_cpu", "Sequential", "aten::", ("cuda",)
+)
+def no_longer_offloaded(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)))
+        model, x = model.to(device), torch.zeros(512, 32, device=device)
+        with nullcontext() if wrong else torch.autograd.graph.save_on_cpu():
+            made = model(x)  # here: no_longer_offloaded
+        made.sum().backward()
+
+    return Program(run), (), {}
+
+
+@planted("new module", "Levels.attend.{0-1} is new", "Levels.attend", "aten::", ("cpu",))
+def attention_at_more_levels(wrong: bool) -> Step:
+    class Attend(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(16, 48)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.project(x).chunk(3, -1)
+            return (q @ k.transpose(-2, -1)).softmax(-1) @ v  # here: attention_at_more_levels
+
+    class Levels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            levels = range(3) if wrong else range(2, 3)
+            self.attend = nn.ModuleDict({str(level): Attend() for level in levels})
+
+        def forward(self, x: Tensor) -> Tensor:
+            for level in range(3):
+                if str(level) in self.attend:
+                    x = self.attend[str(level)](x)
+                x = x[:, ::2]
+            return x.sum()
+
+    return Levels(), (torch.zeros(2, 256, 16),), {}
+
+
+@planted("type", "bool became int64 from the buffer Mask.mask on", "Mask", "mask", ("cpu",))
+def mask_of_integers(wrong: bool) -> Step:
+    class Mask(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            mask = torch.ones(256, 256, dtype=torch.bool)
+            self.register_buffer("mask", mask.long() if wrong else mask)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.masked_fill(self.mask[:8, :8] == 0, -1e9).sum()
+
+    return Mask(), (torch.zeros(8, 8),), {"backward": False}
+
+
+@planted("lives longer", "the list kept of run", "Linear", "aten::addmm", ("cpu",))
+def outputs_kept_beside_their_sum(wrong: bool) -> Step:
+    @torch.no_grad()
+    def run(device: str) -> None:
+        model, kept = nn.Linear(16, 256).to(device), []
+        for _ in range(6):
+            made = model(torch.zeros(64, 16, device=device))
+            kept.append(made if wrong else made.argmax(-1))
+        torch.cat(kept)
+
+    return Program(run), (), {}
+
+
 # What must not be named: the rule, and a change that looks like its cause and is another.
+
+
+def dropout_by_hand(wrong: bool) -> Step:
+    """Another way of computing the same, and not an operator that is in place no more."""
+
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(32, 256)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.linear(x)
+            if not wrong:
+                return F.dropout(x, 0.1)
+            kept = (torch.rand_like(x) > 0.1).float()
+            return x * kept / 0.9
+
+    return Dropped(), (torch.zeros(128, 32),), {}
 
 
 def skip_connection(wrong: bool) -> Step:
@@ -892,6 +1037,7 @@ def more_pairs(wrong: bool) -> Step:
 
 
 NOT_THE_CAUSE = {
+    dropout_by_hand: {"in place"},
     softmax_of_a_loss: {"attention"},
     more_pairs: {"broadcast"},
     skip_connection: {"cache"},

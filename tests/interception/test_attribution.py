@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -64,6 +65,39 @@ def test_backward_belongs_to_the_forward_that_made_it() -> None:
         and allocation.origin.operator == "aten::mul.Tensor"
     ]
     assert exponentials
+
+
+class Rows(nn.Module):
+    """Takes a part of what a layer makes, which only the backward makes large again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(32, 512), nn.Linear(512, 32)
+
+    def forward(self, x: Tensor, first: bool) -> Tensor:
+        if first:
+            x = self.wide(x)[:8]  # the line of the view before a layer
+            return self.narrow(x)
+        return self.wide(x)[:8]  # the line of the view that ends a module
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_backward_of_a_view_belongs_to_the_module_that_made_it(first: bool) -> None:
+    def program() -> None:
+        made = nn.Sequential()(Rows()(torch.zeros(64, 32), first))
+
+        made.sum().backward()
+
+    origins = {
+        allocation.origin
+        for allocation in trace(program).timeline.allocations
+        if allocation.origin.operator == "aten::slice_backward"
+    }
+    line = Rows.forward.__code__.co_firstlineno + (2 if first else 4)
+    (made,) = origins
+    assert made.module == "Rows"
+    # Before a layer, it is the line that calls the layer: views are not seen.
+    assert made.line.endswith(f"test_attribution.py:{line + first}")
 
 
 def test_parameters_and_inputs_have_their_names() -> None:

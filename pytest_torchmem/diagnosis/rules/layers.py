@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
 
-from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, within
+from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, within
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.profile.facts import ARGUMENTS, CONFIGURATION, LAYERS
+from pytest_torchmem.profile.facts import ARGUMENTS, CALLS, CONFIGURATION, GIVEN, INPUTS, LAYERS
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.profile.module_paths import only_in, prefixes, unfold
+from pytest_torchmem.profile.module_paths import only_in, prefixes, read_numbers, unfold
 
 _MOST_SHOWN = 3
+_PASSING = (Role.ACTIVATION.value, Role.GRADIENT_TEMPORARY.value)
+_MADE = (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.RECOMPUTED.value)
 _LONG = 40
 """Letters of a layer beyond which another class is told by its name alone."""
 _OUTSIDE_OF_BRACKETS = re.compile(r", (?![^(\[]*[)\]])")
@@ -130,6 +134,32 @@ def _new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
         yield ".".join(parts[: stars[star - 1] + 1]), "/".join(added.split("/")[:star])
 
 
+@rule("called", "{module} is called {now}, and was {before}{lines}")
+def called_more_often(evidence: Evidence) -> Cause | None:
+    """A model is called once more: for a metric, for another loss, for a sample."""
+    for change in evidence.about(CALLS):
+        before, _, _ = change.before.partition(", ")
+        now, _, lines = change.now.partition(", ")
+        if not before.isdecimal() or not now.isdecimal() or int(now) <= int(before):
+            continue
+        places = lines.split(", ")
+        found = cause(
+            "called",
+            [row for row in evidence.came() if within(change.name, row.what.module)],
+            module=change.name,
+            now=_times(int(now)),
+            before=_times(int(before)),
+            lines=f": at {' and '.join(places)}" if 1 < len(places) <= _MOST_SHOWN else "",
+        )
+        if found is not None:
+            return found
+    return None
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else "twice" if number == 2 else f"{number} times"
+
+
 @rule("arguments", "{module} is called with {now}{before}")
 def other_arguments(evidence: Evidence) -> Cause | None:
     """A mask, a cache or a switch is passed to the model that was not."""
@@ -140,6 +170,36 @@ def other_arguments(evidence: Evidence) -> Cause | None:
 def another_configuration(evidence: Evidence) -> Cause | None:
     """The configuration of a model says something else."""
     return _other_parts(evidence, "configuration", CONFIGURATION)
+
+
+@rule("given", "{module} is given {now}, and was given {before}")
+def given_more(evidence: Evidence) -> Cause | None:
+    """A layer works on more than it did: every position instead of one, a longer sequence."""
+    if any(change.before for change in evidence.about(INPUTS)) or layer_gone(evidence):
+        return None  # which says why
+    larger: dict[str, tuple[str, str, str]] = {}
+    for pattern, (before, now) in _changed(evidence, GIVEN):
+        old, new = _texts(before), _texts(now)
+        came = [shape for shape in new if shape not in old]
+        gone = [shape for shape in old if shape not in new]
+        if came and gone and _elements(came[0]) > _elements(gone[0]):
+            larger[pattern] = came[0], gone[0], new[came[0]]
+    if not larger:
+        return None
+    first, (shape, was, numbers) = next(iter(larger.items()))  # in the order of their calls
+    own = [row for row in evidence.came() if any(within(one, row.what.module) for one in larger)]
+    around = {path for one in larger for path in ("", *prefixes(one))}
+    rows = own + [row for row in evidence.came(*_PASSING) if row.what.module in around - {*larger}]
+    begun = min((evidence.order(row) for row in own if within(first, row.what.module)), default=0)
+    if any(_is_resized(row) and evidence.order(row) < begun for row in evidence.came(*_MADE)):
+        return None  # who made what the layer is given is nearer to the cause
+    module = evidence.module(first, numbers)
+    found = cause("given", rows, module=module, now=shape, before=was)
+    return found and replace(found, row=shown_by(own or rows))
+
+
+def _elements(shape: str) -> int:
+    return prod(int(size) for size in shape.strip("[]").split(",") if size.strip())
 
 
 def _other_parts(evidence: Evidence, name: str, topic: str) -> Cause | None:
@@ -202,5 +262,9 @@ def _is_in(row: Row, pattern: str, numbers: str) -> bool:
     """Tell whether a row is about modules of these numbers alone, or in them."""
     if not within(pattern, row.what.module):
         return False
-    own = row.numbers.split("/")[: pattern.count("*")]
-    return not numbers or own == numbers.split("/")
+    own = read_numbers(row.numbers)[: pattern.count("*")]
+    wanted = read_numbers(numbers)
+    if not wanted or len(own) != len(wanted):
+        return not wanted
+    around = zip(own[:-1], wanted[:-1], strict=True)  # of which all may be meant, an empty set
+    return bool(own[-1]) and own[-1] <= wanted[-1] and all(one <= other for one, other in around)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pytest_torchmem.diagnosis.causes import Cause, Counted, Evidence, cause, rule, shown_by
 from pytest_torchmem.diagnosis.difference import Row
@@ -107,17 +108,19 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     ]
     if not rows or evidence.about(INPUTS):
         return None
-    first = max(rows, key=lambda row: row.change)
+    held = [row for row in rows if row.now in evidence.watched.holders]
+    first = max(held or rows, key=lambda row: row.change)
     count = first.count_now - first.count_before
     tensor = first.what.tensor or "memory"
-    return cause(
+    found = cause(
         "lives longer",
         rows,
         tensors=f"{count} × {tensor}" if count > 1 else tensor,
         live="live" if count > 1 else "lives",
         operator=first.what.source,
-        holder=_holder(evidence, rows),
+        holder=_holder(evidence, [first]),
     )
+    return found and replace(found, row=first)
 
 
 @rule("recomputed", "{tensors} of {operator}, recomputed, {are} alive together{before}")

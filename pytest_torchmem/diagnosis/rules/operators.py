@@ -24,9 +24,10 @@ def other_operators(evidence: Evidence) -> Cause | None:
     first = shown_by(rows)
     own = _names_of(evidence, more, rows, first)
     gone = [name for name, one in counts.items() if one.fell]
-    gone.sort(key=lambda name: counts[name].now - counts[name].before)
+    alive = {what.source for what in evidence.known()}  # what was worth keeping in the snapshot
+    gone.sort(key=lambda name: (name not in alive, counts[name].now - counts[name].before))
     instead = f" in the place of {_listed(gone)}" if gone else ""
-    text = _listed(own) if gone else _calls(own, more)
+    text = f"{_listed(own)}{_makes(evidence, own)}" if gone else _calls(own, more)
     found = cause("operators", rows, came=text, gone=instead)
     return found and Cause(found.rule, found.values, first, found.nbytes)
 
@@ -68,16 +69,33 @@ def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
 def _names_of(
     evidence: Evidence, more: Mapping[str, Counted], rows: Sequence[Row], first: Row
 ) -> list[str]:
-    """Return the operators to name: those that are called where the first row was made."""
+    """Return the operators to name: those that are called where the first row was made, and of
+    these the ones first that make the largest tensors.
+    """
+    own, module = first.what.source, first.what.module
     found = [row.what.source for row in rows if row.what.source in more]
     found += [
         name
         for name in more
         for origin in evidence.ran.places(name)
-        if (fold(origin.module)[0], origin.line) == (first.what.module, first.what.line)
+        if fold(origin.module)[0] == module and (module or origin.line == first.what.line)
     ]
-    own = first.what.source
-    return [*dict.fromkeys([own, *found] if own in more else found or more)]
+    names = sorted(dict.fromkeys(found or more), key=lambda name: -_made_by(evidence, name))
+    return [*dict.fromkeys([own, *names])] if own in more else names
+
+
+def _made_by(evidence: Evidence, operator: str) -> int:
+    largest = evidence.ran.largest(operator)
+    return largest.nbytes if largest is not None else 0
+
+
+def _makes(evidence: Evidence, names: Sequence[str]) -> str:
+    """Return in words the largest tensor that operators make, "" where that is not known."""
+    made = [one for name in names if (one := evidence.ran.largest(name)) is not None]
+    largest = max(made, key=lambda one: one.nbytes, default=None)
+    if largest is None or not largest.dtype:
+        return ""
+    return f" ({largest.dtype}{list(largest.shape)})"
 
 
 def _calls(names: Sequence[str], more: Mapping[str, Counted]) -> str:

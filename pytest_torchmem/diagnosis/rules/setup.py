@@ -9,6 +9,7 @@ from dataclasses import replace
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, within
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.facts import (
+    CALLS,
     IN_PLACE,
     INPUTS,
     LAYERS,
@@ -16,11 +17,13 @@ from pytest_torchmem.profile.facts import (
     MODULES,
     NO_BACKWARD,
     OPTIMIZERS,
+    PACKED,
     PARAMETERS,
+    STATES,
     FactChange,
 )
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.profile.module_paths import ALL, only_in, prefixes, read_numbers
+from pytest_torchmem.profile.module_paths import ALL, fold, only_in, prefixes, read_numbers
 
 _OF_TRAINING = (Role.GRADIENT.value, Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
 _OF_BACKWARD = (Role.GRADIENT.value, Role.GRADIENT_TEMPORARY.value, Role.WORKSPACE.value)
@@ -34,7 +37,17 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     if not changed:
         return None
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-    return cause("inputs", evidence.came(), change=_step_of_input(changed[0]) + more)
+    text = _step_of_input(changed[0]) + more + _fewer_calls(evidence, changed[0].name)
+    return cause("inputs", evidence.came(), change=text)
+
+
+def _fewer_calls(evidence: Evidence, name: str) -> str:
+    """Return in words that the module of an input is called less often, with more at once."""
+    for change in evidence.about(CALLS):
+        before, now = (_number(text) for text in (change.before, change.now))
+        if name.endswith(f" of {change.name}") and 0 < now < before:
+            return f", in {now} {'call' if now == 1 else 'calls'} instead of {before}"
+    return ""
 
 
 def _step_of_input(change: FactChange) -> str:
@@ -76,6 +89,16 @@ def training_mode(evidence: Evidence) -> Cause | None:
     for change, _, numbers in _lost_modes(evidence, "eval"):
         module = evidence.module(change.name, numbers)
         return cause("training mode", rows_of(evidence, change.name), module=module)
+    return None
+
+
+@rule("packed", "{module} no longer runs within {hooks}", sure=True)
+def no_longer_packed(evidence: Evidence) -> Cause | None:
+    """What a module saves for the backward stays on the device: it is not offloaded any more."""
+    for change, word, numbers in _lost_modes(evidence, PACKED):
+        module = evidence.module(change.name, numbers)
+        rows = rows_of(evidence, change.name)
+        return cause("packed", rows, module=module, hooks=word.removeprefix(PACKED))
     return None
 
 
@@ -196,6 +219,20 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
     return cause("optimizer", rows, change=change)
 
 
+@rule("state", "the state of {optimizer} has {came}, and had {before}", sure=True)
+def another_state(evidence: Evidence) -> Cause | None:
+    """The same optimizer keeps more of each parameter than it did."""
+    for change in evidence.about(STATES):
+        before, now = change.before.split(", "), change.now.split(", ")
+        came = [name for name in now if name and name not in before]
+        if not came or (not change.before and evidence.about(OPTIMIZERS)):
+            continue
+        rows = evidence.came(Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
+        had = change.before or "nothing"
+        return cause("state", rows, optimizer=change.name, came=", ".join(came), before=had)
+    return None
+
+
 @rule("settings", "{module} has {now}, and had {before}", sure=True)
 def another_setting(evidence: Evidence) -> Cause | None:
     """A configuration of transformers asks for another attention, or for more outputs."""
@@ -221,10 +258,23 @@ def no_longer_in_place(evidence: Evidence) -> Cause | None:
         calls, left = _number(change.before), _number(change.now)
         plain = change.name.removesuffix("_")
         rows = [row for row in evidence.came() if row.what.source.partition(".")[0] == plain]
-        if calls > left and rows:
+        if calls > left and rows and not _is_written_anew(evidence, shown_by(rows)):
             lost = str(calls - left)
             return cause("in place", rows, operator=plain, lost=lost, calls=str(calls))
     return None
+
+
+def _is_written_anew(evidence: Evidence, row: Row) -> bool:
+    """Tell whether a row's module, or line, calls operators, too, that nothing called before."""
+    own = row.what.source.partition(".")[0]
+    new = (name for name, one in evidence.counts().items() if not one.before)
+    return any(
+        fold(origin.module)[0] == row.what.module
+        and (origin.module or origin.line == row.what.line)
+        for name in new
+        if name.partition(".")[0] != own
+        for origin in evidence.ran.places(name)
+    )
 
 
 @rule("size", "{module}.{parameter} is {now}, and was {before}", sure=True)

@@ -13,7 +13,19 @@ from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.snapshots.alive import What
 
 _DOUBLE = ("float64", "complex128")
-_NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float32", "complex64")
+_NARROW = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "bfloat16",
+    "float16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float32",
+    "complex64",
+)
 _KEPT = (Role.EARLIER.value, Role.HELD.value, Role.OTHER.value)
 _STANDING = (Role.BUFFER.value, Role.PARAMETER.value, Role.INPUT.value)
 

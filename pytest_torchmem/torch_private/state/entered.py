@@ -19,7 +19,7 @@ from pytest_torchmem.torch_private.names import private, private_name
 _function_modes: Callable[[], int] = private("torch._C._len_torch_function_stack")
 _pop_function_mode: Callable[[], Any] = private("torch.overrides._pop_mode")
 _pop_dispatch_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode")
-_saved_tensors_hooks: Callable[[bool], Any] = private(
+saved_tensors_hooks: Callable[[bool], Any] = private(
     "torch._C._autograd._top_saved_tensors_default_hooks"
 )
 _pop_saved_tensors_hooks: Callable[[], None] = private(
@@ -33,7 +33,7 @@ def what_is_entered_is_left() -> Iterator[None]:
     """Leave at the end what the body entered and did not leave itself."""
     thread = threading.get_ident()
     function_count, dispatch_count = _function_modes(), dispatch_modes()
-    hooks, level = _saved_tensors_hooks(False), getattr(forward_ad, _LEVEL)
+    hooks, level = saved_tensors_hooks(False), getattr(forward_ad, _LEVEL)
     try:
         yield
     finally:
@@ -42,7 +42,7 @@ def what_is_entered_is_left() -> Iterator[None]:
                 _pop_function_mode()
             for _ in range(dispatch_modes() - dispatch_count):
                 _pop_dispatch_mode()
-            while (now := _saved_tensors_hooks(False)) is not None and now != hooks:
+            while (now := saved_tensors_hooks(False)) is not None and now != hooks:
                 _pop_saved_tensors_hooks()
             for _ in range(getattr(forward_ad, _LEVEL) - level):
                 forward_ad.exit_dual_level()
