@@ -82,8 +82,7 @@ class CachingAllocator(ReservedMemory):
         block.allocated = False
         size = block.size
         for statistics in self.statistics.of(block.pool.is_small):
-            statistics.allocation.decrease(1)
-            statistics.allocated_bytes.decrease(size)
+            statistics.free(size)
         limit = self.options.max_split_size
         if limit is not None and size >= limit:
             self.statistics.oversize_allocations.decrease(1)
@@ -235,11 +234,7 @@ class CachingAllocator(ReservedMemory):
         self.active.add(block)
         size = block.size
         for statistics in counted:
-            statistics.allocation.increase(1)
-            statistics.allocated_bytes.increase(size)
-            statistics.active.increase(1)
-            statistics.active_bytes.increase(size)
-            statistics.requested_bytes.increase(nbytes)
+            statistics.hand_out(size, nbytes)
         limit = self.options.max_split_size
         if limit is not None and size >= limit:
             self.statistics.oversize_allocations.increase(1)
@@ -268,12 +263,10 @@ class CachingAllocator(ReservedMemory):
             blocks += 1
             nbytes += block.size
         for statistics in self.statistics.of(block.pool.is_small):
-            if block.expandable is None:
+            if (blocks or nbytes) and block.expandable is None:
                 statistics.inactive_split.change(blocks)
                 statistics.inactive_split_bytes.change(nbytes)
-            statistics.active.decrease(1)
-            statistics.active_bytes.decrease(size)
-            statistics.requested_bytes.decrease(requested)
+            statistics.retire(size, requested)
 
     def _finish_waiting(self, pools: Collection[Pool] | None = None) -> None:
         """Free what was used on other streams, whose work is over (``process_events``)."""

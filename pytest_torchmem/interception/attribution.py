@@ -16,7 +16,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -428,6 +428,7 @@ def _is_called_by_functorch(engine: FrameType) -> bool:
     return any(one and one.f_code.co_filename.startswith(_FUNCTORCH) for one in callers)
 
 
+@lru_cache(maxsize=4096)
 def _classify(filename: str) -> int:
     if filename in _ENDS:
         return _END

@@ -410,6 +410,7 @@ def _tensors_of(state: object) -> Iterator[str]:
                 yield str(name)
 
 
+@lru_cache(maxsize=4096)
 def is_installed(filename: str) -> bool:
     """Return whether a file belongs to an installed package."""
     return any(map(filename.count, _INSTALLED))

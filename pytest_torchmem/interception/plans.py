@@ -165,7 +165,14 @@ def geometry_of(value: Any, tensors: list[Tensor]) -> Any:
         tensors.append(value)
         return (value.shape, value.stride(), value.dtype)
     if kind is tuple or kind is list:
-        return tuple([geometry_of(item, tensors) for item in value])
+        found: list[Any] = []
+        for item in value:  # often hundreds of tensors
+            if type(item) in _TENSOR_TYPES:
+                tensors.append(item)
+                found.append((item.shape, item.stride(), item.dtype))
+            else:
+                found.append(geometry_of(item, tensors))
+        return tuple(found)
     if kind is float or kind is bool:
         return (kind, value)
     if isinstance(value, Tensor):

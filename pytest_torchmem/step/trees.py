@@ -75,8 +75,17 @@ def replace_leaves(value: Any, kind: Any, function: Callable[[Any], Any]) -> Any
     """Return nested plain lists, tuples and dicts with what is of ``kind`` replaced."""
     if isinstance(value, kind):
         return function(value)
-    if type(value) in (list, tuple):
-        return type(value)([replace_leaves(item, kind, function) for item in value])
-    if type(value) is dict:
+    of = type(value)
+    if of is tuple or of is list:
+        replaced = [  # not a call for each number among an operator's arguments
+            function(item)
+            if isinstance(item, kind)
+            else replace_leaves(item, kind, function)
+            if type(item) in _CONTAINERS
+            else item
+            for item in value
+        ]
+        return replaced if of is list else tuple(replaced)
+    if of is dict:
         return {key: replace_leaves(item, kind, function) for key, item in value.items()}
     return value

@@ -527,14 +527,12 @@ class KnownValues(Answers):
             for tensor in argument_tensors(argument):
                 record = records[id(tensor)]
                 contents.assume(record, None)
+                if not operator.shared.overwrites:
+                    continue
                 nbytes = tensor.untyped_storage().nbytes()
-                if (
-                    operator.shared.overwrites
-                    and tensor.numel() * tensor.element_size() == nbytes
-                    and (
-                        worth_knowing(tensor.dtype, tensor.numel(), limit=self.limit)
-                        or (self.mode.computes and self.worth_knowing(tensor.dtype, tensor.numel()))
-                    )
+                if tensor.numel() * tensor.element_size() == nbytes and (
+                    worth_knowing(tensor.dtype, tensor.numel(), limit=self.limit)
+                    or (self.mode.computes and self.worth_knowing(tensor.dtype, tensor.numel()))
                 ):
                     self._overwrite(call, tensor, record, nbytes)
 

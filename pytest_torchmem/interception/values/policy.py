@@ -89,8 +89,13 @@ class Budget:
 
         ``live`` are the bytes of the values that are known now.
         """
-        operations = operations_of(call, plan)
-        nbytes = sum(size for size in plan.slots if size > 0)
+        known = plan.cost
+        if known is None:
+            nbytes = sum(size for size in plan.slots if size > 0)
+            known = operations_of(call, plan), nbytes
+            if plan is not NOTHING:  # any other is that of calls with the same geometry
+                plan.cost = known
+        operations, nbytes = known
         if operations <= self.CHEAP and nbytes <= self.CHEAP:
             return True
         if self.spent:
