@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 from typing import NamedTuple
 
 
@@ -82,6 +84,10 @@ class Allocation(NamedTuple):
     """How sure the bytes are; only what a library decides on can be less than exact."""
 
 
+_AT_ONCE = 1 << 16
+"""Events whose live bytes are in memory together where only the highest of them is asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """Every allocation of one device in order.
@@ -110,18 +116,24 @@ class Timeline:
         """Yield for each of ``spans()`` its phase, its peak as in ``peaks``, and the bytes live at
         its end.
         """
-        allocations, events, live = self.allocations, self.events, 0
+        change, events, live = self.changes().__getitem__, self.events, 0
         for start, stop, phase in self.spans():
             highest, reached = live, start
-            for position in range(start, stop):
-                event = events[position]
-                if event > 0:
-                    live += allocations[event - 1].nbytes
-                    if live > highest:
-                        highest, reached = live, position + 1
-                else:
-                    live -= allocations[-event - 1].nbytes
+            for begin in range(start, stop, _AT_ONCE):
+                part = events[begin : min(stop, begin + _AT_ONCE)]
+                course = list(accumulate(map(change, part), initial=live))
+                most, live = max(course), course[-1]
+                if most > highest:
+                    highest, reached = most, begin + course.index(most)
             yield phase, (highest, reached), live
+
+    def changes(self) -> array[int]:
+        """Return the bytes that each event changes what is live by, with the event as index.
+
+        That of what is freed is negative, and so are its bytes.
+        """
+        sizes = [allocation.nbytes for allocation in self.allocations]
+        return array("q", [0, *sizes, *(-nbytes for nbytes in reversed(sizes))])
 
     def live_at(self, position: int) -> list[Allocation]:
         """Return what was alive after the first ``position`` events, largest first."""
@@ -140,12 +152,12 @@ class Timeline:
 
     def live_bytes(self) -> list[int]:
         """Return the bytes live after each event."""
-        live, result = 0, []
-        for event in self.events:
-            nbytes = self.allocations[abs(event) - 1].nbytes
-            live += nbytes if event > 0 else -nbytes
-            result.append(live)
-        return result
+        return list(accumulate(map(self.changes().__getitem__, self.events)))
+
+    def live(self) -> array[int]:
+        """Return the bytes live before the first event, which are none, and after each."""
+        changes = map(self.changes().__getitem__, self.events)
+        return array("q", accumulate(changes, initial=0))
 
     def spans(self) -> Iterator[tuple[int, int, Phase]]:
         """Yield where among the events each time in a phase starts and stops."""

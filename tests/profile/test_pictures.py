@@ -23,14 +23,13 @@ from pytest_torchmem.profile.operator_calls import KnownWork, OperatorCall
 from pytest_torchmem.profile.outline import FULL, bytes_along, outline_of
 from pytest_torchmem.profile.pictures.page import Content, flame, page, page_data
 from pytest_torchmem.profile.pictures.series import (
-    by_kind,
     by_module_of,
     by_operator,
-    samples,
     stacked,
 )
 from pytest_torchmem.profile.pictures.sparkline import sparkline
 from pytest_torchmem.profile.pictures.svg import svg
+from pytest_torchmem.profile.sampled import Alike, by_kind, samples
 from pytest_torchmem.profile.static_plan import plan_of
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 from tests.profile.test_timeline import timelines
@@ -64,7 +63,7 @@ def test_samples_are_few_and_show_every_peak(timeline: Timeline, most: int) -> N
 @given(timelines(), st.integers(1, 4), st.sampled_from([by_kind, by_operator, by_module_of(1)]))
 def test_groups_add_up_to_what_is_alive(timeline: Timeline, most: int, key: Any) -> None:
     positions = samples(timeline, 30)
-    stack = stacked(timeline, positions, key, most)
+    stack = stacked(Alike(timeline), positions, key, most)
     live = [0, *timeline.live_bytes()]
     sums = [sum(column) for column in zip(*stack.series, strict=True)] or [0] * len(positions)
     assert sums == [live[position] for position in positions]

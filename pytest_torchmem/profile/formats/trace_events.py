@@ -9,19 +9,20 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from pytest_torchmem.profile.sampled import Alike, by_kind, samples
 from pytest_torchmem.profile.timeline import Kind, Timeline
 
 _PROCESS = 1
 _PHASES, _PEAK = 1, 2
-_TOGETHER = 10_000
-"""Counters that are one text: a text for each would take as much memory again."""
+MOST_COUNTERS = 200_000
+"""Viewers take minutes for more: those of a longer timeline tell the most of several events."""
 
 
 def trace_events(name: str, timeline: Timeline) -> str:
     """Return counters of the bytes alive by kind, a slice for each phase, and a mark at the peak.
 
-    There is no time in a trace: an event of the timeline is a microsecond. The counters, of which a
-    long program has millions, are written as text at once.
+    There is no time in a trace: an event of the timeline is a microsecond. Of a timeline with more
+    than ``MOST_COUNTERS`` events a counter is the most of several, and every peak is among them.
     """
     first = [
         {"ph": "M", "pid": _PROCESS, "name": "process_name", "args": {"name": name}},
@@ -56,24 +57,16 @@ def _slices(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _counters(timeline: Timeline) -> Iterator[str]:
-    """Yield all kinds with every event: viewers stack the values of one counter."""
+    """Yield all kinds together: viewers stack the values of one counter."""
     counter = {"ph": "C", "pid": _PROCESS, "name": "bytes alive"}
-    start = json.dumps(counter)[:-1]
-    live = dict.fromkeys(Kind, 0)
-    names = {kind: f"{json.dumps(kind.value)}: " for kind in Kind}
-    texts = {kind: f"{name}0" for kind, name in names.items()}
-    allocations, values, made = timeline.allocations, texts.values(), list[str]()
-    for position, event in enumerate(timeline.events, start=1):
-        found = allocations[event - 1 if event > 0 else -event - 1]
-        kind = found.kind
-        live[kind] = now = live[kind] + (found.nbytes if event > 0 else -found.nbytes)
-        texts[kind] = f"{names[kind]}{now}"
-        made.append(f'{start}, "ts": {position}, "args": {{{", ".join(values)}}}}}')
-        if len(made) == _TOGETHER:
-            yield ", ".join(made)
-            made.clear()
-    if made:
-        yield ", ".join(made)
+    positions, alike = samples(timeline, MOST_COUNTERS), Alike(timeline)
+    names, groups = alike.grouped(by_kind)
+    unused = {kind.value: 0 for kind in Kind}
+    alive = alike.bytes_in_groups(positions, groups, len(names))
+    for position, live in zip(positions, alive, strict=True):
+        if position:
+            args = unused | dict(zip(names, live, strict=True))
+            yield json.dumps({**counter, "ts": position, "args": args})
 
 
 def _peak(timeline: Timeline) -> Iterator[dict[str, Any]]:

@@ -21,14 +21,13 @@ from pytest_torchmem.profile.outline import Outline, bytes_along
 from pytest_torchmem.profile.pictures.series import (
     OTHER,
     Stack,
-    by_kind,
     by_module_of,
     by_operator,
     module_depth,
     phases,
-    samples,
     stacked,
 )
+from pytest_torchmem.profile.sampled import Alike, by_kind, samples
 from pytest_torchmem.profile.static_plan import StaticPlan
 from pytest_torchmem.profile.tables import describe_kind
 from pytest_torchmem.profile.timeline import Allocation, Timeline
@@ -94,10 +93,9 @@ def page(content: Content) -> str:
 def page_data(content: Content) -> dict[str, Any]:
     """Return all that the page's script draws, as JSON types."""
     timeline = content.timeline
-    positions = samples(timeline, SAMPLES)
-    live = [0, *timeline.live_bytes()]
-    peak = max(range(len(live)), key=live.__getitem__)
-    depth = module_depth(timeline, 2 * _GROUPS)
+    positions, alike, live = samples(timeline, SAMPLES), Alike(timeline), timeline.live()
+    peak = live.index(max(live))
+    depth = module_depth(alike.distinct, 2 * _GROUPS)
     return {
         "title": content.title,
         "lines": list(content.lines),
@@ -112,14 +110,14 @@ def page_data(content: Content) -> dict[str, Any]:
         "peak": {"position": peak, "nbytes": live[peak]},
         "phases": [[start, stop, phase.value] for start, stop, phase in phases(timeline)],
         "stacks": {
-            name: _plain(stacked(timeline, positions, key, _GROUPS))
+            name: _plain(stacked(alike, positions, key, _GROUPS))
             for name, key in (
                 ("kind", by_kind),
                 ("module", by_module_of(depth)),
                 ("operator", by_operator),
             )
         },
-        **_alive(timeline, positions),
+        **_alive(alike, positions),
         "flame": flame(timeline.live_at(peak)),
         "plan": _arena(content.plan) if content.plan is not None else None,
         "operators": _operators(content.table) if content.table is not None else None,
@@ -173,17 +171,18 @@ def _earlier(content: Content, positions: Sequence[int]) -> list[int] | None:
     return bytes_along(content.before_outline, peak, content.timeline, positions)
 
 
-def _alive(timeline: Timeline, positions: Sequence[int]) -> dict[str, Any]:
+def _alive(alike: Alike, positions: Sequence[int]) -> dict[str, Any]:
     """Return groups of allocations, and by how much each changes from sample to sample."""
     names: dict[tuple[str, ...], int] = {}
-    group_of = [names.setdefault(_group(found), len(names)) for found in timeline.allocations]
+    group_of = [names.setdefault(_group(found), len(names)) for found in alike.distinct]
+    sizes = [found.nbytes for found in alike.distinct]
     largest = Counter[int]()
-    for number, found in zip(group_of, timeline.allocations, strict=True):
-        largest[number] += found.nbytes
+    for number, (group, nbytes) in enumerate(zip(group_of, sizes, strict=True), start=1):
+        largest[group] += alike.counts[number] * nbytes
     for most in (_ROWS, _ROWS // 4, _ROWS // 16, _ROWS // 64):
-        kept = {number: place for place, (number, _) in enumerate(largest.most_common(most))}
-        places = [kept.get(number, len(kept)) for number in group_of]
-        changes = _changes(timeline, positions, places)
+        kept = {group: place for place, (group, _) in enumerate(largest.most_common(most))}
+        places = [kept.get(group, len(kept)) for group in group_of]
+        changes = [_changes(made, places, sizes) for made in alike.changes(positions)]
         if len(json.dumps(changes)) <= _BYTES:
             break
     by_number = {number: name for name, number in names.items()}
@@ -198,24 +197,17 @@ def _group(found: Allocation) -> tuple[str, ...]:
     return (describe_kind(found), origin.module, origin.operator, name, origin.line)
 
 
-def _changes(
-    timeline: Timeline, positions: Sequence[int], places: Sequence[int]
-) -> list[list[int]]:
-    """Return for each sample group, count and bytes, over and over, of what changed before it."""
-    found: list[list[int]] = []
-    done = 0
-    for position in positions:
-        counts: dict[int, list[int]] = {}
-        for event in timeline.events[done:position]:
-            index = abs(event) - 1
-            sign = 1 if event > 0 else -1
-            change = counts.setdefault(places[index], [0, 0])
-            change[0] += sign
-            change[1] += sign * timeline.allocations[index].nbytes
-        done = position
-        flat = [[place, *change] for place, change in counts.items() if any(change)]
-        found.append([number for change in flat for number in change])
-    return found
+def _changes(made: Counter[int], places: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Return group, count and bytes, over and over, of what changed before a sample."""
+    counts: dict[int, list[int]] = {}
+    for number, many in made.items():
+        count = many if number > 0 else -many
+        change = counts.setdefault(places[abs(number) - 1], [0, 0])
+        change[0] += count
+        change[1] += count * sizes[abs(number) - 1]
+    return [
+        number for place, change in counts.items() if any(change) for number in (place, *change)
+    ]
 
 
 def flame(allocations: Sequence[Allocation]) -> dict[str, Any]:

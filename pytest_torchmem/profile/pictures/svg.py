@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
-from pytest_torchmem.profile.pictures.series import Stack, by_kind, phases, samples, stacked
+from pytest_torchmem.profile.pictures.series import Stack, phases, stacked
+from pytest_torchmem.profile.sampled import Alike, by_kind, samples
 from pytest_torchmem.profile.timeline import Timeline
 from pytest_torchmem.units import format_size
 
@@ -37,8 +38,8 @@ STYLE = (
 def svg(title: str, timeline: Timeline) -> str:
     """Return the picture, 800 pixels wide and 280 high, for light and dark pages."""
     positions = samples(timeline, _SAMPLES)
-    stack = stacked(timeline, positions, by_kind, len(COLORS))
-    live = [0, *timeline.live_bytes()]
+    stack = stacked(Alike(timeline), positions, by_kind, len(COLORS))
+    live = timeline.live()
     peak = max(live)
     scale = _Scale(len(timeline.events), peak)
     parts = [
