@@ -298,21 +298,27 @@ class _Builder:
         for opened in self._rows:
             for index in opened.saved:
                 is_saved[index] = 1
+        size = sizes.__getitem__
         for opened in self._rows:
-            reads, saved, made = opened.reads, opened.saved, opened.made
-            own = _Storages(
-                reads,
-                tuple([index for index in reads if index in saved]) if saved else (),
-                saved,
-                made,
-                tuple([index for index in made if is_saved[index]]) if made else (),
-                opened.made_in_backward,
+            row, reads, saved, made = opened.row, opened.reads, opened.saved, opened.made
+            reads_saved: tuple[int, ...] = ()
+            made_saved: tuple[int, ...] = ()
+            if reads:
+                row.fwd_in = sum(map(size, reads))
+            if saved:
+                row.fwd_saved = sum(map(size, saved))
+                reads_saved = tuple([index for index in reads if index in saved])
+                row.fwd_in_saved = sum(map(size, reads_saved))
+            if made:
+                row.fwd_out = sum(map(size, made))
+                made_saved = tuple([index for index in made if is_saved[index]])
+                row.fwd_out_saved = sum(map(size, made_saved))
+            made_in_backward = opened.made_in_backward
+            if made_in_backward:
+                row.bwd_out = sum(map(size, made_in_backward))
+            storages.append(
+                _Storages(reads, reads_saved, saved, made, made_saved, made_in_backward)
             )
-            storages.append(own)
-            row = opened.row
-            for name, found in zip(_BYTES, own, strict=True):
-                if found:
-                    setattr(row, name, sum([sizes[index] for index in found]))
         return NodeTable([opened.row for opened in self._rows], storages, sizes)
 
     def _open(
@@ -327,29 +333,30 @@ class _Builder:
         return opened
 
     def _outside(self, step: OperatorStep) -> None:
-        is_baseline = step.origin.phase is Phase.BASELINE
-        opened = self._open(step, _BASELINE if is_baseline else _OUTSIDE, (), step.made)
-        if step.made:
-            self._births = max(self._births, *step.made)
+        origin, _, made, temporary, peak = step
+        phase = origin.phase
+        opened = self._open(step, _BASELINE if phase is Phase.BASELINE else _OUTSIDE, (), made)
+        if made:
+            self._births = max(self._births, *made)
         row = opened.row
-        if step.origin.phase is Phase.BACKWARD:
-            row.bwd_tmp, row.bwd_peak = step.temporary, step.peak
+        if phase is Phase.BACKWARD:
+            row.bwd_tmp, row.bwd_peak = temporary, peak
         else:
-            row.fwd_tmp, row.fwd_peak = step.temporary, step.peak
+            row.fwd_tmp, row.fwd_peak = temporary, peak
 
     def _forward(self, step: OperatorStep, call: OperatorCall) -> None:
-        births = self._births
-        self._births = max(births, *step.made, *call.reads, 0)
-        reads = self._activations(call.reads)
-        opened = self._open(step, step.origin.operator, reads, step.made)
+        origin, _, made, temporary, peak = step
+        births, node = self._births, call.node
+        self._births = max(births, *made, *call.reads, 0)
+        opened = self._open(step, origin.operator, self._activations(call.reads), made)
         row, work = opened.row, call.work
-        row.calls, row.fwd_tmp, row.fwd_peak = 1, step.temporary, step.peak
+        row.calls, row.fwd_tmp, row.fwd_peak = 1, temporary, peak
         row.fwd_flops, row.fwd_moved = work.flops, work.read + work.written
-        if call.node > 0:
-            self._of_node.setdefault(call.node, opened)
-            self._numbers.append(call.node)
+        if node > 0:
+            self._of_node.setdefault(node, opened)
+            self._numbers.append(node)
             self._births_before.append(births)
-        if step.origin.phase is Phase.BACKWARD:  # computed again, for a checkpoint
+        if origin.phase is Phase.BACKWARD:  # computed again, for a checkpoint
             row.bwd_peak, row.fwd_peak = row.fwd_peak, 0
 
     def _backward(self, step: OperatorStep, call: OperatorCall) -> None:

@@ -287,7 +287,10 @@ class MemoryProfile(ComputedLater):
 
         ``MemoryProfile.load`` reads it. Left out are ``calls`` and what libraries were asked.
         """
-        text = json.dumps({"kind": SAVED, "schema": SCHEMA, **self._plain()})
+        from pytest_torchmem.profile.garbage import without_collections
+
+        with without_collections():
+            text = json.dumps({"kind": SAVED, "schema": SCHEMA, **self._plain()})
         if Path(path).suffix == ".gz":
             Path(path).write_bytes(gzip.compress(text.encode(), mtime=0))
         else:
@@ -296,18 +299,14 @@ class MemoryProfile(ComputedLater):
     @classmethod
     def load(cls, path: str | PathLike[str]) -> MemoryProfile:
         """Return the profile that ``save`` wrote. Raises ``UsageError`` for any other file."""
+        from pytest_torchmem.profile.garbage import without_collections
+
         content = Path(path).read_bytes()
         try:
             if content[:2] == _GZIP:
                 content = gzip.decompress(content)
-            plain = json.loads(content)
-            if plain["kind"] != SAVED:
-                raise ValueError(f"it is of kind {plain['kind']!r:.60}")
-            if plain["schema"] != SCHEMA:
-                raise ValueError(
-                    f"its schema is {plain['schema']!r:.20}, and this version reads {SCHEMA}"
-                )
-            return cls._of_plain(plain)
+            with without_collections():
+                return cls._of_plain(_checked(json.loads(content)))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
         except (EOFError, OSError, RecursionError) as error:
@@ -429,6 +428,15 @@ _TEXTS = ("device", "gpu", "host", "torch_version", "workload", "values")
 _FIGURES = tuple(name for name in FIGURES if name != "reserved_peak")
 _LISTS = ("warnings", "unknown_workspaces", "calibrated_workspaces", "library_workspaces")
 _RANK = ("world_size", "rank")
+
+
+def _checked(plain: Any) -> Any:
+    """Return what a file holds. Raises ``ValueError`` for what ``save`` does not write."""
+    if plain["kind"] != SAVED:
+        raise ValueError(f"it is of kind {plain['kind']!r:.60}")
+    if plain["schema"] != SCHEMA:
+        raise ValueError(f"its schema is {plain['schema']!r:.20}, and this version reads {SCHEMA}")
+    return plain
 
 
 def _written(path: str | PathLike[str] | None, text: str) -> str:

@@ -7,11 +7,12 @@ fragmentation that a plan would save.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from itertools import accumulate
+from itertools import accumulate, islice
 from operator import add
 from typing import Any, NamedTuple
 
@@ -162,7 +163,7 @@ def _plan_of(
     timeline: Timeline, alignment: int, reserved_peak: int | None, outputs: bool
 ) -> StaticPlan:
     lifetimes = list(_lifetimes(timeline, alignment, outputs))
-    sizes = [0] * (len(timeline.allocations) + 1)
+    sizes = _numbers(len(timeline.allocations) + 1)
     for one in lifetimes:
         sizes[one.number] = one.nbytes
     outside = sum(
@@ -170,7 +171,7 @@ def _plan_of(
         for index in _outside(timeline, _baseline_end(timeline))
         if not sizes[index]
     )
-    events = [event for event in timeline.events if sizes[abs(event)]]
+    events = array("q", [event for event in timeline.events if sizes[abs(event)]])
     offsets = {
         "by size": _by_size(lifetimes, events, sizes),
         "over time": _over_time(events, sizes),
@@ -189,6 +190,11 @@ def _plan_of(
     return StaticPlan(storages, alignment, strategy, arenas, live_peak, outside, reserved_peak)
 
 
+def _numbers(count: int) -> array[int]:
+    """Return so many zeros, which are integers of 8 bytes each, not objects."""
+    return array("q", bytes(8 * count))
+
+
 def _baseline_end(timeline: Timeline) -> int:
     """Return how many events there were when the step began."""
     for start, phase in timeline.phases:
@@ -200,7 +206,7 @@ def _baseline_end(timeline: Timeline) -> int:
 def _lifetimes(timeline: Timeline, alignment: int, outputs: bool) -> Iterator[Lifetime]:
     """Yield what is to be planned, in the order in which it is made."""
     begin, last = _baseline_end(timeline), len(timeline.events)
-    deaths = [last + 1] * (len(timeline.allocations) + 1)
+    deaths = array("q", [last + 1]) * (len(timeline.allocations) + 1)
     for place, event in enumerate(timeline.events):
         if event < 0:
             deaths[-event] = place
@@ -235,16 +241,16 @@ def _live_peak(events: Iterable[int], sizes: Sequence[int]) -> int:
     return max(accumulate(changes), default=0)
 
 
-def _no_reuse(sizes: Sequence[int]) -> list[int]:
+def _no_reuse(sizes: Sequence[int]) -> Sequence[int]:
     """Give each storage bytes of its own."""
-    return list(accumulate(sizes, initial=0))[:-1]
+    return array("q", islice(accumulate(sizes, initial=0), len(sizes)))
 
 
-def _over_time(events: Iterable[int], sizes: Sequence[int]) -> list[int]:
+def _over_time(events: Iterable[int], sizes: Sequence[int]) -> array[int]:
     """Return the offsets of storages that are placed as they are made, each in the smallest gap of
     what is alive then. The arena grows where there is none.
     """
-    offsets = [0] * len(sizes)
+    offsets = _numbers(len(sizes))
     gaps: list[tuple[int, int]] = []  # size and offset, sorted
     begins: dict[int, int] = {}  # the size of gaps by their offset
     ends: dict[int, int] = {}  # the offset of gaps by their end
@@ -288,7 +294,7 @@ def _over_time(events: Iterable[int], sizes: Sequence[int]) -> list[int]:
 
 def _by_size(
     lifetimes: Sequence[Lifetime], events: Sequence[int], sizes: Sequence[int]
-) -> list[int]:
+) -> array[int]:
     """Place storages from the largest on, each in the smallest gap of those it lives beside.
 
     Of many, the small ones are placed over time, above the others. Of several orders the best one
@@ -307,12 +313,12 @@ def _by_size(
         other = _searched(sorted(large, key=order))
         if _top(large, other) < top:
             found, top = other, _top(large, other)
-    offsets = [0] * len(sizes)
+    offsets = _numbers(len(sizes))
     if len(large) < len(lifetimes):
         above = _over_time([event for event in events if not are_large[abs(event)]], sizes)
-        offsets = [
-            top + offset if nbytes else 0 for offset, nbytes in zip(above, sizes, strict=True)
-        ]
+        for number, nbytes in enumerate(sizes):
+            if nbytes:
+                offsets[number] = top + above[number]
     for number, offset in found.items():
         offsets[number] = offset
     return offsets

@@ -21,7 +21,7 @@ from torch.cuda import _memory_viz
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.formats.memory_snapshot import memory_snapshot, write_memory_snapshot
-from pytest_torchmem.profile.formats.pickles import PickleWriter
+from pytest_torchmem.profile.formats.pickles import PickleWriter, Rows
 from pytest_torchmem.profile.formats.saved import plain_timeline, read_timeline
 from pytest_torchmem.profile.formats.table import allocations_csv
 from pytest_torchmem.profile.formats.trace_events import trace_events
@@ -151,13 +151,14 @@ def test_a_pickle_of_many_rows_is_read_as_it_was() -> None:
     names = [
         [{"name": str(number), "wide": "x" * 100_000 * (number == 7)}] for number in range(400)
     ]
-    rows = [
-        {"names": names[number % 400], "size": 1 << number % 60, "text": f"t{number % 300}"}
+    made = [
+        (("a" * (number % 3), number % 700), 1 << number % 60, (names[number % 400], f"t{number}"))
         for number in range(2500)
     ]
+    rows = Rows(("text", "number", "size", "names", "label"), "size", made)
     file = io.BytesIO()
-    PickleWriter(file).dictionary([("rows", iter(rows)), ("more", names)], rows="rows")
-    assert pickle.loads(file.getvalue()) == {"rows": [rows], "more": names}
+    PickleWriter(file).dictionary([("rows", rows), ("more", names)])
+    assert pickle.loads(file.getvalue()) == {"rows": [[*rows.dictionaries()]], "more": names}
 
 
 def test_the_tools_of_torch_read_the_snapshot(profile: MemoryProfile, tmp_path: Path) -> None:

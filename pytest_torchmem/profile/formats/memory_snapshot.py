@@ -7,16 +7,18 @@ of ``_memory_viz.profile_to_snapshot``, which has categories too.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from pytest_torchmem.allocator.blocks import Block
 from pytest_torchmem.allocator.caching import CachingAllocator
 from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.allocator.segments import segments
-from pytest_torchmem.profile.formats.pickles import PickleWriter
+from pytest_torchmem.allocator.statistics import NoStatistics
+from pytest_torchmem.profile.formats.pickles import PickleWriter, Rows
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Timeline
 
-_TRACES = "device_traces"
+_Entry: TypeAlias = tuple[tuple[str, int, int, int], int, tuple[list[dict[str, Any]], str]]
+_FIELDS = ("action", "addr", "size", "stream", "time_us", "frames", "category")
 
 
 def memory_snapshot(timeline: Timeline, allocator: str = "") -> dict[str, Any]:
@@ -25,21 +27,24 @@ def memory_snapshot(timeline: Timeline, allocator: str = "") -> dict[str, Any]:
     The requests are replayed on one stream; ``allocator`` is written as for
     ``PYTORCH_ALLOC_CONF``. Frames name the line, the module and the operator of an allocation.
     """
-    parts = _parts(timeline, allocator)
-    return {name: [[*found]] if name == _TRACES else found for name, found in parts}
+    return {
+        name: [[*found.dictionaries()]] if isinstance(found, Rows) else found
+        for name, found in _parts(timeline, allocator)
+    }
 
 
 def write_memory_snapshot(timeline: Timeline, file: BinaryIO, allocator: str = "") -> None:
     """Write the pickle of ``memory_snapshot``, entry by entry: there are more than allocations."""
-    PickleWriter(file).dictionary(_parts(timeline, allocator), rows=_TRACES)
+    PickleWriter(file).dictionary(_parts(timeline, allocator))
 
 
 def _parts(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
-    """Yield names and values; that of ``_TRACES`` are entries, to be taken before the next one."""
+    """Yield names and values; ``Rows`` are to be taken before the next one."""
     replayed = CachingAllocator(parse_options(allocator))
+    replayed.statistics = NoStatistics()
     recorder = _Recorder(replayed)
     blocks: dict[int, Block] = {}
-    yield _TRACES, _entries(timeline, recorder, blocks)
+    yield "device_traces", Rows(_FIELDS, "time_us", _entries(timeline, recorder, blocks))
     frames = {
         block.address: recorder.frames_of(timeline.allocations[index - 1])
         for index, block in blocks.items()
@@ -53,9 +58,7 @@ def _parts(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
     yield "allocator_settings", {"PYTORCH_ALLOC_CONF": allocator}
 
 
-def _entries(
-    timeline: Timeline, recorder: _Recorder, blocks: dict[int, Block]
-) -> Iterator[dict[str, Any]]:
+def _entries(timeline: Timeline, recorder: _Recorder, blocks: dict[int, Block]) -> Iterator[_Entry]:
     """Yield what is written down of each event; ``blocks`` has those that are in use."""
     for event in timeline.events:
         found = timeline.allocations[abs(event) - 1]
@@ -74,7 +77,7 @@ class _Recorder:
 
     def __init__(self, allocator: CachingAllocator) -> None:
         self._allocator = allocator
-        self.entries: list[dict[str, Any]] = []
+        self.entries: list[_Entry] = []
         """Those of the present event."""
         self._noted = 0
         self._frames: dict[tuple[Origin, str], list[dict[str, Any]]] = {}
@@ -110,17 +113,8 @@ class _Recorder:
     def _note(
         self, action: str, address: int, size: int, frames: list[dict[str, Any]], found: Allocation
     ) -> None:
-        self.entries.append(
-            {
-                "action": action,
-                "addr": address,
-                "size": size,
-                "stream": 0,
-                "time_us": self._noted,
-                "frames": frames,
-                "category": self._categories[found.kind],
-            }
-        )
+        what = (action, address, size, 0)
+        self.entries.append((what, self._noted, (frames, self._categories[found.kind])))
         self._noted += 1
 
 

@@ -9,30 +9,49 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from collections.abc import Iterable, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 _BATCH = 1000
 """Elements of a list that a reader holds before it adds them; as in ``pickle.Pickler``."""
+_REMEMBERED = 100_000
+"""Beginnings of rows that are kept as they are written."""
 _OPEN = pickle.EMPTY_DICT + pickle.MARK
 _SMALL = struct.Struct("<ci").pack
 
 
+class Rows(NamedTuple):
+    """Dictionaries of the same names, in the order of ``names``, as what they are made of.
+
+    A row is the values of the names before ``changing``, its value, and those of the names after
+    it: what differs from row to row stands between what comes again and again.
+    """
+
+    names: Sequence[str]
+    changing: str
+    rows: Iterable[tuple[tuple[Any, ...], int, tuple[Any, ...]]]
+
+    def dictionaries(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows as what a reader of the pickle gets."""
+        for before, changing, after in self.rows:
+            yield dict(zip(self.names, (*before, changing, *after), strict=True))
+
+
 class PickleWriter:
-    """Writes a dictionary, of which some values are lists that are made as they are written."""
+    """Writes a dictionary, of which some values are rows that are made as they are written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._places: dict[Any, bytes] = {}
         """What fetches a text, or an object by its id, from the memo."""
 
-    def dictionary(self, values: Iterable[tuple[str, Any]], rows: str) -> None:
-        """Write a dictionary; the value of ``rows`` yields dictionaries, for a list in a list."""
+    def dictionary(self, values: Iterable[tuple[str, Any]]) -> None:
+        """Write a dictionary; ``Rows`` become a list of dictionaries in a list."""
         write = self._file.write
         write(pickle.PROTO + bytes([4]) + pickle.EMPTY_DICT + pickle.MARK)
         for name, value in values:
             write(self._text(name))
-            if name == rows:
+            if isinstance(value, Rows):
                 write(pickle.EMPTY_LIST)
                 self._list(value)
                 write(pickle.APPEND)
@@ -40,29 +59,48 @@ class PickleWriter:
                 write(_whole(value))
         write(pickle.SETITEMS + pickle.STOP)
 
-    def _list(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def _list(self, table: Rows) -> None:
+        place = table.names.index(table.changing)
+        before, after = table.names[:place], table.names[place + 1 :]
+        heads: dict[tuple[Any, ...], bytes] = {}
+        tails: dict[tuple[Any, ...], bytes] = {}
         self._file.write(pickle.EMPTY_LIST)
         batch = [pickle.MARK]
-        for row in rows:
-            batch.append(self._row(row))
+        for first, changing, last in table.rows:
+            # A list is told by its id: it lives until the end.
+            key = tuple([id(value) if type(value) is list else value for value in last])
+            head, tail = heads.get(first), tails.get(key)
+            if head is None:
+                head = _OPEN + self._items(before, first)
+                head += self._text(table.changing)
+                if len(heads) < _REMEMBERED:  # as it will be written when it comes again
+                    heads[first] = _OPEN + self._items(before, first) + self._text(table.changing)
+            if tail is None:
+                tail = self._items(after, last) + pickle.SETITEMS
+                tails[key] = self._items(after, last) + pickle.SETITEMS
+            small = 0 <= changing < 1 << 31
+            number = _SMALL(pickle.BININT, changing) if small else _long(changing)
+            batch.append(head + number + tail)
             if len(batch) > _BATCH:
                 self._file.write(b"".join((*batch, pickle.APPENDS)))
                 batch = [pickle.MARK]
         self._file.write(b"".join((*batch, pickle.APPENDS)))
 
-    def _row(self, row: Mapping[str, Any]) -> bytes:
-        places, parts = self._places, [_OPEN]
-        for name, value in row.items():
-            parts.append(places.get(name) or self._text(name))
-            kind = type(value)
-            if kind is int:
-                parts.append(_SMALL(pickle.BININT, value) if 0 <= value < 1 << 31 else _long(value))
-            elif kind is str:
-                parts.append(places.get(value) or self._text(value))
-            else:
-                parts.append(places.get(id(value)) or self._once(value))
-        parts.append(pickle.SETITEMS)
-        return b"".join(parts)
+    def _items(self, names: Iterable[str], values: Iterable[Any]) -> bytes:
+        return b"".join(
+            [
+                part
+                for name, value in zip(names, values, strict=True)
+                for part in (self._text(name), self._value(value))
+            ]
+        )
+
+    def _value(self, value: Any) -> bytes:
+        if type(value) is int:
+            return _SMALL(pickle.BININT, value) if 0 <= value < 1 << 31 else _long(value)
+        if type(value) is str:
+            return self._text(value)
+        return self._places.get(id(value)) or self._once(value)
 
     def _text(self, text: str) -> bytes:
         return self._places.get(text) or self._memoized(text, _whole(text))

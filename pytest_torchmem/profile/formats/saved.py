@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Any, TypeVar
 
 from pytest_torchmem.profile.timeline import (
@@ -67,21 +68,18 @@ def read_timeline(plain: Any) -> Timeline:
         Origin(Phase(texts[phase]), texts[module], texts[operator], texts[line], again == 1)
         for phase, module, operator, line, again in plain["origins"]
     ]
-    allocations = tuple(
-        Allocation(
-            _as(int, nbytes),
-            Kind(texts[kind]),
-            origins[origin],
-            shapes[shape],
-            texts[dtype],
-            texts[label],
-            Confidence(texts[confidence]),
-        )
-        for nbytes, kind, origin, shape, dtype, label, confidence in zip(
-            *(plain[name] for name in _COLUMNS), strict=True
-        )
-    )
-    events = tuple(_as(int, event) for event in plain["events"])
+    read: dict[str, tuple[list[Any], Callable[[Any], Any]]] = {
+        "kind": (texts, Kind),
+        "origin": (origins, _itself),
+        "shape": (shapes, _itself),
+        "dtype": (texts, _itself),
+        "label": (texts, _itself),
+        "confidence": (texts, Confidence),
+    }
+    columns: dict[str, list[Any]] = {name: _integers(plain[name]) for name in Allocation._fields}
+    columns |= {name: _looked_up(columns[name], *found) for name, found in read.items()}
+    allocations = tuple(starmap(Allocation, zip(*columns.values(), strict=True)))
+    events = tuple(_integers(plain["events"]))
     _check(events, len(allocations))
     phases = tuple((_as(int, position), Phase(phase)) for position, phase in plain["phases"])
     positions = [position for position, _ in phases]
@@ -90,21 +88,42 @@ def read_timeline(plain: Any) -> Timeline:
     return Timeline(allocations, events, phases)
 
 
-_COLUMNS = ("nbytes", "kind", "origin", "shape", "dtype", "label", "confidence")
-
-
-def _check(events: Iterable[int], made: int) -> None:
+def _check(events: Sequence[int], made: int) -> None:
     """Raise ``ValueError`` where something is freed that is not alive, or made twice."""
-    live: set[int] = set()
-    seen: set[int] = set()
+    if len(events) and not -made <= min(events) <= max(events) <= made:
+        raise ValueError("its events have numbers that none of its allocations has")
+    state = bytearray(made + 1)
     for event in events:
-        if event > 0 and event <= made and event not in seen:
-            seen.add(event)
-            live.add(event)
-        elif event < 0 and -event in live:
-            live.remove(-event)
+        if event > 0 and not state[event]:
+            state[event] = 1
+        elif event < 0 and state[-event] == 1:
+            state[-event] = 2
         else:
             raise ValueError(f"its event {event} cannot be")
+
+
+def _looked_up(
+    numbers: list[int], values: list[_Value], make: Callable[[_Value], Any]
+) -> list[Any]:
+    """Return what is made of the values that the numbers are the places of."""
+    used = {*numbers}
+    if used and min(used) < 0:
+        raise IndexError(f"it has no value {min(used)}")
+    made = {number: make(values[number]) for number in used}
+    return list(map(made.__getitem__, numbers))
+
+
+def _itself(value: _Value) -> _Value:
+    return value
+
+
+def _integers(values: Any) -> list[int]:
+    """Return a list of integers. Raises ``TypeError`` for anything else, of which most is a list of
+    others, and which no column of millions is to be looked at for by a function of Python.
+    """
+    if not isinstance(values, list) or not {*map(type, values)} <= {int}:
+        raise TypeError("a list of it has not only integers")
+    return values
 
 
 def _as(kind: type[_Value], value: Any) -> _Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from pytest_torchmem.profile.timeline import Timeline
+from pytest_torchmem.profile.timeline import Allocation, Timeline
 
 COLUMNS = (
     "index",
@@ -30,31 +30,42 @@ def allocations_csv(timeline: Timeline) -> str:
     ``made`` and ``freed`` are positions among the events, from 1 on; ``freed`` is empty for what is
     alive at the end. A shape is written as ``2x3``.
     """
-    made: dict[int, int] = {}
-    freed: dict[int, int] = {}
+    count = len(timeline.allocations) + 1
+    made, freed = [0] * count, [0] * count
     for position, event in enumerate(timeline.events, start=1):
-        (made if event > 0 else freed)[abs(event)] = position
+        if event > 0:
+            made[event] = position
+        else:
+            freed[-event] = position
     text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(COLUMNS)
-    for index in made:
-        found = timeline.allocations[index - 1]
-        origin = found.origin
-        rows.writerow(
-            (
-                index,
-                found.nbytes,
-                found.kind.value,
-                origin.phase.value,
-                origin.module,
-                origin.operator,
-                origin.line,
-                found.dtype,
-                "x".join(map(str, found.shape)),
-                found.label,
-                found.confidence.value,
-                made[index],
-                freed.get(index, ""),
-            )
+    csv.writer(text, lineterminator="\n").writerow(COLUMNS)
+    told: dict[Allocation, str] = {}
+    for event in timeline.events:
+        if event < 0:
+            continue
+        found = timeline.allocations[event - 1]
+        columns = told.get(found)
+        if columns is None:
+            columns = told[found] = _columns(found)
+        text.write(f"{event},{columns},{made[event]},{freed[event] or ''}\n")
+    return text.getvalue()
+
+
+def _columns(found: Allocation) -> str:
+    """Return what is told of all allocations that are alike, from ``nbytes`` to ``confidence``."""
+    origin, text = found.origin, io.StringIO()
+    csv.writer(text, lineterminator="").writerow(
+        (
+            found.nbytes,
+            found.kind.value,
+            origin.phase.value,
+            origin.module,
+            origin.operator,
+            origin.line,
+            found.dtype,
+            "x".join(map(str, found.shape)),
+            found.label,
+            found.confidence.value,
         )
+    )
     return text.getvalue()
