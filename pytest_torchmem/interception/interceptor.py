@@ -219,6 +219,7 @@ class Interceptor:
         if kind is Kind.NATIVE:
             return spec.overload(*args, **kwargs)
         if kind is Kind.PASS:
+            self._check(spec, args, kwargs)
             return None
         if kind is Kind.ZERO:
             return self.kernels.zero_tensor(spec, args, kwargs)
@@ -232,6 +233,15 @@ class Interceptor:
                 raise parts.values.unknown("a tensor is made of tensors of unknown values")
             return parts.conversion.lift(args[0], self.placed_on or _CPU, sys._getframe(2))
         return self.kernels.resize(spec, args, kwargs)
+
+    def _check(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run an operator that raises or makes nothing, where the values are known."""
+        __tracebackhide__ = True
+        try:
+            given = replace_tensors((args, kwargs), self.parts.values.known_value)
+        except NotKnown:
+            return
+        spec.overload(*given[0], **given[1])
 
     def _run_beside_host(
         self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any], *, outermost: bool

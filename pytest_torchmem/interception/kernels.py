@@ -406,8 +406,9 @@ class Kernels:
         records = self._records([tensor])
         if records is None:
             return cast(Tensor, spec.overload(*args, **kwargs))
-        shape = tuple(args[1])
-        resized = on_meta(tensor).resize_(shape, memory_format=kwargs.get("memory_format"))
+        given = [on_meta(one) if isinstance(one, Tensor) else one for one in args]
+        resized = spec.overload(*given, **kwargs)
+        shape = tuple(resized.shape)
         self._parts.phases.find()
         origin = self._parts.attribution.origin(self._ledger.phase, spec.name, sys._getframe(3))
         output = Output(0, tensor.dtype, shape, resized.stride(), int(tensor.storage_offset()))

@@ -53,7 +53,7 @@ operator(
     """),
     kind=Kind.QUANTIZED,
 )
-operator("aten::resize_", kind=Kind.RESIZE)
+operator("aten::resize_", "aten::resize_as_", kind=Kind.RESIZE)
 operator("aten::set_.source_Tensor", across_devices=True)
 operator("aten::cat", unknown_outputs=UnknownOutputs.CARRIED)
 

@@ -12,8 +12,9 @@ NAMES = {
     """,
     "answers": """
         _assert_async _assert_async.msg _assert_tensor_metadata _debug_has_internal_overlap
-        _has_same_storage_numel _local_scalar_dense _use_cudnn_ctc_loss _version is_pinned
-        is_same_size sym_numel sym_size.int sym_storage_offset sym_stride.int
+        _has_same_storage_numel _local_scalar_dense _use_cudnn_ctc_loss
+        _validate_compressed_sparse_indices _version is_pinned is_same_size sym_numel sym_size.int
+        sym_storage_offset sym_stride.int
     """,
     "attention.choice": """
         _fused_sdp_choice
@@ -87,8 +88,8 @@ NAMES = {
         quantize_per_tensor.tensors quantize_per_tensor_dynamic quantized_gru.data
         quantized_gru.input quantized_gru_cell quantized_lstm.data quantized_lstm.input
         quantized_lstm_cell quantized_rnn_relu_cell quantized_rnn_tanh_cell rand randint randn
-        random_ randperm range resize_ scalar_tensor set_.source_Tensor stack tril_indices
-        triu_indices zero_ zeros zeros_like
+        random_ randperm range resize_ resize_as_ scalar_tensor set_.source_Tensor stack
+        tril_indices triu_indices zero_ zeros zeros_like
     """,
     "foreach": """
         _amp_foreach_non_finite_check_and_unscale_ _foreach_max _foreach_norm _foreach_powsum

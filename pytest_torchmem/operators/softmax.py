@@ -38,6 +38,40 @@ def half_to_float(
     return call()
 
 
+@operator("aten::_softmax").values("cuda")
+def softmax_values(self: Tensor, dim: int, half_to_float: bool) -> Any:
+    """The CPU has no kernel with a float result (native/SoftMax.cpp, softmax_cpu_out)."""
+    return _aten._softmax.default(_as_float(self, half_to_float), dim, False)
+
+
+@operator("aten::_log_softmax").values("cuda")
+def log_softmax_values(self: Tensor, dim: int, half_to_float: bool) -> Any:
+    """As those of ``_softmax``."""
+    return _aten._log_softmax.default(_as_float(self, half_to_float), dim, False)
+
+
+@softmax_backward.values("cuda")
+def softmax_gradient(
+    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Any:
+    """The gradient of a softmax whose input was half, for which the CPU has no kernel either."""
+    in_float = _aten._softmax_backward_data.default(grad_output, output, dim, output.dtype)
+    return in_float.to(input_dtype)
+
+
+@log_softmax_backward.values("cuda")
+def log_softmax_gradient(
+    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Any:
+    """As that of ``_softmax``."""
+    in_float = _aten._log_softmax_backward_data.default(grad_output, output, dim, output.dtype)
+    return in_float.to(input_dtype)
+
+
+def _as_float(tensor: Tensor, half_to_float: bool) -> Tensor:
+    return tensor.float() if half_to_float else tensor
+
+
 # ``host_softmax``, ``host_softmax_backward``, and as much on the CPU.
 softmax.workspace()(copied(input=CONTIGUOUS))
 log_softmax_backward.workspace()(copied(grad_output=CONTIGUOUS, output=CONTIGUOUS))

@@ -480,3 +480,61 @@ def test_parameters_without_a_shape_are_copied(gpu: StandingGpu, kind: Any) -> N
         for device, one in lazy.items():
             half = one.half()
             assert (half.device.type, half.dtype) == (device, torch.float16)
+
+
+def test_functions_of_cpp_about_streams_and_devices(gpu: StandingGpu) -> None:
+    functions: Any = torch._C
+    assert not hasattr(functions, "_cuda_setStream")
+    with gpu.on():  # as torch's own tests do on every GPU
+        stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
+        functions._cuda_setStream(
+            stream_id=stream.stream_id,
+            device_index=stream.device_index,
+            device_type=stream.device_type,
+        )
+        functions._cuda_setDevice(0)
+        assert torch.cuda.current_stream() == stream
+        assert functions._cuda_getCurrentStream(0) == (stream.stream_id, 0, 1)
+        torch.cuda.set_stream(before)
+    assert not hasattr(functions, "_cuda_setStream")
+
+
+@pytest.mark.parametrize("function", [F.softmax, F.log_softmax])
+def test_softmax_of_half_with_a_float_result_has_values(
+    gpu: StandingGpu, function: Callable[..., torch.Tensor]
+) -> None:
+    host = torch.randn(3, 4, dtype=torch.float16, requires_grad=True)
+    weights = torch.arange(4.0)
+    (function(host, -1, dtype=torch.float32) * weights).sum().backward()
+    with gpu.on():
+        x = host.detach().cuda().requires_grad_()
+        result = function(x, -1, dtype=torch.float32)
+        assert result.dtype == torch.float32
+        (result * weights.cuda()).sum().backward()
+        assert x.grad is not None
+        assert host.grad is not None
+        torch.testing.assert_close(x.grad.cpu(), host.grad, atol=1e-2, rtol=1e-2)
+
+
+def test_a_tensor_gets_the_shape_of_another(gpu: StandingGpu) -> None:
+    with gpu.on():
+        layer = nn.CrossMapLRN2d(3).cuda()  # by resize_as_
+        x = torch.ones(2, 3, 4, 4, device="cuda")
+        before = torch.cuda.memory_allocated()
+        made = x.new().resize_as_(x)
+        assert torch.cuda.memory_allocated() - before == 512
+        assert (made.shape, made.device) == (x.shape, x.device)
+        assert layer(x).shape == x.shape
+
+
+def test_what_is_wrong_is_told_where_it_is_known(gpu: StandingGpu) -> None:
+    with gpu.on():
+        for device in ("cpu", "cuda"):
+            rows = torch.tensor([0, 1, 2], device=device)
+            values = torch.ones(2, device=device)
+            made = torch.sparse_csr_tensor(rows, rows[:2], values, (2, 2), check_invariants=True)
+            assert made.values().device.type == device
+            with pytest.raises(RuntimeError, match="is not satisfied"):
+                torch.sparse_csr_tensor(rows + 1, rows[:2], values, (2, 2), check_invariants=True)
+            with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+                torch.linalg.cholesky(-torch.eye(3, device=device))

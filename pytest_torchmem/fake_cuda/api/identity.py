@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_torchmem.fake_cuda.api.backends import CUDA_VERSION, attention
+from pytest_torchmem.fake_cuda.api.bindings import bindings
 from pytest_torchmem.fake_cuda.api.data_loading import DataLoaders
 from pytest_torchmem.fake_cuda.api.data_parallel import data_parallel
 from pytest_torchmem.fake_cuda.api.device import lazy_init
@@ -37,7 +38,7 @@ from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.torch_private.dispatch.type_calls import made_by
 from pytest_torchmem.torch_private.patching import replaceable
 from pytest_torchmem.torch_private.patching.patches import LookedAt, Replacements, replaced
-from pytest_torchmem.torch_private.state.streams import raw_stream_known
+from pytest_torchmem.torch_private.state.streams import bindings_known
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
         owners.wrappers.noted_in(trace),
         made_by(torch.UntypedStorage, owners.storages.make),
         replaced(torch.cuda, default_generators=tuple(defaults)),
-        raw_stream_known(trace.off),
+        bindings_known(bindings(), trace.off),
         launching_libraries(trace, ON_GPU),
     ):
         yield

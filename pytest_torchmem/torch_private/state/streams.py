@@ -1,38 +1,57 @@
-"""The raw CUDA stream that other packages ask torch for, as they are imported or launch kernels.
+"""Functions of ``torch._C`` that builds without CUDA lack (torch/csrc/cuda/Module.cpp).
 
-And the cache of pinned memory, which ``torch.cuda.graph`` empties.
+Other packages ask for the raw CUDA stream as they are imported or launch kernels, and
+``torch.cuda.graph`` empties the cache of pinned memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
 
 from pytest_torchmem.torch_private.patching.patches import added
 
-_NAME = "_cuda_getCurrentRawStream"
-"""Builds without CUDA lack it; torch/csrc/cuda/Module.cpp."""
+_ABSENT = object()
+
+
+def raw_stream_known(off: Callable[[], bool]) -> AbstractContextManager[None]:
+    """Let torch give the default stream, unless ``off()``."""
+    return bindings_known({"_cuda_getCurrentRawStream": lambda device: 0}, off)
 
 
 @contextmanager
-def raw_stream_known(off: Callable[[], bool]) -> Iterator[None]:
-    """Let torch give the default stream, unless ``off()``."""
-    original: Any = getattr(torch._C, _NAME, None)
-
-    def raw_stream(device: int) -> int:
-        return int(original(device)) if original is not None and off() else 0
-
-    setattr(torch._C, _NAME, raw_stream)
+def bindings_known(
+    functions: Mapping[str, Callable[..., Any]], off: Callable[[], bool]
+) -> Iterator[None]:
+    """Let ``torch._C`` have functions by these names, unless ``off()``."""
+    before = {name: getattr(torch._C, name, _ABSENT) for name in functions}
     try:
+        for name, function in functions.items():
+            setattr(torch._C, name, _unless(off, function, before[name]))
         yield
     finally:
-        if original is None:
-            delattr(torch._C, _NAME)
-        else:
-            setattr(torch._C, _NAME, original)
+        for name, original in before.items():
+            if original is _ABSENT:
+                delattr(torch._C, name)
+            else:
+                setattr(torch._C, name, original)
+
+
+def _unless(
+    off: Callable[[], bool], function: Callable[..., Any], original: Any
+) -> Callable[..., Any]:
+    if original is _ABSENT:
+        return function
+
+    @wraps(original)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if off() else function(*args, **kwargs)
+
+    return either
 
 
 @contextmanager
