@@ -290,7 +290,8 @@ class FactCollector:
         kind, own = type(module), vars(module)
         if not own[CHILDREN] and own[OWN_PARAMETERS] and args and type(args[0]) in _TENSORS:
             with not_jit_tracing():
-                shape = str([*args[0].shape])
+                # C++ has no sizes of a nested tensor (NestedTensorImpl.cpp, sizes_custom).
+                shape = "nested" if args[0].is_nested else str([*args[0].shape])
             pattern, numbers = fold(path)
             self._given.setdefault(pattern, {}).setdefault(shape, set()).add(numbers)
         if kind.__module__.startswith(_OF_TORCH):
