@@ -39,6 +39,8 @@ _FUNCTORCH = os.path.join(_TORCH_ROOT, "_functorch", "")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 #: A kernel's launch is the user's, in whose line it stands.
 _TRITON = os.path.join(os.sep, "triton", "runtime", "")
+#: ``typing_extensions.deprecated`` stands around functions of torch.
+_DEPRECATED = os.sep + "typing_extensions.py"
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _OWN_ROOT = _PACKAGE + os.sep
 #: Frames of these files end the search for a user's line: beyond them is who asked for the trace.
@@ -433,6 +435,8 @@ def _classify(filename: str) -> int:
     if filename in _ENDS:
         return _END
     if filename.startswith((_TORCH_ROOT, _OWN_ROOT)) or _TRITON in filename:
+        return _SKIP
+    if filename.endswith(_DEPRECATED):
         return _SKIP
     if filename.startswith(_STANDARD_LIBRARY) and not is_installed(filename):
         return _SKIP  # ``copy.deepcopy`` and ``contextlib`` are nobody's line

@@ -424,6 +424,8 @@ class Interceptor:
         parts.phases.find()
         origin = parts.attribution.origin(parts.ledger.phase, "resize_", sys._getframe(1))
         parts.ledger.resize(record, nbytes, origin)
+        with self.working():
+            parts.values.begin_anew(record, nbytes)
 
     def keep(self, buffer: Buffer, overload: OpOverload) -> None:
         """Book a library's workspace that stays and that ``overload`` makes on its first use."""

@@ -312,10 +312,7 @@ class Kernels:
         workspace = workspace_of(self._target, where, spec, real, call.args, call.kwargs)
         if workspace is not None:
             self._take(workspace, device, origin)
-        if values.contents.are_known(call.records):
-            values.take(result, real)
-        else:
-            values.assume_outputs(call, result)
+        values.note_outputs(call, result, real)
         work = CallWork(spec, call.args, call.kwargs, result)
         self._log.note(call, work, device, origin, start)
         return result

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as differentiable
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.fsdp import fully_shard
 
@@ -351,3 +351,31 @@ def test_others_send_as_many_tokens_as_they_get(counted: str) -> None:
 
     (warning,) = (one for one in trace(program, world_size=4).warnings if "workspace" not in one)
     assert "they are taken to have, and to send, what this one has and sends" in warning
+
+
+def test_values_that_processes_put_together_are_made_of_as_many_as_this_one_has() -> None:
+    """Sizes, floating numbers and truth values alike, by each reduction, and by ``fully_shard``."""
+
+    def program(found: list[Any]) -> None:
+        dist.init_process_group("gloo")
+        count, most = torch.tensor(5), torch.tensor(5)
+        dist.all_reduce(count)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        mean, part = torch.tensor([0.5, 2.0]), torch.empty(1)
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+        dist.reduce_scatter_tensor(part, torch.arange(4.0))
+        pairs = [torch.zeros(2) for _ in range(4)]
+        dist.all_gather(pairs, mean)
+        found += [count.item(), most.item(), part.item(), torch.stack(pairs).sum().item()]
+        model = fully_shard(nn.Linear(8, 8, bias=False))
+        nn.init.ones_(model.weight)
+        for _ in range(2):  # storages of parameters are freed and requested in between
+            found.append(bool(model(torch.ones(1, 8)).sum() > 50))
+
+    for values in ("auto", "real"):
+        found: list[Any] = []
+        warnings = trace(program, found, world_size=4, rank=1, values=values).warnings
+        assert found[-6:] == [20, 5, 4.0, 10.0, True, True]
+        # One line for each of them that is read, three of them in one line: not the means.
+        assert len(warnings) == 5, warnings
+        assert all("what other processes have is not known" in one for one in warnings)

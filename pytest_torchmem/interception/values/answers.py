@@ -65,8 +65,6 @@ class Answers:
         self._failed = ""
         """The first operator whose values could not be computed, and why."""
         self._told: dict[str, None] = {}
-        self._of_others = ""
-        """The line of a collective that gave values of other processes which nobody asked for."""
         self._evenly = ""
         """The line that counted unknown values, and nobody asked for the counts."""
         self._guesses: dict[str, int] = {}
@@ -91,7 +89,7 @@ class Answers:
         """Return the number of a tensor of one element, for C++ or a program that needs it now."""
         __tracebackhide__ = True
         if self.contents.known(record) is not None:
-            self._told_known()
+            self._told_known(record)
             return self.contents.value(record, tensor).item()
         if tensor.dtype is torch.bool:
             return self._truth(record)
@@ -124,7 +122,7 @@ class Answers:
         """
         __tracebackhide__ = True
         if self.contents.known(record) is not None:
-            self._told_known()
+            self._told_known(record)
             return self.contents.value(record, tensor)
         if not tensor.numel():
             return torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -196,7 +194,7 @@ class Answers:
         self._budget = self.mode.budget()
         self._guesses.clear()
         self._told.clear()
-        self._of_others = self._evenly = ""
+        self._evenly = ""
 
     def tell(self, what: str) -> None:
         """Warn of a number that was made up and goes on into the program."""
@@ -209,14 +207,6 @@ class Answers:
         """Let the profile warn of something, with the line of the program."""
         _warn(self._told, self._attribution, what)
 
-    def took_others_for_this(self) -> None:
-        """Take note that other processes are taken to have what this one has.
-
-        Values that are asked for from now on may be theirs.
-        """
-        line = self._attribution.user_line() or "the traced program"
-        self._of_others = self._of_others or line
-
     def took_counts_for_even(self) -> None:
         """Take note that values which are not known are taken to be spread evenly over bins."""
         self._evenly = self._evenly or self._attribution.user_line() or "the traced program"
@@ -226,19 +216,19 @@ class Answers:
         spent = self._budget is not None and bool(self._budget.spent)
         return self.mode is Values.ASKED_FOR and (spent or self._random_numbers.left_out)
 
-    def _told_known(self) -> None:
-        """Warn of what was made up of known values, now that values are asked for."""
+    def _told_known(self, record: StorageRecord) -> None:
+        """Warn of what was made up of known values, now that they are asked for."""
         if self._evenly:
             self._told.setdefault(
                 f"{self._evenly}: unknown values are counted; they are taken to be spread evenly"
             )
             self._evenly = ""
-        if self._of_others:
+        line = self.contents.of_others([record])
+        if line:
             self._told.setdefault(
-                f"{self._of_others}: what other processes have is not known; they are taken to "
-                "have, and to send, what this one has and sends"
+                f"{line}: what other processes have is not known; they are taken to have, and to "
+                "send, what this one has and sends"
             )
-            self._of_others = ""
 
     def remark(self, what: str) -> None:
         """Warn of what is assumed of values."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
@@ -56,6 +56,9 @@ class Contents:
         self._assumed: dict[int, Assumption] = {}
         """What the elements of an unknown storage count as, by its address."""
         self._sizes: dict[int, int] = {}
+        self._of_others: dict[int, str] = {}
+        """The storages whose content goes by what other processes are taken to have, by address:
+        the line that gathered it."""
         self.live = 0
         """The bytes of all contents that are known."""
         ledger.when_forgotten = self._forget
@@ -108,6 +111,17 @@ class Contents:
             record.memory = zeros(nbytes)
         self._set(record.address, record.memory)
 
+    def of_others(self, records: Iterable[Storage]) -> str:
+        """Return the line that gathered what one of the contents goes by, if it is of others."""
+        found = self._of_others
+        if not found:
+            return ""
+        return next((found[one.address] for one in records if one.address in found), "")
+
+    def take_from_others(self, record: Storage, line: str) -> None:
+        """Take note that a storage's content goes by what other processes are taken to have."""
+        self._of_others[record.address] = line
+
     def assume(self, record: Storage, assumption: Assumption | None) -> None:
         """Let an assumption, or nothing, stand for the elements of a storage."""
         self._forget(record.address)
@@ -126,3 +140,4 @@ class Contents:
         if self._known.pop(address, None) is not None:
             self.live -= self._sizes.pop(address)
         self._assumed.pop(address, None)
+        self._of_others.pop(address, None)

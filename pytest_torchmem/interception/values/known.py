@@ -91,6 +91,16 @@ class KnownValues(Answers):
             return self._budget.holds(self.contents.live + elements * dtype.itemsize)
         return self.mode.computes
 
+    def begin_anew(self, record: StorageRecord, nbytes: int) -> None:
+        """Take note that a storage has got memory of so many bytes, which is zero until it is
+        written to, as that of a new tensor.
+        """
+        fits = record.memory is None or record.memory.nbytes == nbytes
+        if nbytes and fits and self.mode.computes and self.worth_knowing(torch.uint8, nbytes):
+            self.contents.show(record, nbytes)
+            assert record.memory is not None
+            record.memory.zero_()
+
     def expect(self, nbytes: int) -> None:
         """Take note that so many bytes are to be known from the beginning, or none of them."""
         if self._budget is not None:
@@ -120,6 +130,8 @@ class KnownValues(Answers):
             if found is not None:
                 self._copy(call, *found)
                 return NO_MEMORIES
+        if self._counts_others(call):
+            return None
         if self._computes:
             if not (self.contents.have_values(call.records, call.tensors) or operator.shared.fills):
                 return None
@@ -145,6 +157,7 @@ class KnownValues(Answers):
             recording.note(call, plan, result)
             return
         if memories is not None:
+            line = self.contents.of_others(call.records)
             if memories:
                 for output, tensor in in_pairs(plan.outputs, result):
                     record = self._ledger.records[storage_address(tensor)]
@@ -154,6 +167,8 @@ class KnownValues(Answers):
                         value = memories.get(place_of_grown(output))
                         if value is not None:
                             self.contents.remember(record, laid_out_as(tensor, value))
+            if line:
+                self._spread(call, result, line)
             return
         operator = call.operator
         if operator.record.unknown_outputs is not None and call.records and not operator.opaque:
@@ -202,7 +217,7 @@ class KnownValues(Answers):
 
     def _ahead(self, call: Call, of_torch: bool) -> Ahead | None:
         contents, operator = self.contents, call.operator
-        if operator.opaque or not contents.are_known(call.records):
+        if operator.opaque or not contents.are_known(call.records) or self._counts_others(call):
             return None
         if not self.mode.computes and (of_torch or not self._is_small(call)):
             return None
@@ -252,7 +267,7 @@ class KnownValues(Answers):
             self._random_numbers.skip(call, plan)
         elif ahead is not None:
             ahead.restore_random_numbers()
-            records = self._ledger.records
+            records, line = self._ledger.records, self.contents.of_others(call.records)
             for address, content in ahead.written.items():
                 if address in records:
                     self.contents.remember(records[address], content)
@@ -267,6 +282,8 @@ class KnownValues(Answers):
                     self.contents.assume(record, None)
                     continue
                 self.contents.remember(record, laid_out_as(tensor, value))
+            if line:
+                self._spread(call, result, line)
             return
         outputs = argument_tensors(result)
         if not of_torch:  # it has made them of anything
@@ -276,9 +293,24 @@ class KnownValues(Answers):
         if any(one is not None and self.contents.known(one) is None for one in found):
             self._assume(call, result)
 
-    def assume_outputs(self, call: Call, result: Any) -> None:
-        """Assume of outputs what there is to assume where what they are made of is not known."""
-        self._assume(call, result)
+    def note_outputs(self, call: Call, result: Any, real: Any) -> None:
+        """Know outputs by their ``real`` values; assume what there is to assume where what they are
+        made of is not known.
+        """
+        if not self.contents.are_known(call.records) or self._counts_others(call):
+            self._assume(call, result)
+            return
+        self.take(result, real)
+        line = self.contents.of_others(call.records)
+        if line:
+            self._spread(call, result, line)
+
+    def _counts_others(self, call: Call) -> bool:
+        """Return whether counts are asked for of what goes by what other processes have: the
+        choices of a router that is split, say, which are as even as those of unknown values.
+        """
+        even = call.operator.record.unknown_outputs is UnknownOutputs.EVEN_COUNTS
+        return even and bool(self.contents.of_others(call.records))
 
     def _assume(self, call: Call, result: Any) -> None:
         rule = call.operator.record.unknown_outputs
@@ -423,15 +455,17 @@ class KnownValues(Answers):
     def _copy(self, call: Call, copies: list[Copy], of_others: bool) -> None:
         """Let a collective's outputs have values, where those that they are made of are known.
 
-        ``of_others``: they are those of other processes too, of which only small ones matter.
+        ``of_others``: they are those of other processes too, which are taken to have what this one
+        has: sizes and counts, and what else is computed as far as the budget goes.
         """
-        contents, assumed = self.contents, False
+        contents, line = self.contents, self._attribution.user_line() or "the traced program"
         records = {id(one): record for one, record in zip(call.tensors, call.records, strict=True)}
         for tensor, source, made in copies:
             record, known = records[id(tensor)], contents.known(records[id(source)])
             nbytes = tensor.untyped_storage().nbytes()
             whole = tensor.numel() * tensor.element_size() == nbytes
-            matters = not of_others or is_taken_to_be_same(call, tensor)
+            counts = is_taken_to_be_same(call, tensor)
+            matters = not of_others or counts or self.worth_knowing(tensor.dtype, tensor.numel())
             if known is None or not matters or (contents.known(record) is None and not whole):
                 contents.assume(record, None)
                 continue
@@ -439,9 +473,16 @@ class KnownValues(Answers):
                 contents.show(record, nbytes)
             value = contents.value(records[id(source)], source)
             contents.value(record, tensor).copy_(made(value).reshape(tensor.shape))
-            assumed = of_others
-        if assumed:
-            self.took_others_for_this()
+            if of_others and (counts or tensor is not source):
+                contents.take_from_others(record, line)
+
+    def _spread(self, call: Call, result: Any, line: str) -> None:
+        """Let what was computed go by what other processes are taken to have."""
+        written = call.operator.written(call.args, call.kwargs)
+        for tensor in argument_tensors([result, list(written)]):
+            record = self._ledger.records.get(storage_address(tensor))
+            if record is not None:
+                self.contents.take_from_others(record, line)
 
     def _attempt(self, call: Call, compute: Callable[[], Any]) -> Any:
         """Return what is computed, or ``FAILED``, with the reason kept for who asks for it."""

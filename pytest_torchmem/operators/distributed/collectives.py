@@ -11,16 +11,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.registry import DEVICES, Kind, operator
 from pytest_torchmem.torch_private.dispatch.operators import all_operators
+from pytest_torchmem.torch_private.distributed.process_groups import place_in_group
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _FLATTENS = "c10d::reduce_scatter_"
 """What flattens a list of inputs into one tensor for as long as it takes. ``allgather_`` does so
 with its outputs, which are its work's (``process_groups.flattened_like``).
 """
+
+_MOVES_SHARD = "_dtensor::shard_dim_alltoall"
+"""How a ``DTensor`` is split along another dimension, on GPUs."""
+_functional: Any = torch.ops._c10d_functional
 
 _WITHOUT_META = frozenset(
     {
@@ -37,6 +43,8 @@ _LISTS = "c10d::allgather_coalesced_"
 def describe() -> None:
     """Make a record of every collective that this torch has."""
     there = frozenset(all_operators())
+    if _MOVES_SHARD in there:
+        operator(_MOVES_SHARD, source="c10d/Functional.cpp").decomposition()(_moved_shard)
     wraps = "_c10d_functional::_wrap_tensor_autograd"
     if wraps in there:  # makes a tensor subclass that waits at its first use
         operator(wraps, kind=Kind.NATIVE)
@@ -50,6 +58,24 @@ def describe() -> None:
         operator(_FLATTENS, takes_nothing=frozenset({"cpu"}))
         scattered = operator(_FLATTENS, source="ProcessGroupNCCL.cpp, reduce_scatter")
         scattered.workspace("cuda")(_scattered)
+
+
+def _moved_shard(input: Tensor, gather_dim: int, shard_dim: int, group_name: str) -> Tensor:
+    """Functional.cpp, ``shard_dim_alltoall``: what is sent and what is received are contiguous, the
+    parts of other processes first.
+    """
+    place = place_in_group([group_name])
+    size = place[1] if place is not None else 1
+    split, sizes = list(input.shape), list(input.shape)
+    split[shard_dim : shard_dim + 1] = [size, split[shard_dim] // size]
+    sizes[shard_dim] //= size
+    sizes[gather_dim] *= size
+    sent = input.view(split).movedim(shard_dim, 0).contiguous()
+    parts = [1] * size
+    received = _functional.all_to_all_single(sent, parts, parts, group_name)
+    del sent
+    whole: Tensor = _functional.wait_tensor(received).movedim(0, gather_dim).contiguous()
+    return whole.view(sizes)
 
 
 def _nothing() -> None:

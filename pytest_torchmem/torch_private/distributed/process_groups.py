@@ -298,6 +298,19 @@ def place_in_group(arguments: Iterable[Any]) -> tuple[int, int] | None:
     return None if group is None else (int(group.rank()), int(group.size()))
 
 
+def reduction_among(arguments: Iterable[Any]) -> str:
+    """Return what a collective reduces by, "SUM" say; "" where it does not reduce.
+
+    torch/csrc/distributed/c10d/Types.hpp, ``ReduceOp::RedOpType``.
+    """
+    for argument in arguments:
+        if isinstance(argument, torch.ScriptObject):
+            with suppress(RuntimeError, AttributeError):  # it is something else
+                kind: Any = torch.distributed.ReduceOp.RedOpType
+                return str(kind(argument.op()).name)  # type: ignore[attr-defined]
+    return ""
+
+
 def group_of(arguments: Iterable[Any]) -> tuple[str, tuple[int, ...], int] | None:
     """Return the name of the group among an operator's arguments, the ranks of its processes, and
     which of these is this one.
