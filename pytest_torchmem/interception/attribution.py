@@ -29,6 +29,7 @@ from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, not_ji
 from pytest_torchmem.torch_private.patching.module_calls import module_calls
 from pytest_torchmem.torch_private.tensors.autograd import (
     ENGINE_CODE,
+    VMAP_CODE,
     current_graph_task,
     current_node,
     sequence_number,
@@ -214,8 +215,10 @@ class Attribution:
             self._creating.add(current_graph_task())
         # ``torch.func.grad`` asks for a graph, whether a program uses it or not
         # (torch/_functorch/eager_transforms.py, _autograd_grad).
-        creates = asked[1] is True and not _is_called_by_functorch(frame)
-        self.facts.backward(asked[0] is True, creates, self._line(frame))
+        functional = _is_called_by_functorch(frame)
+        creates = asked[1] is True and not functional
+        vmapped = functional and _is_within_vmap(frame)
+        self.facts.backward(asked[0] is True, creates, vmapped, self._line(frame))
 
     @staticmethod
     def asking_frame(filename: str) -> Any:
@@ -428,6 +431,13 @@ def _line_of_asker(frame: FrameType | None) -> str:
 def _is_called_by_functorch(engine: FrameType) -> bool:
     callers = (engine.f_back, engine.f_back and engine.f_back.f_back)
     return any(one and one.f_code.co_filename.startswith(_FUNCTORCH) for one in callers)
+
+
+def _is_within_vmap(frame: FrameType | None) -> bool:
+    """Tell whether ``torch.vmap`` calls: while operators run, functorch has left its levels."""
+    while frame is not None and frame.f_code is not VMAP_CODE:
+        frame = frame.f_back
+    return frame is not None
 
 
 @lru_cache(maxsize=4096)

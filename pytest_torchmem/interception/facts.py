@@ -204,9 +204,14 @@ class FactCollector:
             elif any(True for _ in tensors_in(value)):
                 found[key] = None
 
-    def backward(self, keeps: bool, creates: bool, line: str) -> None:
+    def backward(self, keeps: bool, creates: bool, vmapped: bool, line: str) -> None:
         """Take note of a backward that begins, and of what ``line`` asked the engine for."""
-        asked = {"calls": True, "retain_graph": keeps and not creates, "create_graph": creates}
+        asked = {
+            "calls": True,
+            "retain_graph": keeps and not creates,
+            "create_graph": creates,
+            "vmap": vmapped,
+        }
         for name in (name for name, is_so in asked.items() if is_so):
             number, first = self._backwards.get(name, (0, line))
             self._backwards[name] = number + 1, first

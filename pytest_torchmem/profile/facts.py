@@ -39,7 +39,9 @@ ARGUMENTS = "arguments"
 LAYERS = "layers"
 """What modules are, with the numbers of those that are so: ``{"Net.layers.*": "ReLU() @0-3"}``."""
 BACKWARD = "backward"
-"""How often there was one, and with what: ``{"calls": "4", "retain_graph": "4, train.py:12"}``."""
+"""How often there was one, and with what: ``{"calls": "4", "retain_graph": "4, train.py:12"}``.
+
+``vmap`` counts those of ``torch.func.grad`` within ``torch.vmap``."""
 OPERATORS = "operators"
 """How often the forward called each operator: ``{"forward": "aten::addmm 12, aten::gelu 4"}``."""
 TOPICS = (

@@ -933,6 +933,52 @@ def outputs_kept_beside_their_sum(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
+@planted("loss", "aten::_log_softmax is called twice, and was once", "", "aten::", ("cpu",))
+def another_loss(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model, targets = nn.Linear(16, 400).to(device), torch.zeros(64, dtype=torch.long)
+        made, targets = model(torch.zeros(64, 16, device=device)), targets.to(device)
+        loss = F.cross_entropy(made, targets)
+        if wrong:
+            loss = loss + F.cross_entropy(made * 0.5, targets)  # here: another_loss
+        loss.backward()
+
+    return Program(run), (), {}
+
+
+@planted("per sample", "gradients are taken of each sample: torch.vmap at", "", "aten::", ("cpu",))
+def gradients_of_each_sample(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        weight, x = torch.zeros(32, 64, device=device), torch.zeros(16, 32, device=device)
+
+        def loss(weight: Tensor, x: Tensor) -> Tensor:
+            return (x @ weight).square().sum()  # here: gradients_of_each_sample
+
+        gradient = torch.func.grad(loss)
+        if wrong:
+            gradient = torch.vmap(gradient, (None, 0))
+        gradient(weight, x).square().sum()
+
+    return Program(run), (), {}
+
+
+@planted("layer", "Boxes.boxes is Linear(out_features=48), and was", "", "aten::", ("cpu",))
+def more_boxes(wrong: bool) -> Step:
+    """A layer of which only what is computed of its output is large."""
+
+    class Boxes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.boxes = nn.Linear(8, 48 if wrong else 16)
+            self.register_buffer("table", torch.zeros(1 << 20))
+
+        def forward(self, x: Tensor) -> Tensor:
+            boxes = self.boxes(x).view(-1, 1, 4)
+            return torch.maximum(boxes, x.new_zeros(1, 500, 4)).square().sum()  # here: more_boxes
+
+    return Boxes(), (torch.zeros(64, 8),), {}
+
+
 # What must not be named: the rule, and a change that looks like its cause and is another.
 
 

@@ -18,6 +18,7 @@ _PASSING = (Role.ACTIVATION.value, Role.GRADIENT_TEMPORARY.value)
 _MADE = (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.RECOMPUTED.value)
 _LONG = 40
 """Letters of a layer beyond which another class is told by its name alone."""
+_WIDTHS = ("", "in_features", "out_features")
 _OUTSIDE_OF_BRACKETS = re.compile(r", (?![^(\[]*[)\]])")
 
 
@@ -48,6 +49,11 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
         if is_layer is not of_torch:
             continue
         own = [row for row in evidence.came() if within(pattern, row.what.module)]
+        same_class = is_layer and _name(came[0]) == _name(gone[0])
+        if same_class and _widths(came[0]) != _widths(
+            gone[0]
+        ):  # what is computed of its output is larger, too
+            own = [*evidence.came()]
         rows = own or [row for row in evidence.came() if _is_resized(row)]
         texts = _differing(came[0], gone[0]), _differing(gone[0], came[0])
         if not is_layer:
@@ -65,6 +71,12 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
 def _name(text: str) -> str:
     """Return the class of a layer: ``Name(settings)`` of torch, or ``Name: settings``."""
     return text.partition("(")[0].partition(":")[0]
+
+
+def _widths(text: str) -> list[str]:
+    """Return how many numbers a layer takes and makes: ``Conv2d(3, 32, …)``, ``in_features=3``."""
+    parts = (part.rpartition("=") for part in _settings(text))
+    return [size for name, _, size in parts if size.isdecimal() and name in _WIDTHS]
 
 
 def _attributes(text: str) -> str:

@@ -30,6 +30,16 @@ def graph_kept(evidence: Evidence) -> Cause | None:
     return None
 
 
+@rule("per sample", "gradients are taken of each sample: torch.vmap at {line}", sure=True)
+def gradients_of_each_sample(evidence: Evidence) -> Cause | None:
+    """``torch.func.grad`` runs within ``torch.vmap``: each parameter has a gradient per sample."""
+    before, now = (one.facts.get(BACKWARD, {}) for one in (evidence.before, evidence.now))
+    if not before or _calls(now, "vmap") <= _calls(before, "vmap"):
+        return None
+    line = now["vmap"].partition(", ")[2] or "some line"
+    return cause("per sample", evidence.came(), line=line)
+
+
 @rule("backwards", "{now}, and was {before}: graphs add up until it runs", sure=True)
 def fewer_backwards(evidence: Evidence) -> Cause | None:
     """Losses are added up, and one backward goes through the graphs of all of them."""

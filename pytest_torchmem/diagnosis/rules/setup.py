@@ -58,6 +58,29 @@ def _step_of_input(change: FactChange) -> str:
     return f"{change.name} {before} → {now}"
 
 
+_LOSSES = (
+    *("aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::_log_softmax"),
+    *("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss", "aten::_ctc_loss"),
+    *("aten::binary_cross_entropy", "aten::binary_cross_entropy_with_logits"),
+)
+"""What losses call in the forward; ``_log_softmax`` is the large part of a cross entropy."""
+
+
+@rule("loss", "another loss is computed: {operator} is called {now}, and was {before}", sure=True)
+def another_loss(evidence: Evidence) -> Cause | None:
+    """The same outputs go into one more loss, or a penalty."""
+    calls = evidence.about(CALLS)
+    counts = {name: one for name, one in evidence.counts().items() if name in _LOSSES}
+    rising = [name for name, one in counts.items() if one.before and one.rose]
+    if not rising or calls or evidence.about(INPUTS):
+        return None
+    lines = {origin.line for name in rising for origin in evidence.ran.places(name)} - {""}
+    rows = [row for row in evidence.came() if row.what.line in lines]
+    one = counts[rising[0]]
+    times = [("once", "twice")[n - 1] if n < 3 else f"{n} times" for n in (one.now, one.before)]
+    return cause("loss", rows, operator=rising[0], now=times[0], before=times[1])
+
+
 @rule("gradients recorded", "{module} runs with gradients, and ran under no_grad", sure=True)
 def runs_with_gradients(evidence: Evidence) -> Cause | None:
     """A teacher, a target network or an evaluation is no longer under ``no_grad``."""

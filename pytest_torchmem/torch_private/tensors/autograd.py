@@ -24,6 +24,8 @@ engine_has_threads: Callable[[], bool] = private("torch._C._is_multithreading_en
 #: The frame that the autograd engine is called from; an operator whose caller it is was issued by
 #: C++ inside of the engine and not by a hook or a custom function.
 ENGINE_CODE: CodeType = private("torch.autograd.graph._engine_run_backward.__code__")
+#: The code that calls what ``torch.vmap`` was given.
+VMAP_CODE: CodeType = private("torch._functorch.vmap._flat_vmap.__code__")
 
 
 def saved_by(node: Any, name: str) -> Any:
