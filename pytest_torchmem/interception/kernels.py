@@ -382,7 +382,11 @@ class Kernels:
         self._parts.phases.find()
         plan = find_plan(spec, args, kwargs, [], self._plans.own_meta(spec, device.type))
         origin = self._parts.attribution.origin(self._ledger.phase, spec.name, sys._getframe(4))
-        return make_outputs(self._ledger, plan, [], self._ledger.on(device), origin)
+        call, values = Call(spec, args, kwargs, [], [], self._ledger.on(device)), self._parts.values
+        memories = values.compute(call, plan)
+        made = make_outputs(self._ledger, plan, [], self._ledger.on(device), origin, memories or {})
+        values.note(call, plan, made, memories)
+        return made
 
     # -- other kinds -------------------------------------------------------------------------------
 

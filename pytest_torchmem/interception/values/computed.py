@@ -56,6 +56,8 @@ def run_for_real(call: Call, values: list[Tensor], *, alone: bool = False) -> An
 
 def _run(call: Call, values: list[Tensor], alone: bool) -> Any:
     real = {id(tensor): value for tensor, value in zip(call.tensors, values, strict=True)}
+    if not real:  # a tensor on meta, like which one is made, stands for its own geometry
+        real = {id(one): one for one in argument_tensors((call.args, call.kwargs)) if one.is_meta}
     operator, kwargs = call.operator, call.kwargs
     if operator.takes_device:
         kwargs = {**kwargs, "device": _CPU}

@@ -433,3 +433,31 @@ def test_the_program_s_error_is_its_own() -> None:
 def test_another_word_is_refused() -> None:
     with pytest.raises(UsageError, match="values='all': expected one of 'auto', 'real', 'none'"):
         trace(nn.Linear(2, 2), torch.ones(1, 2), values="all")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_made_like_a_tensor_on_meta_has_values(device: str) -> None:
+    def program(device: str) -> list[float]:
+        torch.manual_seed(0)
+        with torch.device("meta"):
+            model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+        model.to_empty(device=device)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter)
+        model[1].reset_running_stats()
+        shape = torch.empty(3, 4, device="meta")
+        skipped = torch.nn.utils.skip_init(torch.nn.Linear, 4, 4, device=device)
+        torch.nn.init.eye_(skipped.weight)
+        torch.nn.init.zeros_(skipped.bias)
+        made = [
+            torch.randn_like(shape, device=device),
+            torch.full_like(shape, 3.0, device=device),
+            shape.new_ones(3, 4, device=device),
+            torch.empty_like(shape, device=device).uniform_(),
+            torch.zeros_like(shape, device=device),
+        ]
+        return [model(skipped(one)).square().sum().item() for one in made]
+
+    traced: list[float] = []
+    trace(lambda: traced.extend(program(device)), device=device)
+    assert traced == pytest.approx(program("cpu"), rel=1e-5)
