@@ -20,7 +20,7 @@ from pytest_torchmem.fake_cuda.api.fake_tensors import fake_tensors
 from pytest_torchmem.fake_cuda.api.generators import Generator, generators
 from pytest_torchmem.fake_cuda.api.graphs import graphs_captured
 from pytest_torchmem.fake_cuda.api.guessed_devices import guessed_devices
-from pytest_torchmem.fake_cuda.api.legacy_types import legacy_types
+from pytest_torchmem.fake_cuda.api.legacy_types import DefaultType, legacy_types
 from pytest_torchmem.fake_cuda.api.nccl import nccl_process_groups
 from pytest_torchmem.fake_cuda.api.nested_tensors import nested_tensors
 from pytest_torchmem.fake_cuda.api.profilers import profilers
@@ -71,7 +71,7 @@ class _Owners(NamedTuple):
 
 
 def _functions(trace: TraceContext) -> Layer[_Owners]:
-    storages, loaders = Storages(trace), DataLoaders(trace)
+    storages, loaders, default_type = Storages(trace), DataLoaders(trace), DefaultType()
     wrappers, looked_at = WrapperSubclasses(trace), list[LookedAt]()
     replacements = [
         *DeviceMethods(trace, wrappers).replacements(),
@@ -82,7 +82,7 @@ def _functions(trace: TraceContext) -> Layer[_Owners]:
         *fake_tensors(trace),
         *guessed_devices(trace),
         *generators(),
-        *legacy_types(trace),
+        *legacy_types(trace, default_type),
         *nested_tensors(trace),
         *profilers(trace),
         *data_parallel(trace),
@@ -92,7 +92,7 @@ def _functions(trace: TraceContext) -> Layer[_Owners]:
         *raw_kernels(trace),
         (torch.version, {"cuda": CUDA_VERSION}),
     ]
-    begin = (wrappers.begin, loaders.begin)
+    begin = (wrappers.begin, loaders.begin, default_type.reset)
     return Layer(replacements, _Owners(wrappers, storages), begin, looked_at)
 
 

@@ -5,6 +5,7 @@ C++ knows those of cuda in builds with CUDA alone, and asks the real device as s
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.data import readable
+from pytest_torchmem.torch_private.dispatch.type_calls import made_by, make
 from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _DTYPES = {
@@ -57,7 +59,34 @@ class LegacyType(type):
         return instance.dtype is cls.dtype and instance.device == cls.device
 
 
-def legacy_types(trace: TraceContext) -> Replacements:
+class DefaultType:
+    """The type of the tensors that ``torch.Tensor(...)`` makes, if a program sets a GPU's."""
+
+    def __init__(self) -> None:
+        self._set = ExitStack()
+
+    def set(self, kind: LegacyType) -> None:
+        """Let ``torch.Tensor(...)`` make tensors of this type.
+
+        As torch/csrc/utils/tensor_new.cpp, ``base_tensor_ctor``, which goes by the default type.
+        """
+        self.reset()
+        if kind.device.type == "cpu":
+            return
+
+        def made(*args: Any, **kwargs: Any) -> Any:
+            if SESSION.off() or kwargs or (args and isinstance(args[0], Tensor)):
+                return make(Tensor, *args, **kwargs)
+            return kind(*args)
+
+        self._set.enter_context(made_by(Tensor, made))
+
+    def reset(self) -> None:
+        """Let ``torch.Tensor(...)`` make tensors on the host again."""
+        self._set.close()
+
+
+def legacy_types(trace: TraceContext, default: DefaultType) -> Replacements:
     """Have types of the host and of the GPU that make fake tensors."""
     host, gpu = torch.device("cpu"), torch.device("cuda", 0)
     set_type = torch.set_default_tensor_type
@@ -70,6 +99,7 @@ def legacy_types(trace: TraceContext) -> Replacements:
             return
         torch.set_default_dtype(found.dtype)
         torch.set_default_device(None if found.device == host else found.device)
+        default.set(found)
 
     return [
         *[

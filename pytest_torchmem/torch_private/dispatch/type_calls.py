@@ -30,15 +30,15 @@ def make(kind: type, *args: Any, **kwargs: Any) -> Any:
 @contextmanager
 def made_by(kind: type, function: Callable[..., Any]) -> Iterator[None]:
     """Let ``kind(...)`` return what ``function`` does, in the whole process."""
-    place = ctypes.c_void_p.from_address(id(kind) + _TYPE_OF)
-    if place.value != id(type):
-        raise unsupported(f"{kind.__name__} is not of the type that Python gives to types")
+    place, original = ctypes.c_void_p.from_address(id(kind) + _TYPE_OF), type(kind)
+    if place.value != id(original):
+        raise unsupported(f"{kind.__name__} does not say what its type is where others do")
     _making[kind] = function
     place.value = id(_type_of(kind))
     try:
         yield
     finally:
-        place.value = id(type)
+        place.value = id(original)
         del _making[kind]
 
 
@@ -46,7 +46,7 @@ def made_by(kind: type, function: Callable[..., Any]) -> Iterator[None]:
 def _type_of(kind: type) -> type:
     module = kind.__module__
 
-    class Made(type):
+    class Made(type(kind)):  # type: ignore[misc]
         """The type of ``kind`` while something else makes its objects."""
 
         __slots__ = ()

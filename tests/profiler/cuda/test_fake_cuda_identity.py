@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -393,3 +394,31 @@ def test_numbers_that_composites_make_are_beside_their_tensor(last: str, device:
     with torch.inference_mode():
         trace(program, device="cuda")
     assert set(found.values()) == {device}, found
+
+
+def test_the_default_tensor_type_is_that_of_torch_tensor() -> None:
+    kind = type(torch.Tensor)
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.Tensor(3, 4))
+            nn.init.ones_(self.weight)
+
+    def program() -> None:
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        made = [torch.Tensor([10.0]), torch.Tensor(2, 3), torch.Tensor(), torch.ones(1)]
+        assert {one.device.type for one in made} == {"cuda"}
+        assert made[0].log().item() == pytest.approx(math.log(10))
+        layer = Layer()
+        assert type(layer.weight) is nn.Parameter
+        assert isinstance(copy.deepcopy(layer).weight, torch.Tensor)
+        assert layer.weight.is_cuda
+        torch.set_default_tensor_type(torch.DoubleTensor)
+        assert torch.Tensor([1.0]).type() == "torch.DoubleTensor"
+        torch.set_default_tensor_type(torch.cuda.HalfTensor)
+        assert torch.Tensor([1.0]).type() == "torch.cuda.HalfTensor"
+
+    trace(program, device="cuda")
+    assert type(torch.Tensor) is kind
+    assert torch.Tensor([1.0]).type() == "torch.FloatTensor"
