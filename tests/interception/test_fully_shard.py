@@ -223,3 +223,23 @@ def test_facts_say_how_modules_are_sharded() -> None:
     last, first, *_ = layers["Sequential.*"].split(" | ")
     assert "reshard_after_forward=False, param_dtype=bfloat16, reduce_dtype=None" in first
     assert "reshard_after_forward=2, param_dtype=bfloat16, reduce_dtype=None" in last
+
+
+def test_a_compiled_model_has_the_graphs_of_a_real_process() -> None:
+    sizes: list[int] = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        sizes.append(len(graph.graph.nodes))
+        return graph.forward
+
+    def program() -> None:
+        torch.compiler.reset()
+        model = torch.compile(shard(Decoder(1), mesh=start()), backend=count)
+        model(torch.zeros(1, 2, dtype=torch.long)).sum().backward()
+
+    with real_process(World(2, 0)):
+        program()
+    real = sizes.copy()
+    sizes.clear()
+    assert not trace(program, world_size=2).warnings
+    assert sizes == real != []

@@ -333,15 +333,16 @@ def _quiet(trace: TraceContext, original: Any) -> Callable[..., Any]:
 
 def _calling(trace: TraceContext, wrapped: WeakSet[Any], _: Any) -> Callable[..., Any]:
     # Not yet a hook's turn: ``FSDPState._pre_forward`` would note that a forward has begun.
+    # Named as attribution's ``CALL_MODULES`` say, so that a compiler goes on to what it calls.
     # ``FSDPModule`` is mixed into a module's own class, which brings ``__call__``.
-    def method(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if trace.on_thread() and module not in wrapped:
             where = f"{trace.user_line()}: {type(module).__name__} (FSDPModule)"
             raise UnsupportedOperatorError(f"{where}{_BEFORE}")
         return nn.Module.__call__(module, *args, **kwargs)
 
-    return method
+    return call
 
 
 def _refusing(trace: TraceContext, original: Any) -> Callable[..., Any]:
