@@ -3,12 +3,15 @@
     python -m benchmarks.graphs                 all models, on fake cpu and fake cuda
     python -m benchmarks.graphs -k 'bert|lstm'  models whose name matches
     python -m benchmarks.graphs --aot           their graphs of AOTAutograd, read and run
+    python -m benchmarks.graphs --scaling       how they grow with their inputs' first dimension
     python -m benchmarks.graphs --compiled      compiled by Inductor, traced and run on this CPU
 
 For each model: whether the totals of the node table are the profile's peaks, by how much the
 planned arena is larger than what lives in it at its peak, and how long both took against the trace.
 With ``--aot``: whether the peak and the end that are read from the graphs are those of the graphs
-run on the ledger, tensors alone. With ``--compiled``: the peak of the last of three steps (forward,
+run on the ledger, tensors alone. With ``--scaling``: whether the figures at five, six and nine
+times the length of the first dimension (the batch, but for recurrent layers) are those that were
+predicted from other lengths. With ``--compiled``: the peak of the last of three steps (forward,
 backward, ``zero_grad``), traced and measured, each model in a process of its own.
 """
 
@@ -29,7 +32,9 @@ from torch.utils._pytree import tree_leaves
 
 import pytest_torchmem as torchmem
 from benchmarks.zoo.models import models, samples
+from pytest_torchmem.graphs.resized import resized
 from pytest_torchmem.profile.timeline import Phase
+from pytest_torchmem.step.trees import tensors_in
 from tests.graphs.test_ahead_of_time import live_tensors, run
 
 _PEAKS = ("forward_peak", "backward_peak", "optimizer_peak", "peak")
@@ -40,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.graphs")
     parser.add_argument("-k", dest="pattern", default="")
     parser.add_argument("--aot", action="store_true")
+    parser.add_argument("--scaling", action="store_true")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--devices", default="cpu,cuda")
@@ -53,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for model in models(options.pattern):
             sample = next(iter(samples(model)))
             given = {**sample.kwargs, **sample.options, "device": device}
-            row = _graphs if options.aot else _tables
+            row = _graphs if options.aot else _scaled if options.scaling else _tables
             try:
                 found = row(sample.target, sample.args, given)
             except Exception as error:
@@ -61,10 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{device} {model.name}: {type(error).__name__}: {reason}", flush=True)
                 continue
             rows.append((f"{device} {model.name}", *found))
-    headers = ("model", "same") if options.aot else ("model", "same", "arena", "table", "plan")
+    headers = ("model", "same", "arena", "table", "plan")
+    if options.aot or options.scaling:
+        headers = ("model", "same", "fitted to") if options.scaling else ("model", "same")
     print(tabulate(rows, headers))
     print(f"{sum(bool(row[1]) for row in rows)} of {len(rows)} the same")
-    if not options.aot and rows:
+    if not options.aot and not options.scaling and rows:
         tight = sum(row[2] <= 0.05 for row in rows)
         print(f"{tight} of {len(rows)} arenas within 5 % of what lives in them")
     return 0
@@ -84,6 +92,25 @@ def _graphs(model: Any, args: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     read = torchmem.graph_profile(*graphs[:2])
     live = live_tensors(torchmem.trace(run, *graphs[:2]))
     return (read.peak == max(live) and read.end == live[-1],)
+
+
+def _scaled(model: Any, args: Any, options: dict[str, Any]) -> tuple[Any, ...]:
+    own = {name: value for name, value in options.items() if name not in ("device", "optimizer")}
+    others = {name: options[name] for name in ("device", "optimizer")}
+    length = next(tensors_in((args, own))).shape[0]
+
+    def build(batch: int) -> tuple[Any, ...]:
+        given, named = resized((args, own), {0: (length, batch)})
+        return (model, *given, named)
+
+    found = torchmem.scaling(build, batch=[2 * length, 3 * length], options=others)
+    same = True
+    for times in (5, 6, 9):
+        target, *given, named = build(times * length)
+        figures = torchmem.trace(target, *given, **named, **others).figures()
+        predicted = found.predict(batch=times * length)
+        same = same and all(figures.get(name) == bytes_ for name, bytes_ in predicted.items())
+    return same, " ".join(str(one // length) for one in found.sizes["batch"])
 
 
 def _compiled(pattern: str) -> int:

@@ -51,7 +51,7 @@ def scaling_of(
 
     def build(**at: int) -> tuple[Any, ...]:
         lengths = {DIMENSIONS[name]: (known[name], value) for name, value in at.items()}
-        longer = _resized((args, own), lengths)
+        longer = resized((args, own), lengths)
         return (target, *longer[0], longer[1])
 
     return scaling(build, options={**step.options(), **options}, **values)
@@ -70,7 +70,8 @@ def _length(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     raise UsageError(f"none of the inputs has a dimension {dimension}, which is the {name}")
 
 
-def _resized(value: Any, lengths: Mapping[int, tuple[int, int]]) -> Any:
+def resized(value: Any, lengths: Mapping[int, tuple[int, int]]) -> Any:
+    """Return nested tensors made longer: of each dimension, those of one length have another."""
     if isinstance(value, Tensor):
         for dimension, (before, now) in lengths.items():
             if value.dim() > dimension and value.shape[dimension] == before and now != before:
@@ -79,7 +80,7 @@ def _resized(value: Any, lengths: Mapping[int, tuple[int, int]]) -> Any:
                 value = value.detach().index_select(dimension, positions).requires_grad_(grad)
         return value
     if isinstance(value, dict):
-        return {key: _resized(item, lengths) for key, item in value.items()}
+        return {key: resized(item, lengths) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_resized(item, lengths) for item in value)
+        return type(value)(resized(item, lengths) for item in value)
     return value

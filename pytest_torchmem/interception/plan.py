@@ -108,8 +108,9 @@ class Plan:
     """The inputs' shapes, where a pointwise operator makes more elements than any of them has."""
     drawn: tuple[Any, ...] | None = None
     """What the CPU's kernel fills with random numbers, once that was asked."""
-    cost: tuple[int, int] | None = None
-    """The operations and bytes that the outputs' values take, once that was asked."""
+    cost: tuple[int, int, int] | None = None
+    """The operations and bytes that the outputs' values take, once that was asked, and how many
+    times what is cheap they may be to be computed always."""
 
     def resize(self, position: int, nbytes: int | None) -> None:
         """Give the flat output at ``position`` the size that a library decides on.

@@ -190,6 +190,12 @@ def test_every_formula_is_of_an_operator_that_torch_has_none_for() -> None:
         (lambda a, b, c: torch.fft.rfft(c), 5 * 4 * 2 / 2),
         (lambda a, b, c: functional.bilinear(a, a, torch.ones(5, 4, 4)), 3 * (3 * 5 * 16)),
         (lambda a, b, c: nn.LSTM(4, 6)(a[None]), 2 * 3 * (24 * 4 + 24 * 6)),
+        (
+            lambda a, b, c: torch.ops.aten.slow_conv_transpose2d(
+                torch.ones(1, 2, 4, 4), torch.ones(2, 3, 3, 3), [3, 3]
+            ),
+            2 * 16 * 2 * 3 * 9,
+        ),
         (lambda a, b, c: torch.linalg.cholesky(torch.eye(4)), 64 // 3),
         (lambda a, b, c: torch.linalg.solve(torch.eye(4), c), 2 * 64 // 3 + 2 * 16),
         (lambda a, b, c: torch.linalg.inv(torch.eye(4)), 2 * 64),

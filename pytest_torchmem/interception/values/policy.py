@@ -77,6 +77,10 @@ class Budget:
 
     CHEAP = 1 << 16
     """Operations, and bytes, up to which one operator is always computed."""
+    OF_WHOLE_NUMBERS = 64
+    """So many times that for an operator on integers and booleans alone: positions, masks, lengths.
+
+    They decide the way of a program, and are few beside the numbers that it computes with."""
 
     def __init__(self, nbytes: int, operations: int) -> None:
         self._bytes, self._limit = nbytes, operations
@@ -92,11 +96,12 @@ class Budget:
         known = plan.cost
         if known is None:
             nbytes = sum(size for size in plan.slots if size > 0)
-            known = operations_of(call, plan), nbytes
+            times = self.OF_WHOLE_NUMBERS if _is_of_whole_numbers(call, plan) else 1
+            known = operations_of(call, plan), nbytes, times
             if plan is not NOTHING:  # any other is that of calls with the same geometry
                 plan.cost = known
-        operations, nbytes = known
-        if operations <= self.CHEAP and nbytes <= self.CHEAP:
+        operations, nbytes, times = known
+        if operations <= times * self.CHEAP and nbytes <= times * self.CHEAP:
             return True
         if self.spent:
             return False
@@ -115,6 +120,12 @@ class Budget:
         if live > self._bytes and not self.spent:
             self.spent = f"takes more than {format_size(self._bytes)}"
         return not self.spent
+
+
+def _is_of_whole_numbers(call: Call, plan: Plan) -> bool:
+    made = [output.dtype for output in argument_leaves(plan.outputs, Output)]
+    dtypes = [*made, *(tensor.dtype for tensor in call.tensors)]
+    return not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
 
 
 def operations_of(call: Call, plan: Plan) -> int:

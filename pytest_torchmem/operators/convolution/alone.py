@@ -5,7 +5,8 @@ native/cudnn/ConvShared.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -90,6 +91,13 @@ _ALONE = """
 def flops(weight: Tensor, outputs: Tensor) -> int:
     """As ``conv_flop_count`` of torch/utils/flop_counter.py; an activation is pointwise."""
     return 2 * outputs.numel() * weight[0].numel()
+
+
+@operator(*aten("cudnn_convolution_transpose slow_conv_transpose2d slow_conv_transpose3d")).flops()
+def transposed_flops(arguments: Mapping[str, Any], weight: Tensor) -> int:
+    """As ``conv_flop_count`` of torch/utils/flop_counter.py: the input is what filters go over."""
+    input: Tensor = arguments["input"] if "input" in arguments else arguments["self"]
+    return 2 * input.numel() * weight[0].numel()
 
 
 @operator("aten::cudnn_convolution_relu", "aten::cudnn_convolution_add_relu").workspace("cuda")

@@ -212,6 +212,26 @@ def test_where_the_budget_ends(drawn: Steps, seed: int, device: str, most: int) 
         check(drawn, seed, device, 300, "auto")
 
 
+def test_positions_of_a_batch_are_known_where_a_model_is_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As ``find_packed_sequence_indices`` of transformers asks, of positions that are many."""
+    monkeypatch.setattr(Values, "budget", lambda _: Budget(1 << 20, 1 << 20))
+
+    def program() -> None:
+        hidden = torch.randn(16, 1024, 32)
+        hidden = hidden @ torch.randn(32, 32)  # more than the budget
+        positions = torch.arange(1024)[None].expand(16, -1)
+        steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
+        found.append(bool(((steps != 1).cumsum(-1)[:, -1] == 0).all()))
+        with pytest.raises(UnknownValueError):
+            bool((hidden.cumsum(-1)[:, -1] == 0).all())
+
+    found: list[bool] = []
+    trace(program)
+    assert found[-1] is True
+
+
 @settings(max_examples=40)
 @given(steps, st.integers(0, 1000), st.sampled_from(["cpu", "cuda"]))
 def test_with_values(drawn: Steps, seed: int, device: str) -> None:
