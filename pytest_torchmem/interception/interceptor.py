@@ -259,7 +259,8 @@ class Interceptor:
                 result = self._run_specially(spec, args, kwargs)
             if spec.mutated or spec.mutated_names:
                 for tensor in argument_tensors(spec.written(args, kwargs)):
-                    conversion.write_back(tensor)
+                    for part in parts_of(tensor):
+                        conversion.write_back(part)
             return result
         finally:
             if outermost:

@@ -270,11 +270,15 @@ NAMES = {
     "sparse.compressed": """
         _nnz _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims
         _sparse_mm_reduce_impl _sparse_mm_reduce_impl_backward _to_copy _to_dense _to_sparse
-        _to_sparse_bsc _to_sparse_bsr _to_sparse_csc _to_sparse_csr addmm alias ccol_indices clone
-        col_indices crow_indices dense_dim detach empty empty_like fill_ is_same_size mm mul.Tensor
-        row_indices sparse_compressed_tensor sparse_compressed_tensor.comp_plain_value
+        _to_sparse_bsc _to_sparse_bsr _to_sparse_csc _to_sparse_csr abs abs_ addmm alias angle asin
+        asin_ asinh asinh_ atan atan_ atanh atanh_ ccol_indices ceil ceil_ clone col_indices
+        conj_physical conj_physical_ copy_ crow_indices deg2rad deg2rad_ dense_dim detach empty
+        empty_like erf erf_ erfinv erfinv_ expm1 expm1_ fill_ floor floor_ frac frac_ is_same_size
+        isinf isnan isneginf isposinf log1p log1p_ mm mul.Tensor neg neg_ rad2deg rad2deg_ relu
+        relu_ resize_as_sparse_ round round_ row_indices select sgn sgn_ sign sign_ signbit sin
+        sin_ sinh sinh_ sparse_compressed_tensor sparse_compressed_tensor.comp_plain_value
         sparse_compressed_tensor.comp_plain_value_size sparse_dim sparse_mask sparse_sampled_addmm
-        sum transpose values zero_
+        sqrt sqrt_ sum tan tan_ tanh tanh_ transpose trunc trunc_ values zero_
     """,
     "sparse.coo": """
         _coalesce _coalesced_ _dimI _dimV _indices _nnz _sparse_addmm _sparse_coo_tensor_with_dims

@@ -67,6 +67,7 @@ class Layouts:
         device = self._nested.device_of(args, kwargs)
         on_gpu = device.device.type == "cuda"
         real = self._sparse_values.compute(operator, args, kwargs, on_gpu=on_gpu)
+        self._placement.begin_on(device)
         with self._interceptor.intercepting():
             machine = self._target.machine(device.device.type)
             result, is_whole = run_sparse(machine, self._known, operator, args, kwargs)
@@ -83,6 +84,7 @@ class Layouts:
         device = self._nested.device_of(args, kwargs)
         on_gpu = device.device.type == "cuda"
         real = self._sparse_values.compute(operator, args, kwargs, on_gpu=on_gpu)
+        self._placement.begin_on(device)
         with self._interceptor.intercepting():
             machine = self._target.machine(device.device.type)
             result, is_whole = run_compressed(machine, self._known, operator, args, kwargs)

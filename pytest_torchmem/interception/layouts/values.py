@@ -54,7 +54,7 @@ class SparseValues:
             if any(part is None for part in parts):
                 unknown.append(tensor)
                 return tensor
-            return _put_together(tensor, parts)
+            return put_together(tensor, parts)
 
         twins = replace_tensors((args, kwargs), twin)
         if unknown:
@@ -135,7 +135,8 @@ def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
     return (tensor,)
 
 
-def _put_together(tensor: Tensor, parts: list[Any]) -> Tensor:
+def put_together(tensor: Tensor, parts: list[Any]) -> Tensor:
+    """Return a tensor like another of the strided tensors that it consists of."""
     if tensor.layout is torch.sparse_coo:
         return sparse_of(tensor.shape, parts[0], parts[1], tensor.is_coalesced())
     if tensor.layout in COMPRESSED:

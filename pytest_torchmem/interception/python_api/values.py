@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.layouts.values import parts_of, put_together
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values.captured import not_permitted
+from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.interception.values.unknown_numbers import functions_of_math
 from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded
 from pytest_torchmem.torch_private.patching.patches import Replacements
@@ -123,18 +126,24 @@ class Values:
         record = self._trace.without_memory(tensor)
         if record is None:
             return cast(str, self._repr(tensor, tensor_contents=tensor_contents))
+        sparse = tensor.layout is not torch.strided
         if self._trace.values.contents.known(record) is not None:
-            return self._known_text(tensor, record)
+            with suppress(NotKnown):
+                return self._known_text(tensor, record, sparse=sparse)
         gradient = ", requires_grad=True" if tensor.requires_grad else ""
         return (
             f"tensor(..., device='{record.ledger.device}', size={tuple(tensor.shape)}, "
-            f"dtype={tensor.dtype}{gradient})"
+            f"dtype={tensor.dtype}{f', layout={tensor.layout}' if sparse else ''}{gradient})"
         )
 
-    def _known_text(self, tensor: Tensor, record: StorageRecord) -> str:
+    def _known_text(self, tensor: Tensor, record: StorageRecord, *, sparse: bool) -> str:
         """Return what torch prints of a tensor whose values are known, on the device it is on."""
+        values = self._trace.values
         with self._trace.working():
-            real = self._trace.values.contents.value(record, tensor.detach())
+            if sparse:
+                real = put_together(tensor, [values.known_value(part) for part in parts_of(tensor)])
+            else:
+                real = values.contents.value(record, tensor.detach())
             text = str(self._repr(real))
         told = "" if record.ledger.device.type == "cpu" else f", device='{record.ledger.device}'"
         told += ", requires_grad=True" if tensor.requires_grad and tensor.is_leaf else ""

@@ -40,6 +40,20 @@ operator(
     """),
     compressed_by_operators=True,
 )
+# The same function of each value (native/sparse/SparseCsrTensorMath.cpp, CREATE_UNARY_UFUNC and its
+# like): to a new tensor, in place, or to one that is given.
+_OF_EACH_VALUE = """
+    abs angle asin asinh atan atanh ceil conj_physical deg2rad erf erfinv expm1 floor frac isinf
+    isnan isneginf isposinf log1p neg rad2deg relu round sgn sign signbit sin sinh sqrt tan tanh
+    trunc
+"""
+_ONLY_NEW = ("angle", "isinf", "isnan", "isneginf", "isposinf", "signbit")
+operator(
+    *aten(_OF_EACH_VALUE),
+    *aten(" ".join(f"{name}_" for name in _OF_EACH_VALUE.split() if name not in _ONLY_NEW)),
+    *aten("copy_ resize_as_sparse_ select"),
+    compressed_by_operators=True,
+)
 operator(
     *aten("""
         _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims _to_sparse_bsc

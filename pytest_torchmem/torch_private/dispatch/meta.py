@@ -89,5 +89,10 @@ def run_on_meta(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
         key = COMPOSITE_EXPLICIT
     else:
         return operator(*args, **kwargs)
-    with cast(Any, _OnlyGeometry)():
-        return kernel_for(operator)(key, *args, **kwargs)
+    try:
+        with cast(Any, _OnlyGeometry)():
+            return kernel_for(operator)(key, *args, **kwargs)
+    except IndexError:
+        # That of ``index_add`` looks at the first row, also where there is none
+        # (native/TensorAdvancedIndexing.cpp, index_func_meta_impl).
+        return operator(*args, **kwargs)

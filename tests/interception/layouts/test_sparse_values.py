@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_torchmem import trace
+from pytest_torchmem import measure, trace
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -119,3 +119,53 @@ def test_a_sparse_gradient_of_bags_has_its_indices(mode: str) -> None:
     found: list[object] = []
     trace(lambda: found.append(gradient("cuda")), device="cuda")
     assert found[-1] == gradient("cpu")
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_bsc], ids=str)
+def test_compressed_tensors_by_operators_on_their_values(layout: torch.layout) -> None:
+    def program(device: str) -> list[object]:
+        dense = torch.tensor([[1.5, 0.0, -2.0, 0.0], [0.0, 3.0, 0.0, 4.0]], device=device)
+        blocks = None if layout is torch.sparse_csr else (1, 2)
+        matrix = dense.to_sparse(layout=layout, blocksize=blocks)
+        made = [
+            matrix.neg(),
+            matrix.clone().abs_(),
+            matrix.clone().relu_(),
+            torch.empty_like(matrix).copy_(matrix),
+            torch.zeros_like(matrix),
+            matrix.clone().zero_(),
+        ]
+        if layout is torch.sparse_csr:
+            made += [torch.sin(matrix, out=matrix.clone()), matrix[1], matrix.to_sparse_coo()]
+        return [one.to_dense().tolist() for one in made]
+
+    found: list[object] = []
+    trace(lambda: found.append(program("cuda")), device="cuda")
+    assert found == [program("cpu")]
+    traced = trace(lambda: program("cpu"), host="here").peak
+    assert traced == measure(lambda: program("cpu")).peak
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+def test_sparse_tensors_are_printed_on_fake_cuda(layout: torch.layout) -> None:
+    found: list[str] = []
+
+    def program() -> None:
+        known = torch.eye(2, device="cuda").to_sparse(layout=layout)
+        found.append(repr(known))
+        found.append(repr(torch.sparse_coo_tensor(torch.zeros(1, 2), torch.rand(2), (4,)).cuda()))
+
+    trace(program, device="cuda", values="none")
+    trace(program, device="cuda")
+    assert all(f"layout={layout}" in text for text in found[::2])
+    assert "values=tensor([1., 1.])" in found[2]
+    assert "device='cuda:0'" in found[2]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_rows_are_added(device: str) -> None:
+    def program() -> None:
+        index = torch.empty(0, dtype=torch.int64, device=device)
+        torch.zeros(16, device=device).index_add_(0, index, torch.empty(0, device=device))
+
+    assert trace(program, device=device).peak == 64
