@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{device} {model.name}: {type(error).__name__}: {reason}", flush=True)
                 continue
             rows.append((f"{device} {model.name}", *found))
+            if options.scaling:
+                print(*rows[-1], flush=True)
     headers = ("model", "same", "arena", "table", "plan")
     if options.aot or options.scaling:
         headers = ("model", "same", "fitted to") if options.scaling else ("model", "same")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import transpose_scratch
 from pytest_torchmem.operators.registry import Kind, UnknownOutputs, aten, operator
 
@@ -70,6 +71,16 @@ operator(
     unknown_outputs=UnknownOutputs.CARRIED,
 )
 operator("aten::_foreach_copy_", across_devices=True, copies_across=True)
+
+
+@operator("prims::device_put", across_devices=True).decomposition()
+def put_on_device(call: GivenCall) -> Tensor:
+    """``Tensor.to``: what Inductor calls where it leaves a copy to ATen, as of complex numbers;
+    torch/_prims/__init__.py, ``_device_put_aten``.
+    """
+    tensor, device, *non_blocking = call.args
+    put: Tensor = tensor.to(device, non_blocking=bool(non_blocking and non_blocking[0]))
+    return put
 
 
 @clone.workspace("cpu")

@@ -61,7 +61,8 @@ NAMES = {
     "convolution.alone": """
         _slow_conv2d_backward.output_mask _slow_conv2d_forward cudnn_convolution
         cudnn_convolution_add_relu cudnn_convolution_relu cudnn_convolution_transpose
-        slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose3d
+        slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose2d
+        slow_conv_transpose3d
     """,
     "convolution.convolution": """
         _convolution _nnpack_spatial_convolution convolution convolution_backward
@@ -83,13 +84,13 @@ NAMES = {
         _make_per_tensor_quantized_tensor _to_copy _unsafe_view arange bernoulli bernoulli_ cat
         clone copy_ empty empty_like empty_strided eye fill_ full full_like lift_fresh linspace
         logspace new_empty new_empty_strided new_full new_ones new_zeros ones ones_like
-        prims::empty prims::empty_strided prims::full prims::full_like prims::scalar_tensor
-        quantize_per_channel quantize_per_tensor quantize_per_tensor.tensor_qparams
-        quantize_per_tensor.tensors quantize_per_tensor_dynamic quantized_gru.data
-        quantized_gru.input quantized_gru_cell quantized_lstm.data quantized_lstm.input
-        quantized_lstm_cell quantized_rnn_relu_cell quantized_rnn_tanh_cell rand randint randn
-        random_ randperm range resize_ resize_as_ scalar_tensor set_.source_Tensor stack
-        tril_indices triu_indices zero_ zeros zeros_like
+        prims::device_put prims::empty prims::empty_strided prims::full prims::full_like
+        prims::scalar_tensor quantize_per_channel quantize_per_tensor
+        quantize_per_tensor.tensor_qparams quantize_per_tensor.tensors quantize_per_tensor_dynamic
+        quantized_gru.data quantized_gru.input quantized_gru_cell quantized_lstm.data
+        quantized_lstm.input quantized_lstm_cell quantized_rnn_relu_cell quantized_rnn_tanh_cell
+        rand randint randn random_ randperm range resize_ resize_as_ scalar_tensor
+        set_.source_Tensor stack tril_indices triu_indices zero_ zeros zeros_like
     """,
     "foreach": """
         _amp_foreach_non_finite_check_and_unscale_ _foreach_max _foreach_norm _foreach_powsum

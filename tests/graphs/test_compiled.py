@@ -457,3 +457,19 @@ def test_random_state_of_checkpoints_is_kept_by_generators_of_the_gpu() -> None:
 
     profile = trace(step, device="cuda", gpu="a100")
     assert (profile.level, profile.warnings) == ("inductor", ())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_inductor_leaves_to_aten_is_copied_to_the_device(device: str) -> None:
+    """Complex numbers of a rotary embedding, which it calls ``prims::device_put`` on."""
+
+    def program() -> None:
+        turns = torch.polar(torch.ones(64, 8), torch.zeros(64, 8))
+        put = torch.ops.prims.device_put(turns, torch.device(device))
+        devices.append(put.device.type)
+        put.real.add_(1)
+
+    devices: list[str] = []
+    profile = trace(program, device=device)
+    assert devices == [device]
+    assert 64 * 8 * 8 in [one.nbytes for one in profile.timeline.allocations]
