@@ -260,19 +260,22 @@ class Conversion:
         self.borrowed.clear()
 
     def lift(self, tensor: Tensor, device: torch.device, frame: FrameType) -> Tensor:
-        """Return a hollow tensor, on ``device``, for what C++ made of Python numbers."""
+        """Return a hollow tensor, on ``device``, for what C++ made of Python numbers.
+
+        Or of an array of numpy's: the two share its memory, which is not the allocator's.
+        """
         if storage_address(tensor) in self._ledger.records or tensor.device.type == "meta":
             return tensor
         if self.mapped.holds(tensor.untyped_storage()):  # C++ shares what it was given
             self.borrow(tensor)
             return tensor
         origin = self._attribution.origin(self._phases.find(), "aten::lift_fresh", frame)
-        nbytes = tensor.untyped_storage().nbytes()
+        nbytes, shared = tensor.untyped_storage().nbytes(), not tensor.untyped_storage().resizable()
         output = Output(0, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0)
         kept = nbytes > 0 and self._values.worth_knowing(tensor.dtype, tensor.numel())
-        memory = flat(tensor).clone() if kept else None
-        on = self._ledger.on(device)
-        hollow = make_hollow(self._ledger, output, nbytes, on, origin, memory=memory)
+        memory = (flat(tensor) if shared else flat(tensor).clone()) if kept else None
+        on, taken = self._ledger.on(device), 0 if shared else nbytes
+        hollow = make_hollow(self._ledger, output, nbytes, on, origin, memory=memory, taken=taken)
         if kept:
             self._contents.show(self._ledger.records[storage_address(hollow)])
         return hollow

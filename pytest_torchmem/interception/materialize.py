@@ -119,17 +119,20 @@ def make_hollow(
     origin: Origin,
     confidence: Confidence = Confidence.EXACT,
     memory: Tensor | None = None,
+    taken: int | None = None,
 ) -> Tensor:
     """Return a new hollow tensor on a storage of ``nbytes`` bytes, which may show real ``memory``.
 
-    Small integer and boolean ones always have some.
+    Small integer and boolean ones always have some. ``taken``: the bytes of it that the allocator
+    gave, if not all.
     """
     if memory is None:
         memory = memory_for(output.dtype, nbytes, origin.operator)
     storage = hollow_storage(nbytes, memory)
     kind = Kind.ACTIVATION if origin.recomputed else _KIND_OF_PHASE[origin.phase]
     shape, dtype = output.shape, dtype_name(output.dtype)
-    entry = Allocation(nbytes, kind, origin, shape, dtype, "", confidence)
+    taken = nbytes if taken is None else taken
+    entry = Allocation(taken, kind, origin, shape, dtype, "", confidence)
     ledger.book(storage, entry, device, memory=memory)
     return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
 

@@ -40,6 +40,8 @@ operator(
 # One allocation and one copy: as well from meta as by their body, and quicker.
 operator("aten::_unsafe_view", "aten::stack", kind=Kind.LEAF)
 operator("aten::lift_fresh", kind=Kind.LIFT)
+# It maps a file of the host, which the allocator does not know of.
+operator("aten::from_file", kind=Kind.NATIVE)
 operator("aten::_efficientzerotensor", kind=Kind.ZERO)
 # C++ lays no quantized tensor on a storage that is there.
 operator(

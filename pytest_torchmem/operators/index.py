@@ -82,8 +82,8 @@ NAMES = {
         _efficientzerotensor _empty_affine_quantized _empty_per_channel_affine_quantized
         _foreach_copy_ _fused_moving_avg_obs_fq_helper _make_per_channel_quantized_tensor
         _make_per_tensor_quantized_tensor _to_copy _unsafe_view arange bernoulli bernoulli_ cat
-        clone copy_ empty empty_like empty_strided eye fill_ full full_like lift_fresh linspace
-        logspace new_empty new_empty_strided new_full new_ones new_zeros ones ones_like
+        clone copy_ empty empty_like empty_strided eye fill_ from_file full full_like lift_fresh
+        linspace logspace new_empty new_empty_strided new_full new_ones new_zeros ones ones_like
         prims::device_put prims::empty prims::empty_strided prims::full prims::full_like
         prims::scalar_tensor quantize_per_channel quantize_per_tensor
         quantize_per_tensor.tensor_qparams quantize_per_tensor.tensors quantize_per_tensor_dynamic

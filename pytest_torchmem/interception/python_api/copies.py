@@ -87,7 +87,7 @@ class Pickling:
     def reduce(self, tensor: Tensor, protocol: Any) -> Any:
         """Pickle a real tensor of the same geometry."""
         record = self._trace.without_memory(tensor)
-        if record is None:
+        if record is None or tensor.layout is not torch.strided:  # of its parts, each as it comes
             return self._reduce(tensor, protocol)
         nbytes = tensor.untyped_storage().nbytes()
         with self._trace.working():

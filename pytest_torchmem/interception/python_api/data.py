@@ -21,6 +21,8 @@ from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import SHARING, to_dlpack
 
 _FROM_DATA = ("tensor", "as_tensor", "asarray")
+_FROM_MEMORY = ("from_dlpack", "from_file", "frombuffer")
+"""What lays a tensor on memory that is there, and stays shared with whoever has it."""
 _METHODS_FROM_DATA = ("new_tensor", "new")
 _ELEMENT_BY_ELEMENT = ("apply_", "map_", "map2_")
 _SEQUENCES = (list, tuple)
@@ -69,7 +71,23 @@ class _Data:
         """Return the functions that make a tensor of nested sequences."""
         functions = {name: self._of_data(getattr(torch, name), 0) for name in _FROM_DATA}
         methods = {name: self._of_data(getattr(Tensor, name), 1) for name in _METHODS_FROM_DATA}
-        return [(torch, functions), (Tensor, methods)]
+        functions |= {name: self._shares(getattr(torch, name)) for name in _FROM_MEMORY}
+        of_capsules = {"from_dlpack": functions["from_dlpack"]}
+        return [(torch, functions), (torch.utils.dlpack, of_capsules), (Tensor, methods)]
+
+    def _shares(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function whose tensor is met as one of numpy's array is."""
+
+        @wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if self._trace.off():
+                return original(*args, **kwargs)
+            if args and isinstance(args[0], Tensor) and not kwargs:  # of from_dlpack
+                return args[0].detach()
+            return torch.ops.aten.lift_fresh.default(original(*args, **kwargs))
+
+        return function
 
     def _of_data(self, original: Callable[..., Any], position: int) -> Callable[..., Any]:
         """Return the function whose argument at ``position`` may have tensors in its lists."""

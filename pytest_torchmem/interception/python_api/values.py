@@ -176,11 +176,12 @@ def _array_that_keeps(array: Any, tensor: Tensor) -> Any:
     """Return an array of the same memory that holds ``tensor``, as one made of it would."""
     import numpy
 
-    class Owner:
-        """What the array's memory belongs to; numpy keeps it as its base."""
+    return numpy.asarray(_Owner(array, tensor))
 
-        def __init__(self) -> None:
-            self.__array_interface__ = array.__array_interface__
-            self.array, self.tensor = array, tensor
 
-    return numpy.asarray(Owner())
+class _Owner:
+    """What an array's memory belongs to; numpy keeps it as the array's base."""
+
+    def __init__(self, array: Any, tensor: Tensor) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self.array, self.tensor = array, tensor

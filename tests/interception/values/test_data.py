@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_torchmem import trace
+from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
 
 READS: dict[str, Callable[[Tensor], Any]] = {
@@ -41,7 +41,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     "memoryview": lambda t: bytes(memoryview(t.cpu().numpy())),
     "to_dlpack": lambda t: torch.utils.dlpack.to_dlpack(t),
     "_to_dlpack": lambda t: torch._C._to_dlpack(t),
-    "from_dlpack": lambda t: torch.from_dlpack(t),
+    "from_dlpack": lambda t: torch.from_dlpack(t).item() + 0,
     "numpy.from_dlpack": lambda t: numpy.from_dlpack(t.cpu()),
     "an element of a storage": lambda t: t.untyped_storage()[0],
     "an element of a typed storage": lambda t: t.storage()[0],
@@ -247,3 +247,60 @@ def test_nothing_stays_resident_after_a_trace() -> None:
     trace(program, values="none")
     thread.join()
     assert not nowhere().touched()
+
+
+def shared_with_numpy(device: str) -> list[Any]:
+    array = numpy.zeros(4, dtype="float32")
+    tensor = torch.from_numpy(array)
+    array[1] = 5
+    found: list[Any] = [tensor.sum().item()]
+    tensor.mul_(2)
+    found.append(float(array.sum()))
+    torch.as_tensor(array).add_(1)
+    torch.tensor(array).add_(1)
+    tensor.copy_(tensor.to(device) * 2)
+    found += [float(array.sum()), bool(numpy.shares_memory(array, tensor.numpy()))]
+    memory = bytearray(8)
+    of_memory = torch.frombuffer(memory, dtype=torch.uint8).fill_(3)
+    memory[0] = 100
+    found += [sum(memory), of_memory.sum().item()]
+    other = numpy.arange(3.0)
+    torch.from_dlpack(other).add_(1)
+    on_device = torch.ones(3, device=device)
+    torch.from_dlpack(on_device).add_(1)
+    return [*found, float(other.sum()), on_device.sum().item()]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_memory_is_shared_with_numpy(device: str) -> None:
+    traced: list[Any] = []
+    trace(lambda: traced.append(shared_with_numpy(device)), device=device)
+    assert traced[-1] == shared_with_numpy("cpu")
+
+
+def test_arrays_take_what_they_take() -> None:
+    """Memory of numpy is not the allocator's, and that of a tensor is given back with its array."""
+
+    def program() -> Tensor:
+        inputs = torch.as_tensor(numpy.ones(100), dtype=torch.float32)
+        lengths = torch.from_numpy(numpy.arange(50))
+        means = [torch.ones(1000).numpy().mean() for _ in range(3)]
+        kept = [torch.ones(200).numpy() for _ in range(2)]
+        return torch.ones(800) * float(sum(means) + len(kept)) * (inputs.sum() + lengths.sum())
+
+    traced = trace(program, device="cpu", host="here")
+    assert traced.figures() == measure(program, device="cpu").figures()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_sparse_tensors_are_saved_and_copied(device: str) -> None:
+    def program() -> None:
+        sparse = torch.eye(3, device=device).to_sparse()
+        file = io.BytesIO()
+        torch.save({"sparse": sparse}, file)
+        file.seek(0)
+        for one in (torch.load(file)["sparse"], copy.deepcopy(sparse)):
+            assert one.device.type == device
+            assert one.to_dense().sum().item() == 3
+
+    trace(program, device=device)
