@@ -133,7 +133,7 @@ class Timeline:
         That of what is freed is negative, and so are its bytes.
         """
         sizes = [allocation.nbytes for allocation in self.allocations]
-        return array("q", [0, *sizes, *(-nbytes for nbytes in reversed(sizes))])
+        return array("q", [0, *sizes, *[-nbytes for nbytes in reversed(sizes)]])
 
     def live_at(self, position: int) -> list[Allocation]:
         """Return what was alive after the first ``position`` events, largest first."""

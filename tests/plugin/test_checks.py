@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
+
+from pytest_torchmem.interception.facts import FactCollector
+from pytest_torchmem.snapshots import profiles
 
 
 def test_first_run_fails_and_names_the_command_that_helps(project):
@@ -23,8 +28,15 @@ def test_first_run_fails_and_names_the_command_that_helps(project):
     assert not project.file().exists()
 
 
-def test_update_then_pass_then_grow(stored):
-    stored.run().assert_outcomes(passed=2)
+def test_update_then_pass_then_grow(stored, monkeypatch):
+    with monkeypatch.context() as patch:  # what explains figures is not computed to pass
+        for owner, name in (
+            (profiles, "alive_of"),
+            (profiles, "outline_of"),
+            (FactCollector, "facts"),
+        ):
+            patch.setattr(owner, name, Mock(side_effect=AssertionError(name)))
+        stored.run().assert_outcomes(passed=2)
     stored.width(128)
     result = stored.run()
     result.assert_outcomes(failed=2)
