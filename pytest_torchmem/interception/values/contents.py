@@ -139,5 +139,7 @@ class Contents:
         # while ``torch.jit`` traces.
         if self._known.pop(address, None) is not None:
             self.live -= self._sizes.pop(address)
-        self._assumed.pop(address, None)
-        self._of_others.pop(address, None)
+        if self._assumed:
+            self._assumed.pop(address, None)
+        if self._of_others:
+            self._of_others.pop(address, None)
