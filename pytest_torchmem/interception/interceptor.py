@@ -181,9 +181,8 @@ class Interceptor:
         A compiler's own tensors, of constants that it folds, are real.
         """
         if self.compiles:
-            device = kwargs.get("device")
-            on_gpu = device is not None and device.type == "cuda"
-            return overload(*args, **{**kwargs, "device": _CPU} if on_gpu else kwargs)
+            args = tuple(map(_on_host, args))
+            return overload(*args, **{name: _on_host(value) for name, value in kwargs.items()})
         args, kwargs = replace_tensors((args, kwargs), self.parts.values.known_value)
         if kwargs.get("device") is not None:
             kwargs["device"] = _CPU
@@ -432,3 +431,9 @@ class Interceptor:
         """Book a library's workspace that stays and that ``overload`` makes on its first use."""
         with self.threads.turn():
             self.kernels.keep(buffer, spec_of(overload), sys._getframe(1))
+
+
+def _on_host(argument: Any) -> Any:
+    """Return an argument of an operator, the host for a GPU."""
+    is_gpu = isinstance(argument, torch.device) and argument.type == "cuda"
+    return _CPU if is_gpu else argument

@@ -42,7 +42,7 @@ class Placement:
         tensors of devices that do not go together.
         """
         __tracebackhide__ = True
-        asked = call.kwargs.get("device")
+        asked = call.operator.device_of(call.args, call.kwargs)
         if asked is not None and asked.type == "meta":
             return None
         if target is not None:

@@ -28,6 +28,7 @@ from pytest_torchmem.torch_private.state.settings import host_settings, kernel_s
 
 _TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
 _Generator = torch.Generator
+_META = torch.device("meta")
 
 
 class Plans:
@@ -132,9 +133,7 @@ def find_plan(
         plan = plan_pointwise(tensors)
         if plan is not None:
             return plan
-    if operator.takes_device:
-        kwargs = {**kwargs, "device": "meta"}
-        kwargs.pop("pin_memory", None)
+    args, kwargs = operator.placed(args, kwargs, _META)
     if own is None:
         args = operator.with_numbers_as_tensors(args, "meta")
     return plan_on_meta(operator.overload, own or operator.overload, args, kwargs)

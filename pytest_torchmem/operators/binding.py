@@ -27,6 +27,12 @@ _MISSING: Any = object()
 _TAKES_ALL = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
+_OTHER_NAMES = (("self", "input"), ("grad_output", "grad"))
+"""What schemas call an argument, and what functions may: ``_cdist_backward`` has ``grad_output``
+since torch 2.15.
+"""
+
+
 class Unbindable(TypeError):
     """A function asks for what an operator does not have."""
 
@@ -40,8 +46,9 @@ class Binding:
         """Raise ``Unbindable`` where the function asks for what no overload can give."""
         described = schema(overload).arguments
         position_of = {str(argument.name): index for index, argument in enumerate(described)}
-        if "self" in position_of:
-            position_of.setdefault("input", position_of["self"])
+        for name, other in _OTHER_NAMES:
+            if name in position_of:
+                position_of.setdefault(other, position_of[name])
         defaults = {
             index: argument.default_value if argument.has_default_value() else _MISSING
             for index, argument in enumerate(described)

@@ -212,6 +212,25 @@ class OperatorSpec:
             and [str(output.type) for output in schema(overload).returns] == ["Tensor"],
         )
 
+    def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the device that a call names, or None; ``prims::device_put`` takes it in order."""
+        if "device" in kwargs or not self.takes_device:
+            return kwargs.get("device")
+        place = self.argument_names.index("device")
+        return args[place] if place < len(args) else None
+
+    def placed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], device: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call that makes its tensors on ``device``, if it takes one."""
+        if not self.takes_device:
+            return args, kwargs
+        place = self.argument_names.index("device")
+        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+        if place < len(args):
+            return (*args[:place], device, *args[place + 1 :]), kwargs
+        return args, {**kwargs, "device": device}
+
     def values_on(self, device: str) -> Callable[..., Any] | None:
         """Return what computes the outputs of a device's kernel on the CPU, which has none such.
 

@@ -10,6 +10,7 @@ alone.
 from __future__ import annotations
 
 import _frozen_importlib
+import os
 import sys
 import threading
 import time
@@ -32,6 +33,8 @@ _listening: list[Callable[[str], None]] = []
 _OWN = f"{__name__.partition('.')[0]}."
 _PATIENCE = 15.0
 """Seconds after which an import that has not moved is taken to wait for this thread."""
+_INDUCTOR = os.path.join("torch", "_inductor", "")
+"""What the files of Inductor have in their paths."""
 _IMPORTING = "<frozen importlib._bootstrap>", "_find_and_load"
 """The file and name of the function that holds the lock of a module."""
 
@@ -52,7 +55,8 @@ def imports_apart() -> Iterator[None]:
     def apart(name: str, import_: Any) -> Any:
         __tracebackhide__ = True
         new = name.startswith("torch.") and name not in sys.modules
-        if new and threading.get_ident() == thread and not _is_importing(sys._getframe(1)):
+        here = new and threading.get_ident() == thread
+        if here and not _is_importing(sys._getframe(1)) and not _is_compiling(sys._getframe(1)):
             with _as_torch_is(name):
                 _on_another_thread(lambda missing: original(missing, import_), name)
             for then in tuple(_listening):
@@ -122,6 +126,15 @@ def _is_importing(frame: FrameType | None) -> bool:
     The other thread would wait for that lock as soon as it imports the same, and for ever.
     """
     while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != _IMPORTING:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_compiling(frame: FrameType | None) -> bool:
+    """Return whether this thread is in Inductor, which since torch 2.15 holds a lock of its own
+    while it imports what takes that lock (``_compile_fx_inner``, torch/_inductor/compile_fx.py).
+    """
+    while frame is not None and _INDUCTOR not in frame.f_code.co_filename:
         frame = frame.f_back
     return frame is not None
 

@@ -43,10 +43,8 @@ EXCEPTIONS = {
     ("*", "_field_defaults"),
     ("step/imports.py", "_current_frames"),  # of sys
     ("step/imports.py", "_find_and_load"),
-    ("interception/threads.py", "_is_owned"),
-    # An argument by name, of a class that torch_private/ declares.
-    ("fake_cuda/api/fake_tensors.py", "_fake_device"),
     # Answers of functions of torch.cuda, by name: those that a torch does not have are passed over.
+    ("fake_cuda/api/bindings.py", "_cuda_isCurrentStreamCapturing"),
     ("fake_cuda/api/device.py", "_exchange_device"),
     ("fake_cuda/api/device.py", "_maybe_exchange_device"),
     ("fake_cuda/api/device.py", "_sleep"),
@@ -64,6 +62,9 @@ EXCEPTIONS = {
     ("plugin/standing.py", "_pyfuncitem"),
     # A folder of torch's: where frames are from.
     ("interception/attribution.py", "_functorch"),
+    ("step/imports.py", "_inductor"),
+    # A namespace of operators.
+    ("operators/distributed/collectives.py", "_c10d_functional"),
     # Asked of sys.modules alone: whether the compiler is imported.
 }
 #: What declares one in ``torch_private/``.
@@ -78,7 +79,10 @@ DECLARING = {
     "Replaceable",
 }
 #: The beginning of names that are listed, a function of Python, and a mark that torch looks for.
-_NOT_DECLARED = {"_saved_", "_getframe", "_boxed_call"}
+_NOT_DECLARED = {"_saved_", "_getframe", "_boxed_call"} | {
+    "_cuda_getCurrentRawStream",  # builds without CUDA lack them
+    "_host_emptyCache",
+}
 _PRIVATE = re.compile("_[^_]")
 _PATH = re.compile(r"torch\.(\w+\.)*_[a-z]\w*(\.\w+)*|_(raw_)?saved_\w*")
 

@@ -19,6 +19,7 @@ def bindings() -> dict[str, Callable[..., Any]]:
     """Return them by name, for the GPUs of the trace that is running."""
     cuda = torch.cuda
     return {
+        "_accelerator_getDefaultGenerator": _default_generator,
         "_cuda_exchangeDevice": _select,
         "_cuda_getCurrentRawStream": lambda device: 0,
         "_cuda_getCurrentStream": lambda device: _triple(cuda.current_stream(device)),
@@ -30,6 +31,11 @@ def bindings() -> dict[str, Callable[..., Any]]:
         "_cuda_setStream": _set_stream,
         "_cuda_synchronize": lambda: None,
     }
+
+
+def _default_generator(device: int | None = None) -> torch.Generator:
+    """What ``torch.accelerator.get_rng_state`` asks, and Inductor (torch/_inductor/ir.py)."""
+    return torch.cuda.default_generators[torch.cuda.current_device() if device is None else device]
 
 
 def _select(device: int) -> int:

@@ -15,6 +15,7 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.dispatch.modes import (
     DeviceContext,
+    cpp_makes_fake_tensors,
     default_device,
     device_constructors,
 )
@@ -116,7 +117,8 @@ def _factory(original: _Factory) -> _Factory:
             return original(*args, **kwargs)
         if trace.in_fake_tensor_mode():
             if trace.compiles:
-                if not (of_values or of_data) or not _names_cuda(kwargs.get("device")):
+                values = of_values or of_data or not cpp_makes_fake_tensors()
+                if not values or not _names_cuda(kwargs.get("device")):
                     return original(*args, **kwargs)
                 made = original(*args, **{**kwargs, "device": _CPU})
                 return made.to(kwargs["device"])

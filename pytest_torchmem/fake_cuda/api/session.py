@@ -154,12 +154,15 @@ def _function(original: Any, module: str, name: str) -> Callable[..., Any]:
     return function
 
 
+_OF_A_DEVICE = ("_cuda_exchangeDevice", "_cuda_maybeExchangeDevice")
+
+
 def _device_argument(function: Any) -> tuple[int | None, str]:
     """Return position and name of the argument that says which device, if there is one."""
     try:
         names = list(signature(function).parameters)
-    except (TypeError, ValueError):
-        return None, ""
+    except (TypeError, ValueError):  # of C++, as ``_exchange_device`` is in a build with CUDA
+        return (0, "device") if function.__name__ in _OF_A_DEVICE else (None, "")
     for name in ("device", "device_index"):
         if name in names:
             return names.index(name), name

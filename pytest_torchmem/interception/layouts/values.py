@@ -60,9 +60,7 @@ class SparseValues:
         if unknown:
             return None
         given, named = twins
-        if operator.takes_device:
-            named = {**named, "device": _CPU}
-            named.pop("pin_memory", None)
+        given, named = operator.placed(given, named, _CPU)
         try:
             with at_kernels():
                 run = _OTHERS_ON_GPU.get(operator.name) if on_gpu else None

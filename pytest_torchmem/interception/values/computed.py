@@ -58,11 +58,9 @@ def _run(call: Call, values: list[Tensor], alone: bool) -> Any:
     real = {id(tensor): value for tensor, value in zip(call.tensors, values, strict=True)}
     if not real:  # a tensor on meta, like which one is made, stands for its own geometry
         real = {id(one): one for one in argument_tensors((call.args, call.kwargs)) if one.is_meta}
-    operator, kwargs = call.operator, call.kwargs
-    if operator.takes_device:
-        kwargs = {**kwargs, "device": _CPU}
-        kwargs.pop("pin_memory", None)
-    args = replace_tensors(call.args, lambda tensor: real[id(tensor)])
+    operator = call.operator
+    args, kwargs = operator.placed(call.args, call.kwargs, _CPU)
+    args = replace_tensors(args, lambda tensor: real[id(tensor)])
     kwargs = replace_tensors(kwargs, lambda tensor: real[id(tensor)])
     equivalent = call.values
     with OneThread() if alone else nullcontext(), at_kernels():

@@ -8,6 +8,7 @@ decision about memory. Here it is executed; what it would have compiled is not.
 from __future__ import annotations
 
 import builtins
+import gc
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from pytest_torchmem.torch_private.names import (
     private_name_if_imported,
 )
 from pytest_torchmem.torch_private.patching.patches import nothing_replaced, replaced
+from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 _graph_lowering: Callable[[], Any] = private_if_imported("torch._inductor.graph.GraphLowering")
 _TO_MODULE = private_name_if_imported(
@@ -147,11 +149,32 @@ def compile(
     module = _compile_fx()
 
     def inner(*args: Any, **kwargs: Any) -> Any:
-        with compiling():
+        with compiling(), _without_cycles():
             return module.compile_fx_inner(*args, **kwargs)
 
     patches = {**options, **OPTIONS}
     return module.compile_fx(graph, inputs, inner_compile=inner, config_patches=patches)
+
+
+@contextmanager
+def _without_cycles() -> Iterator[None]:
+    """Have what a compilation leaves in cycles of references be gone when it ends.
+
+    Since torch 2.15 it leaves frames that ran then with their variables, the gradients of the
+    backward that is compiled among them, until Python collects garbage; what a process has compiled
+    before leaves none. What the program has in cycles is left to Python.
+    """
+    if TORCH_VERSION < (2, 15):
+        yield
+        return
+    was_enabled = gc.isenabled()
+    gc.disable()  # what is made from now on stays in the youngest generation
+    try:
+        yield
+        gc.collect(0)
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

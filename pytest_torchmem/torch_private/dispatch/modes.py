@@ -36,7 +36,15 @@ FunctionalTensorMode: Any = private("torch._subclasses.functional_tensor.Functio
 #: The operator by which C++ asks a fake tensor for its device.
 ASKS_FOR_DEVICE: Any = torch.ops.prim.device.default
 #: The kind of mode that makes fake tensors; there is at most one of a kind.
+_mode_of_kind: Callable[[Any], Any] = private("torch._C._get_dispatch_mode")
 _FAKE_TENSORS: Any = private("torch._C._TorchDispatchModeKey.FAKE")
+
+
+def cpp_makes_fake_tensors() -> bool:
+    """Return whether a ``FakeTensorMode`` is in force for C++, which then makes no GPU ready
+    (csrc/utils/device_lazy_init.cpp, device_lazy_init).
+    """
+    return _mode_of_kind(_FAKE_TENSORS) is not None
 
 
 def makes_fake_tensors(mode: object) -> bool:
