@@ -129,3 +129,15 @@ def test_dropout_on_cuda_has_a_mask_like_its_input() -> None:
 
     trace(program, device="cuda")
     assert found == [[(1, 12, 4)] * 2, [(1, 12, 4), (6, 3, 1)], [(1, 12, 4), (6, 3, 1)]]
+
+
+@pytest.mark.parametrize("shape", [(16, 48), (0,)])
+def test_scaled_products_are_written_to_what_is_given(shape: tuple[int, ...]) -> None:
+    def into(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        given = torch.empty(shape, dtype=torch.bfloat16)
+        product = torch.ops.aten._scaled_mm.out
+        return product(x, y.t(), scale, scale, out_dtype=torch.bfloat16, out=given)
+
+    x, y = (torch.ones(rows, 32).to(torch.float8_e4m3fn) for rows in (16, 48))
+    scale = torch.tensor(1.0)
+    assert traced(into, x, y, scale) == [geometry(into(x, y, scale))]

@@ -35,6 +35,16 @@ def lt_product(
     return found
 
 
+@operator("aten::_scaled_mm.out").meta()
+def scaled_into(input: Tensor, mat2: Tensor, out: Tensor) -> Tensor:
+    """What is given, in the product's shape; native/cuda/ScaledBlas.cpp, ``_scaled_mm_out_cuda``.
+
+    Compiled code calls it (torch/_inductor/kernel/mm.py, ``aten__fp8_mm``); torch has no kernel
+    for ``meta``.
+    """
+    return out.resize_(input.shape[0], mat2.shape[1])
+
+
 @operator("aten::_int_mm").flops()
 def integer_product_flops(input: Tensor, mat2: Tensor) -> int:
     """As ``mm``, of integers."""
