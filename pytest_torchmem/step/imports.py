@@ -10,7 +10,6 @@ alone.
 from __future__ import annotations
 
 import _frozen_importlib
-import os
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.torch_private.compilers.not_needed import (
     COMPILER,
+    INDUCTOR,
     compiler_not_needed,
 )
 from pytest_torchmem.torch_private.patching.patches import nothing_replaced, replaced
@@ -33,8 +33,6 @@ _listening: list[Callable[[str], None]] = []
 _OWN = f"{__name__.partition('.')[0]}."
 _PATIENCE = 15.0
 """Seconds after which an import that has not moved is taken to wait for this thread."""
-_INDUCTOR = os.path.join("torch", "_inductor", "")
-"""What the files of Inductor have in their paths."""
 _IMPORTING = "<frozen importlib._bootstrap>", "_find_and_load"
 """The file and name of the function that holds the lock of a module."""
 
@@ -134,7 +132,7 @@ def _is_compiling(frame: FrameType | None) -> bool:
     """Return whether this thread is in Inductor, which since torch 2.15 holds a lock of its own
     while it imports what takes that lock (``_compile_fx_inner``, torch/_inductor/compile_fx.py).
     """
-    while frame is not None and _INDUCTOR not in frame.f_code.co_filename:
+    while frame is not None and INDUCTOR not in frame.f_code.co_filename:
         frame = frame.f_back
     return frame is not None
 

@@ -62,7 +62,6 @@ EXCEPTIONS = {
     ("plugin/standing.py", "_pyfuncitem"),
     # A folder of torch's: where frames are from.
     ("interception/attribution.py", "_functorch"),
-    ("step/imports.py", "_inductor"),
     # A namespace of operators.
     ("operators/distributed/collectives.py", "_c10d_functional"),
     # Asked of sys.modules alone: whether the compiler is imported.

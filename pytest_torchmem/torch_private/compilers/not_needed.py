@@ -10,6 +10,7 @@ imports get what says just that.
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,8 @@ from pytest_torchmem.torch_private.patching.patches import replaced
 
 COMPILER = "torch._dynamo"
 """The compiler's package."""
+INDUCTOR = os.path.join("torch", "_inductor", "")
+"""What the files of its second half have in their paths."""
 _SYMBOLS = "torch.fx.experimental.symbolic_shapes"
 _ALGEBRA = "sympy"
 _ASK_COMPILER = frozenset(
