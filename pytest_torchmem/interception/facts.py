@@ -293,6 +293,8 @@ class FactCollector:
 
     def _note_layer(self, path: str, module: nn.Module, args: Sequence[Any]) -> None:
         kind, own = type(module), vars(module)
+        if CHILDREN not in own:  # a ``ScriptModule``, which has them in C++ (torch/jit/_script.py)
+            return
         if not own[CHILDREN] and own[OWN_PARAMETERS] and args and type(args[0]) in _TENSORS:
             with not_jit_tracing():
                 # C++ has no sizes of a nested tensor (NestedTensorImpl.cpp, sizes_custom).

@@ -470,6 +470,13 @@ def test_what_torchscript_has_written_down_runs(gpu: StandingGpu) -> None:
             assert x.grad.device.type == device
 
 
+def test_modules_of_torchscript_are_called(gpu: StandingGpu) -> None:
+    with gpu.on():
+        x = torch.rand(2, 3, device="cuda")
+        for made in (torch.jit.trace(nn.Linear(3, 3).cuda(), x), torch.jit.script(nn.ReLU())):
+            assert nn.Sequential(made)(x).device.type == "cuda"
+
+
 @pytest.mark.parametrize("kind", [UninitializedParameter, UninitializedBuffer])
 def test_parameters_without_a_shape_are_copied(gpu: StandingGpu, kind: Any) -> None:
     with gpu.on(), torch.no_grad():
