@@ -40,7 +40,7 @@ from pytest_torchmem.profile.facts import (
 from pytest_torchmem.profile.module_paths import Numbers, fold, prefixes, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.dispatch.modes import not_jit_tracing
+from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, not_jit_tracing
 from pytest_torchmem.torch_private.distributed.fully_sharded import arguments_of_sharding
 from pytest_torchmem.torch_private.state.entered import saved_tensors_hooks
 from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
@@ -296,7 +296,7 @@ class FactCollector:
         if CHILDREN not in own:  # a ``ScriptModule``, which has them in C++ (torch/jit/_script.py)
             return
         if not own[CHILDREN] and own[OWN_PARAMETERS] and args and type(args[0]) in _TENSORS:
-            with not_jit_tracing():
+            with not_jit_tracing(), NoFunctionModes():
                 # C++ has no sizes of a nested tensor (NestedTensorImpl.cpp, sizes_custom).
                 shape = "nested" if args[0].is_nested else str([*args[0].shape])
             pattern, numbers = fold(path)
