@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,19 +51,18 @@ operator(
 )
 
 
-def convolution_shape(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
+def convolution_shape(
+    input: Tensor, weight: Tensor, settings: ConvolutionSettings, bias: Tensor | None = None
+) -> Tensor:
     """Return the output, contiguous, from arguments on ``meta``.
 
-    Of what is invalid torch's own shape function says why. It imports the compiler's symbols.
+    Raises what torch raises of what it does not take.
     """
     shape = _output_shape(input.shape, weight.shape, settings)
-    if shape is not None:
+    if shape is not None and (bias is None or bias.shape == (shape[1],)):
         return input.new_empty(shape)
     dims = weight.dim() - 2
-    result: Tensor = torch.ops.aten.convolution(
-        input,
-        weight,
-        None,
+    given = (
         list(settings.stride),
         list(settings.padding),
         list(settings.dilation),
@@ -70,7 +70,28 @@ def convolution_shape(input: Tensor, weight: Tensor, settings: ConvolutionSettin
         list(settings.output_padding) if settings.transposed else [0] * dims,
         settings.groups,
     )
+    _check(input, weight, bias, given)
+    result: Tensor = torch.ops.aten.convolution(input, weight, None, *given)
     return result
+
+
+def _check(input: Tensor, weight: Tensor, bias: Tensor | None, given: tuple[Any, ...]) -> None:
+    """Raise what the kernel raises of shapes and settings, which ``meta`` takes or words otherwise.
+
+    The checks are the same on every device and come before all else (native/Convolution.cpp,
+    check_shape_forward). Of a batch without samples nothing is computed behind them.
+    """
+    hollow = torch.empty((), dtype=input.dtype, device="cpu")
+    operands = [
+        None if one is None else hollow.expand(one.shape) for one in (input[:0], weight, bias)
+    ]
+    try:
+        torch.ops.aten.convolution(*operands, *given)
+    except RuntimeError as error:
+        if "channels, but got" not in str(error) and "dimensional input" not in str(error):
+            raise
+        # It names the input's shape, with the samples that there are.
+        torch.ops.aten.convolution(hollow.expand(input.shape), *operands[1:], *given)
 
 
 def _output_shape(
@@ -86,14 +107,18 @@ def _output_shape(
         return None
     if not input[1] or input[1] != (weight[0] if settings.transposed else weight[1] * groups):
         return None
+    if groups < 1 or weight[0] % groups:
+        return None
     sizes = []
     for size, kernel, stride, padding, dilation, more in zip(
         input[2:], weight[2:], *numbers, strict=True
     ):
         window = dilation * (kernel - 1) + 1
+        if stride < 1 or padding < 0 or dilation < 0:
+            return None
         if settings.transposed:
             sizes.append((size - 1) * stride - 2 * padding + window + more)
-        elif stride < 1 or size + 2 * padding < window:
+        elif size + 2 * padding < window:
             return None
         else:
             sizes.append((size + 2 * padding - window) // stride + 1)
@@ -102,12 +127,14 @@ def _output_shape(
 
 
 @operator("aten::convolution").meta("cpu")
-def convolution_on_cpu(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
+def convolution_on_cpu(
+    input: Tensor, weight: Tensor, settings: ConvolutionSettings, bias: Tensor | None = None
+) -> Tensor:
     """In the library's format. ``slow_conv_transpose3d_cpu`` makes its output like its input and
     then changes the shape, which never makes a storage smaller;
     native/NaiveConvolutionTranspose3d.cpp.
     """
-    result = convolution_shape(input, weight, settings)
+    result = convolution_shape(input, weight, settings, bias)
     if input.dim() == 3 or not result.numel():
         return result
     call = Convolution.of(REFERENCE, input, weight, False, settings)
@@ -119,9 +146,11 @@ def convolution_on_cpu(input: Tensor, weight: Tensor, settings: ConvolutionSetti
 
 
 @operator("aten::convolution").meta("cuda")
-def convolution_on_cuda(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
+def convolution_on_cuda(
+    input: Tensor, weight: Tensor, settings: ConvolutionSettings, bias: Tensor | None = None
+) -> Tensor:
     """In the library's format; ``meta`` does not know which library that is."""
-    result = convolution_shape(input, weight, settings)
+    result = convolution_shape(input, weight, settings, bias)
     if input.dim() == 3 or not result.numel():
         return result
     return laid_out(result, cuda_format(input, weight))
