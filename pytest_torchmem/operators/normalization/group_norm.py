@@ -36,7 +36,7 @@ def group_norm(
 ) -> Any:
     """Of contiguous input, also where it is channels-last; native/group_norm.cpp, group_norm.
 
-    What is normalised, and kept for the backward, is a contiguous copy. torch 2.15 has a kernel for
+    What is normalised, and kept for the backward, is a contiguous copy. torch 2.14 has a kernel for
     channels-last instead.
     """
     if input.is_contiguous():
@@ -87,7 +87,7 @@ def gradients(
 def forward_on_cpu(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int
 ) -> int:
-    """Contiguous copies of what is not (before torch 2.15 ``group_norm`` makes them), and of
+    """Contiguous copies of what is not (before torch 2.14 ``group_norm`` makes them), and of
     channels last sums and squares per channel; native/group_norm.cpp, native_group_norm, and
     native/cpu/group_norm_kernel.cpp, GroupNormKernelImplChannelsLastInternal.
     """
@@ -125,7 +125,7 @@ def backward_on_cpu(
     N: int,
     C: int,
 ) -> int:
-    """Contiguous copies of what is not (before torch 2.15 the derivative's formula makes them), and
+    """Contiguous copies of what is not (before torch 2.14 the derivative's formula makes them), and
     ``ds`` and ``db`` of every channel; native/group_norm.cpp, native_group_norm_backward, and
     native/cpu/group_norm_kernel.cpp, GroupNormBackwardKernelImplInternal.
     """
