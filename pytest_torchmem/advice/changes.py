@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem.advice.function_mode import FunctionMode
@@ -21,6 +20,7 @@ from pytest_torchmem.advice.observed import IN_PLACE, WIDENING, WITH_INPLACE
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.torch_private.patching.patches import replaced
+from pytest_torchmem.torch_private.patching.registrations import optimizer_steps_seen
 
 Entered = Callable[[], AbstractContextManager[object]]
 
@@ -123,11 +123,10 @@ def stepping(option: str, value: bool) -> Iterator[None]:
                 before.append((group, group[option]))
                 group[option] = value
 
-    handle = register_optimizer_step_pre_hook(choose)
     try:
-        yield
+        with optimizer_steps_seen(choose):
+            yield
     finally:
-        handle.remove()
         for group, found in reversed(before):
             group[option] = found
 

@@ -9,9 +9,9 @@ from typing import Any
 from weakref import WeakSet
 
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pytest_torchmem.torch_private.patching.patches import replaced
+from pytest_torchmem.torch_private.patching.registrations import optimizer_steps_seen
 
 
 @contextmanager
@@ -38,12 +38,10 @@ def optimizers_kept(on_thread: Callable[[], bool]) -> Iterator[None]:
         }
         before[id(optimizer)] = optimizer, state
 
-    handle = register_optimizer_step_pre_hook(first_step)
     try:
-        with replaced(Optimizer, __init__=noted):
+        with optimizer_steps_seen(first_step), replaced(Optimizer, __init__=noted):
             yield
     finally:
-        handle.remove()
         for optimizer, state in before.values():
             optimizer.state.clear()
             optimizer.state.update(state)

@@ -8,14 +8,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim import Optimizer
 
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.torch_private.patching.patches import replaced, replaced_all
+from pytest_torchmem.torch_private.patching.registrations import optimizer_steps_seen
 from pytest_torchmem.torch_private.patching.replaceable import engine
 
 _Within = Callable[[], AbstractContextManager[object]]
@@ -132,9 +129,5 @@ def optimizer_steps(
             if stepped is not None:
                 stepped(optimizer)
 
-    hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
-    try:
+    with optimizer_steps_seen(before, after):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -18,6 +18,10 @@ from torch import Tensor, nn
 from torch.autograd.forward_ad import dual_level, enter_dual_level, make_dual
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -426,3 +430,30 @@ def test_hooks_of_registrations_are_gone_through_while_a_trace_begins_and_ends()
         for handle in handles:
             handle.remove()
     assert peaks == [4 * (6 + 2 + 2)]
+
+
+def test_hooks_of_steps_are_gone_through_while_a_trace_begins_and_ends() -> None:
+    """As by a thread whose optimizer steps at that moment."""
+    peaks: list[int | None] = []
+
+    def step() -> None:
+        layer = nn.Linear(2, 2)
+        layer(torch.ones(1, 2)).sum().backward()
+        torch.optim.SGD(layer.parameters()).step()
+
+    def hook(*_: Any) -> None:
+        if not peaks:
+            peaks.append(None)
+            peaks[0] = trace(step).optimizer_peak
+
+    registered = (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+    handles = [register(one) for register in registered for one in (hook, lambda *_: None)]
+    try:
+        for _ in registered:
+            peaks.clear()
+            step()
+            assert peaks == [4 * (6 + 6)]
+            handles.pop(0).remove()  # the second time of what is called after a step
+    finally:
+        for handle in handles:
+            handle.remove()

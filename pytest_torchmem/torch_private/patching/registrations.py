@@ -1,8 +1,9 @@
-"""Seeing what is registered in modules, without changing a table that other threads go through.
+"""Seeing registrations in modules and steps of optimizers, without changing a table of hooks that
+other threads go through.
 
-Torch calls the global hooks of registrations while it goes through their table
-(torch/nn/modules/module.py, ``register_parameter``): a hook that is added or removed on one thread
-raises on another that registers a parameter at that moment.
+Torch calls the global hooks while it goes through their table (torch/nn/modules/module.py,
+``register_parameter``; torch/optim/optimizer.py, ``profile_hook_step``): a hook that is added or
+removed on one thread raises on another that registers a parameter, or steps, at that moment.
 """
 
 from __future__ import annotations
@@ -13,16 +14,24 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch.nn.modules import module as _module
+from torch.optim import optimizer as _optimizer
 
 from pytest_torchmem.torch_private.names import private_name
 from pytest_torchmem.torch_private.patching.patches import replaced
 
 _PARAMETERS = private_name("torch.nn.modules.module._global_parameter_registration_hooks")
 _CHILDREN = private_name("torch.nn.modules.module._global_module_registration_hooks")
-_Hook = Callable[[Any, str, Any], Any]
-REGISTRATION_HOOKS: tuple[dict[int, _Hook], ...] = tuple(
-    getattr(_module, name) for name in (_PARAMETERS, _CHILDREN) if hasattr(_module, name)
-)
+_BEFORE_STEP = private_name("torch.optim.optimizer._global_optimizer_pre_hooks")
+_AFTER_STEP = private_name("torch.optim.optimizer._global_optimizer_post_hooks")
+_Hook = Callable[..., Any]
+
+
+def _tables(module: Any, *names: str) -> tuple[dict[int, _Hook], ...]:
+    return tuple(getattr(module, name) for name in names if hasattr(module, name))
+
+
+REGISTRATION_HOOKS = _tables(_module, _PARAMETERS, _CHILDREN)
+STEP_HOOKS = _tables(_optimizer, _BEFORE_STEP, _AFTER_STEP)
 """The tables that torch has, as they were when this was imported."""
 
 
@@ -44,4 +53,13 @@ def registrations_seen(parameter: _Hook, child: _Hook) -> Iterator[None]:
     hooks = {_PARAMETERS: parameter, _CHILDREN: child}
     tables = {name: _Hooks(getattr(_module, name), own) for name, own in hooks.items()}
     with replaced(_module, **tables):
+        yield
+
+
+@contextmanager
+def optimizer_steps_seen(before: _Hook, after: _Hook | None = None) -> Iterator[None]:
+    """Call ``before`` and ``after`` with each optimizer that steps, and what it is given."""
+    hooks = {_BEFORE_STEP: before} | ({_AFTER_STEP: after} if after is not None else {})
+    tables = {name: _Hooks(getattr(_optimizer, name), own) for name, own in hooks.items()}
+    with replaced(_optimizer, **tables):
         yield

@@ -14,7 +14,7 @@ import torch.multiprocessing
 from torch.utils.serialization import config
 
 from pytest_torchmem.torch_private.names import optional, private, private_name
-from pytest_torchmem.torch_private.patching.registrations import REGISTRATION_HOOKS
+from pytest_torchmem.torch_private.patching.registrations import REGISTRATION_HOOKS, STEP_HOOKS
 from pytest_torchmem.torch_private.state import settings
 from pytest_torchmem.torch_private.tensors.autograd import engine_has_threads
 
@@ -145,8 +145,7 @@ _HOOKS = (
     optional("torch.nn.modules.module._global_forward_hooks"),
     optional("torch.nn.modules.module._global_buffer_registration_hooks"),
     *REGISTRATION_HOOKS,
-    optional("torch.optim.optimizer._global_optimizer_pre_hooks"),
-    optional("torch.optim.optimizer._global_optimizer_post_hooks"),
+    *STEP_HOOKS,
 )
 
 
