@@ -230,6 +230,10 @@ def test_a_test_that_moved_to_another_module_takes_its_entry_along(noted):
     noted.run("--torchmem-update=new")
     more = (noted.path / "test_more.py").read_text()
     moved = "import pytest\n" + more + "".join(other[1:])
+    noted.write(test_more=moved)
+    result = noted.run("--torchmem-update", "test_net.py")
+    result.stdout.fnmatch_lines(["renamed? *test_other · cpu may have moved to test_more.py, *"])
+    assert notes(noted) == {"test_other cpu": "ours"}
     for hindrance in ("@pytest.mark.skip", "@pytest.mark.xfail(run=False)"):
         noted.write(test_more=moved.replace("def test_other", f"{hindrance}\ndef test_other"))
         result = noted.run("--torchmem-update")
