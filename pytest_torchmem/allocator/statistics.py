@@ -144,7 +144,7 @@ class Statistics:
 
 
 class NoStatistics(Statistics):
-    """For a replay of which nobody asks them: they take half of its time."""
+    """For a replay of which nobody asks them."""
 
     def of(self, small: bool) -> tuple[()]:
         """Return that blocks count in nothing."""

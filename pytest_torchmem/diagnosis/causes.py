@@ -207,6 +207,11 @@ def cause(name: str, rows: Iterable[Row], **values: str) -> Cause | None:
     return Cause(name, values, shown_by(found), sum(row.change for row in found))
 
 
+def times(number: int) -> str:
+    """Return in words how often: ``"once"``, ``"twice"``, ``"3 times"``."""
+    return "once" if number == 1 else "twice" if number == 2 else f"{number} times"
+
+
 def shown_by(rows: Sequence[Row]) -> Row:
     """Return the row that shows what rows have in common: the largest that has a line."""
     placed = [row for row in rows if row.what.line and row.what.role != Role.LIBRARY.value]

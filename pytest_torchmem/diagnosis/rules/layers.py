@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, within
+from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, times, within
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.facts import ARGUMENTS, CALLS, CONFIGURATION, GIVEN, INPUTS, LAYERS
 from pytest_torchmem.profile.lifetimes import Role
@@ -159,17 +159,13 @@ def called_more_often(evidence: Evidence) -> Cause | None:
             "called",
             [row for row in evidence.came() if within(change.name, row.what.module)],
             module=change.name,
-            now=_times(int(now)),
-            before=_times(int(before)),
+            now=times(int(now)),
+            before=times(int(before)),
             lines=f": at {' and '.join(places)}" if 1 < len(places) <= _MOST_SHOWN else "",
         )
         if found is not None:
             return found
     return None
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else "twice" if number == 2 else f"{number} times"
 
 
 @rule("arguments", "{module} is called with {now}{before}")

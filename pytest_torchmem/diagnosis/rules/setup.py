@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, within
+from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, times, within
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.facts import (
     CALLS,
@@ -77,8 +77,8 @@ def another_loss(evidence: Evidence) -> Cause | None:
     lines = {origin.line for name in rising for origin in evidence.ran.places(name)} - {""}
     rows = [row for row in evidence.came() if row.what.line in lines]
     one = counts[rising[0]]
-    times = [("once", "twice")[n - 1] if n < 3 else f"{n} times" for n in (one.now, one.before)]
-    return cause("loss", rows, operator=rising[0], now=times[0], before=times[1])
+    now, before = times(one.now), times(one.before)
+    return cause("loss", rows, operator=rising[0], now=now, before=before)
 
 
 @rule("gradients recorded", "{module} runs with gradients, and ran under no_grad", sure=True)
