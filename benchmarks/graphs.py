@@ -11,8 +11,9 @@ planned arena is larger than what lives in it at its peak, and how long both too
 With ``--aot``: whether the peak and the end that are read from the graphs are those of the graphs
 run on the ledger, tensors alone. With ``--scaling``: whether the figures at five, six and nine
 times the length of the first dimension (the batch, but for recurrent layers) are those that were
-predicted from other lengths. With ``--compiled``: the peak of the last of three steps (forward,
-backward, ``zero_grad``), traced and measured, each model in a process of its own.
+predicted from other lengths, and whether a prediction that is wrong says that it may be. With
+``--compiled``: the peak of the last of three steps (forward, backward, ``zero_grad``), traced and
+measured, each model in a process of its own.
 """
 
 from __future__ import annotations
@@ -71,9 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(*rows[-1], flush=True)
     headers = ("model", "same", "arena", "table", "plan")
     if options.aot or options.scaling:
-        headers = ("model", "same", "fitted to") if options.scaling else ("model", "same")
+        scaled = ("model", "same", "told", "fitted to", "doubts")
+        headers = scaled if options.scaling else ("model", "same")
     print(tabulate(rows, headers))
     print(f"{sum(bool(row[1]) for row in rows)} of {len(rows)} the same")
+    if options.scaling:
+        print(f"{sum(not row[2] for row in rows)} of {len(rows)} wrong without a doubt")
     if not options.aot and not options.scaling and rows:
         tight = sum(row[2] <= 0.05 for row in rows)
         print(f"{tight} of {len(rows)} arenas within 5 % of what lives in them")
@@ -106,13 +110,18 @@ def _scaled(model: Any, args: Any, options: dict[str, Any]) -> tuple[Any, ...]:
         return (model, *given, named)
 
     found = torchmem.scaling(build, batch=[2 * length, 3 * length], options=others)
-    same = True
+    same, told = True, True
+    doubts: dict[str, None] = {}
     for times in (5, 6, 9):
         target, *given, named = build(times * length)
         figures = torchmem.trace(target, *given, **named, **others).figures()
         predicted = found.predict(batch=times * length)
-        same = same and all(figures.get(name) == bytes_ for name, bytes_ in predicted.items())
-    return same, " ".join(str(one // length) for one in found.sizes["batch"])
+        right = all(figures.get(name) == bytes_ for name, bytes_ in predicted.items())
+        same = same and right
+        told = told and (right or not predicted.exact)
+        doubts |= dict.fromkeys(predicted.doubts)
+    fitted = " ".join(str(one // length) for one in found.sizes["batch"])
+    return same, told, fitted, "; ".join(doubts)[:120]
 
 
 def _compiled(pattern: str) -> int:

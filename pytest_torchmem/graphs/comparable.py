@@ -7,19 +7,39 @@ operator has one workspace of these bytes, taken last, in the place of all that 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pytest_torchmem.profile.operator_calls import OperatorCall
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.profile.timeline import Allocation, Kind, Phase, Timeline
 
 
-def comparable(profile: MemoryProfile) -> Timeline:
+class Comparable(NamedTuple):
+    """A timeline with the same peaks as a trace's, and the operators that made its allocations."""
+
+    timeline: Timeline
+    calls: tuple[OperatorCall, ...]
+    made: tuple[range, ...]
+    """The places of the allocations that each call made, its workspace the last."""
+
+    def bytes_of(self, call: int) -> tuple[int, ...]:
+        """Return the bytes of what a call leaves, and then those of its workspace."""
+        allocations = self.timeline.allocations
+        return tuple(allocations[place].nbytes for place in self.made[call])
+
+
+def comparable(profile: MemoryProfile) -> Comparable:
     """Return the timeline of a trace with the same peaks, and one workspace for each operator."""
-    walk = _Walk(profile.timeline)
-    for call in profile.calls or ():
+    walk, made = _Walk(profile.timeline), []
+    calls = profile.calls or ()
+    for call in calls:
         walk.outside(call.start)
+        first = len(walk.allocations)
         walk.through(call)
+        made.append(range(first, len(walk.allocations)))
     walk.outside(len(profile.timeline.events))
-    return Timeline(tuple(walk.allocations), tuple(walk.events), tuple(walk.phases))
+    timeline = Timeline(tuple(walk.allocations), tuple(walk.events), tuple(walk.phases))
+    return Comparable(timeline, calls, tuple(made))
 
 
 class _Walk:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tabulate import tabulate
@@ -18,7 +19,8 @@ from tabulate import tabulate
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import FIGURES
 from pytest_torchmem.graphs.build import Build, trace_built
-from pytest_torchmem.graphs.comparable import comparable
+from pytest_torchmem.graphs.comparable import Comparable, comparable
+from pytest_torchmem.graphs.operators_at import Answers, OperatorsAt
 from pytest_torchmem.graphs.polynomials import Grid, Polynomial, total
 from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile, figures_of
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
@@ -44,6 +46,24 @@ class Verified(NamedTuple):
         return self.predicted == self.traced
 
 
+class Prediction(dict[str, int]):
+    """The figures of a step in bytes by name, and what may be wrong with them."""
+
+    def __init__(self, figures: Mapping[str, int], doubts: Sequence[str] = ()) -> None:
+        super().__init__(figures)
+        self.doubts = tuple(doubts)
+        """Why figures may not be those that a trace has, one sentence each."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the figures are to the byte, for a program that takes the same way."""
+        return not self.doubts
+
+    def __repr__(self) -> str:
+        doubts = f" (an estimate: {'; '.join(self.doubts)})" if self.doubts else ""
+        return f"{super().__repr__()}{doubts}"
+
+
 @dataclass(frozen=True)
 class Scaling:
     """The memory of a step as a function of its sizes; all figures are bytes."""
@@ -59,23 +79,37 @@ class Scaling:
     """Which of them each allocation has."""
     _timeline: Timeline = field(default=Timeline(), repr=False)
     """Of the largest sizes, with one workspace for each operator."""
+    _operators: OperatorsAt | None = field(default=None, repr=False)
+    _missed: frozenset[int] = frozenset()
+    """Places of allocations that no polynomial gave at a size that was verified."""
 
     @property
     def exact(self) -> bool:
         """Whether the figures of all steps that were traced to verify it were predicted."""
         return all(one.exact for one in self.verified)
 
-    def predict(self, **sizes: int) -> dict[str, int]:
+    def predict(self, **sizes: int) -> Prediction:
         """Return the figures of a step of other sizes, by name: ``"forward_peak"``, ``"peak"``, …
 
+        The program is not run: tensors have the bytes of their polynomials, and operators whose
+        kernels decide how much they take are asked, with the arguments that they have at these
+        sizes. ``exact`` of the result says whether that gave all, and ``doubts`` what is missing.
         Raises ``UsageError`` unless the sizes are those that were fitted.
         """
         if set(sizes) != set(self.sizes):
             raise UsageError(
                 f"predict({', '.join(sizes)}): expected a value of each of {', '.join(self.sizes)}"
             )
-        found = figures_of(self._timeline_of(sizes))
-        return {name: found[name] for name in FIGURES if found.get(name) is not None}
+        answers = self._operators.at(sizes) if self._operators is not None else Answers({}, ())
+        found = figures_of(self._timeline_of(sizes, answers.nbytes))
+        figures = {name: found[name] for name in FIGURES if found.get(name) is not None}
+        return Prediction(figures, (*answers.missing, *self._doubts(answers.nbytes)))
+
+    def _doubts(self, asked: Mapping[int, int]) -> list[str]:
+        """Return what of no polynomial is known, and was not asked of its operator."""
+        allocations = self._timeline.allocations
+        found = (allocations[place].origin for place in sorted(self._missed - set(asked)))
+        return list(dict.fromkeys(f"{_who(one)} is no polynomial of the sizes" for one in found))
 
     def polynomial(self, figure: str = "peak") -> Polynomial:
         """Return a peak in bytes as a polynomial: what is alive at its moment when sizes are large.
@@ -162,10 +196,16 @@ class Scaling:
                 live.pop(-event - 1, None)
         return list(live)
 
-    def _timeline_of(self, sizes: Mapping[str, int]) -> Timeline:
+    def _timeline_of(
+        self, sizes: Mapping[str, int], known: Mapping[int, int] = MappingProxyType({})
+    ) -> Timeline:
+        """Return the timeline at some sizes; of places that are ``known``, with these bytes."""
         values = [max(int(polynomial(sizes)), 0) for polynomial in self._bytes]
         same = self._timeline
-        allocations = tuple(Allocation(values[at], Kind.OTHER, _NOWHERE) for at in self._of)
+        allocations = tuple(
+            Allocation(known.get(place, values[at]), Kind.OTHER, _NOWHERE)
+            for place, at in enumerate(self._of)
+        )
         return Timeline(allocations, same.events, same.phases)
 
 
@@ -192,15 +232,13 @@ def scaling(
     if not values:
         raise UsageError("scaling() needs values of at least one size, such as batch=[1, 2, 4]")
     traces = _Traces(build, dict(options or {}))
-    checks: tuple[Verified, ...] = ()
     for turn in range(_ROUNDS):
         values = _that_go_one_way(traces, values)
         found = _fit(traces, values)
         if not verify:
             return found
         beyond = _beyond(values)
-        checks = tuple(_verify(found, traces, point) for point in beyond)
-        wrong = [one.sizes for one in checks if not one.exact]
+        wrong = [point for point in beyond if not _verify(found, traces, point).exact]
         if not wrong:
             break
         # A higher power shows with one more value. What only begins at some size (the blocks of a
@@ -211,8 +249,8 @@ def scaling(
             ]
             for name, known in values.items()
         }
-    polynomials = _settled(found, [traces.at(point)[1] for point in beyond], beyond)
-    return replace(found, verified=checks, _bytes=polynomials)
+    found = _settled(found, traces, beyond)
+    return replace(found, verified=tuple(_verify(found, traces, point) for point in beyond))
 
 
 def _values(name: str, given: Sequence[int]) -> list[int]:
@@ -226,21 +264,25 @@ class _Traces:
     """The traces of a build, one for each sizes."""
 
     def __init__(self, build: Build, options: dict[str, Any]) -> None:
-        self._build, self._options = build, options
-        self._known: dict[tuple[int, ...], tuple[MemoryProfile, Timeline]] = {}
+        self._build, self.options = build, options
+        self._known: dict[tuple[int, ...], tuple[MemoryProfile, Comparable]] = {}
 
-    def at(self, sizes: Mapping[str, int]) -> tuple[MemoryProfile, Timeline]:
+    def at(self, sizes: Mapping[str, int]) -> tuple[MemoryProfile, Comparable]:
         """Return the profile of a step, and the timeline that can be compared with others'."""
         key = tuple(sizes.values())
         if key not in self._known:
-            profile = trace_built(self._build, sizes, **self._options)
+            profile = trace_built(self._build, sizes, **self.options)
             self._known[key] = profile, comparable(profile)
         return self._known[key]
+
+    def timeline(self, sizes: Mapping[str, int]) -> Timeline:
+        """Return the timeline of a step that can be compared with others'."""
+        return self.at(sizes)[1].timeline
 
 
 def _fit(traces: _Traces, values: Mapping[str, Sequence[int]]) -> Scaling:
     grid = Grid(values)
-    profiles, timelines = zip(*(traces.at(point) for point in grid.points), strict=True)
+    timelines = [traces.timeline(point) for point in grid.points]
     known: dict[tuple[int, ...], int] = {}
     of = []
     sizes = [[allocation.nbytes for allocation in timeline.allocations] for timeline in timelines]
@@ -248,7 +290,8 @@ def _fit(traces: _Traces, values: Mapping[str, Sequence[int]]) -> Scaling:
         of.append(known.setdefault(numbers, len(known)))
     polynomials = tuple(grid.through(numbers) for numbers in known)
     fitted = dict(zip(grid.names, grid.values, strict=True))
-    return Scaling(fitted, profiles[-1], (), polynomials, tuple(of), timelines[-1])
+    largest = traces.at(grid.points[-1])[0]
+    return Scaling(fitted, largest, (), polynomials, tuple(of), timelines[-1])
 
 
 def _that_go_one_way(traces: _Traces, values: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -260,8 +303,8 @@ def _that_go_one_way(traces: _Traces, values: dict[str, list[int]]) -> dict[str,
     count = {name: len(known) for name, known in values.items()}
     for _ in range(2 * sum(count.values())):
         points = Grid(values).points
-        largest = traces.at(points[-1])[1]
-        other = [point for point in points if traces.at(point)[1].events != largest.events]
+        largest = traces.timeline(points[-1])
+        other = [point for point in points if traces.timeline(point).events != largest.events]
         if not other:
             return values
         for name, known in values.items():
@@ -273,7 +316,7 @@ def _that_go_one_way(traces: _Traces, values: dict[str, list[int]]) -> dict[str,
                 break
         else:
             break
-    raise UsageError(_another_way(other[0], points[-1], traces.at(other[0])[1], largest))
+    raise UsageError(_another_way(other[0], points[-1], traces.timeline(other[0]), largest))
 
 
 def _another_way(
@@ -293,26 +336,30 @@ def _another_way(
     )
 
 
-def _settled(
-    found: Scaling, timelines: Sequence[Timeline], points: Sequence[Mapping[str, int]]
-) -> tuple[Polynomial, ...]:
-    """Return the polynomials; of one that missed a size beyond, the power that it grows with.
+def _settled(found: Scaling, traces: _Traces, beyond: Sequence[Mapping[str, int]]) -> Scaling:
+    """Return what was fitted, after a look at sizes beyond.
 
     What a kernel takes may be rounded or cut into blocks, and a polynomial through a few of such
-    numbers tells nothing of others.
+    numbers tells nothing of others: of one that missed a size beyond, the power is kept that it
+    grows with, and operators are asked what they take.
     """
-    wrong: set[int] = set()
-    for timeline, point in zip(timelines, points, strict=True):
-        if timeline.events != found._timeline.events:
+    grid = Grid(found.sizes)
+    operators = OperatorsAt(grid, [traces.at(point)[1] for point in grid.points], traces.options)
+    missed: set[int] = set()
+    for point in beyond:
+        traced = traces.at(point)[1]
+        operators.check(point, traced)
+        if traced.timeline.events != found._timeline.events:
             continue
         expected = [polynomial(point) for polynomial in found._bytes]
-        for at, allocation in zip(found._of, timeline.allocations, strict=True):
-            if expected[at] != allocation.nbytes:
-                wrong.add(at)
-    return tuple(
+        numbered = enumerate(zip(found._of, traced.timeline.allocations, strict=True))
+        missed |= {place for place, (at, one) in numbered if expected[at] != one.nbytes}
+    wrong = {found._of[place] for place in missed}
+    polynomials = tuple(
         _power(found, polynomial) if at in wrong else polynomial
         for at, polynomial in enumerate(found._bytes)
     )
+    return replace(found, _bytes=polynomials, _operators=operators, _missed=frozenset(missed))
 
 
 def _power(found: Scaling, polynomial: Polynomial) -> Polynomial:
@@ -326,6 +373,10 @@ def _power(found: Scaling, polynomial: Polynomial) -> Polynomial:
         exponents.append(round(math.log(max(ratio, 1)) / math.log(values[-1] / values[-2])))
     scale = math.prod(map(pow, top.values(), exponents))
     return Polynomial(polynomial.names, {tuple(exponents): Fraction(most, scale)} if most else {})
+
+
+def _who(origin: Origin) -> str:
+    return f"{origin.operator} in {origin.module}" if origin.module else origin.operator
 
 
 def _shown(sizes: Mapping[str, int]) -> str:

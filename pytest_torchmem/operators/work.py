@@ -43,20 +43,26 @@ class CallWork:
     """The work of calls of one operator and geometry; operations are counted when first read."""
 
     def __init__(self, spec: OperatorSpec, args: Any, kwargs: Any, result: Any) -> None:
-        self._spec = spec
-        self._geometries = replace_tensors((args, dict(kwargs), result), _Geometry)
+        self.spec = spec
+        self._geometries = replace_tensors((args, dict(kwargs), result), Geometry)
         self.read, self.written = _moved(spec, args, kwargs, result)
         self.inner: tuple[CallWork, ...] | None = None
         """The calls that the operator's body made."""
 
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments, with a ``Geometry`` in the place of each tensor."""
+        args, kwargs, _ = self._geometries
+        return args, kwargs
+
     @cached_property
     def flops(self) -> int:
         """Return the floating-point operations; of a body without formula, those of its calls."""
-        own = self._spec.flops
-        of_torch = None if own is not None else _formula_of_torch(self._spec.overload)
+        own = self.spec.flops
+        of_torch = None if own is not None else _formula_of_torch(self.spec.overload)
         if own is None and of_torch is None:
             return sum(work.flops for work in self.inner or ())
-        args, kwargs, result = replace_leaves(self._geometries, _Geometry, _Geometry.on_meta)
+        args, kwargs, result = replace_leaves(self._geometries, Geometry, Geometry.on_meta)
         if own is not None:
             return int(own(args, kwargs, outputs=result))
         try:
@@ -74,11 +80,15 @@ class CallWork:
         return KnownWork, (self.flops, self.read, self.written)
 
 
-class _Geometry:
+class Geometry:
     """What a formula may ask of a tensor."""
+
+    __slots__ = ("dtype", "shape", "stride")
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+        self.stride = tensor.stride() if tensor.layout is torch.strided else None
+        """None where the tensor has no strides (sparse)."""
 
     def on_meta(self) -> Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device="meta")

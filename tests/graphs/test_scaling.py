@@ -120,6 +120,33 @@ def test_what_is_cut_into_blocks_has_the_power_that_it_grows_with() -> None:
     assert found.degree("size") == 1
 
 
+def test_what_no_polynomial_gives_is_asked_of_its_operator_or_told() -> None:
+    # Few rows are summed up by one block of threads, many by several that write partial sums.
+    def build(rows: int) -> Any:
+        return lambda: torch.zeros(rows, 64, device="cuda").sum(0)
+
+    found = scaling(build, rows=[100, 200], options={"device": "cuda"})
+    predicted = found.predict(rows=9000)
+    assert predicted.items() <= trace(build(9000), device="cuda").figures().items()
+    assert predicted.exact
+    assert found.polynomial()({"rows": 9000}) < predicted["peak"]
+
+    found = scaling(lambda size: lambda: torch.zeros(-(-size // 64) * 64), size=[100, 200, 300])
+    assert found.predict(size=150).doubts == ("aten::zeros is no polynomial of the sizes",)
+
+
+def test_a_size_that_the_program_rounds_is_told() -> None:
+    def build(length: int) -> Any:
+        return lambda: nn.MaxPool1d(2)(torch.zeros(2, 3, length)) + 1
+
+    found = scaling(build, length=[64, 128])
+    assert found.exact
+    assert found.predict(length=512).exact
+    [doubt] = found.predict(length=511).doubts
+    assert doubt.endswith("is 1/2·length, which is 255.5: how the program rounds it is not known")
+    assert "an estimate: " in repr(found.predict(length=511))
+
+
 def test_a_batch_of_one_may_go_a_way_of_its_own() -> None:
     def build(batch: int) -> Any:
         def step() -> None:

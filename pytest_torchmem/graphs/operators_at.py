@@ -1,0 +1,267 @@
+"""What operators take at sizes at which the program did not run: each is asked by itself.
+
+Shapes, strides and numbers among the arguments of operators are polynomials of a program's sizes.
+What a kernel takes for itself often is none: it is rounded up, cut into blocks, or another kernel
+is chosen. So operators whose kernels decide that are called with the arguments that they have at
+other sizes, in a trace of these calls alone. Whether an operator answers as it did in the program
+is checked at sizes at which the program was traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_torchmem.graphs.comparable import Comparable, comparable
+from pytest_torchmem.graphs.polynomials import Grid, Polynomial
+from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.operators.work import CallWork, Geometry
+from pytest_torchmem.profile.operator_calls import GRAPH_NODE
+from pytest_torchmem.profile.timeline import Origin
+from pytest_torchmem.tracing.trace import trace
+
+_MACHINE = ("device", "gpu", "host", "calibration", "cudnn", "gpus")
+"""The options of a trace that say what kernels run on."""
+_CONTAINERS = (list, tuple, torch.Size)
+
+
+class Answers(NamedTuple):
+    """What operators take at some sizes."""
+
+    nbytes: dict[int, int]
+    """The bytes of allocations, by their places in the timeline."""
+    missing: tuple[str, ...]
+    """Why some of them are not known, one sentence each."""
+
+
+class OperatorsAt:
+    """The operators of a step, with arguments as they grow with its sizes."""
+
+    def __init__(
+        self, grid: Grid, traced: Sequence[Comparable], options: Mapping[str, Any]
+    ) -> None:
+        self._options = {name: options[name] for name in _MACHINE if name in options}
+        self._device = str(self._options.get("device", "cpu"))
+        self._last = traced[-1]
+        self._calls: list[_Growing] = []
+        """One for all calls that have the same arguments at all sizes."""
+        known: dict[tuple[int, ...], _Growing] = {}
+        if len({len(one.calls) for one in traced}) != 1:
+            return
+        for place, calls in enumerate(zip(*(one.calls for one in traced), strict=True)):
+            works = [call.work for call in calls]
+            key = tuple(map(id, works))
+            if key not in known:
+                known[key] = _Growing.of(grid, works, calls[-1].origin)
+            known[key].places.append(place)
+        self._calls = list(known.values())
+        self.check(grid.points[-1], traced[-1])
+
+    def check(self, sizes: Mapping[str, int], traced: Comparable) -> None:
+        """Leave out the operators that do not answer what they took in a trace of these sizes.
+
+        What they took beyond their answer is to be the same at all sizes: a number that a program
+        multiplies with is wrapped in a tensor, which autograd may keep.
+        """
+        if traced.timeline.events != self._last.timeline.events:
+            return
+        asked = [one for one in self._calls if one.decides]
+        found = self._ask(asked, sizes)
+        for one in asked:
+            answer = found.get(one)
+            if answer is None:
+                one.agrees = False
+                continue
+            one.base = one.base or answer
+            grown = answer[-1] - one.base[-1]
+            for place in one.places:
+                before, now = self._last.bytes_of(place), traced.bytes_of(place)
+                one.agrees = one.agrees and now[-1] - before[-1] == grown
+
+    def at(self, sizes: Mapping[str, int]) -> Answers:
+        """Return what operators take at these sizes."""
+        doubts = [why for one in self._calls if (why := one.not_at(sizes)) is not None]
+        missing = dict.fromkeys(doubts[:1])  # what follows has sizes that were rounded there
+        nbytes: dict[int, int] = {}
+        asked = [one for one in self._calls if one.decides and one.agrees]
+        found = self._ask(asked, sizes)
+        for one in asked:
+            answer = found.get(one)
+            if answer is None:
+                if one.not_at(sizes) is None:
+                    missing[f"{one.name} could not be asked what it takes at these sizes"] = None
+                continue
+            for place in one.places:
+                made, took = self._last.made[place], self._last.bytes_of(place)
+                nbytes[made[-1]] = took[-1] + answer[-1] - one.base[-1]
+                if took[:-1] == one.base[:-1]:  # outputs whose size a library decides among them
+                    nbytes.update(zip(made[:-1], answer[:-1], strict=True))
+        for one in self._calls:
+            if one.decides and not one.agrees and self._took(one):
+                missing[f"what {one.name} takes depends on more than its arguments' shapes"] = None
+        return Answers(nbytes, tuple(missing))
+
+    def _took(self, one: _Growing) -> bool:
+        return any(self._last.bytes_of(place)[-1] for place in one.places)
+
+    def _ask(
+        self, asked: Sequence[_Growing], sizes: Mapping[str, int]
+    ) -> dict[_Growing, tuple[int, ...]]:
+        """Return the bytes that each leaves, and then its workspace; nothing of what raised."""
+        can_be = [one for one in asked if one.not_at(sizes) is None]
+
+        def run() -> None:
+            for number, one in enumerate(can_be):
+                given = _made(one.arguments(sizes), self._device)
+                _call(str(number), one.spec.overload, given)
+
+        try:
+            # Values would be asked for by operators whose sizes depend on them: these go without.
+            answered = comparable(trace(run, **self._options, memory="unlimited", values="none"))
+        except Exception:  # what none of the operators raised: no answer is told as such
+            return {}
+        return {
+            can_be[int(call.label)]: answered.bytes_of(place)
+            for place, call in enumerate(answered.calls)
+            if call.label
+        }
+
+
+class _Growing:
+    """The call of an operator, with its arguments as polynomials of sizes."""
+
+    def __init__(self, spec: OperatorSpec, arguments: Any, origin: Origin, decides: bool) -> None:
+        self.spec, self._arguments, self._origin = spec, arguments, origin
+        self.decides = decides
+        """Whether its kernel decides how much it takes."""
+        self.agrees = arguments is not None
+        self.base: tuple[int, ...] = ()
+        """What it answered at the largest of the fitted sizes."""
+        self.places: list[int] = []
+        """The calls of the timeline that are this one."""
+
+    @classmethod
+    def of(cls, grid: Grid, works: Sequence[Any], origin: Origin) -> _Growing:
+        """Return the call whose works are these at the points of a grid."""
+        first: CallWork = works[-1]
+        spec = first.spec
+        decides = any(one.inner is not None for one in works) or _decides(spec)
+        try:
+            arguments = _fitted([one.arguments for one in works], grid)
+        except _Unlike:
+            arguments = None
+        return cls(spec, arguments, origin, decides)
+
+    @property
+    def name(self) -> str:
+        """Return the operator and its module."""
+        inside = f" in {self._origin.module}" if self._origin.module else ""
+        return f"{self._origin.operator}{inside}"
+
+    def not_at(self, sizes: Mapping[str, int]) -> str | None:
+        """Return why the operator has no arguments at some sizes, or None."""
+        if self._arguments is None:
+            return None
+        for polynomial in _polynomials(self._arguments):
+            value = polynomial(sizes)
+            if value.denominator != 1:
+                return (
+                    f"a size among the arguments of {self.name} is {polynomial}, which is "
+                    f"{float(value):g}: how the program rounds it is not known"
+                )
+        return None
+
+    def arguments(self, sizes: Mapping[str, int]) -> Any:
+        """Return the arguments at some sizes."""
+        return _replaced(self._arguments, Polynomial, lambda one: int(one(sizes)))
+
+
+def _decides(spec: OperatorSpec) -> bool:
+    devices = (spec.cpu, spec.cuda)
+    return spec.record.library_output is not None or any(
+        one.workspace is not None or one.meta is not None for one in devices
+    )
+
+
+class _Unlike(Exception):
+    """Arguments differ in more than numbers."""
+
+
+class _Fitted(NamedTuple):
+    """A tensor among arguments."""
+
+    shape: Any
+    stride: Any
+    dtype: torch.dtype
+
+
+def _fitted(values: Sequence[Any], grid: Grid) -> Any:
+    """Return arguments at the points of a grid as one, with polynomials where numbers differ."""
+    last = values[-1]
+    kind = type(last)
+    if any(type(value) is not kind for value in values):
+        raise _Unlike
+    if kind is Geometry:
+        if last.stride is None or len({value.dtype for value in values}) > 1:
+            raise _Unlike
+        shape = _fitted([value.shape for value in values], grid)
+        return _Fitted(shape, _fitted([value.stride for value in values], grid), last.dtype)
+    if kind in _CONTAINERS or kind is dict:
+        if len({len(value) for value in values}) > 1:
+            raise _Unlike
+        if kind is dict:
+            return {name: _fitted([value[name] for value in values], grid) for name in last}
+        items = [_fitted(one, grid) for one in zip(*values, strict=True)]
+        return items if kind is list else tuple(items)
+    if kind is int and any(value != last for value in values):
+        return grid.through(values)
+    if kind is bool and any(value is not last for value in values):
+        raise _Unlike
+    return last  # no kernel takes more for another number with a point
+
+
+def _polynomials(value: Any) -> list[Polynomial]:
+    found: list[Polynomial] = []
+    _replaced(value, Polynomial, found.append)
+    return found
+
+
+def _replaced(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, _Fitted):
+        return _Fitted(*(_replaced(part, kind, function) for part in value))
+    if isinstance(value, dict):
+        return {name: _replaced(item, kind, function) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(item, kind, function) for item in value)
+    return value
+
+
+def _made(value: Any, device: str) -> Any:
+    """Return arguments with tensors in them."""
+
+    def tensor(one: _Fitted) -> torch.Tensor:
+        return torch.empty_strided(one.shape, one.stride, dtype=one.dtype, device=device)
+
+    if isinstance(value, _Fitted):
+        return tensor(value)
+    if isinstance(value, dict):
+        return {name: _made(item, device) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_made(item, device) for item in value)
+    return value
+
+
+def _call(label: str, overload: Any, given: Any) -> None:
+    args, kwargs = given
+    token = GRAPH_NODE.set(label)
+    try:
+        with torch.no_grad():
+            overload(*args, **kwargs)
+    except Exception:  # it has no answer, and is told as such
+        pass
+    finally:
+        GRAPH_NODE.reset(token)
