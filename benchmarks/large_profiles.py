@@ -3,13 +3,18 @@
     python -m benchmarks.large_profiles --events 1000000
 
 A step of a small network is traced once; its events and calls are repeated until there are so many,
-as a long rollout has them. Processor time; the most memory that the process has held so far.
+as a long rollout has them. Each report is asked for in a process of its own, which has the profile
+from the beginning, but for ``load``, which makes it. Processor time, and the most memory that such
+a process has held.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -78,7 +83,6 @@ def reports(profile: MemoryProfile, directory: Path) -> dict[str, Callable[[], o
         "plan": profile.plan,
         "node_table": profile.node_table,
         "save": lambda: profile.save(directory / "profile.json"),
-        "load": lambda: torchmem.MemoryProfile.load(directory / "profile.json"),
         "to_csv": lambda: profile.to_csv(directory / "profile.csv"),
         "to_trace_events": lambda: profile.to_trace_events(directory / "trace.json"),
         "to_html": lambda: profile.to_html(directory / "page.html"),
@@ -93,7 +97,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--only", nargs="*", help="some reports, by name")
+    parser.add_argument("--load", type=Path, help="only read this file, and print JSON")
     options = parser.parse_args(arguments)
+    if options.load:
+        found = _taken(lambda: torchmem.MemoryProfile.load(options.load))
+        print(json.dumps(found))
+        return 0
     network = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
     step = torchmem.trace(network, torch.zeros(16, 64))
     profile = repeated(step, options.events)
@@ -102,13 +111,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [("the profile itself", "", f"{_resident():.2f}")]
     with TemporaryDirectory() as folder:
         for name, report in reports(profile, Path(folder)).items():
-            if not options.only or name in options.only:
-                start = time.process_time()
-                report()
-                rows.append((name, f"{time.process_time() - start:.2f}", f"{_resident():.2f}"))
-    headers = ("report", "seconds", "most held so far, GiB")
+            wanted = not options.only or name in options.only
+            loads = name == "save" and (not options.only or "load" in options.only)
+            if wanted or loads:
+                rows.append(_row(name, *_in_own_process(report)))
+            if loads:
+                rows.append(_row("load", *_loaded(Path(folder) / "profile.json")))
+    headers = ("report", "seconds", "most held, GiB")
     print(tabulate(rows, headers=headers, disable_numparse=True, stralign="right"))
     return 0
+
+
+def _row(name: str, seconds: float, held: float) -> tuple[str, str, str]:
+    return name, f"{seconds:.2f}", f"{held:.2f}"
+
+
+def _in_own_process(report: Callable[[], object]) -> tuple[float, float]:
+    """Return what a report takes in a process that this one forks: seconds and GiB."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writing, json.dumps(_taken(report)).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        seconds, held = json.loads(answer.read())
+    os.waitpid(child, 0)
+    return seconds, held
+
+
+def _loaded(path: Path) -> tuple[float, float]:
+    """Return what it takes to read a profile in a process that has nothing else."""
+    command = [sys.executable, "-m", "benchmarks.large_profiles", "--load", str(path)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    seconds, held = json.loads(done.stdout.splitlines()[-1])
+    return seconds, held
+
+
+def _taken(report: Callable[[], object]) -> tuple[float, float]:
+    start = time.process_time()
+    made = report()
+    seconds = time.process_time() - start
+    del made
+    return seconds, _resident()
 
 
 def _resident() -> float:

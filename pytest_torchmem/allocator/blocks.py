@@ -98,7 +98,10 @@ class Pool:
     def insert(self, block: Block) -> None:
         """Keep a free block."""
         block.age_base = self.searches
-        insort(self.free.setdefault(block.stream, []), (block.size, block.address, block))
+        free = self.free.get(block.stream)
+        if free is None:
+            free = self.free[block.stream] = []
+        insort(free, (block.size, block.address, block))
 
     def erase(self, block: Block) -> None:
         """Take a free block out."""

@@ -210,9 +210,10 @@ class CachingAllocator(ReservedMemory):
 
     def _hand_out(self, block: Block, size: int, nbytes: int) -> Block:
         """Return the part of a free block that a request needs (``alloc_found_block``)."""
-        pool, already_split = block.pool, block.is_split
+        pool = block.pool
+        already_split = block.before is not None or block.after is not None
         counted = self.statistics.of(pool.is_small)
-        if self._should_split(block, size):
+        if size < block.size and self._should_split(block, size):
             remaining = block
             block = remaining.part(remaining.address, size)
             block.splice(remaining.before, remaining)
@@ -253,13 +254,13 @@ class CachingAllocator(ReservedMemory):
         size, requested = block.size, block.requested
         blocks = nbytes = 0
         for neighbour in (block.before, block.after):
-            merged = block.merge(neighbour)
+            merged = block.merge(neighbour) if neighbour is not None else 0
             if merged:
                 blocks -= 1
                 nbytes -= merged
         self.active.discard(block)
         block.pool.insert(block)
-        if block.is_split:
+        if block.before is not None or block.after is not None:
             blocks += 1
             nbytes += block.size
         for statistics in self.statistics.of(block.pool.is_small):

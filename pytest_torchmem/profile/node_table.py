@@ -293,33 +293,36 @@ class _Builder:
 
     def table(self) -> NodeTable:
         """Return the finished rows."""
-        sizes, storages = self._sizes, []
+        sizes, rows, storages = self._sizes, self._rows, []
         is_saved = bytearray(len(sizes))
-        for opened in self._rows:
+        for opened in rows:
             for index in opened.saved:
                 is_saved[index] = 1
-        size = sizes.__getitem__
-        for opened in self._rows:
+        made_rows = []
+        rows.reverse()
+        while rows:  # each is let go of as soon as it is a row: there may be millions
+            opened = rows.pop()
             row, reads, saved, made = opened.row, opened.reads, opened.saved, opened.made
             reads_saved: tuple[int, ...] = ()
             made_saved: tuple[int, ...] = ()
             if reads:
-                row.fwd_in = sum(map(size, reads))
+                row.fwd_in = _bytes_of(reads, sizes)
             if saved:
-                row.fwd_saved = sum(map(size, saved))
-                reads_saved = tuple([index for index in reads if index in saved])
-                row.fwd_in_saved = sum(map(size, reads_saved))
+                row.fwd_saved = _bytes_of(saved, sizes)
+                reads_saved = _those(reads, saved.__contains__)
+                row.fwd_in_saved = _bytes_of(reads_saved, sizes)
             if made:
-                row.fwd_out = sum(map(size, made))
-                made_saved = tuple([index for index in made if is_saved[index]])
-                row.fwd_out_saved = sum(map(size, made_saved))
+                row.fwd_out = _bytes_of(made, sizes)
+                made_saved = _those(made, is_saved.__getitem__)
+                row.fwd_out_saved = _bytes_of(made_saved, sizes)
             made_in_backward = opened.made_in_backward
             if made_in_backward:
-                row.bwd_out = sum(map(size, made_in_backward))
+                row.bwd_out = _bytes_of(made_in_backward, sizes)
+            made_rows.append(row)
             storages.append(
                 _Storages(reads, reads_saved, saved, made, made_saved, made_in_backward)
             )
-        return NodeTable([opened.row for opened in self._rows], storages, sizes)
+        return NodeTable(made_rows, storages, sizes)
 
     def _open(
         self, step: OperatorStep, operator: str, reads: tuple[int, ...], made: tuple[int, ...]
@@ -336,8 +339,8 @@ class _Builder:
         origin, _, made, temporary, peak = step
         phase = origin.phase
         opened = self._open(step, _BASELINE if phase is Phase.BASELINE else _OUTSIDE, (), made)
-        if made:
-            self._births = max(self._births, *made)
+        if made and made[-1] > self._births:  # which are in the order of making
+            self._births = made[-1]
         row = opened.row
         if phase is Phase.BACKWARD:
             row.bwd_tmp, row.bwd_peak = temporary, peak
@@ -347,8 +350,12 @@ class _Builder:
     def _forward(self, step: OperatorStep, call: OperatorCall) -> None:
         origin, _, made, temporary, peak = step
         births, node = self._births, call.node
-        self._births = max(births, *made, *call.reads, 0)
-        opened = self._open(step, origin.operator, self._activations(call.reads), made)
+        reads = call.reads
+        last = made[-1] if made and made[-1] > births else births
+        if reads and (newest := max(reads)) > last:
+            last = newest
+        self._births = last
+        opened = self._open(step, origin.operator, self._activations(reads), made)
         row, work = opened.row, call.work
         row.calls, row.fwd_tmp, row.fwd_peak = 1, temporary, peak
         row.fwd_flops, row.fwd_moved = work.flops, work.read + work.written
@@ -372,24 +379,43 @@ class _Builder:
                 after = bisect_right(self._numbers, -call.node)
                 if after < len(self._numbers):
                     opened.births = self._births_before[after]
-        row, work = opened.row, call.work
-        row.bwd_tmp = max(row.bwd_tmp, step.temporary)
-        row.bwd_peak = max(row.bwd_peak, step.peak)
+        row, work, made = opened.row, call.work, step.made
+        if step.temporary > row.bwd_tmp:
+            row.bwd_tmp = step.temporary
+        if step.peak > row.bwd_peak:
+            row.bwd_peak = step.peak
         row.bwd_flops += work.flops
         row.bwd_moved += work.read + work.written
-        births = opened.births
-        saved = [index for index in self._activations(call.reads) if index <= births]
+        births, is_activation = opened.births, self._activation
+        saved = [one for one in call.reads if one <= births and is_activation[one]]
         if saved:
-            _add_saved(opened, saved)
-        if step.made:
-            _add_made(opened, step.made)
-            self._births = max(self._births, *step.made)
+            _add_saved(opened, saved if len(saved) == 1 else [*dict.fromkeys(saved)])
+        if made:
+            _add_made(opened, made)
+            if made[-1] > self._births:
+                self._births = made[-1]
 
     def _activations(self, reads: tuple[int, ...]) -> tuple[int, ...]:
         """Return the activations among what an operator reads, each once."""
         is_activation = self._activation
+        if len(reads) == 1:
+            return reads if is_activation[reads[0]] else ()
         found = [index for index in reads if is_activation[index]]
         return tuple(found) if len(found) < 2 else tuple(dict.fromkeys(found))
+
+
+def _bytes_of(indices: Collection[int], sizes: Sequence[int]) -> int:
+    # Of one, the number that is there already is taken rather than another like it.
+    if len(indices) == 1:
+        [index] = indices
+        return sizes[index]
+    return sum(map(sizes.__getitem__, indices))
+
+
+def _those(indices: tuple[int, ...], counts: Callable[[int], object]) -> tuple[int, ...]:
+    if len(indices) == 1:
+        return indices if counts(indices[0]) else ()
+    return tuple(filter(counts, indices))
 
 
 # Most rows get theirs at once, in a tuple, of which there may be millions. The backward of a

@@ -11,10 +11,10 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
+from heapq import nlargest, nsmallest
 from itertools import accumulate, islice
-from operator import add
-from typing import Any, NamedTuple
+from operator import add, neg
+from typing import Any, NamedTuple, overload
 
 from tabulate import tabulate
 
@@ -26,6 +26,9 @@ from pytest_torchmem.units import format_size
 ALIGNMENT = {"cpu": 64, "cuda": 512}
 """Of c10's CPU allocator (c10/core/alignment.h, ``gAlignment``) and of cuda's caching allocator
 (c10/cuda/CUDACachingAllocator.cpp, ``kMinBlockSize``)."""
+_BITS = 56
+_OFFSET = (1 << _BITS) - 1
+"""What a gap's offset takes of the number that it is sorted by: an arena has fewer bytes."""
 _SEARCHED = 2500
 """How many storages, the largest, are placed with a search among all that live beside them."""
 
@@ -54,14 +57,89 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class _Lives:
+    """The storages that are to be placed, by the numbers of their allocations from 1 on."""
+
+    numbers: array[int]
+    """Those that are, in the order in which they are made."""
+    sizes: array[int]
+    """Bytes, rounded up to the alignment; 0 for what is not placed."""
+    starts: array[int]
+    stops: array[int]
+    """Events until which they are alive; one more than there are for what outlives them all."""
+    outside: int
+    """The bytes of what was there before the step, or is there after it, and is not placed."""
+
+    def of(self, number: int) -> Lifetime:
+        """Return one."""
+        return Lifetime(number, self.sizes[number], self.starts[number], self.stops[number])
+
+    def changes(self) -> array[int]:
+        """Return the bytes that each event changes what is placed by, with the event as index."""
+        sizes = self.sizes
+        return sizes + array("q", map(neg, islice(reversed(sizes), len(sizes) - 1)))
+
+    def largest(self, most: int) -> list[Lifetime]:
+        """Return the largest storages, the largest first."""
+        numbers, sizes = self.numbers, self.sizes
+        if len(numbers) > most:
+            limit = nlargest(most, sizes)[-1]
+            found = map(self.of, (number for number in numbers if sizes[number] >= limit))
+        else:
+            found = map(self.of, numbers)
+        return nsmallest(most, found, key=_largest)
+
+
+class _Storages(Sequence[Placed]):
+    """The storages of a plan, each made when it is asked for."""
+
+    def __init__(self, lives: _Lives, offsets: Sequence[int], timeline: Timeline) -> None:
+        self._lives, self._offsets, self._timeline = lives, offsets, timeline
+
+    def __len__(self) -> int:
+        return len(self._lives.numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> Placed: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Placed]: ...
+
+    def __getitem__(self, place: int | slice) -> Placed | Sequence[Placed]:
+        if isinstance(place, slice):
+            return tuple(map(self._placed, self._lives.numbers[place]))
+        return self._placed(self._lives.numbers[place])
+
+    def __iter__(self) -> Iterator[Placed]:
+        return map(self._placed, self._lives.numbers)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Storages) and [*self] == [*other]
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def _placed(self, number: int) -> Placed:
+        lives, timeline = self._lives, self._timeline
+        stop = min(lives.stops[number], len(timeline.events))
+        allocation = timeline.allocations[number - 1]
+        nbytes, start = lives.sizes[number], lives.starts[number]
+        return Placed(self._offsets[number], nbytes, start, stop, allocation)
+
+
+@dataclass(frozen=True, slots=True)
 class StaticPlan:
     """The offsets of an arena; all figures are bytes.
 
     What was there before the step, and what outlives it, is not in the arena: it is ``outside``.
     """
 
-    storages: tuple[Placed, ...]
-    """In the order in which they are made."""
+    storages: Sequence[Placed]
+    """In the order in which they are made. There may be millions: each is made when it is asked
+    for."""
     alignment: int
     strategy: str
     """Which of ``arenas`` the offsets are of: the smallest."""
@@ -162,32 +240,20 @@ def plan_of(
 def _plan_of(
     timeline: Timeline, alignment: int, reserved_peak: int | None, outputs: bool
 ) -> StaticPlan:
-    lifetimes = list(_lifetimes(timeline, alignment, outputs))
-    sizes = _numbers(len(timeline.allocations) + 1)
-    for one in lifetimes:
-        sizes[one.number] = one.nbytes
-    outside = sum(
-        timeline.allocations[index - 1].nbytes
-        for index in _outside(timeline, _baseline_end(timeline))
-        if not sizes[index]
-    )
-    events = array("q", [event for event in timeline.events if sizes[abs(event)]])
+    lives, events = _lives(timeline, alignment, outputs), timeline.events
+    changes, sizes = lives.changes(), lives.sizes
+    live_peak = _live_peak(events, changes)
     offsets = {
-        "by size": _by_size(lifetimes, events, sizes),
-        "over time": _over_time(events, sizes),
+        "by size": _by_size(lives, events),
+        "over time": _over_time(events, changes),
         "no reuse": _no_reuse(sizes),
     }
     arenas = {name: _arena(found, sizes) for name, found in offsets.items()}
     strategy = min(arenas, key=arenas.__getitem__)
-    placed, last, allocations = offsets[strategy], len(timeline.events), timeline.allocations
-    storages = tuple(
-        Placed(
-            placed[number], nbytes, start, stop if stop < last else last, allocations[number - 1]
-        )
-        for number, nbytes, start, stop in lifetimes
+    storages = _Storages(lives, offsets[strategy], timeline)
+    return StaticPlan(
+        storages, alignment, strategy, arenas, live_peak, lives.outside, reserved_peak
     )
-    live_peak = _live_peak(events, sizes)
-    return StaticPlan(storages, alignment, strategy, arenas, live_peak, outside, reserved_peak)
 
 
 def _numbers(count: int) -> array[int]:
@@ -203,42 +269,38 @@ def _baseline_end(timeline: Timeline) -> int:
     return len(timeline.events) if timeline.phases else 0
 
 
-def _lifetimes(timeline: Timeline, alignment: int, outputs: bool) -> Iterator[Lifetime]:
-    """Yield what is to be planned, in the order in which it is made."""
-    begin, last = _baseline_end(timeline), len(timeline.events)
-    deaths = array("q", [last + 1]) * (len(timeline.allocations) + 1)
-    for place, event in enumerate(timeline.events):
+def _lives(timeline: Timeline, alignment: int, outputs: bool) -> _Lives:
+    """Return what is to be planned."""
+    begin, events = _baseline_end(timeline), timeline.events
+    bytes_of, last = timeline.changes(), len(events)
+    count = len(timeline.allocations) + 1
+    sizes, starts, stops = _numbers(count), _numbers(count), array("q", [last + 1]) * count
+    for place, event in enumerate(events):
         if event < 0:
-            deaths[-event] = place
-    for place, event in enumerate(timeline.events):
-        if event < 0 or place < begin:
-            continue
-        nbytes, stop = timeline.allocations[event - 1].nbytes, deaths[event]
-        if nbytes and (outputs or stop <= last):
-            yield Lifetime(event, -(-nbytes // alignment) * alignment, place, stop)
-
-
-def _outside(timeline: Timeline, begin: int) -> Iterator[int]:
-    """Yield what was there before the step, or is there after it."""
-    alive: set[int] = set()
-    for place, event in enumerate(timeline.events):
-        if event < 0:
-            alive.discard(-event)
+            stops[-event] = place
         else:
-            alive.add(event)
-            if place < begin:
-                yield event
-    early = set(timeline.events[:begin])
-    yield from (index for index in alive if index not in early)
+            starts[event] = place
+    outside, numbers = 0, array("q")
+    for event in events[:begin]:
+        if event > 0:
+            outside += bytes_of[event]
+    for event in islice(events, begin, None):
+        if event > 0:
+            nbytes = bytes_of[event]
+            if stops[event] > last and not outputs:
+                outside += nbytes
+            elif nbytes:
+                sizes[event] = -(-nbytes // alignment) * alignment
+                numbers.append(event)
+    return _Lives(numbers, sizes, starts, stops, outside)
 
 
 def _arena(offsets: Sequence[int], sizes: Sequence[int]) -> int:
     return max(map(add, offsets, sizes), default=0)
 
 
-def _live_peak(events: Iterable[int], sizes: Sequence[int]) -> int:
-    changes = (sizes[event] if event > 0 else -sizes[-event] for event in events)
-    return max(accumulate(changes), default=0)
+def _live_peak(events: Iterable[int], changes: Sequence[int]) -> int:
+    return max(accumulate(map(changes.__getitem__, events)), default=0)
 
 
 def _no_reuse(sizes: Sequence[int]) -> Sequence[int]:
@@ -246,82 +308,88 @@ def _no_reuse(sizes: Sequence[int]) -> Sequence[int]:
     return array("q", islice(accumulate(sizes, initial=0), len(sizes)))
 
 
-def _over_time(events: Iterable[int], sizes: Sequence[int]) -> array[int]:
+def _over_time(events: Iterable[int], changes: Sequence[int]) -> array[int]:
     """Return the offsets of storages that are placed as they are made, each in the smallest gap of
     what is alive then. The arena grows where there is none.
+
+    ``changes`` are the bytes by which each event changes what is alive, 0 for what is not placed.
     """
-    offsets = _numbers(len(sizes))
-    gaps: list[tuple[int, int]] = []  # size and offset, sorted
+    offsets = _numbers(len(changes) // 2 + 1)
+    gaps: list[int] = []  # size and then offset, each in a number, sorted
     begins: dict[int, int] = {}  # the size of gaps by their offset
     ends: dict[int, int] = {}  # the offset of gaps by their end
-    top = 0
+    top, none = 0, None
     for event in events:
-        if event > 0:
-            nbytes = sizes[event]
-            place = bisect_left(gaps, (nbytes,))
+        nbytes = changes[event]
+        if nbytes > 0:
+            place = bisect_left(gaps, nbytes << _BITS)
             if place < len(gaps):
-                size, offset = gaps.pop(place)
-                del begins[offset]
+                gap = gaps.pop(place)
+                offset = gap & _OFFSET
+                size = begins.pop(offset)
                 if size == nbytes:
                     del ends[offset + size]
                 else:
                     rest = offset + nbytes
-                    begins[rest] = size - nbytes
-                    ends[offset + size] = rest
-                    insort(gaps, (size - nbytes, rest))
+                    begins[rest] = size = size - nbytes
+                    ends[rest + size] = rest
+                    insort(gaps, size << _BITS | rest)
             else:  # at the end, from the last gap on if that is there
                 offset = ends.pop(top, top)
                 if offset < top:
-                    del gaps[bisect_left(gaps, (begins.pop(offset), offset))]
+                    del gaps[bisect_left(gaps, begins.pop(offset) << _BITS | offset)]
                 top = offset + nbytes
             offsets[event] = offset
-            continue
-        offset, nbytes = offsets[-event], sizes[-event]
-        before = ends.pop(offset, None)
-        if before is not None:
-            size = begins.pop(before)
-            del gaps[bisect_left(gaps, (size, before))]
-            nbytes, offset = nbytes + size, before
-        after = begins.pop(offset + nbytes, None)
-        if after is not None:
-            del gaps[bisect_left(gaps, (after, offset + nbytes))]
-            nbytes += after
-        begins[offset] = nbytes
-        ends[offset + nbytes] = offset
-        insort(gaps, (nbytes, offset))
+        elif nbytes:
+            offset, nbytes = offsets[-event], -nbytes
+            end = offset + nbytes
+            before, after = ends.pop(offset, none), begins.pop(end, none)
+            if before is not none:
+                size = begins[before]
+                del gaps[bisect_left(gaps, size << _BITS | before)]
+                nbytes, offset = nbytes + size, before
+            if after is not none:
+                del gaps[bisect_left(gaps, after << _BITS | end)]
+                nbytes += after
+                end += after
+            begins[offset] = nbytes
+            ends[end] = offset
+            insort(gaps, nbytes << _BITS | offset)
     return offsets
 
 
-def _by_size(
-    lifetimes: Sequence[Lifetime], events: Sequence[int], sizes: Sequence[int]
-) -> array[int]:
+def _by_size(lives: _Lives, events: Iterable[int]) -> array[int]:
     """Place storages from the largest on, each in the smallest gap of those it lives beside.
 
     Of many, the small ones are placed over time, above the others. Of several orders the best one
     is taken: by size, and by size and life together.
     """
-    large = nsmallest(_SEARCHED, lifetimes, key=_largest)
-    are_large = bytearray(len(sizes))
-    for one in large:
-        are_large[one.number] = 1
-    bound = _live_peak((event for event in events if are_large[abs(event)]), sizes)
+    large = lives.largest(_SEARCHED)
     found = _searched(large)
-    top = _top(large, found)
+    top, bound = _top(large, found), _most_alive(large)
     for order in (_longest, _largest_area):
         if top == bound:
             break
         other = _searched(sorted(large, key=order))
         if _top(large, other) < top:
             found, top = other, _top(large, other)
-    offsets = _numbers(len(sizes))
-    if len(large) < len(lifetimes):
-        above = _over_time([event for event in events if not are_large[abs(event)]], sizes)
-        for number, nbytes in enumerate(sizes):
-            if nbytes:
-                offsets[number] = top + above[number]
+    offsets = _numbers(len(lives.sizes))
+    if len(large) < len(lives.numbers):
+        changes = lives.changes()
+        for one in large:
+            changes[one.number] = changes[-one.number] = 0
+        above = _over_time(events, changes)
+        offsets = array("q", map(top.__add__, above))
     for number, offset in found.items():
         offsets[number] = offset
     return offsets
+
+
+def _most_alive(lifetimes: Iterable[Lifetime]) -> int:
+    """Return the most bytes that are alive together."""
+    changes = [(one.start, one.nbytes) for one in lifetimes]
+    changes += [(one.stop, -one.nbytes) for one in lifetimes]
+    return max(accumulate(nbytes for _, nbytes in sorted(changes)), default=0)
 
 
 def _top(placed: Iterable[Lifetime], offsets: Mapping[int, int]) -> int:

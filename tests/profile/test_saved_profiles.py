@@ -151,8 +151,9 @@ def test_a_pickle_of_many_rows_is_read_as_it_was() -> None:
     names = [
         [{"name": str(number), "wide": "x" * 100_000 * (number == 7)}] for number in range(400)
     ]
+    ends = [(names[number % 400], f"t{number}") for number in range(1200)]
     made = [
-        (("a" * (number % 3), number % 700), 1 << number % 60, (names[number % 400], f"t{number}"))
+        (("a" * (number % 3), number % 700), 1 << number % 60, ends[number % 1200])
         for number in range(2500)
     ]
     rows = Rows(("text", "number", "size", "names", "label"), "size", made)

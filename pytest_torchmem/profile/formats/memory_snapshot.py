@@ -15,9 +15,11 @@ from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.allocator.segments import segments
 from pytest_torchmem.allocator.statistics import NoStatistics
 from pytest_torchmem.profile.formats.pickles import PickleWriter, Rows
-from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Timeline
+from pytest_torchmem.profile.timeline import Allocation, Kind, Timeline
 
-_Entry: TypeAlias = tuple[tuple[str, int, int, int], int, tuple[list[dict[str, Any]], str]]
+_About: TypeAlias = tuple[list[dict[str, Any]], str]
+"""The stack and the category of an allocation."""
+_Entry: TypeAlias = tuple[tuple[str, int, int, int], int, _About]
 _FIELDS = ("action", "addr", "size", "stream", "time_us", "frames", "category")
 
 
@@ -46,7 +48,7 @@ def _parts(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
     blocks: dict[int, Block] = {}
     yield "device_traces", Rows(_FIELDS, "time_us", _entries(timeline, recorder, blocks))
     frames = {
-        block.address: recorder.frames_of(timeline.allocations[index - 1])
+        block.address: recorder.about(timeline.allocations[index - 1])[0]
         for index, block in blocks.items()
     }
     reserved = segments(replayed)
@@ -60,62 +62,51 @@ def _parts(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
 
 def _entries(timeline: Timeline, recorder: _Recorder, blocks: dict[int, Block]) -> Iterator[_Entry]:
     """Yield what is written down of each event; ``blocks`` has those that are in use."""
+    allocations, about = timeline.allocations, recorder.about
+    allocate, free = recorder.allocator.allocate, recorder.allocator.free
+    reserved = noted = 0
     for event in timeline.events:
-        found = timeline.allocations[abs(event) - 1]
         if event < 0:
             block = blocks.pop(-event, None)
-            if block is not None:
-                recorder.free(block, found)
-        elif found.nbytes:
-            blocks[event] = recorder.allocate(found)
-        yield from recorder.entries
-        recorder.entries.clear()
+            if block is None:
+                continue
+            found = allocations[-event - 1]
+            address, nbytes, told = block.address, found.nbytes, about(found)
+            free(block)
+            yield ("free_requested", address, nbytes, 0), noted, told
+            yield ("free_completed", address, nbytes, 0), noted + 1, told
+            noted += 2
+            continue
+        found = allocations[event - 1]
+        block = allocate(found.nbytes)
+        if block is None:  # it asks for no bytes
+            continue
+        blocks[event], told = block, about(found)
+        grown, reserved = recorder.allocator.reserved - reserved, recorder.allocator.reserved
+        if grown > 0:
+            action = "segment_alloc" if block.expandable is None else "segment_map"
+            yield (action, block.address, grown, 0), noted, told
+            noted += 1
+        yield ("alloc", block.address, block.requested, 0), noted, told
+        noted += 1
 
 
 class _Recorder:
-    """Serves requests, and writes down what torch's allocator would record of them."""
+    """Serves requests, and knows what torch's allocator would record of them."""
 
     def __init__(self, allocator: CachingAllocator) -> None:
-        self._allocator = allocator
-        self.entries: list[_Entry] = []
-        """Those of the present event."""
-        self._noted = 0
-        self._frames: dict[tuple[Origin, str], list[dict[str, Any]]] = {}
-        """By what they tell of; entries share them, as those of torch do."""
-        self._categories = {kind: kind.value.replace(" ", "_") for kind in Kind}
+        self.allocator = allocator
+        self._told: dict[tuple[int, str, Kind], _About] = {}
+        """By the ids of origins, which the timeline holds; entries share them, as those of torch
+        do."""
 
-    def frames_of(self, found: Allocation) -> list[dict[str, Any]]:
-        """Return the stack of an allocation."""
-        key = found.origin, found.label
-        frames = self._frames.get(key)
-        if frames is None:
-            frames = self._frames[key] = frames_of(found)
-        return frames
-
-    def allocate(self, found: Allocation) -> Block:
-        allocator = self._allocator
-        reserved = allocator.reserved
-        block = allocator.allocate(found.nbytes)
-        assert block is not None  # it asks for bytes
-        frames, grown = self.frames_of(found), allocator.reserved - reserved
-        if grown:
-            action = "segment_alloc" if block.expandable is None else "segment_map"
-            self._note(action, block.address, grown, frames, found)
-        self._note("alloc", block.address, block.requested, frames, found)
-        return block
-
-    def free(self, block: Block, found: Allocation) -> None:
-        address, frames = block.address, self.frames_of(found)
-        self._allocator.free(block)
-        for action in ("free_requested", "free_completed"):
-            self._note(action, address, found.nbytes, frames, found)
-
-    def _note(
-        self, action: str, address: int, size: int, frames: list[dict[str, Any]], found: Allocation
-    ) -> None:
-        what = (action, address, size, 0)
-        self.entries.append((what, self._noted, (frames, self._categories[found.kind])))
-        self._noted += 1
+    def about(self, found: Allocation) -> _About:
+        """Return the stack and the category of an allocation."""
+        key = id(found.origin), found.label, found.kind
+        told = self._told.get(key)
+        if told is None:
+            told = self._told[key] = frames_of(found), found.kind.value.replace(" ", "_")
+        return told
 
 
 def frames_of(found: Allocation) -> list[dict[str, Any]]:

@@ -24,7 +24,8 @@ class Rows(NamedTuple):
     """Dictionaries of the same names, in the order of ``names``, as what they are made of.
 
     A row is the values of the names before ``changing``, its value, and those of the names after
-    it: what differs from row to row stands between what comes again and again.
+    it: what differs from row to row stands between what comes again and again. Those after it are
+    one object wherever they come again, which lives until the end.
     """
 
     names: Sequence[str]
@@ -63,13 +64,13 @@ class PickleWriter:
         place = table.names.index(table.changing)
         before, after = table.names[:place], table.names[place + 1 :]
         heads: dict[tuple[Any, ...], bytes] = {}
-        tails: dict[tuple[Any, ...], bytes] = {}
+        tails: dict[int, bytes] = {}
+        head: bytes | None
+        tail: bytes | None
         self._file.write(pickle.EMPTY_LIST)
         batch = [pickle.MARK]
         for first, changing, last in table.rows:
-            # A list is told by its id: it lives until the end.
-            key = tuple([id(value) if type(value) is list else value for value in last])
-            head, tail = heads.get(first), tails.get(key)
+            head, tail = heads.get(first), tails.get(id(last))
             if head is None:
                 head = _OPEN + self._items(before, first)
                 head += self._text(table.changing)
@@ -77,11 +78,11 @@ class PickleWriter:
                     heads[first] = _OPEN + self._items(before, first) + self._text(table.changing)
             if tail is None:
                 tail = self._items(after, last) + pickle.SETITEMS
-                tails[key] = self._items(after, last) + pickle.SETITEMS
+                tails[id(last)] = self._items(after, last) + pickle.SETITEMS
             small = 0 <= changing < 1 << 31
             number = _SMALL(pickle.BININT, changing) if small else _long(changing)
-            batch.append(head + number + tail)
-            if len(batch) > _BATCH:
+            batch += head, number, tail
+            if len(batch) > 3 * _BATCH:
                 self._file.write(b"".join((*batch, pickle.APPENDS)))
                 batch = [pickle.MARK]
         self._file.write(b"".join((*batch, pickle.APPENDS)))
