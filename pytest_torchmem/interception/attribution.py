@@ -131,8 +131,14 @@ class Attribution:
         self.fused: dict[str, str] = {}
         """Functions that were counted as fused kernels, and the line that called each first."""
 
-    def origin(self, phase: Phase, operator: str, frame: FrameType | None) -> Origin:
-        """Return the origin of an operator issued now from ``frame``."""
+    def origin(
+        self, phase: Phase, operator: str, frame: FrameType | None, node: int | None = None
+    ) -> Origin:
+        """Return the origin of an operator issued now from ``frame``.
+
+        ``node`` is the sequence number of the autograd node that is running, if it is at hand; -1
+        for none.
+        """
         modules, recomputed, task = self._modules.calls, False, current_graph_task()
         if task == -1:
             place = (modules[-1][0] if modules else "", self._line(frame))
@@ -145,7 +151,7 @@ class Attribution:
             place = module, self._recomputed_line(frame, module, operator)
             self.node_number = sequence_number()
         else:
-            place = self._backward_place()
+            place = self._backward_place(node)
             if torch.is_grad_enabled() and task not in self._creating:
                 # A checkpoint of a function: what it calls is made where the function stands.
                 line = self._recomputed_line(frame, place[0], operator) or place[1]
@@ -348,12 +354,13 @@ class Attribution:
                 return f"{type(root).__name__}.{path}"
         return name
 
-    def _backward_place(self) -> _Place:
-        node = current_node()
-        if node is None:
+    def _backward_place(self, number: int | None) -> _Place:
+        if number is None:
+            node = current_node()
+            number = -1 if node is None else node._sequence_nr()
+        if number == -1:
             self.node_number = 0
             return _NOWHERE
-        number = node._sequence_nr()
         self.node_number = -1 - number
         place, made = self._node_places.of(number)
         if not made and len(self._all_places) > 1:

@@ -25,6 +25,9 @@ class Call:
     """What the ledger knows of their storages."""
     device: DeviceLedger | None = None
     """Where it runs."""
+    node: int | None = None
+    """The sequence number of the autograd node that called it in a backward, -1 for none there;
+    None where that was not asked."""
 
     @property
     def values(self) -> Callable[..., Any] | None:

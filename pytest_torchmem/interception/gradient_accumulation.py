@@ -48,13 +48,17 @@ class GradientSums:
         self._node_began = 0
         self.per_thread = {"_node_number": lambda: -1, "_node_began": lambda: 0}
 
-    def operator_in_backward(self, booked: int) -> None:
-        """Note which node is running, and how many storages had been booked when it began."""
+    def operator_in_backward(self, booked: int) -> int:
+        """Note which node is running, and how many storages had been booked when it began.
+
+        Returns the node's sequence number, -1 where there is none.
+        """
         node = current_node()
         number = -1 if node is None else node._sequence_nr()
         if number != self._node_number:
             self._node_number = number
             self._node_began = booked
+        return number
 
     def in_place(self, first: Tensor, second: Tensor, record: StorageRecord, python: int) -> bool:
         """Return whether the engine would really do ``first.add_(second)``.

@@ -110,6 +110,7 @@ class Interceptor:
         self.kernels = Kernels(self, self.parts, self._layouts, alone)
         self._let_pass: Callable[[OpOverload], None]
         parts = self.parts
+        self._numbers = parts.numbers
         self.threads.swap(parts.attribution, parts.numbers, parts.placement, parts.phases)
         self.threads.swap(*parts.streams, self.kernels.sums)
         self.threads.when_leaving += [parts.numbers.settle, parts.phases.leave]
@@ -150,7 +151,8 @@ class Interceptor:
                 if is_view(overload) or is_only_python(overload):
                     return self._pass(overload, args, kwargs)
                 spec = self._specs[id(overload)] = self._spec(overload)
-            self.parts.numbers.settle()
+            if self._numbers.are_open:
+                self._numbers.settle()
             if self.real_host:
                 return self._run_beside_host(spec, args, kwargs, outermost=not was_inside)
             if spec.kind is Kind.LEAF:

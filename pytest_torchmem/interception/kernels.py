@@ -80,6 +80,8 @@ class Kernels:
         self.sums = GradientSums(alone)
         self._interceptor = interceptor
         self._parts = parts
+        self._phases, self._placement = parts.phases, parts.placement
+        self._attribution, self._values = parts.attribution, parts.values
         self._target = parts.target
         self._ledger = parts.ledger
         self._layouts = layouts
@@ -116,14 +118,14 @@ class Kernels:
         if records is None:
             return self._run_unrecorded(spec, args, kwargs)
         call = Call(spec, args, kwargs, tensors, records)
-        device = self._parts.placement.device_of(call, self._interceptor.placed_on)
+        device = self._placement.device_of(call, self._interceptor.placed_on)
         if device is None:
             return spec.overload(*args, **kwargs)
         call.device = device
         if kwargs and kwargs.get("generator") is not None:
             check_generator(kwargs["generator"], device.device)
         frame = sys._getframe(2)
-        self._parts.phases.find()
+        self._phases.find()
         if self._quantized.are_there and self._quantized.among(tensors):
             return self._quantized.run(call, device, frame)
         if spec.holds:
@@ -163,7 +165,7 @@ class Kernels:
     def _run_planned(self, call: Call, key: Any, device: DeviceLedger, frame: Any) -> Any:
         """Run a call whose outputs' geometry follows from that of its arguments."""
         __tracebackhide__ = True
-        spec, planned = call.operator, (call.args, call.kwargs)
+        spec, planned = call.operator, None
         if spec.masks:
             plain = without_masks(call, self._parts.values)
             if plain is None:
@@ -182,7 +184,8 @@ class Kernels:
         body = self._body(spec, device.device.type) if call.tensors else None
         if body is None:
             try:
-                plan = self._plans.make(key, call, planned, device.device, captured=captured)
+                given = planned or (call.args, call.kwargs)
+                plan = self._plans.make(key, call, given, device.device, captured=captured)
             except (RuntimeError, NotImplementedError):
                 if not self._parts.values.can_show_geometry(spec):
                     raise
@@ -221,7 +224,10 @@ class Kernels:
         numbers: tuple[int, ...] = ()
         if len(tensors) < len(spec.tensors) and device.device == _CPU:
             numbers = spec.numbers(args)
-        origin, values = self._origin(spec, frame), parts.values
+        values, running = self._values, self._decompositions.running
+        origin = self._attribution.origin(
+            self._ledger.phase, running or spec.name, frame, call.node
+        )
         start = len(device.events)
         memories = values.compute(call, plan)
         result = make_outputs(self._ledger, plan, tensors, device, origin, memories or NO_MEMORIES)
@@ -232,7 +238,7 @@ class Kernels:
             plan.work = CallWork(spec, args, call.kwargs, result)
             plan.broadcast = broadcast_of(spec.overload, tensors, plan)
         if plan.broadcast:
-            parts.attribution.facts.broadcasts.setdefault(origin, plan.broadcast)
+            self._attribution.facts.broadcasts.setdefault(origin, plan.broadcast)
         wrapped: tuple[int, ...] = ()
         if numbers and frame.f_code is not ENGINE_CODE:  # what the engine issues, a node has saved
             wrapped = parts.numbers.book(args, numbers, device, origin)
@@ -245,7 +251,8 @@ class Kernels:
             parts.placement.note_guess(call, result)
         if len(self._ledger.devices) > 1 and spec.record.copies_across:
             self._stage(call, result, device)
-        values.note(call, plan, result, memories)
+        if memories is not None or spec.changes_values or values.captures:
+            values.note(call, plan, result, memories)
         if plan.work is not None:
             self._log.note(call, plan.work, device, origin, start)
         return result
@@ -264,7 +271,7 @@ class Kernels:
 
     def _sums_in_place(self, call: Call, device: DeviceLedger, frame: Any) -> bool:
         """Whether this is a sum of two gradients that the engine would make in the first."""
-        self.sums.operator_in_backward(device.booked)
+        call.node = self.sums.operator_in_backward(device.booked)
         tensors, records = call.tensors, call.records
         by_engine = call.operator.name == "aten::add.Tensor" and frame.f_code is ENGINE_CODE
         if not by_engine or len(tensors) != 2:
@@ -341,7 +348,7 @@ class Kernels:
         """Return the ledger's records of ``tensors``; None where torch's own kernel has to run."""
         get, conversion = self._ledger.records.get, self._parts.conversion
         try:
-            found = [get(address) for address in map(storage_address, tensors)]
+            found = [*map(get, map(storage_address, tensors))]
         except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, …
             return None
         if None in found:

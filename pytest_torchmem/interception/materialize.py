@@ -10,13 +10,15 @@ from torch import Tensor
 
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, dtype_name
 from pytest_torchmem.interception.plan import Output, Plan, Same, Temporary
-from pytest_torchmem.interception.values.memory import NO_MEMORIES, memory_for
+from pytest_torchmem.interception.values.memory import EMPTY, NO_MEMORIES, memory_for
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase
 from pytest_torchmem.step.trees import replace_leaves
 from pytest_torchmem.torch_private.tensors.autograd import in_engine_thread
 from pytest_torchmem.torch_private.tensors.storages import hollow_storage, tensor_on
 
 _HOST = torch.device("cpu")
+_tuple: Any = tuple.__new__
+"""Makes a named tuple as its class does, without a call of Python for each storage."""
 _KIND_OF_PHASE = {
     Phase.BASELINE: Kind.OTHER,
     Phase.FORWARD: Kind.ACTIVATION,
@@ -126,15 +128,17 @@ def make_hollow(
     Small integer and boolean ones always have some. ``taken``: the bytes of it that the allocator
     gave, if not all.
     """
-    if memory is None:
-        memory = memory_for(output.dtype, nbytes, origin.operator)
+    dtype, shape = output.dtype, output.shape
+    phase, _, operator, _, recomputed = origin
+    if memory is None and (not dtype.is_floating_point or operator == EMPTY):
+        memory = memory_for(dtype, nbytes, operator)
     storage = hollow_storage(nbytes, memory)
-    kind = Kind.ACTIVATION if origin.recomputed else _KIND_OF_PHASE[origin.phase]
-    shape, dtype = output.shape, dtype_name(output.dtype)
-    taken = nbytes if taken is None else taken
-    entry = Allocation(taken, kind, origin, shape, dtype, "", confidence)
-    ledger.book(storage, entry, device, memory=memory)
-    return tensor_on(storage, output.dtype, output.shape, output.stride, output.offset)
+    kind = Kind.ACTIVATION if recomputed else _KIND_OF_PHASE[phase]
+    if taken is None:
+        taken = nbytes
+    entry = _tuple(Allocation, (taken, kind, origin, shape, dtype_name(dtype), "", confidence))
+    ledger.attach(storage, device.add(entry), device, True, memory)
+    return tensor_on(storage, dtype, shape, output.stride, output.offset)
 
 
 def grow(

@@ -52,8 +52,7 @@ class OperatorLog:
         calls = device.calls
         if calls is None:
             return
-        attribution, name = self._attribution, ""
-        number = attribution.node_number
+        name, number = "", self._attribution.node_number
         if number < 0:
             if -number not in self._recorded:
                 name = _name_of(current_node())
@@ -62,8 +61,9 @@ class OperatorLog:
         else:
             number = 0
         reads = tuple([record.index for record in call.records if record.ledger is device])
-        stop, label = len(device.events), GRAPH_NODE.get()
-        calls.append((start, stop, origin, number, name, reads, work, label))
+        calls.append(
+            (start, len(device.events), origin, number, name, reads, work, GRAPH_NODE.get())
+        )
 
 
 def _recorded(tensors: list[Tensor]) -> bool:

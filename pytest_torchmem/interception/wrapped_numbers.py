@@ -99,6 +99,11 @@ class WrappedNumbers:
         for index in indices:
             device.remove(index)
 
+    @property
+    def are_open(self) -> bool:
+        """Whether there is anything to settle."""
+        return self._are_hidden or bool(self._pending)
+
     def settle(self) -> None:
         """Give the numbers of the last operators the lifetime that they have."""
         while self._pending:

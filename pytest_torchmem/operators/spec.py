@@ -16,6 +16,7 @@ from pytest_torchmem.operators.registry import (
     EVERY,
     Kind,
     OperatorRecord,
+    UnknownOutputs,
     find_record,
 )
 from pytest_torchmem.operators.third_party import describe_namespace
@@ -145,6 +146,10 @@ class OperatorSpec:
     """Positions and names of arguments, and what their storages turn out to be by this call."""
     keeps_geometry: bool
     """Whether it is pointwise and makes one tensor, in the dtype of its floating arguments."""
+    needs_values: bool
+    """Whether nothing is to be known of its outputs unless its arguments' values are."""
+    changes_values: bool
+    """Whether something is to be noted of values also where they are not known."""
 
     @classmethod
     def read(cls, overload: OpOverload) -> OperatorSpec:
@@ -210,6 +215,13 @@ class OperatorSpec:
             keeps_geometry=torch.Tag.pointwise in tags
             and not (written or shared.other_dtype)
             and [str(output.type) for output in schema(overload).returns] == ["Tensor"],
+            needs_values=not (
+                overload.namespace == "c10d"
+                or torch.Tag.nondeterministic_seeded in tags
+                or record.unknown_outputs is UnknownOutputs.EVEN_COUNTS
+                or shared.fills
+            ),
+            changes_values=bool(record.unknown_outputs or written or record.also_writes),
         )
 
     def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

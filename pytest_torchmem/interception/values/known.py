@@ -115,6 +115,10 @@ class KnownValues(Answers):
         __tracebackhide__ = True
         if self._recordings and self.is_captured(call):
             return None
+        if self._computes and call.operator.needs_values:
+            if not self.contents.have_values(call.records, call.tensors):
+                return None
+            return self._compute_whatever(call, plan)
         memories = self._computed(call, plan)
         if memories is None and call.operator.random:
             self._random_numbers.skip(call, plan)
@@ -387,6 +391,11 @@ class KnownValues(Answers):
     def replay(self, recording: Recording) -> None:
         """Run what a graph has captured on the values that are there now."""
         recording.replay(self.contents, self.compute, self._written)
+
+    @property
+    def captures(self) -> bool:
+        """Whether a graph is being captured."""
+        return bool(self._recordings)
 
     def is_captured(self, call: Call) -> bool:
         """Return whether a call is not run, but written down for a graph."""

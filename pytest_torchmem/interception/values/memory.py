@@ -19,6 +19,9 @@ LIMIT_RANDOM = 1 << 7
 #: element, by which they select.
 LIMIT_NESTED = 1 << 26
 
+#: What makes tensors of which C++ may fill floating ones without an operator.
+EMPTY = "aten::empty.memory_format"
+
 #: Of an operator whose outputs' values are not known.
 NO_MEMORIES: Mapping[int, Tensor] = {}
 
@@ -50,7 +53,7 @@ def memory_for(dtype: torch.dtype, nbytes: int, operator: str = "") -> Tensor | 
     if nbytes == 0:
         return None
     floating = dtype.is_floating_point or dtype.is_complex
-    if floating and operator != "aten::empty.memory_format":
+    if floating and operator != EMPTY:
         return None
     if nbytes > (LIMIT_FLOATING if floating else LIMIT_INTEGER) * dtype.itemsize:
         return None
