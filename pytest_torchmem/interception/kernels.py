@@ -181,6 +181,9 @@ class Kernels:
         plan = self._plans.remembered(key)
         if plan is not None:
             return self._follow(call, plan, device, frame, is_new=False)
+        check = spec.on(device.device.type).check
+        if check is not None:
+            check(call.args, call.kwargs)
         body = self._body(spec, device.device.type) if call.tensors else None
         if body is None:
             try:

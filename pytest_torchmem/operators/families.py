@@ -14,7 +14,7 @@ from pytest_torchmem.operators.index import NAMES
 PACKAGE = __name__.rpartition(".")[0]
 _MODULES = {
     "": (
-        "activations answers composites elementwise factories foreach fourier histograms "
+        "activations answers checks composites elementwise factories foreach fourier histograms "
         "quantization random softmax without_workspace"
     ),
     "attention": "choice dot_product efficient encoder_layer flash flash_for_cpu multi_head values",

@@ -46,6 +46,10 @@ NAMES = {
         _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
         _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     """,
+    "checks": """
+        _fused_rms_norm addmm bmm bucketize.Tensor clamp clamp_ complex gelu gelu_ gelu_backward
+        index_select mm multinomial put_ smooth_l1_loss std.correction var.correction
+    """,
     "composites": """
         combinations fake_quantize_per_tensor_affine.tensor_qparams feature_alpha_dropout
         feature_alpha_dropout_ feature_dropout feature_dropout_ istft linalg_matrix_power

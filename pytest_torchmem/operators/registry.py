@@ -83,6 +83,8 @@ class OperatorRecord:
     """How the interceptor treats it; ``LEAF`` for a composite operator whose body is not run."""
     meta: dict[str, Function] = field(default_factory=dict)
     """Outputs on ``meta`` from arguments on ``meta``, where torch has none or has them wrong."""
+    check: dict[str, Function] = field(default_factory=dict)
+    """Raises what the kernel raises for arguments that ``meta`` takes."""
     workspace: dict[str, Function] = field(default_factory=dict)
     """The bytes that the kernel takes beyond its outputs."""
     decomposition: dict[str, Function] = field(default_factory=dict)
@@ -171,6 +173,13 @@ class Operators(NamedTuple):
     def meta(self, *devices: str) -> Callable[[_F], _F]:
         """Register the geometry of the outputs, on one device or on both."""
         return self._register("meta", devices or (EVERY,))
+
+    def check(self, *devices: str) -> Callable[[_F], _F]:
+        """Register what raises for arguments that the kernel refuses and ``meta`` takes.
+
+        It is asked once for each geometry and number, before anything is made.
+        """
+        return self._register("check", devices or (EVERY,))
 
     def workspace(self, *devices: str) -> Callable[[_F], _F]:
         """Register the bytes that the kernel takes beyond its outputs."""

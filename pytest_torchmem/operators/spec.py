@@ -55,6 +55,8 @@ class OnDevice:
         binding = self._bound("meta", shared=True)
         return None if binding is None else lambda *args, **kwargs: binding(args, kwargs)
 
+    check = _aspect("check", shared=True)
+    """The function that raises for what the kernel refuses and ``meta`` takes."""
     workspace = _aspect("workspace", shared=True)
     """The function for what the kernel takes beyond its outputs."""
     decomposition = _aspect("decomposition")

@@ -25,6 +25,7 @@ from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 load()
 FUNCTIONS = (
     "meta",
+    "check",
     "workspace",
     "decomposition",
     "path",
@@ -35,7 +36,7 @@ FUNCTIONS = (
     "sparse",
     "compressed",
 )
-OF_EVERY_OVERLOAD = ("meta", "workspace", "sparse", "flops")
+OF_EVERY_OVERLOAD = ("meta", "check", "workspace", "sparse", "flops")
 
 
 def overloads(name: str) -> list[Any]:
@@ -77,7 +78,7 @@ def speaks_of(record: OperatorRecord, aspect: str) -> list[Any]:
 
 def is_asked(spec: OperatorSpec, aspect: str, device: str) -> bool:
     """Return whether a trace can come to ask for an aspect of an overload on a device."""
-    if aspect in ("path", "nested", "sparse", "compressed", "flops"):
+    if aspect in ("check", "path", "nested", "sparse", "compressed", "flops"):
         return True
     if spec.kind is not Kind.LEAF and not spec.one_kernel_on(device):
         return spec.kind in (Kind.NESTED, Kind.COMPRESSED)
