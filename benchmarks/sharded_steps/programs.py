@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -236,6 +237,33 @@ def ddp_accumulated(device: str = "cpu") -> None:
     train(model, torch.optim.AdamW(model.parameters()), device=device, accumulate=2, sync=sync)
 
 
+def _ddp_hooked(device: str, state: Any, hook: Callable[..., Any]) -> None:
+    model = DistributedDataParallel(Decoder().to(device))
+    model.register_comm_hook(state, hook)
+    train(model, torch.optim.AdamW(model.parameters()), steps=4, device=device)
+
+
+def ddp_half(device: str = "cpu") -> None:
+    """Gradients that are sent in half precision."""
+    start(device)
+    _ddp_hooked(device, None, default_hooks.fp16_compress_hook)
+
+
+def ddp_power(device: str = "cpu") -> None:
+    """Gradients that are sent as products of low rank."""
+    start(device)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    _ddp_hooked(device, state, powerSGD_hook.powerSGD_hook)
+
+
+def ddp_power_half(device: str = "cpu") -> None:
+    """The same, in half precision."""
+    start(device)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    hook = default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)
+    _ddp_hooked(device, state, hook)
+
+
 def tensor_parallel(device: str = "cpu") -> None:
     """Linear layers that are split by their columns and rows."""
     mesh = start(device)
@@ -296,6 +324,9 @@ PROGRAMS: dict[str, Program] = {
         ddp,
         ddp_views,
         ddp_accumulated,
+        ddp_half,
+        ddp_power,
+        ddp_power_half,
         tensor_parallel,
         sequence_parallel,
         sharded_sequence_parallel,

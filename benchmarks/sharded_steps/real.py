@@ -20,6 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
 from pytest_torchmem.profile.timeline import Timeline
 
@@ -80,7 +82,7 @@ def without_gloo(profile: MemoryProfile) -> MemoryProfile:
     of_gloo = {
         number
         for number, found in enumerate(timeline.allocations, start=1)
-        if found.origin.operator.startswith(_OF_GLOO)
+        if any(part.startswith(_OF_GLOO) for part in found.label.split(" > "))
     }
     events: list[int] = []
     places = [0]
@@ -94,36 +96,20 @@ def without_gloo(profile: MemoryProfile) -> MemoryProfile:
 
 
 def _let_gloo_finish() -> None:
-    """Let collectives return when gloo's threads hold their tensors no more.
-
-    What such a thread frees last, the record of the thread that asked for the collective does not
-    see: to it the tensor lives on.
-    """
-    import torch.distributed as dist
+    """Let collectives that are waited for return when gloo's threads hold their tensors no more."""
 
     def finished(collective: Any) -> Any:
         @functools.wraps(collective)
         def function(*args: Any, **kwargs: Any) -> Any:
             work = collective(*args, **kwargs)
-            if work is not None:
-                work.wait()
-                del work
-            time.sleep(_PATIENCE)
-            return collective.done if kwargs.get("async_op") else None
+            if work is None:
+                time.sleep(_PATIENCE)
+            return work
 
-        collective.done = _Done()
         return function
 
     for name in ("all_gather_single", "reduce_scatter_single", "all_reduce"):
         setattr(dist, name, finished(getattr(dist, name)))
-
-
-class _Done:
-    """The work of a collective that is done."""
-
-    def wait(self, *_: Any) -> bool:
-        """Return at once."""
-        return True
 
 
 def _file(directory: Path, name: str, rank: int) -> Path:
@@ -131,8 +117,6 @@ def _file(directory: Path, name: str, rank: int) -> Path:
 
 
 def _main(directory: Path, names: Sequence[str]) -> None:
-    import torch.distributed as dist
-
     from benchmarks.sharded_steps.programs import PROGRAMS
     from pytest_torchmem import measure
 

@@ -93,7 +93,7 @@ def _begins() -> None:
 
 def _blind_spots() -> tuple[str, ...]:
     """Say what never reaches the recorded thread's c10 allocator."""
-    spots = ["not measured: memory that other threads allocate"]
+    spots = ["not measured: what other threads take and release between two events of this one"]
     if torch.backends.mkl.is_available():
         spots.append("not measured: MKL's own buffers, which it takes outside torch's allocator")
     return tuple(spots)

@@ -1,10 +1,11 @@
 """The real CPU allocator's events, as torch.profiler records them.
 
 c10's ``ProfiledCPUMemoryReporter`` (c10/core/CPUAllocator.cpp) reports every request and every
-release of the thread that records, with the requested bytes, unrounded. oneDNN takes its buffers
-from the same allocator (aten/src/ATen/native/mkldnn/IDeepRegistration.cpp), so they are among the
-events. A block allocated before the recording began is not known to the reporter, and its release
-is not reported; whatever belongs to a step must therefore be allocated inside the recording.
+release of the thread that records, with the requested bytes, unrounded (``other_threads.py`` adds
+what others do). oneDNN takes its buffers from the same allocator
+(aten/src/ATen/native/mkldnn/IDeepRegistration.cpp), so they are among the events. A block
+allocated before the recording began is not known to the reporter, and its release is not reported;
+whatever belongs to a step must therefore be allocated inside the recording.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch.autograd.profiler import profile
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.measurement.other_threads import MemoryEvent, with_other_threads
 from pytest_torchmem.step.global_state import environment
 from pytest_torchmem.step.phases import engine_runs, outermost_module_calls
 from pytest_torchmem.torch_private.dispatch.operators import (
@@ -28,7 +30,11 @@ from pytest_torchmem.torch_private.dispatch.operators import (
     is_composite_implicit,
     is_view,
 )
-from pytest_torchmem.torch_private.tensors.recording import EventType, mark
+from pytest_torchmem.torch_private.tensors.recording import (
+    EventType,
+    all_threads_counted,
+    mark,
+)
 
 STEP = "torchmem::step"
 ENGINE = "torchmem::engine"
@@ -36,17 +42,6 @@ ENGINE_NODE = "autograd::engine::evaluate_function"
 MODULE = "torchmem::module"
 OPTIMIZER_STEP = "Optimizer.step#"
 MARKS = (STEP, ENGINE, ENGINE_NODE, MODULE, OPTIMIZER_STEP)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryEvent:
-    """One request (``nbytes`` above 0) or release (below 0) of the block at ``pointer``."""
-
-    time: int
-    nbytes: int
-    pointer: int
-    path: tuple[str, ...]
-    """The recorded functions it happened in, outermost first."""
 
 
 @dataclass(slots=True)
@@ -86,6 +81,7 @@ def recording() -> Iterator[Recording]:
             raise UsageError(
                 f"cannot record allocations while another profiler runs ({error}): stop it first"
             ) from error
+        stack.enter_context(all_threads_counted())
         yield recorded
     results: Any = profiler.kineto_results
     _read(results.experimental_event_tree(), recorded)
@@ -109,7 +105,8 @@ def _read(roots: list[Any], recorded: Recording) -> None:
             fields = node.extra_fields
             if fields.device.type == "cpu":
                 time, size = node.start_time_ns, fields.alloc_size
-                events.append(MemoryEvent(time, size, fields.ptr, path))
+                total = fields.total_allocated
+                events.append(MemoryEvent(time, size, fields.ptr, path, total))
                 if size > 0:
                     works(open_ranges, time)
             continue
@@ -125,6 +122,7 @@ def _read(roots: list[Any], recorded: Recording) -> None:
         inner = (*path, name)
         pending.extend((child, inner, open_ranges) for child in reversed(node.children))
     events.sort(key=lambda event: event.time)
+    recorded.events = with_other_threads(events)
     ranges.sort(key=lambda found: (found.start, -found.stop))
 
 

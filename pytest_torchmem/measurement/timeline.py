@@ -14,11 +14,11 @@ from pytest_torchmem.measurement.events import (
     MODULE,
     OPTIMIZER_STEP,
     STEP,
-    MemoryEvent,
     Range,
     Recording,
 )
 from pytest_torchmem.measurement.labels import Label
+from pytest_torchmem.measurement.other_threads import MemoryEvent
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 from pytest_torchmem.step.phases import StepPhases
 

@@ -7,6 +7,7 @@ import gc
 import random
 import threading
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -290,13 +291,48 @@ def test_it_says_what_it_cannot_see() -> None:
     assert torch.backends.mkl.is_available() == any("MKL" in warning for warning in warnings)
 
 
-def test_allocations_of_other_threads_are_not_counted() -> None:
-    def step() -> None:
-        thread = threading.Thread(target=torch.empty, args=(1_000_000,))
-        thread.start()
-        thread.join()
+def on_a_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
 
-    assert torchmem.measure(step).peak == 0
+
+def test_what_other_threads_take_is_seen_while_it_is_there() -> None:
+    def step() -> None:
+        kept: list[torch.Tensor] = []
+        on_a_thread(lambda: torch.empty(1_000_000))
+        on_a_thread(lambda: kept.append(torch.empty(1_000)))
+        torch.empty(10)
+        on_a_thread(kept.clear)
+        torch.empty(2_000)
+
+    assert torchmem.measure(step).peak == 4 * 2_000
+
+
+def test_a_block_that_another_thread_puts_in_the_place_of_one_as_large_is_released() -> None:
+    def step() -> None:
+        held = [torch.empty(1_000), torch.empty(5)]
+        on_a_thread(held.pop)
+        torch.empty(10)
+        on_a_thread(lambda: (held.append(torch.empty(1_000)), held.pop(0)))
+        torch.empty(10)
+        held.clear()
+        torch.empty(500)
+
+    profile = torchmem.measure(step)
+    assert (profile.peak, profile.end) == (4 * 1_010, 0)
+
+
+def test_what_other_threads_release_is_gone() -> None:
+    def step() -> list[torch.Tensor]:
+        kept = [torch.empty(1000)]
+        for _ in range(3):
+            buffers = [torch.empty(2500), torch.empty(700), torch.empty(700)]
+            on_a_thread(buffers.clear)
+        return [*kept, torch.empty(300)]
+
+    profile = torchmem.measure(step)
+    assert (profile.peak, profile.end) == (4 * (1000 + 2500 + 700 + 700), 4 * (1000 + 300))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,3 +24,33 @@ clear_cublas_workspaces: Callable[[], None] = (
     if hasattr(torch._C, "_cuda_clearCublasWorkspaces")  # is_built() may be that of a fake GPU
     else lambda: None
 )
+_COUNTS_ALL_THREADS = "FLAGS_caffe2_report_cpu_memory_usage"
+
+
+@contextmanager
+def all_threads_counted() -> Iterator[None]:
+    """Have the totals beside the CPU allocator's events count all threads, and not those alone that
+    are recorded (c10/core/CPUAllocator.cpp, ``ProfiledCPUMemoryReporter``).
+
+    Without this, totals are the sums of the events. Where torch's library has no such flag, they
+    stay so.
+    """
+    flag = _flag(_COUNTS_ALL_THREADS)
+    if flag is None or flag.value:
+        yield
+        return
+    flag.value = True
+    try:
+        yield
+    finally:
+        flag.value = False
+
+
+@cache
+def _flag(name: str) -> Any:
+    for library in sorted((Path(torch.__file__).parent / "lib").glob("*c10.*")):
+        try:
+            return ctypes.c_bool.in_dll(ctypes.CDLL(str(library)), name)
+        except (OSError, ValueError):  # another kind of file, or it is not exported
+            continue
+    return None
