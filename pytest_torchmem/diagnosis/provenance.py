@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import prod
 
@@ -40,6 +40,24 @@ class Provenance:
         call = self._made_by.get(index)
         found = self._timeline.allocations
         return [found[one - 1] for one in call.reads if one > 0] if call is not None else []
+
+    def original_of(self, index: int, copies: Collection[str]) -> Allocation | None:
+        """Return of what an allocation is a copy, or a copy of one, as operators of ``copies`` make
+        them; ``None`` where that is not known.
+        """
+        allocations, seen = self._timeline.allocations, {index}
+        found = None
+        while (call := self._made_by.get(index)) is not None:
+            operator = allocations[index].origin.operator.partition(".")[0]
+            read = next((one - 1 for one in call.reads if one > 0), -1)
+            if operator not in copies or read in seen or read < 0:
+                break
+            seen.add(read)
+            index = read
+            found = allocations[read]
+            if found.kind in _STANDING:
+                break
+        return found
 
     def first_of_type(self, index: int) -> Allocation:
         """Return from where on values are of the type of an allocation.

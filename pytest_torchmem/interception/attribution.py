@@ -61,6 +61,8 @@ _Place = tuple[str, str]
 _NOWHERE: _Place = ("", "")
 
 
+_Paths = dict[int, tuple[str, "weakref.ref[nn.Module]"]]
+"""The path of each module, by its id."""
 _Call = tuple[str, int, nn.Module, Mode]
 _Left = tuple[int, CodeType | None, int]
 """The node number when a module returned, and the code and the number of the line that called."""
@@ -104,7 +106,8 @@ class Attribution:
 
     def __init__(self) -> None:
         self._modules = _Modules()
-        self._paths: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
+        self._paths: dict[int, tuple[weakref.ref[nn.Module], str, _Paths]] = {}
+        """By the id of an outermost module: that, its class, and the paths of those in it."""
         self._origins: dict[tuple[Phase, str, str, str, bool], Called] = {}
         self.facts = FactCollector(line_of_program)
         self._forward_lines: dict[tuple[str, str], str] = {}
@@ -142,21 +145,18 @@ class Attribution:
         modules, recomputed, task = self._modules.calls, False, current_graph_task()
         if task == -1:
             place = (modules[-1][0] if modules else "", self._line(frame))
-            number, made = sequence_number(), self._places
-            self.node_number = number
-            if not made.numbers or made.numbers[-1] < number:
-                made.add(number, place)
+            self._note_nodes(place)
         elif modules and modules[-1][1] == task:
             module, recomputed = modules[-1][0], True  # by a checkpoint
             place = module, self._recomputed_line(frame, module, operator)
-            self.node_number = sequence_number()
+            self._note_nodes(place)  # which a backward in the backward runs, if it is reentrant
         else:
             place = self._backward_place(node)
             if torch.is_grad_enabled() and task not in self._creating:
                 # A checkpoint of a function: what it calls is made where the function stands.
                 line = self._recomputed_line(frame, place[0], operator) or place[1]
                 place, recomputed = (place[0], line), True
-                self.node_number = sequence_number()
+                self._note_nodes(place)
                 if place[0]:
                     self.facts.recomputed(place[0])
         key = (phase, place[0], operator, place[1], recomputed)
@@ -171,6 +171,13 @@ class Attribution:
                 self._forward_lines.setdefault((place[0], operator), place[1])
         called.times += 1
         return called.origin
+
+    def _note_nodes(self, place: _Place) -> None:
+        """Give the nodes that were made since the last operator, and that of this one, a place."""
+        number, made = sequence_number(), self._places
+        self.node_number = number
+        if not made.numbers or made.numbers[-1] < number:
+            made.add(number, place)
 
     def cut(self) -> None:
         """Forget where nodes were made: those that are left belong to nobody who asks any more."""
@@ -336,9 +343,9 @@ class Attribution:
             name, _, root, _ = calls[0]
         known = self._paths.get(id(root))
         if known is None or known[0]() is not root:
-            names = {id(child): path for path, child in root.named_modules()}
-            known = self._paths[id(root)] = (weakref.ref(root), names)
-        path = known[1].get(id(module))
+            paths = {id(child): (path, weakref.ref(child)) for path, child in root.named_modules()}
+            known = self._paths[id(root)] = (weakref.ref(root), type(root).__name__, paths)
+        path = known[2][id(module)][0] if id(module) in known[2] else None
         if path is None:  # a module made or attached in the course of the call
             return f"{calls[-1][0]}.{type(module).__name__}"
         return f"{name}.{path}" if path else name
@@ -348,10 +355,10 @@ class Attribution:
         name = type(module).__name__
         if current_graph_task() == -1:
             return name
-        for reference, names in self._paths.values():
-            root, path = reference(), names.get(id(module))
-            if path and root is not None:
-                return f"{type(root).__name__}.{path}"
+        for _, root, paths in self._paths.values():  # which may be gone: graphs hold what they call
+            path, reference = paths.get(id(module), ("", None))
+            if path and reference is not None and reference() is module:
+                return f"{root}.{path}"
         return name
 
     def _backward_place(self, number: int | None) -> _Place:

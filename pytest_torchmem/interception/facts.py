@@ -5,6 +5,7 @@ Called for every call of a module, so it does next to nothing where nothing has 
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -16,11 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.profile.facts import (
     ARGUMENTS,
     BACKWARD,
     CALLS,
+    COMPILED,
     CONFIGURATION,
     GIVEN,
     IN_PLACE,
@@ -33,6 +36,7 @@ from pytest_torchmem.profile.facts import (
     OPTIMIZERS,
     PACKED,
     PARAMETERS,
+    SIZES,
     STATES,
     TOPICS,
     Facts,
@@ -134,6 +138,10 @@ class FactCollector:
         self._modes: dict[tuple[str, str], set[Numbers]] = {}
         self._layers: dict[tuple[str, str], set[Numbers]] = {}
         self._given: dict[str, dict[str, set[Numbers]]] = {}
+        self._sizes: dict[tuple[str, str], set[Numbers]] = {}
+        """Modules with parameters of their own, by pattern and by what these are."""
+        self._graphs: list[str] = []
+        """The lines at which a graph was compiled."""
         self._calls: dict[str, tuple[int, dict[str, None]]] = {}
         """How often outermost modules were called, and the lines that did."""
         self._seen: set[tuple[str, int]] = set()
@@ -216,8 +224,12 @@ class FactCollector:
             number, first = self._backwards.get(name, (0, line))
             self._backwards[name] = number + 1, first
 
+    def compiled(self) -> None:
+        """Take note that the program has had a graph compiled."""
+        self._graphs.append(self._line())
+
     def model(self, root: nn.Module) -> None:
-        """Take note of the parameters of an outermost module that are frozen, or one."""
+        """Take note of an outermost module's parameters: their sizes, what is frozen, what one."""
         known, name = self._known[PARAMETERS], type(root).__name__
         first: dict[int, str] = {}
         frozen: dict[str, set[Numbers]] = {}
@@ -225,6 +237,10 @@ class FactCollector:
             own = first.setdefault(id(parameter), path)
             if own != path:
                 known[f"{name}.{path}"] = f"is {name}.{own}"
+            elif not is_lazy(parameter):
+                pattern, place = fold(f"{name}.{path}")
+                size = str([*parameter.shape])
+                self._sizes.setdefault((pattern, size), set()).add(place)
         self._find_frozen(root, name, frozen)
         for pattern, numbers in frozen.items():
             known[pattern] = ", ".join(filter(None, ("frozen", write_numbers(numbers))))
@@ -262,6 +278,10 @@ class FactCollector:
             for pattern, shapes in self._given.items()
             if len(self._given) <= _MOST_LAYERS
         }
+        found[SIZES] = self._sizes_of_no_layer()
+        if self._graphs:
+            first = next(filter(None, self._graphs), "")
+            found[COMPILED] = {"graphs": ", ".join(filter(None, (str(len(self._graphs)), first)))}
         found[CALLS] = {
             path: ", ".join((str(number), *lines)) for path, (number, lines) in self._calls.items()
         }
@@ -282,6 +302,19 @@ class FactCollector:
         found[IN_PLACE] = {name: f"{n} calls" for name, n in sorted(self._in_place().items())}
         return {topic: known for topic, known in found.items() if known}
 
+    def _sizes_of_no_layer(self) -> dict[str, str]:
+        """Return the sizes of parameters, by pattern, but of those whose layer was given something:
+        what such a layer makes says as much.
+        """
+        found: dict[str, list[str]] = {}
+        for (pattern, size), numbers in self._sizes.items():
+            if pattern.rpartition(".")[0] not in self._given:
+                where = write_numbers(numbers)
+                found.setdefault(pattern, []).append(f"{size} @{where}" if where else size)
+        if len(found) > _MOST_LAYERS:
+            return {}
+        return {pattern: " | ".join(sizes) for pattern, sizes in found.items()}
+
     def _is_in_library(self, path: str) -> bool:
         return any(outer in self.callers for outer in prefixes(path))
 
@@ -292,7 +325,8 @@ class FactCollector:
         self._calls[path] = number + 1, lines
 
     def _note_layer(self, path: str, module: nn.Module, args: Sequence[Any]) -> None:
-        kind, own = type(module), vars(module)
+        kind: Any = type(module)
+        own = vars(module)
         if CHILDREN not in own:  # a ``ScriptModule``, which has them in C++ (torch/jit/_script.py)
             return
         if not own[CHILDREN] and own[OWN_PARAMETERS] and args and type(args[0]) in _TENSORS:
@@ -306,11 +340,14 @@ class FactCollector:
                 return
             text = f"{kind.__name__}()"
             with suppress(AttributeError):  # of which the program has taken one away
-                text = f"{kind.__name__}({module.extra_repr()})"
+                said = module.extra_repr()
+                unsaid = (name for name in _switches(kind) if own.get(name) is True)
+                settings = (said, *(f"{name}=True" for name in unsaid if f"{name}=" not in said))
+                text = f"{kind.__name__}({', '.join(filter(None, settings))})"
         else:  # a program's ``extra_repr`` may compute something, which would be traced
-            settings = _scalars(own, own, _is_of_all)
-            settings += (f"{name}={value}" for name, value in arguments_of_sharding(module))
-            text = f"{kind.__name__}: {', '.join(settings)}" if settings else kind.__name__
+            scalars = _scalars(own, own, _is_of_all)
+            scalars += (f"{name}={value}" for name, value in arguments_of_sharding(module))
+            text = f"{kind.__name__}: {', '.join(scalars)}" if scalars else kind.__name__
         pattern, numbers = fold(path)
         self._layers.setdefault((pattern, text), set()).add(numbers)
 
@@ -429,6 +466,16 @@ def _is_of_library(name: str) -> bool:
     if name.startswith("torch."):
         return False
     return is_installed(getattr(sys.modules.get(name), "__file__", None) or "")
+
+
+@lru_cache(maxsize=1024)
+def _switches(kind: type) -> tuple[str, ...]:
+    """Return the arguments of a class of torch's that are off by default.
+
+    ``extra_repr`` leaves out some, such as ``sparse`` of ``nn.EmbeddingBag``.
+    """
+    arguments = inspect.signature(kind).parameters.values()
+    return tuple(one.name for one in arguments if one.default is False)
 
 
 @lru_cache(maxsize=4096)

@@ -22,6 +22,10 @@ PARAMETERS = "parameters"
 """What is frozen, and which parameters are one: ``{"GPT.head.weight": "is GPT.embed.weight"}``."""
 GIVEN = "given"
 """The shapes of what layers with parameters are called with first: ``{"Net.head": "[8, 128]"}``."""
+SIZES = "sizes"
+"""Parameters that no layer of their own is called with: ``{"Vit.position": "[197, 768]"}``."""
+COMPILED = "compiled"
+"""How many graphs ``torch.compile`` made, and where: ``{"graphs": "2, train.py:12"}``."""
 CALLS = "calls"
 """How often outermost modules are called, and where: ``{"Net": "2, train.py:12, train.py:15"}``."""
 MODULES = "modules"
@@ -54,6 +58,8 @@ TOPICS = (
     CONFIGURATION,
     LAYERS,
     GIVEN,
+    SIZES,
+    COMPILED,
     OPTIMIZERS,
     STATES,
     BACKWARD,
@@ -62,7 +68,7 @@ TOPICS = (
 )
 
 Facts = Mapping[str, Mapping[str, str]]
-ADDED = frozenset({CALLS, GIVEN, STATES})
+ADDED = frozenset({CALLS, COMPILED, GIVEN, SIZES, STATES})
 """Topics that snapshots of before lack: nothing is known to have changed of what one lacks."""
 NO_FACTS: Facts = MappingProxyType({})
 

@@ -174,6 +174,7 @@ class Compiled:
     def has_graph(self, key: int) -> None:
         """Take note of a callback that something was made of."""
         self._with_graph.add(key)
+        self._interceptor.parts.attribution.facts.compiled()
         self._without_graph.pop(key, None)
 
     def _begin(self) -> None:

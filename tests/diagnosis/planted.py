@@ -979,6 +979,127 @@ def more_boxes(wrong: bool) -> Step:
     return Boxes(), (torch.zeros(64, 8),), {}
 
 
+@planted(
+    "checkpoint", "Decoder.blocks.{1 3} is no longer checkpointed", "Decoder.blocks.", "aten::"
+)
+def every_second_checkpoint_of_a_model_that_is_gone(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        recompute = (0, 2) if wrong else (0, 1, 2, 3)
+        Decoder(recompute=recompute).to(device)(ids().to(device)).sum().backward()
+
+    return Program(run), (), {}
+
+
+@planted(
+    "reentrant", "is checkpointed with use_reentrant=True, and was", "Sequential", "", ("cpu",)
+)
+def another_kind_of_checkpoint(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        stage = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)).to(device)
+        x = torch.zeros(512, 64, device=device, requires_grad=True)
+        for _ in range(2):
+            x = checkpoint(stage, x, use_reentrant=wrong)
+        x.sum().backward()
+
+    return Program(run), (), {}
+
+
+@planted("size", "Queries.queries.weight is [96, 32], and was [8, 32]", "Queries", "aten::")
+def more_queries(wrong: bool) -> Step:
+    """A small parameter that no layer is given, and that everything is computed of."""
+
+    class Queries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.queries, self.up = nn.Embedding(96 if wrong else 8, 32), nn.Linear(32, 256)
+            self.register_buffer("table", torch.zeros(1 << 20))
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.queries.weight[None] + x[:, None]
+            return torch.exp(made.repeat(1, 1, 8)).sin().sum()  # here: more_queries
+
+    return Queries(), (torch.zeros(64, 32),), {}
+
+
+@planted("layer", "LSTM is LSTM(bidirectional=True), and was LSTM()", "LSTM", "_rnn")
+def both_directions(wrong: bool) -> Step:
+    model = nn.LSTM(16, 32, batch_first=True, bidirectional=wrong)
+    return model, (torch.zeros(8, 32, 16),), {"loss_fn": lambda made: made[0].sum()}
+
+
+@planted("layer", "Sequential.0 is EmbeddingBag(), and was EmbeddingBag(sparse", "", "", ("cpu",))
+def gradient_that_is_not_sparse(wrong: bool) -> Step:
+    bags = nn.EmbeddingBag(2000, 64, sparse=not wrong, mode="sum")
+    return nn.Sequential(bags, nn.Linear(64, 8)), (ids(8, 4),), {}
+
+
+@planted("compiled", " compiles nothing more", "Waves", "aten::", ("cpu",))
+def no_longer_compiled(wrong: bool) -> Step:
+    class Waves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.sin().cos() + x.tanh()).exp().sum()  # here: no_longer_compiled
+
+    def run(device: str) -> None:
+        model = Waves() if wrong else torch.compile(Waves(), backend="aot_eager")
+        model(torch.zeros(64, 64, device=device, requires_grad=True)).backward()
+
+    return Program(run), (), {}
+
+
+@planted("new module", "Levels.narrow.2 is new", "Levels.head", "aten::convolution", ("cuda",))
+def another_level(wrong: bool) -> Step:
+    """A small layer, of which what another makes is large."""
+
+    class Levels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            levels = range(3 if wrong else 2)
+            self.narrow = nn.ModuleList(nn.Conv2d(3, 2, 1) for _ in levels)
+            self.head = nn.Conv2d(2, 64, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = []
+            for narrow in self.narrow:
+                made.append(self.head(narrow(x)).flatten(2))  # here: another_level
+                x = F.interpolate(x, scale_factor=2.0)
+            return torch.cat(made, 2)
+
+    return Levels(), (images(),), {}
+
+
+@planted("larger", "aten::_log_softmax makes float32[64, 400], and made [4, 400]", "", "", ("cpu",))
+def rows_chosen_too_late(wrong: bool) -> Step:
+    def loss(logits: Tensor) -> Tensor:
+        if wrong:
+            return logits.log_softmax(-1)[:4].sum()  # here: rows_chosen_too_late
+        return logits[:4].log_softmax(-1).sum()
+
+    return nn.Linear(8, 400), (torch.zeros(64, 8),), {"loss_fn": loss}
+
+
+@planted("lives longer", "the dict model.masks of run", "Masked", "aten::triu", ("cpu",))
+def masks_of_every_length(wrong: bool) -> Step:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.masks: dict[int, Tensor] = {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            key = x.shape[1] if wrong else 0
+            if key not in self.masks or len(self.masks[key]) != x.shape[1]:
+                wide = x.new_full((x.shape[1], x.shape[1]), -1e9)
+                self.masks[key] = wide.triu(1)  # here: masks_of_every_length
+            return (x @ x.transpose(1, 2) + self.masks[key]).softmax(-1) @ x
+
+    @torch.no_grad()
+    def run(device: str) -> None:
+        model = Masked()
+        for length in (128, 160, 192, 256):
+            model(torch.zeros(1, length, 8, device=device))
+
+    return Program(run), (), {}
+
+
 # What must not be named: the rule, and a change that looks like its cause and is another.
 
 
@@ -1082,7 +1203,24 @@ def more_pairs(wrong: bool) -> Step:
     return Boxes(), (torch.zeros(64, 8),), {}
 
 
+def no_longer_reentrant(wrong: bool) -> Step:
+    """A checkpoint that runs its forward with gradients, and keeps as little as before."""
+
+    class Stage(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.act = nn.Linear(64, 64), nn.Sequential(nn.Tanh(), nn.Sigmoid())
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.linear(x)
+            x = checkpoint(self.act, x, use_reentrant=not wrong)
+            return (torch.exp(x) if wrong else x).sum()
+
+    return Stage(), (torch.zeros(512, 64),), {}
+
+
 NOT_THE_CAUSE = {
+    no_longer_reentrant: {"gradients recorded"},
     dropout_by_hand: {"in place"},
     softmax_of_a_loss: {"attention"},
     more_pairs: {"broadcast"},

@@ -25,12 +25,12 @@ def kept_twice(evidence: Evidence) -> Cause | None:
             continue
         if counted is not None and counted.now <= counted.before:
             continue  # it copied before, too: the copy lives longer
-        read = evidence.ran.read(evidence.first(row))
-        if not read:
+        copied = evidence.ran.original_of(evidence.first(row), _COPIES)
+        if copied is None:
             continue
         rows = [one for one in evidence.came() if _is_of_copy(one, row)]
-        original = _called(evidence, read[0])
-        found = cause("copy", rows, operator=source, does=_does(row, read[0]), original=original)
+        values = {"operator": source, "does": _does(row, copied)}
+        found = cause("copy", rows, original=_called(evidence, copied), **values)
         return found and Cause(found.rule, found.values, row, found.nbytes)
     return None
 

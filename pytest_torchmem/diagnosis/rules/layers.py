@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, times, within
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.profile.facts import ARGUMENTS, CALLS, CONFIGURATION, GIVEN, INPUTS, LAYERS
+from pytest_torchmem.diagnosis.rules.layer_texts import (
+    changed_texts,
+    class_of,
+    differing_settings,
+    element_count,
+    layers_of,
+    numbers_of,
+    set_otherwise,
+    widths_of,
+)
+from pytest_torchmem.profile.facts import (
+    ARGUMENTS,
+    CALLS,
+    COMPILED,
+    CONFIGURATION,
+    GIVEN,
+    INPUTS,
+    LAYERS,
+)
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.profile.module_paths import only_in, prefixes, read_numbers, unfold
+from pytest_torchmem.profile.module_paths import fold, only_in, prefixes, read_numbers, unfold
 
 _MOST_SHOWN = 3
 _PASSING = (Role.ACTIVATION.value, Role.GRADIENT_TEMPORARY.value)
 _MADE = (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.RECOMPUTED.value)
-_LONG = 40
-"""Letters of a layer beyond which another class is told by its name alone."""
-_WIDTHS = ("", "in_features", "out_features")
-_OUTSIDE_OF_BRACKETS = re.compile(r", (?![^(\[]*[)\]])")
 
 
 @rule("layer", "{module} is {now}, and was {before}", sure=True)
@@ -36,47 +48,35 @@ def another_attribute(evidence: Evidence) -> Cause | None:
 
 def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
     """Return the changed modules that explain most: of another class or of torch, or others."""
-    if any(_is_resized(row) for row in evidence.came(Role.PARAMETER.value)):
-        return None  # wider layers are another cause
+    resized = [row for row in evidence.came(Role.PARAMETER.value) if _is_resized(row)]
+    otherwise = set_otherwise(evidence) if resized else set()
     best: Cause | None = None
-    for pattern, (before, now) in _changed(evidence, LAYERS):
-        old, new = _texts(before), _texts(now)
+    for pattern, (before, now) in changed_texts(evidence, LAYERS):
+        if resized and pattern not in otherwise:
+            continue  # wider layers are another cause
+        old, new = layers_of(before), layers_of(now)
         gone = [text for text in old if text not in new]
         came = [text for text in new if text not in old]
         if not gone or not came:
             continue
-        is_layer = _name(came[0]) != _name(gone[0]) or came[0].endswith(")")
+        is_layer = class_of(came[0]) != class_of(gone[0]) or came[0].endswith(")")
         if is_layer is not of_torch:
             continue
         own = [row for row in evidence.came() if within(pattern, row.what.module)]
-        same_class = is_layer and _name(came[0]) == _name(gone[0])
-        if same_class and _widths(came[0]) != _widths(
-            gone[0]
-        ):  # what is computed of its output is larger, too
-            own = [*evidence.came()]
+        same_class = is_layer and class_of(came[0]) == class_of(gone[0])
+        if same_class and (resized or widths_of(came[0]) != widths_of(gone[0])):
+            own = [*evidence.came()]  # what is computed of its output is larger, too
         rows = own or [row for row in evidence.came() if _is_resized(row)]
-        texts = _differing(came[0], gone[0]), _differing(gone[0], came[0])
+        text, was = differing_settings(came[0], gone[0]), differing_settings(gone[0], came[0])
         if not is_layer:
-            texts = _attributes(texts[0]), _attributes(texts[1])
-            if not texts[0]:
+            text, was = _attributes(text), _attributes(was) or "not"
+            if not text:
                 continue
-            texts = texts[0], texts[1] or "not"
         module = evidence.module(pattern, new[came[0]])
-        found = cause(name, rows, module=module, now=texts[0], before=texts[1])
+        found = cause(name, rows, module=module, now=text, before=was)
         if found is not None and (best is None or found.nbytes > best.nbytes):
             best = found
     return best
-
-
-def _name(text: str) -> str:
-    """Return the class of a layer: ``Name(settings)`` of torch, or ``Name: settings``."""
-    return text.partition("(")[0].partition(":")[0]
-
-
-def _widths(text: str) -> list[str]:
-    """Return how many numbers a layer takes and makes: ``Conv2d(3, 32, …)``, ``in_features=3``."""
-    parts = (part.rpartition("=") for part in _settings(text))
-    return [size for name, _, size in parts if size.isdecimal() and name in _WIDTHS]
 
 
 def _attributes(text: str) -> str:
@@ -86,8 +86,8 @@ def _attributes(text: str) -> str:
 @rule("layer gone", "{layer} in {module} is gone", last=True)
 def layer_gone(evidence: Evidence) -> Cause | None:
     """A pooling or a stride no longer makes what follows it smaller."""
-    for pattern, (before, now) in _changed(evidence, LAYERS):
-        old, new = _texts(before), _texts(now)
+    for pattern, (before, now) in changed_texts(evidence, LAYERS):
+        old, new = layers_of(before), layers_of(now)
         gone = [text for text in old if text not in new and text.endswith(")")]
         if gone and all(text in old for text in new):
             place = evidence.short(pattern.removesuffix(".*"))
@@ -98,15 +98,35 @@ def layer_gone(evidence: Evidence) -> Cause | None:
 @rule("new module", "{module} is new{instead}", sure=True)
 def new_module(evidence: Evidence) -> Cause | None:
     """A part of the model was not there before."""
+    if any(not change.now for change in evidence.about(COMPILED)):
+        return None  # its modules were there, and their calls not to be seen
     best: Cause | None = None
     for pattern, numbers in _new_modules(evidence):
         rows = [row for row in evidence.came() if _is_in(row, pattern, numbers)]
+        places = _places_of_more(evidence, pattern)
+        rows += [row for row in evidence.came() if _place(row) in places and row not in rows]
         instead = "" if numbers else _in_the_place_of(evidence, pattern)
         path = evidence.short(unfold(pattern, numbers))
         found = cause("new module", rows, module=path, instead=instead)
         if found is not None and (best is None or found.nbytes > best.nbytes):
             best = found
     return best
+
+
+def _places_of_more(evidence: Evidence, pattern: str) -> set[tuple[str, str]]:
+    """Return the modules and lines of operators that are called more often than they were, in new
+    modules among others: what a new one makes goes through others, too.
+    """
+    found: set[tuple[str, str]] = set()
+    for name, one in evidence.counts().items():
+        places = [*evidence.ran.places(name)] if one.rose else []
+        if any(within(pattern, place.module) for place in places):
+            found.update((fold(place.module)[0], place.line) for place in places)
+    return found
+
+
+def _place(row: Row) -> tuple[str, str]:
+    return row.what.module, row.what.line
 
 
 def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
@@ -129,11 +149,11 @@ def _new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Yield the outermost modules that are new, each as a pattern and the numbers in it."""
     known = evidence.before.facts.get(LAYERS, {})
     parents = {path for name in known for path in prefixes(name)}
-    for name, (before, now) in _changed(evidence, LAYERS, also_new=True):
+    for name, (before, now) in changed_texts(evidence, LAYERS, also_new=True):
         if not before:
             yield next((path for path in prefixes(name) if path not in parents), name), ""
             continue
-        own, other = _numbers(now), _numbers(before)
+        own, other = numbers_of(now), numbers_of(before)
         if own == other or "*" not in name:
             continue
         added = only_in(own, other)
@@ -186,11 +206,11 @@ def given_more(evidence: Evidence) -> Cause | None:
     if any(change.before for change in evidence.about(INPUTS)) or layer_gone(evidence):
         return None  # which says why
     larger: dict[str, tuple[str, str, str]] = {}
-    for pattern, (before, now) in _changed(evidence, GIVEN):
-        old, new = _texts(before), _texts(now)
+    for pattern, (before, now) in changed_texts(evidence, GIVEN):
+        old, new = layers_of(before), layers_of(now)
         came = [shape for shape in new if shape not in old]
         gone = [shape for shape in old if shape not in new]
-        if came and gone and _elements(came[0]) > _elements(gone[0]):
+        if came and gone and element_count(came[0]) > element_count(gone[0]):
             larger[pattern] = came[0], gone[0], new[came[0]]
     if not larger:
         return None
@@ -206,12 +226,8 @@ def given_more(evidence: Evidence) -> Cause | None:
     return found and replace(found, row=shown_by(own or rows))
 
 
-def _elements(shape: str) -> int:
-    return prod(int(size) for size in shape.strip("[]").split(",") if size.strip())
-
-
 def _other_parts(evidence: Evidence, name: str, topic: str) -> Cause | None:
-    for module, (before, now) in _changed(evidence, topic, also_new=topic is ARGUMENTS):
+    for module, (before, now) in changed_texts(evidence, topic, also_new=topic is ARGUMENTS):
         old, new = before.split(", "), now.split(", ")
         came = [part for part in new if part and part not in old]
         gone = [part for part in old if part and part not in new]
@@ -225,41 +241,6 @@ def _other_parts(evidence: Evidence, name: str, topic: str) -> Cause | None:
         was = f", and {verb} {', '.join(gone[:_MOST_SHOWN])}" if came and gone else ""
         return cause(name, rows, module=evidence.short(module), now=text, before=was)
     return None
-
-
-def _changed(
-    evidence: Evidence, topic: str, *, also_new: bool = False
-) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield what changed of a topic that the snapshot has, by name."""
-    for change in evidence.about(topic) if LAYERS in evidence.before.facts else ():
-        if change.now and (change.before or also_new):
-            yield change.name, (change.before, change.now)
-
-
-def _texts(fact: str) -> dict[str, str]:
-    """Return the layers of a fact, and the numbers of the modules that are each."""
-    parts = (part.rpartition(" @") for part in fact.split(" | "))
-    return {text or last: last if text else "" for text, _, last in parts}
-
-
-def _numbers(fact: str) -> str:
-    """Return the numbers of a pattern's modules where all of them are alike."""
-    found = list(_texts(fact).values())
-    return found[0] if len(found) == 1 else ""
-
-
-def _differing(text: str, other: str) -> str:
-    """Return a layer with those of its settings alone that another of its class has not."""
-    name = _name(text)
-    if name != _name(other):
-        return text if len(text) + len(other) <= 2 * _LONG else name
-    others = _settings(other)
-    return f"{name}({', '.join(part for part in _settings(text) if part not in others)})"
-
-
-def _settings(text: str) -> list[str]:
-    inside = text[len(_name(text)) :].removeprefix("(").removeprefix(": ")
-    return _OUTSIDE_OF_BRACKETS.split(inside.removesuffix(")") if text.endswith(")") else inside)
 
 
 def _is_resized(row: Row) -> bool:

@@ -119,7 +119,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     if not rows or evidence.about(INPUTS):
         return None
     held = [row for row in rows if row.now in evidence.watched.holders]
-    first = max(held or rows, key=lambda row: row.change)
+    first = max(held or rows, key=lambda row: row.change * _age(evidence, row))
     count = first.count_now - first.count_before
     tensor = first.what.tensor or "memory"
     found = cause(
@@ -133,22 +133,30 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     return found and replace(found, row=first)
 
 
-@rule("recomputed", "{tensors} of {operator}, recomputed, {are} alive together{before}")
+def _age(evidence: Evidence, row: Row) -> int:
+    """Return how many allocations ago, at the moment, the first of a row's tensors was made."""
+    moment = evidence.difference.moment
+    there = (group.first for group in evidence.alive.groups if group.counts.get(moment))
+    return max(there, default=0) - evidence.order(row) + 1
+
+
+@rule("recomputed", "{tensors} of {operator}, recomputed, {are}{before}")
 def more_recomputed(evidence: Evidence) -> Cause | None:
     """A checkpoint spans more of the model: all that it computes anew is alive together."""
     rows = [row for row in evidence.came(Role.RECOMPUTED.value) if _is_more(row)]
     if not rows or evidence.about(INPUTS):
         return None
     first = max(rows, key=lambda row: row.change)
+    tensor = first.what.tensor or "memory"
     same = (one for one in evidence.difference.moved if one.what[1:5] == first.what[1:5])
     before = first.count_before + sum(one.count_before for one in same)
     count = before + first.count_now - first.count_before
     return cause(
         "recomputed",
         rows,
-        tensors=f"{count} × {first.what.tensor or 'memory'}",
+        tensors=f"{count} × {tensor}" if count > 1 else tensor,
         operator=first.what.source,
-        are="is" if count == 1 else "are",
+        are="is alive then" if count == 1 else "are alive together",
         before=f", and {'was' if before == 1 else 'were'} {before}" if before else "",
     )
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pytest_torchmem.diagnosis.causes import Cause, Counted, Evidence, cause, rule, shown_by
+from pytest_torchmem.diagnosis.causes import (
+    WEIGHTY,
+    Cause,
+    Counted,
+    Evidence,
+    cause,
+    rule,
+    shown_by,
+)
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
@@ -23,7 +31,8 @@ def other_operators(evidence: Evidence) -> Cause | None:
         return None
     first = shown_by(rows)
     own = _names_of(evidence, more, rows, first)
-    gone = [name for name, one in counts.items() if one.fell]
+    came = {_base(name) for name in own}  # of an operator that takes a number now it is no news
+    gone = [name for name, one in counts.items() if one.fell and _base(name) not in came]
     alive = {what.source for what in evidence.known()}  # what was worth keeping in the snapshot
     gone.sort(key=lambda name: (name not in alive, counts[name].now - counts[name].before))
     instead = f" in the place of {_listed(gone)}" if gone else ""
@@ -37,10 +46,12 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
     """What an operator makes has another shape, and what is computed of it follows."""
     rows = [row for row in evidence.came() if _is_resized(row)]
     if not rows:
-        return None
+        return _larger_before(evidence)
     made = [row for row in rows if row.what.role in _MADE]
     first = min(made, key=evidence.order) if made else shown_by(rows)
     assert first.before is not None
+    if _follows_new_operators(evidence, first):
+        return None
     was = str(list(first.before.shape))
     found = cause(
         "larger",
@@ -50,6 +61,37 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
         before=was if first.before.dtype == first.what.dtype else first.before.tensor,
     )
     return found and Cause(found.rule, found.values, first, found.nbytes)
+
+
+def _follows_new_operators(evidence: Evidence, first: Row) -> bool:
+    """Tell whether a weighty part of what came was made before, by operators called more often."""
+    more = {name for name, one in evidence.counts().items() if one.rose}
+    earlier = [
+        row
+        for row in evidence.came(*_MADE)
+        if row.what.source in more and evidence.order(row) < evidence.order(first)
+    ]
+    growth = sum(row.change for row in evidence.difference.came)
+    return sum(row.change for row in earlier) > WEIGHTY * growth
+
+
+def _larger_before(evidence: Evidence) -> Cause | None:
+    """Return what a line of the growth made larger at another moment, as a forward does for the
+    backward of its operators.
+    """
+    lines = {row.what.line for row in evidence.came()} - {""}
+    for group in sorted(evidence.alive.groups, key=lambda group: group.first):
+        what = group.what
+        if what.line not in lines or what.role not in _MADE or not what.dtype:
+            continue
+        gone = (one for one in evidence.gone(what.module, what.source) if one.dtype == what.dtype)
+        was = max(gone, key=lambda one: one.nbytes, default=None)
+        if was is None or was.nbytes >= what.nbytes:
+            continue
+        rows = [row for row in evidence.came() if row.what.line == what.line]
+        values = {"operator": what.source, "now": what.tensor, "before": str(list(was.shape))}
+        return cause("larger", rows, **values)
+    return None
 
 
 def _is_resized(row: Row) -> bool:
@@ -80,7 +122,11 @@ def _names_of(
         for origin in evidence.ran.places(name)
         if fold(origin.module)[0] == module and (module or origin.line == first.what.line)
     ]
-    names = sorted(dict.fromkeys(found or more), key=lambda name: -_made_by(evidence, name))
+    kept = {row.what.source for row in rows}  # what is alive says more than what is as large
+    names = sorted(
+        dict.fromkeys(found or more),
+        key=lambda name: (name not in kept, -_made_by(evidence, name)),
+    )
     return [*dict.fromkeys([own, *names])] if own in more else names
 
 
@@ -106,9 +152,12 @@ def _calls(names: Sequence[str], more: Mapping[str, Counted]) -> str:
     return f"{name} is called {counted.now} times, and was {counted.before}"
 
 
+def _base(name: str) -> str:
+    return name.partition(".")[0]
+
+
 def _listed(names: Sequence[str]) -> str:
-    shown = [name.partition(".")[0] for name in names]
-    shown = [*dict.fromkeys(shown)]
+    shown = [*dict.fromkeys(map(_base, names))]
     if len(shown) > _MOST_NAMES:
         return f"{', '.join(shown[:_MOST_NAMES])} and {len(shown) - _MOST_NAMES} more"
     return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, times, within
 from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.diagnosis.rules.layer_texts import element_count, set_otherwise
 from pytest_torchmem.profile.facts import (
     CALLS,
+    COMPILED,
     IN_PLACE,
     INPUTS,
     LAYERS,
@@ -19,6 +21,7 @@ from pytest_torchmem.profile.facts import (
     OPTIMIZERS,
     PACKED,
     PARAMETERS,
+    SIZES,
     STATES,
     FactChange,
 )
@@ -85,6 +88,8 @@ def another_loss(evidence: Evidence) -> Cause | None:
 def runs_with_gradients(evidence: Evidence) -> Cause | None:
     """A teacher, a target network or an evaluation is no longer under ``no_grad``."""
     for change, word, numbers in _lost_modes(evidence, "no_grad"):
+        if {"recomputed", "recomputed in part"} & {*_modes(change.before)}:
+            continue  # so runs what a checkpoint with ``use_reentrant=True`` is given
         module = evidence.module(change.name, numbers)
         return cause("gradients recorded", rows_of(evidence, change.name), module=module, mode=word)
     return None
@@ -152,6 +157,47 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
     own = [change for change in evidence.about(MODES) if change.name in lost]
     part = all("recomputed in part" in _modes(change.before) for change in own)
     return cause("checkpoint", rows, module=f"a part of {shown}" if part else shown)
+
+
+@rule(
+    "reentrant",
+    "{module} is checkpointed with use_reentrant={now}, and was with {before}",
+    sure=True,
+)
+def another_checkpoint(evidence: Evidence) -> Cause | None:
+    """A checkpoint keeps the graph of the forward, or runs it under ``no_grad``."""
+    for change in evidence.about(MODES):
+        before, now = _modes(change.before), _modes(change.now)
+        if (
+            "recomputed" in before
+            and "recomputed" in now
+            and before["recomputed"] == now["recomputed"]
+        ):
+            reentrant = "no_grad" in now
+            if reentrant is not ("no_grad" in before):
+                module = evidence.module(change.name, now["recomputed"])
+                own = rows_of(evidence, change.name)
+                return cause(
+                    "reentrant", own, module=module, now=str(reentrant), before=str(not reentrant)
+                )
+    return None
+
+
+@rule("compiled", "{change}", sure=True)
+def compiled_otherwise(evidence: Evidence) -> Cause | None:
+    """``torch.compile`` is gone, or cuts what it compiles into more graphs."""
+    for change in evidence.about(COMPILED):
+        before, now = _number(change.before), _number(change.now)
+        place = (change.now or change.before).partition(", ")[2]
+        at = f" at {place}" if place else ""
+        if not now:
+            text = f"torch.compile{at} compiles nothing more"
+        elif now > before:
+            text = f"torch.compile{at} makes {now} graphs, and made {before}"
+        else:
+            continue
+        return cause("compiled", evidence.came(), change=text)
+    return None
 
 
 def _is_in_checkpoint(evidence: Evidence, name: str) -> bool:
@@ -309,9 +355,11 @@ def another_size(evidence: Evidence) -> Cause | None:
         if row.before is not None and row.now is not None and row.before.shape != row.now.shape
     ]
     if not resized:
-        return None
+        return _size_of_no_layer(evidence)
     first = max(resized, key=lambda row: row.change)
     assert first.before is not None
+    if first.what.module in set_otherwise(evidence):
+        return None  # its settings say why
     found = cause(
         "size",
         evidence.came(),
@@ -322,6 +370,23 @@ def another_size(evidence: Evidence) -> Cause | None:
     )
     own = [row for row in evidence.came() if row.module == first.module and row.what.line]
     return Cause(found.rule, found.values, shown_by(own), found.nbytes) if found and own else found
+
+
+def _size_of_no_layer(evidence: Evidence) -> Cause | None:
+    """Return what of the parameters became larger that a program uses itself: queries, positions.
+
+    Small ones, too: what is computed of them is not.
+    """
+    if any(change.before for change in evidence.about(INPUTS)):
+        return None
+    for change in evidence.about(SIZES):
+        before, now = (text.partition(" @")[0] for text in (change.before, change.now))
+        if not element_count(before) < element_count(now) or not before:
+            continue
+        owner, _, name = change.name.rpartition(".")
+        values = {"module": evidence.short(owner), "parameter": name}
+        return cause("size", evidence.came(), now=now, before=before, **values)
+    return None
 
 
 @rule("new tensor", "the {role} {tensor} is new", sure=True)
