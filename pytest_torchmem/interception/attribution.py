@@ -124,6 +124,7 @@ class Attribution:
         self.on_outermost_call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None] | None
         """Called for modules that no other module calls, except where a backward computes anew."""
         self.on_outermost_call = None
+        self.on_optimizer_step: Callable[[torch.optim.Optimizer], None] | None = None
         self._creating: set[int] = set()
         """Tasks of the engine whose backward makes a graph of its own (``create_graph``)."""
         self.node_number = 0
@@ -213,6 +214,8 @@ class Attribution:
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of an optimizer that has made a step."""
         self.facts.optimizer(optimizer)
+        if self.on_optimizer_step is not None:
+            self.on_optimizer_step(optimizer)
 
     def note_backward(self) -> None:
         """Take note of a backward that has begun, and of what the program asked the engine for."""

@@ -28,6 +28,9 @@ _Noted = tuple[int, int, Origin, int, str, tuple[int, ...], Work, str]
 """A call of an operator as it is written down: an ``OperatorCall``, without the events of storages
 that were there before the trace."""
 
+_UNSAID = (Kind.ACTIVATION, Kind.INPUT, Kind.OTHER)
+"""Kinds by where something was made or came from, not by what it is."""
+
 
 class DeviceLedger:
     """The allocations of one device in order."""
@@ -127,6 +130,12 @@ class DeviceLedger:
         if not entry.label:
             origin = entry.origin._replace(module=module)
             self.entries[index - 1] = entry._replace(kind=kind, label=label, origin=origin)
+
+    def note_state(self, index: int) -> None:
+        """Write down that an allocation is an optimizer's state, which was made elsewhere."""
+        entry = self.entries[index - 1]
+        if not entry.label and entry.kind in _UNSAID:
+            self.entries[index - 1] = entry._replace(kind=Kind.OPTIMIZER_STATE)
 
     def live_allocations(self) -> tuple[Allocation, ...]:
         """Return what is alive, largest first."""

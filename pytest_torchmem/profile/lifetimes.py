@@ -89,6 +89,8 @@ class Lifetimes:
         if known is not None or made < 0:
             return known or Role.OTHER
         then = self.phases[made]
+        if kind is Kind.OPTIMIZER_STATE and then is not Phase.OPTIMIZER:  # it was loaded
+            return Role.OPTIMIZER_STATE
         end = self.phases[freed] if freed >= 0 else None
         if then is Phase.BACKWARD and allocation.origin.recomputed:
             return Role.RECOMPUTED

@@ -21,6 +21,7 @@ from pytest_torchmem.interception.distributed.world import world_entered
 from pytest_torchmem.interception.fingerprint import Program, fingerprint_of_step
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
+from pytest_torchmem.interception.optimizer_states import OptimizerStates
 from pytest_torchmem.interception.python_api.cuda import asked_for_cuda
 from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.interception.values.messages import Mailbox
@@ -287,6 +288,7 @@ def _profile(
     facts = interceptor.parts.attribution.facts
     facts.device = machine.device.type
     program = Program(ledger, facts)
+    interceptor.parts.attribution.on_optimizer_step = OptimizerStates(ledger).stepped
     fingerprint = ""
     at_begin(ledger)
     if isinstance(target, nn.Module):

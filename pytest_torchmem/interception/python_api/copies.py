@@ -14,6 +14,7 @@ from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.python_api.untouched import untouched_pages
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import legacy_save
+from pytest_torchmem.torch_private.tensors.tensors import is_wrapper
 
 
 class Copies:
@@ -87,7 +88,8 @@ class Pickling:
     def reduce(self, tensor: Tensor, protocol: Any) -> Any:
         """Pickle a real tensor of the same geometry."""
         record = self._trace.without_memory(tensor)
-        if record is None or tensor.layout is not torch.strided:  # of its parts, each as it comes
+        if record is None or tensor.layout is not torch.strided or is_wrapper(tensor):
+            # Of its parts, each as it comes.
             return self._reduce(tensor, protocol)
         nbytes = tensor.untyped_storage().nbytes()
         with self._trace.working():
