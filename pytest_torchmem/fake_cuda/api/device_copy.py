@@ -71,6 +71,8 @@ def copied(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
         return cast(Tensor, TensorBase.to(tensor, device, dtype))
     if has_dispatch(tensor):  # it moves what it wraps itself
         return cast(Tensor, torch.ops.aten._to_copy.default(tensor, **_given(target)))
+    if tensor.is_meta:  # native/Copy.cpp, copy_impl; torch.nn.Module.to waits for these words
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
     if is_lazy(tensor):  # it has no shape, and refuses to be asked for one
         with NoFunctionModes():
             plain = TensorBase.as_subclass(tensor, Tensor)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.fake_cuda.api.fake_tensors import as_cpp_has_it
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
@@ -116,13 +115,11 @@ def _factory(original: _Factory) -> _Factory:
         if trace.is_placing and not _names_cuda(kwargs.get("device")):
             return original(*args, **kwargs)
         if trace.in_fake_tensor_mode():
-            if trace.compiles:
-                values = of_values or of_data or not cpp_makes_fake_tensors()
-                if not values or not _names_cuda(kwargs.get("device")):
-                    return original(*args, **kwargs)
-                made = original(*args, **{**kwargs, "device": _CPU})
-                return made.to(kwargs["device"])
-            return original(*args, **{**kwargs, "device": as_cpp_has_it(kwargs.get("device"))})
+            values = of_values or of_data or not cpp_makes_fake_tensors()
+            if not values or not _names_cuda(kwargs.get("device")):
+                return original(*args, **kwargs)
+            made = original(*args, **{**kwargs, "device": _CPU})
+            return made.to(kwargs["device"])
         of_tensor = keeps_device and bool(args) and isinstance(args[0], Tensor)
         device = kwargs.get("device")
         if device is None:

@@ -1,11 +1,9 @@
 """Fake tensors of torch in a trace on fake cuda: they are on the CPU, as C++ has the others.
 
 A fake tensor on cuda has the dispatch keys of cuda, whose device guard autograd asks for: a build
-without CUDA ends the process. What a ``FakeTensorMode`` leaves behind is a graph, and the device
-that its operators name is that of C++, on which they are intercepted when it runs.
-
-Those of a compiler say in Python that they are on ``cuda:0``, as the tensors that they stand for
-do: a compiler decides by it, and so does the program that it follows.
+without CUDA ends the process. In Python they say that they are on ``cuda:0``, as the tensors that
+they stand for do: a compiler decides by it, so does the program that it follows, and the program's
+own ``FakeTensorMode`` is compared with what runs (``torch.library.opcheck``).
 """
 
 from __future__ import annotations
@@ -24,7 +22,9 @@ _DEVICE = 2
 """The position of ``device`` among the arguments after the class; torch/_subclasses/fake_tensor.py.
 """
 _SAID = "_torchmem_device"
-"""The attribute of a fake tensor of a compiler that has the device on which Python sees it."""
+"""The attribute of a fake tensor that has the device on which Python sees it."""
+STANDS_FOR_GPU = "_torchmem_stands_for_gpu"
+"""The attribute of a mode that has made a fake tensor which says that it is on the GPU."""
 _NAMES = ("device", "fake_device", "_fake_device")
 _KEPT = property(
     lambda tensor: vars(tensor)["fake_device"],
@@ -40,9 +40,8 @@ def fake_tensors(trace: TraceContext) -> Replacements:
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         said = None
         if trace.on_thread():
-            if trace.compiles:
-                named = [args[_DEVICE]] if len(args) > _DEVICE else map(kwargs.get, _NAMES)
-                said = next((device for device in named if _is_gpu(device)), None)
+            named = [args[_DEVICE]] if len(args) > _DEVICE else map(kwargs.get, _NAMES)
+            said = next((device for device in named if _is_gpu(device)), None)
             if len(args) > _DEVICE:
                 args = (*args[:_DEVICE], as_cpp_has_it(args[_DEVICE]), *args[_DEVICE + 1 :])
             for name in _NAMES:
@@ -50,14 +49,14 @@ def fake_tensors(trace: TraceContext) -> Replacements:
                     kwargs[name] = as_cpp_has_it(kwargs[name])
         made = original(cls, *args, **kwargs)
         if said is not None:
-            setattr(made, _SAID, trace.device(torch.device(said)))
+            setattr(made.fake_mode, STANDS_FOR_GPU, True)
+            setattr(made, _SAID, _numbered(trace, torch.device(said)))
         return made
 
     def place(tensor: Any, device: Any) -> None:
         # What converts a tensor moves the fake one (torch/_subclasses/meta_utils.py).
         if trace.on_thread() and _is_gpu(device):
-            if trace.compiles:
-                setattr(tensor, _SAID, trace.device(torch.device(device)))
+            setattr(tensor, _SAID, _numbered(trace, torch.device(device)))
             device = _CPU
         kept.fset(tensor, device)
 
@@ -85,6 +84,11 @@ def fake_tensors(trace: TraceContext) -> Replacements:
         (FakeTensor, replacements),
         metadata_handlers.by({**handlers, ASKS_FOR_DEVICE: handler}),
     ]
+
+
+def _numbered(trace: TraceContext, device: torch.device) -> torch.device:
+    """Return a GPU by its number; one that is not there is none of a fake tensor's business."""
+    return trace.device(device) if device.index is None else device
 
 
 def _is_gpu(device: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Devices that C++ chooses while a compiler follows a program on fake cuda.
+"""Devices that C++ chooses where a program on fake cuda is followed with fake tensors.
 
 C++ has fake tensors on the CPU, and makes others where these are: the zeros of a formula of a
 backward, the mask of a composite operator. Python sees the tensors that they belong to on the GPU,
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.fake_cuda.api.device_copy import copied
+from pytest_torchmem.fake_cuda.api.fake_tensors import STANDS_FOR_GPU
 from pytest_torchmem.interception.attribution import is_own
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.compilers.compiler import interpreters, node_run_in
@@ -25,6 +27,7 @@ from pytest_torchmem.torch_private.dispatch.modes import (
     FakeTensorMode,
     FunctionalTensorMode,
     device_constructors,
+    fake_tensor_mode,
 )
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
 from pytest_torchmem.torch_private.patching.patches import Replacements
@@ -53,13 +56,41 @@ def _seeing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., 
         kwargs = kwargs or {}
         device = kwargs.get("device")
         on_host = device is not None and device.type == "cpu"
-        if on_host and trace.compiles_for_gpu and trace.on_thread():
+        if func is _TO_COPY and device is not None and device.type == "cuda":
+            known = getattr(args[0], "constant", None)
+            if known is not None and not trace.compiles and trace.on_thread():
+                with _without_constant(args[0], known):
+                    made = original(self, func, types, args, kwargs)
+                made.constant = known.to(kwargs.get("dtype") or known.dtype, copy=True)
+                self.fake_tensor_converter.add_constant_storage_mapping(made)
+                return made
+        if on_host and _guesses_gpu(self, trace):
             is_copy = func is _TO_COPY and args[0].device.type == "cuda"
             if (is_copy or _makes(func, args)) and _is_guess(func):
                 kwargs = {**kwargs, "device": trace.device(torch.device("cuda"))}
         return original(self, func, types, args, kwargs)
 
     return dispatch
+
+
+def _guesses_gpu(mode: Any, trace: TraceContext) -> bool:
+    """Return whether what C++ makes in a mode is made for tensors on the GPU."""
+    if not trace.on_thread():
+        return False
+    if trace.compiles:
+        return trace.compiles_for_gpu
+    fakes = mode if isinstance(mode, FakeTensorMode) else fake_tensor_mode()
+    return getattr(fakes, STANDS_FOR_GPU, False)
+
+
+@contextmanager
+def _without_constant(tensor: Any, known: Tensor) -> Iterator[None]:
+    """Let torch not copy the constant that a fake tensor stands for: to C++ there is no GPU."""
+    tensor.constant = None
+    try:
+        yield
+    finally:
+        tensor.constant = known
 
 
 def _makes(func: Any, args: Any) -> bool:

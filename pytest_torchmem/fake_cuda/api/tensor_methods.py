@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.fake_cuda.api.device_copy import copy_to, parse_target
-from pytest_torchmem.fake_cuda.api.fake_tensors import as_cpp_has_it
 from pytest_torchmem.fake_cuda.api.legacy_types import find_legacy_type
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.fake_cuda.api.wrapper_subclasses import WrapperSubclasses
@@ -66,8 +65,6 @@ class DeviceMethods:
         if self._trace.in_fake_tensor_mode():
             if isinstance(tensor, FakeTensor):
                 return tensor.device  # type: ignore[no-any-return]
-            if not self._trace.compiles:
-                return cast(torch.device, TensorBase.device.__get__(tensor))
             inner = functional_value(tensor)  # operators that name a device name that of Python
             if inner is not None:
                 return inner.device
@@ -88,8 +85,6 @@ class DeviceMethods:
             return cast(Tensor, TensorBase.to(tensor, *args, **kwargs))
         target = parse_target(*args, **kwargs)
         device = None if target.device is None else self._trace.device(target.device)
-        if self._trace.in_fake_tensor_mode() and not self._trace.compiles:
-            device = as_cpp_has_it(device)
         if device is None or device == self.device_of(tensor):
             layout = target.memory_format
             options = {} if layout is None else {"memory_format": layout}
@@ -209,8 +204,7 @@ class DeviceMethods:
                 return original(tensor, *args, **kwargs)
             kwargs["device"] = _CPU
             if trace.in_fake_tensor_mode():
-                if trace.compiles:
-                    kwargs["device"] = device or tensor.device
+                kwargs["device"] = device or tensor.device
                 return original(tensor, *args, **kwargs)
             target = self.device_of(tensor) if device is None else as_device(device)
             with trace.placing_on(trace.device(target)):

@@ -16,7 +16,7 @@ from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values.captured import not_permitted
 from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.interception.values.unknown_numbers import functions_of_math
-from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded
+from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded, set_excluded
 from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _CONVERSIONS = ("__float__", "__int__", "__index__", "__bool__", "__complex__")
@@ -125,7 +125,13 @@ class Values:
         """Return what a tensor without memory is printed as."""
         record = self._trace.without_memory(tensor)
         if record is None:
-            return cast(str, self._repr(tensor, tensor_contents=tensor_contents))
+            # A guard that torch makes outside of the program's modes puts the keys back as they are
+            # there, and lives until these are entered anew (torch/_tensor_str.py, ``_str``).
+            excluded = is_excluded(FAKE)
+            try:
+                return cast(str, self._repr(tensor, tensor_contents=tensor_contents))
+            finally:
+                set_excluded(FAKE, excluded)
         sparse = tensor.layout is not torch.strided
         if self._trace.values.contents.known(record) is not None:
             with suppress(NotKnown):

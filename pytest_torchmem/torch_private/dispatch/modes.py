@@ -44,7 +44,12 @@ def cpp_makes_fake_tensors() -> bool:
     """Return whether a ``FakeTensorMode`` is in force for C++, which then makes no GPU ready
     (csrc/utils/device_lazy_init.cpp, device_lazy_init).
     """
-    return _mode_of_kind(_FAKE_TENSORS) is not None
+    return fake_tensor_mode() is not None
+
+
+def fake_tensor_mode() -> Any:
+    """Return the ``FakeTensorMode`` that is in force for C++, or None."""
+    return _mode_of_kind(_FAKE_TENSORS)
 
 
 def makes_fake_tensors(mode: object) -> bool:
