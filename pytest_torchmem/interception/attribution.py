@@ -26,7 +26,7 @@ from torch import nn
 from pytest_torchmem.interception.facts import Called, FactCollector, Mode, is_installed
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, not_jit_tracing
-from pytest_torchmem.torch_private.patching.module_calls import module_calls
+from pytest_torchmem.torch_private.patching.module_calls import ModuleMethods
 from pytest_torchmem.torch_private.tensors.autograd import (
     ENGINE_CODE,
     VMAP_CODE,
@@ -247,42 +247,15 @@ class Attribution:
     @contextmanager
     def following_modules(self, on_thread: Callable[[], bool]) -> Iterator[None]:
         """Follow every module's call where ``on_thread()`` is true."""
-        attribution, modules = self, self._modules
-
-        def following(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-                __tracebackhide__ = True
-                if not on_thread():
-                    return original(self, *args, **kwargs)
-                stack = modules.calls
-                if stack and stack[-1][2] is self:  # a subclass's ``__call__`` that calls ours
-                    return original(self, *args, **kwargs)
-                task = attribution._begin_call(self, args, kwargs)
-                path = attribution._path(stack, self)
-                outer = stack[-1][3] if stack else None
-                mode = attribution.facts.called(path, self, args, task, outer)
-                caller = sys._getframe(1)
-                if is_own(caller.f_code) and caller.f_back is not None:
-                    caller = caller.f_back
-                attribution._enter(caller, task)
-                stack.append((path, task, self, mode))
-                try:
-                    return original(self, *args, **kwargs)
-                finally:
-                    attribution._leave(caller, task)
-                    stack.pop()
-
-            return call
-
+        before, _FOLLOWING.now = _FOLLOWING.now, (self, on_thread)
         try:
-            with module_calls(following):
+            with _FOLLOWING.methods:
                 yield
         finally:
-            modules.calls.clear()
-            modules.left = _NOT_LEFT
+            _FOLLOWING.now = before
+            self._modules.calls.clear()
+            self._modules.left = _NOT_LEFT
             self._paths.clear()
-            # One of these is the code that calls ``call`` here, which refers back to this: the
-            # garbage collector does not look into code.
             self._codes.clear()
             self._lines.clear()
 
@@ -411,6 +384,46 @@ class Attribution:
                 return ""
             frame = frame.f_back
         return ""
+
+
+class _Following:
+    """Who follows the calls of modules now."""
+
+    def __init__(self) -> None:
+        self.now: tuple[Attribution, Callable[[], bool]] | None = None
+        self.methods = ModuleMethods({"__call__": self._following})
+
+    def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        following = self
+
+        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            now = following.now
+            if now is None or not now[1]():
+                return original(self, *args, **kwargs)
+            attribution = now[0]
+            stack = attribution._modules.calls
+            if stack and stack[-1][2] is self:  # a subclass's ``__call__`` that calls ours
+                return original(self, *args, **kwargs)
+            task = attribution._begin_call(self, args, kwargs)
+            path = attribution._path(stack, self)
+            outer = stack[-1][3] if stack else None
+            mode = attribution.facts.called(path, self, args, task, outer)
+            caller = sys._getframe(1)
+            if is_own(caller.f_code) and caller.f_back is not None:
+                caller = caller.f_back
+            attribution._enter(caller, task)
+            stack.append((path, task, self, mode))
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                attribution._leave(caller, task)
+                stack.pop()
+
+        return call
+
+
+_FOLLOWING = _Following()
 
 
 def _places_of_new_thread(all_places: list[_Places]) -> _Places:

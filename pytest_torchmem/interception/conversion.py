@@ -322,6 +322,8 @@ class Conversion:
 
     def _values_of(self, tensor: Tensor) -> Tensor | None:
         """Return a tensor with the values of one that the program came with, if they are known."""
+        if tensor.is_meta:
+            return None
         lent = self.lent(tensor)
         if lent is not None:
             content = lent.content

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from threading import get_ident
 from typing import Any
@@ -64,6 +64,33 @@ _COMES_WITH_CUDA = {
     "pip install triton"
 }
 """What to do about a package that is missing, by its name."""
+
+
+class _Working:
+    """A context in which the profiler itself is at work; entered for every tensor of a model."""
+
+    __slots__ = ("_before", "_interceptor", "_lock", "_modes")
+
+    def __init__(self, interceptor: Interceptor) -> None:
+        self._interceptor = interceptor
+
+    def __enter__(self) -> None:
+        interceptor = self._interceptor
+        self._lock = interceptor.threads.begin_turn()
+        self._before = interceptor.inside, is_excluded(FAKE)
+        interceptor.inside = get_ident()
+        set_excluded(FAKE, True)
+        self._modes = NoFunctionModes()
+        self._modes.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        interceptor, (inside, excluded) = self._interceptor, self._before
+        try:
+            self._modes.__exit__(*error)
+        finally:
+            set_excluded(FAKE, excluded)
+            interceptor.inside = inside
+            self._lock.release()
 
 
 class Interceptor:
@@ -304,20 +331,9 @@ class Interceptor:
             if self.threads.last != was_inside:  # it started others, and waited for them
                 self.threads.switch(was_inside)
 
-    @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self) -> AbstractContextManager[None]:
         """Let the profiler itself use tensors: nothing is intercepted, devices are torch's own."""
-        lock = self.threads.begin_turn()
-        was_inside, self.inside = self.inside, get_ident()
-        was_excluded = is_excluded(FAKE)
-        set_excluded(FAKE, True)
-        try:
-            with NoFunctionModes():
-                yield
-        finally:
-            set_excluded(FAKE, was_excluded)
-            self.inside = was_inside
-            lock.release()
+        return _Working(self)
 
     @contextmanager
     def placing_on(self, device: torch.device | None) -> Iterator[None]:

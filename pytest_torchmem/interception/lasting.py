@@ -8,7 +8,7 @@ or the capture of a graph, holds the trace's own context instead: ``TraceContext
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -42,6 +42,35 @@ class _Made(NamedTuple):
     """The function that made it: another one where its module was imported anew."""
 
 
+class _InPlace(AbstractContextManager[_Owner]):
+    """A context in which a layer is in place."""
+
+    __slots__ = ("_made", "_make", "_name")
+
+    def __init__(self, name: str, make: Callable[[TraceContext], Layer[_Owner]]) -> None:
+        self._name, self._make = name, make
+
+    def __enter__(self) -> _Owner:
+        self._made = layer, patch, _ = LASTING.find(self._name, self._make)
+        self._begin()
+        try:
+            patch.put_in_place()
+        except BaseException:
+            self._begin()
+            raise
+        return layer.owner  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._made.patch.put_back()
+        finally:
+            self._begin()
+
+    def _begin(self) -> None:
+        for begin in self._made.layer.begin:
+            begin()
+
+
 class _Lasting:
     """The layers that were made in this process; one trace at a time has them."""
 
@@ -62,20 +91,13 @@ class _Lasting:
             else:  # a thread that goes on may be in one of the functions, which finish as they are
                 self._trace, self._made = object.__new__(TraceContext), {}
 
-    @contextmanager
-    def layer(self, name: str, make: Callable[[TraceContext], Layer[_Owner]]) -> Iterator[_Owner]:
+    def layer(
+        self, name: str, make: Callable[[TraceContext], Layer[_Owner]]
+    ) -> AbstractContextManager[_Owner]:
         """Have a layer in place, made with ``make(trace)`` if what it replaces is new."""
-        layer, patch, _ = self._find(name, make)
-        for begin in layer.begin:
-            begin()
-        try:
-            with patch.in_place():
-                yield layer.owner
-        finally:
-            for begin in layer.begin:
-                begin()
+        return _InPlace(name, make)
 
-    def _find(self, name: str, make: Callable[[TraceContext], Layer[Any]]) -> _Made:
+    def find(self, name: str, make: Callable[[TraceContext], Layer[Any]]) -> _Made:
         found, by = self._made.get(name), getattr(make, "func", make)
         if found is None or found.by is not by or not found.patch.fits():
             if found is not None:

@@ -299,6 +299,8 @@ class _Builder:
             for index in opened.saved:
                 is_saved[index] = 1
         made_rows = []
+        for found in (self._of_node, self._named, self._numbers, self._births_before):
+            found.clear()
         rows.reverse()
         while rows:  # each is let go of as soon as it is a row: there may be millions
             opened = rows.pop()

@@ -18,9 +18,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.step.signals import undisturbed
+from pytest_torchmem.torch_private.tensors.tensors import make_subclass
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
+_COMPRESSED = frozenset((*_BY_ROWS, *_BY_COLUMNS))
+_TENSORS = frozenset((Tensor, nn.Parameter))
+"""Classes of tensors that are no more than their elements, if they are strided."""
 _SHARED = frozenset(
     {
         *(type(None), bool, int, float, complex, bytes, str, range, type, type(...)),
@@ -95,11 +99,14 @@ class Cloner(ABC):
             made = self._remember(value, kind())
             memo, originals = self._memo, self._originals
             for key, item in value.items():
-                key = key if type(key) is str else self.copy(key)
+                if type(key) is not str:
+                    key = self.copy(key)
                 kind = type(item)
                 if kind in _SHARED:
                     made[key] = item
-                elif kind in _TABLES and not item and id(item) not in memo and _is_bare(item):
+                elif kind not in _TABLES or item or id(item) in memo:
+                    made[key] = self.copy(item)
+                elif kind is dict or not item.__dict__:
                     made[key] = memo[id(item)] = kind()  # as most tables of a module are
                     originals.append(item)
                 else:
@@ -158,14 +165,16 @@ class Cloner(ABC):
         known: Tensor | None = self._memo.get(id(tensor))
         if known is not None:
             return known
-        strided = False
-        if is_lazy(tensor):
+        strided, layout = False, tensor.layout
+        if type(tensor) in _TENSORS and layout is torch.strided and self.is_strided(tensor):
+            clone, strided = _as_leaf(self.clone_strided(tensor), tensor), True
+        elif is_lazy(tensor):
             kind: Any = type(tensor)
             device = self.device or tensor.device
-            clone: Tensor = kind(tensor.requires_grad, device=device, dtype=tensor.dtype)
-        elif tensor.layout is torch.jagged:
+            clone = kind(tensor.requires_grad, device=device, dtype=tensor.dtype)
+        elif layout is torch.jagged:
             clone = self._clone_jagged(tensor)
-        elif tensor.layout in (*_BY_ROWS, *_BY_COLUMNS):
+        elif layout in _COMPRESSED:
             clone = _as_leaf(self.clone_compressed(tensor), tensor)
         elif self.is_strided(tensor):
             clone, strided = _as_leaf(self.clone_strided(tensor), tensor), True
@@ -273,11 +282,12 @@ def compressed_parts(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _as_leaf(clone: Tensor, tensor: Tensor) -> Tensor:
     """Return a clone as the leaf that ``tensor`` is: a parameter, or a tensor with a gradient."""
+    if type(tensor) is nn.Parameter:
+        return make_subclass(nn.Parameter, clone, tensor.requires_grad)  # type: ignore[no-any-return]
     if not isinstance(tensor, nn.Parameter):
         return clone.requires_grad_(tensor.requires_grad)
     parameter = nn.Parameter(clone, requires_grad=tensor.requires_grad)
-    if type(tensor) is not nn.Parameter:
-        parameter.__class__ = type(tensor)
+    parameter.__class__ = type(tensor)
     return parameter
 
 

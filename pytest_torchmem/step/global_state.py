@@ -18,7 +18,13 @@ from pytest_torchmem.step.imports import imports_apart, told_of_imports
 from pytest_torchmem.torch_private.compilers.compiler import compiled_calls
 from pytest_torchmem.torch_private.compilers.not_needed import COMPILER
 from pytest_torchmem.torch_private.dispatch.modes import global_device_context
-from pytest_torchmem.torch_private.state.all_settings import NOT_SAID, Setting, all_settings
+from pytest_torchmem.torch_private.state.all_settings import (
+    NOT_SAID,
+    Setting,
+    all_settings,
+    answer,
+    answers,
+)
 
 _NUMPY = "numpy.random"
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -53,7 +59,9 @@ def _process_kept() -> Iterator[None]:
 
 def _shared_states() -> list[dict[str, Any]]:
     module = sys.modules.get("accelerate.state")
-    found = [getattr(one, "_shared_state", None) for one in vars(module or object).values()]
+    if module is None:
+        return []
+    found = [getattr(one, "_shared_state", None) for one in vars(module).values()]
     return [state for state in found if isinstance(state, dict)]
 
 
@@ -113,11 +121,12 @@ def generators_kept(seeded: bool = False) -> Iterator[None]:
     if seeded and not is_alone():
         yield
         return
-    state, python_state = torch.get_rng_state(), random.getstate()
+    default = torch.default_generator
+    state, python_state = default.get_state(), random.getstate()
     # numpy imports it when it is first used, which takes longer than a small trace.
     numpy_state = sys.modules[_NUMPY].get_state() if _NUMPY in sys.modules else None
     if seeded:
-        torch.default_generator.manual_seed(0)
+        default.manual_seed(0)
         random.seed(0)
         seed_what_is_imported(_NUMPY)
     try:
@@ -141,19 +150,18 @@ def seed_what_is_imported(name: str) -> None:
 def settings_kept() -> Iterator[None]:
     """Undo what a program sets for the process: its trace on the next device begins as this one."""
     settings = all_settings()
-    asks = [setting.ask for setting in settings]
-    before = [ask() for ask in asks]
+    before = answers(settings)
     try:
         yield
     finally:
-        if [ask() for ask in asks] != before:
+        if answers(settings) != before:
             _put_back(settings, before)
 
 
 def _put_back(settings: Sequence[Setting], before: Sequence[Any]) -> None:
     # In order: one that is put back may change what another says.
     for setting, value in zip(settings, before, strict=True):
-        if value is not NOT_SAID and setting.ask() != value:
+        if value is not NOT_SAID and answer(setting) != value:
             setting.set_to(value)
 
 

@@ -19,6 +19,7 @@ _SIGNALS: tuple[int, ...] = tuple(sorted(map(int, signal.valid_signals())))
 _handler_of: Callable[[int], Any] = _signal.getsignal
 """``signal.getsignal`` without a search for the name of what it returns, which takes ten times as
 long (Lib/signal.py)."""
+_set: Callable[[int, _Handler], object] = _signal.signal
 
 
 @contextmanager
@@ -31,8 +32,8 @@ def undisturbed() -> Iterator[None]:
     held: list[tuple[int, _Handler]] = []
     try:
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                if callable(_handler_of(number)):
+            for number, handler in zip(_SIGNALS, map(_handler_of, _SIGNALS), strict=True):
+                if callable(handler):
                     _hold(number, held, arrived)
         yield
     finally:
@@ -52,10 +53,10 @@ def _hold(
     handler = _handler_of(number)
     if callable(handler):
         held.append((number, handler))
-        signal.signal(number, lambda number, frame: arrived.append((handler, number, frame)))
+        _set(number, lambda number, frame: arrived.append((handler, number, frame)))
 
 
 def _give_back(held: list[tuple[int, _Handler]]) -> None:
     while held:
-        signal.signal(*held[-1])
+        _set(*held[-1])
         held.pop()

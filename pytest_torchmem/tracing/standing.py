@@ -22,7 +22,7 @@ import torch
 from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.conversion import Lent
+from pytest_torchmem.interception.conversion import Lender, Lent
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.survivors import give_survivors_data
@@ -207,9 +207,14 @@ def _lent(address: int, which: Callable[[StandingGpu], bool]) -> Iterator[Lent]:
             yield lent
 
 
-def lent_by_standing_gpus(address: int) -> Lent | None:
-    """Return the hollow storage at ``address`` that a standing GPU has, ``None`` if none does."""
-    return next(_lent(address, lambda gpu: True), None) if _STANDING else None
+def lender_of_standing_gpus() -> Lender:
+    """Return what gives the hollow storage at an address that a GPU has which stands now.
+
+    None stands up in the course of a trace.
+    """
+    if not _STANDING:
+        return lambda address: None
+    return lambda address: next(_lent(address, lambda gpu: True), None)
 
 
 def present_on_standing_gpus() -> Iterator[tuple[Lent, torch.UntypedStorage]]:

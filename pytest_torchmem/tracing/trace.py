@@ -55,7 +55,7 @@ from pytest_torchmem.tracing.lock import run_alone
 from pytest_torchmem.tracing.lowering import Lowering
 from pytest_torchmem.tracing.passes import run_passes
 from pytest_torchmem.tracing.shared import let_go_of_tensors
-from pytest_torchmem.tracing.standing import lent_by_standing_gpus, present_on_standing_gpus
+from pytest_torchmem.tracing.standing import lender_of_standing_gpus, present_on_standing_gpus
 from pytest_torchmem.tracing.watch import at_begin, at_end
 from pytest_torchmem.units import parse_size
 
@@ -220,7 +220,7 @@ def _trace(
     memories = () if gpu is None else tuple(limit.of(one, gpu) for one in ledgers)
     attribution = Attribution()
     interceptor = Interceptor(machine, ledger, attribution, gradient_held_by_engine_alone(), values)
-    interceptor.parts.conversion.lender = lent_by_standing_gpus
+    interceptor.parts.conversion.lender = lender_of_standing_gpus()
     interceptor.parts.values.mailbox = mailbox
     compiled = Compiled(interceptor, mode, lowering)
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from operator import ne
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import trace
-from pytest_torchmem.torch_private.state.all_settings import all_settings
+from pytest_torchmem.torch_private.state.all_settings import all_settings, answers
 from tests.tracing.programs import MODELS, hooked
 
 DEVICES = ("cpu", "cuda")
@@ -321,7 +322,7 @@ def other(value: object) -> object:
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_that_torch_lets_a_program_set_is_put_back(device: str) -> None:
     settings = all_settings()
-    before = [setting.ask() for setting in settings]
+    before = answers(settings)
     changed = 0
 
     def program() -> None:
@@ -336,13 +337,11 @@ def test_all_that_torch_lets_a_program_set_is_put_back(device: str) -> None:
                 setting.set_to(other(value))
             except (RuntimeError, TypeError, ValueError):
                 continue  # of this build
-        changed = sum(
-            setting.ask() != value for setting, value in zip(settings, before, strict=True)
-        )
+        changed = sum(map(ne, answers(settings), before))
 
     with torch.backends.__allow_nonbracketed_mutation():
         trace(program, device=device)
-    assert [setting.ask() for setting in settings] == before
+    assert answers(settings) == before
     assert changed > len(settings) // 2
 
 

@@ -22,7 +22,7 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.distributed.processes import (
     LAUNCHER,
     follow_launcher,
-    follow_processes,
+    starts_of_processes,
 )
 from pytest_torchmem.interception.distributed.propagation import (
     keep_joined_meshes,
@@ -35,7 +35,7 @@ from pytest_torchmem.torch_private.distributed.process_groups import (
     SYMMETRIC_MEMORY,
     symmetric_memory,
 )
-from pytest_torchmem.torch_private.patching.patches import replaced_all
+from pytest_torchmem.torch_private.patching.patches import Replacements, replaced_all
 from pytest_torchmem.torch_private.patching.replaceable import (
     BACKWARD_RESULT,
     FORWARD_VOTE,
@@ -69,7 +69,10 @@ _OLD = (
 )
 
 
-_FOLLOWED = ("fsdp", "tensor", "checkpoint", "pipelining", SYMMETRIC_MEMORY)
+_FOLLOWED = tuple(
+    f"torch.distributed.{name}"
+    for name in ("fsdp", "tensor", "checkpoint", "pipelining", SYMMETRIC_MEMORY)
+)
 
 
 def _of_fsdp(name: str) -> Any:
@@ -150,9 +153,8 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 stack.enter_context(replaced_all(tuple(wanted)))
                 wanted.clear()
 
-        stack.enter_context(LASTING.layer("processes that agree", _comparing))
-        follow_processes(replace, trace)
-        follow(*(f"torch.distributed.{name}" for name in _FOLLOWED), LAUNCHER)
+        stack.enter_context(LASTING.layer("processes", _of_processes))
+        follow(*(name for name in (*_FOLLOWED, LAUNCHER) if name in sys.modules))
         stack.enter_context(trace.after_imports(follow))
         yield
 
@@ -236,7 +238,12 @@ def _agreeing(trace: TraceContext, original: Any) -> Callable[..., Any]:
     return result
 
 
-def _comparing(trace: TraceContext) -> Layer[None]:
+def _of_processes(trace: TraceContext) -> Layer[None]:
+    """Replace what starts processes, and in each what agrees with the others."""
+    return Layer([*starts_of_processes(trace), *_comparing(trace)], None)
+
+
+def _comparing(trace: TraceContext) -> Replacements:
     """Replace what ``DistributedDataParallel`` compares its parameters' shapes with others' by.
 
     It writes to and reads from memory (torch/csrc/distributed/c10d/reducer.cpp,
@@ -244,7 +251,7 @@ def _comparing(trace: TraceContext) -> Layer[None]:
     """
     original = getattr(torch.distributed, VERIFY_PARAMETERS, None)
     if original is None:
-        return Layer([], None)
+        return []
 
     def verify(*args: Any) -> Any:
         return original(*args) if trace.off() else None
@@ -255,8 +262,7 @@ def _comparing(trace: TraceContext) -> Layer[None]:
     places: Places = WeakKeyDictionary()
     buckets = {REBUILD_BUCKETS: _making_buckets(trace, getattr(reducer, REBUILD_BUCKETS), places)}
     functions = {VERIFY_PARAMETERS: verify, "Reducer": _making_reducer(trace, reducer, places)}
-    replacements = [(torch.distributed, functions), (logger, quiet), (reducer, buckets)]
-    return Layer(replacements, None)
+    return [(torch.distributed, functions), (logger, quiet), (reducer, buckets)]
 
 
 def _agreeing_alone(trace: TraceContext, original: Any) -> Callable[..., Any]:

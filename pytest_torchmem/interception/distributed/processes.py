@@ -25,6 +25,7 @@ from torch.multiprocessing.spawn import (
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.world import World
+from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _MODULES = ("torch.multiprocessing", "torch.multiprocessing.spawn")
 """Of what starts processes the second calls its own, whoever has imported ``spawn`` by name."""
@@ -35,11 +36,11 @@ _LAUNCHES = "launch_agent"
 _WORKERS = "torch.utils.data."
 
 
-def follow_processes(replace: Callable[..., None], trace: TraceContext) -> None:
-    """Replace what starts the processes of a world."""
-    for name in _MODULES:
-        replace(sys.modules.get(name), _STARTS, partial(_starting, trace))
-    replace(BaseProcess, "start", partial(_beginning, trace))
+def starts_of_processes(trace: TraceContext) -> Replacements:
+    """Return what replaces what starts the processes of a world."""
+    modules = [sys.modules[name] for name in _MODULES]
+    starts = [(one, {_STARTS: _starting(trace, getattr(one, _STARTS))}) for one in modules]
+    return [*starts, (BaseProcess, {"start": _beginning(trace, BaseProcess.start)})]
 
 
 def follow_launcher(replace: Callable[..., None], trace: TraceContext) -> None:

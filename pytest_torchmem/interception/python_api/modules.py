@@ -20,13 +20,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
-from pytest_torchmem.torch_private.patching.module_calls import module_calls
+from pytest_torchmem.torch_private.patching.module_calls import APPLIES, ModuleMethods
 from pytest_torchmem.torch_private.patching.patches import ABSENT, Replacements
 from pytest_torchmem.torch_private.patching.registrations import registrations_seen
 from pytest_torchmem.torch_private.patching.replaceable import (
     CONTRACT,
     applied_item,
-    apply_to_module,
     name_table,
     state_table,
 )
@@ -58,7 +57,7 @@ def modules_given_back(trace: TraceContext) -> Iterator[None]:
         trace.noted_tensors.append(modules.tensors)
         seen = registrations_seen(modules.parameter_registered, modules.child_registered)
         try:
-            with seen, module_calls(modules.deleting, "__delattr__"):
+            with seen, modules.methods:
                 yield
         finally:
             trace.note_module = lambda module: None
@@ -103,12 +102,17 @@ class _OwnModules:
 
     def __init__(self, trace: TraceContext) -> None:
         self._trace = trace
+        self.methods = ModuleMethods(
+            {
+                **dict.fromkeys(_HOOKING, self._hooking),
+                **dict.fromkeys(_MAKING, self._making),
+                APPLIES: self._apply,
+                "__delattr__": self._deleting,
+            }
+        )
+        """What has to be seen of modules: how they are made, hooked, moved and converted."""
         self._all_applied = False
         """Whether there was none before the trace."""
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget the modules of the trace before."""
         self.tensors: Any = WeakIdKeyDictionary()
         """The data and the gradients of tensors that were given others."""
         self._buffers: Any = WeakIdKeyDictionary()
@@ -118,22 +122,26 @@ class _OwnModules:
         self._applied: dict[int, ReferenceType[Any]] = {}
         """What stands in the tables of modules to which composable functions were applied."""
 
+    def begin(self) -> None:
+        """Forget the modules of the trace before."""
+        if self.tensors or self._buffers or self._noted:  # else they are new
+            self.tensors = WeakIdKeyDictionary()
+            self._buffers = WeakIdKeyDictionary()
+            self._noted = WeakIdKeyDictionary()
+        self._made, self._applied = {}, {}
+
     def replacements(self) -> Replacements:
-        """Return what has to be seen of modules: how they are made, hooked, moved and converted."""
-        hooking = {name: self._hooking(getattr(nn.Module, name)) for name in _HOOKING}
-        making = {name: self._making(getattr(nn.Module, name)) for name in _MAKING}
-        applied, replacements = applied_item(), [(nn.Module, {**hooking, **making})]
+        """Return how it is seen that composable functions are applied."""
+        applied = applied_item()
         self._all_applied = applied is None
-        if applied is not None:
-            replacements.append((applied, {"__init__": self._applying}))
-        return [*replacements, apply_to_module.by(self._apply())]
+        return [] if applied is None else [(applied, {"__init__": self._applying})]
 
     def _applying(self, item: Any) -> None:
         """Note that a composable function is applied, such as ``fully_shard``."""
         if self._trace.on_thread():
             self._applied[id(item)] = ref(item)
 
-    def deleting(self, original: Any) -> Callable[..., Any]:
+    def _deleting(self, original: Any) -> Callable[..., Any]:
         """Return what is called instead of a module's ``__delattr__``."""
 
         @wraps(original)
@@ -144,9 +152,7 @@ class _OwnModules:
 
         return delete
 
-    def _apply(self) -> Callable[..., Any]:
-        original: Any = apply_to_module.original
-
+    def _apply(self, original: Any) -> Callable[..., Any]:
         def apply(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not self._trace.off():
                 self._note_tensors(module)

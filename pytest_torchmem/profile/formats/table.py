@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from array import array
 
 from pytest_torchmem.profile.timeline import Allocation, Timeline
 
@@ -30,24 +31,21 @@ def allocations_csv(timeline: Timeline) -> str:
     ``made`` and ``freed`` are positions among the events, from 1 on; ``freed`` is empty for what is
     alive at the end. A shape is written as ``2x3``.
     """
-    count = len(timeline.allocations) + 1
-    made, freed = [0] * count, [0] * count
+    freed = array("q", bytes(8 * (len(timeline.allocations) + 1)))
     for position, event in enumerate(timeline.events, start=1):
-        if event > 0:
-            made[event] = position
-        else:
+        if event < 0:
             freed[-event] = position
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(COLUMNS)
     told: dict[Allocation, str] = {}
-    for event in timeline.events:
+    for position, event in enumerate(timeline.events, start=1):
         if event < 0:
             continue
         found = timeline.allocations[event - 1]
         columns = told.get(found)
         if columns is None:
             columns = told[found] = _columns(found)
-        text.write(f"{event},{columns},{made[event]},{freed[event] or ''}\n")
+        text.write(f"{event},{columns},{position},{freed[event] or ''}\n")
     return text.getvalue()
 
 

@@ -7,47 +7,81 @@ is there gets other code instead: for all who hold it, as others would look it u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
+from pytest_torchmem.torch_private.names import private_name
+
+#: What moves and converts the parameters of a module.
+APPLIES = private_name("torch.nn.Module._apply")
+_Instead: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 _PLACE = "what is called instead"
 _REPLACED: list[tuple[FunctionType, CodeType]] = []
 """Functions with the code that was there, while another is."""
 
 
-@contextmanager
-def module_calls(
-    instead: Callable[[Callable[..., Any]], Callable[..., Any]], name: str = "__call__"
-) -> Iterator[None]:
-    """Have ``instead(original)`` called for every call of a module, or of another method of it.
+class ModuleMethods(AbstractContextManager[None]):
+    """A context in which others are called instead of methods of ``nn.Module``, again and again.
 
-    It is called with the module, and with what that is called with.
+    ``instead`` returns what is called with the module, and with what a method is called with, by
+    the method's name; it is given the method itself, and asked once as long as that stays the same.
     """
-    function: Any = getattr(nn.Module, name)
+
+    def __init__(self, instead: Mapping[str, _Instead]) -> None:
+        self._instead = instead
+        self._codes: dict[str, tuple[FunctionType, CodeType, CodeType]] = {}
+        """Functions, with their own code and what calls something else, by name."""
+        self._standing: list[list[tuple[str, Any, Any]]] = []
+        """What was there each time, by name, and its code; None where it is replaced itself."""
+
+    def __enter__(self) -> None:
+        standing: list[tuple[str, Any, Any]] = []
+        self._standing.append(standing)
+        for name, instead in self._instead.items():
+            function: Any = getattr(nn.Module, name)
+            known = self._codes.get(name)
+            if known is None or known[0] is not function or known[1] is not function.__code__:
+                known = _with_other_code(function, instead)
+            if known is None:
+                standing.append((name, function, None))
+                setattr(nn.Module, name, instead(function))
+                continue
+            self._codes[name] = known
+            standing.append((name, function, known[1]))
+            _REPLACED.append(known[:2])
+            # Whoever is in the midst of a call, on another thread, goes on in the code that he has.
+            function.__code__ = known[2]
+
+    def __exit__(self, *error: object) -> None:
+        for name, function, code in reversed(self._standing.pop()):
+            if code is None:
+                setattr(nn.Module, name, function)
+            else:
+                _REPLACED.remove((function, code))
+                function.__code__ = code
+
+
+def module_calls(instead: _Instead, name: str = "__call__") -> AbstractContextManager[None]:
+    """Have ``instead(original)`` called for every call of a module, or of another method of it."""
+    return ModuleMethods({name: instead})
+
+
+def _with_other_code(
+    function: Any, instead: _Instead
+) -> tuple[FunctionType, CodeType, CodeType] | None:
+    """Return a function with its code and other code for it, None where it can have no other."""
     template = _template_of(function)
     if template is None:
-        setattr(nn.Module, name, instead(function))
-        try:
-            yield
-        finally:
-            setattr(nn.Module, name, function)
-        return
+        return None
     code = function.__code__
     about = function.__globals__, function.__name__, function.__defaults__, function.__closure__
     original = FunctionType(code, *about)
     original.__kwdefaults__ = function.__kwdefaults__
-    # Whoever is in the midst of a call, on another thread, goes on in the code that he has.
-    function.__code__ = _calling(template, instead(original))
-    _REPLACED.append((function, code))
-    try:
-        yield
-    finally:
-        _REPLACED.remove((function, code))
-        function.__code__ = code
+    return function, code, _calling(template, instead(original))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from itertools import repeat
 from operator import is_
@@ -51,18 +51,30 @@ class Replaceable:
         return self._owner, {self._name: replacement}
 
 
-@contextmanager
-def replaced(owner: Any, **replacements: Any) -> Iterator[None]:
+def replaced(owner: Any, **replacements: Any) -> AbstractContextManager[None]:
     """Replace attributes of a class or module; inherited ones are inherited again afterwards."""
-    with replaced_all([(owner, replacements)]):
-        yield
+    return _Replaced([(owner, replacements)])
 
 
-@contextmanager
-def replaced_all(replacements: Replacements) -> Iterator[None]:
+def replaced_all(replacements: Replacements) -> AbstractContextManager[None]:
     """Replace attributes of several classes and modules together, which all must be there."""
-    with Patch(replacements).in_place():
-        yield
+    return _Replaced(replacements)
+
+
+class _Replaced(AbstractContextManager[None]):
+    """A context in which attributes are replaced."""
+
+    __slots__ = ("_patch", "_replacements")
+
+    def __init__(self, replacements: Replacements) -> None:
+        self._replacements = replacements
+
+    def __enter__(self) -> None:
+        self._patch = Patch(self._replacements)
+        self._patch.put_in_place()
+
+    def __exit__(self, *error: object) -> None:
+        self._patch.put_back()
 
 
 class _Place(NamedTuple):
@@ -80,18 +92,27 @@ class _Place(NamedTuple):
         now = map(self.own.get, self.before, repeat(ABSENT))
         return all(map(is_, now, self.before.values()))
 
-    def set_to(self, attributes: Mapping[str, Any]) -> None:
-        """Have other attributes there; ``ABSENT`` for none."""
-        owner, own = self.owner, self.own
+    def replace(self) -> None:
+        """Have the replacements there."""
         if self.at_once:
-            vars(owner).update(attributes)
+            vars(self.owner).update(self.replacements)
             return
-        for name, attribute in attributes.items():
-            if attribute is not ABSENT:
-                if own.get(name, ABSENT) is not attribute:
-                    setattr(owner, name, attribute)
-            elif name in own:
-                delattr(owner, name)
+        owner = self.owner
+        for name, attribute in self.replacements.items():
+            setattr(owner, name, attribute)
+
+    def put_back(self) -> None:
+        """Have there what was before, also where not all was replaced."""
+        if self.at_once:
+            vars(self.owner).update(self.before)
+            return
+        owner, own = self.owner, self.own
+        for name, attribute in self.before.items():
+            if attribute is ABSENT:
+                if name in own:
+                    delattr(owner, name)
+            elif own.get(name, ABSENT) is not attribute:
+                setattr(owner, name, attribute)
 
 
 class Patch:
@@ -110,6 +131,8 @@ class Patch:
         """What replaced functions of modules stand for, by their ids."""
         self._of_modules: dict[int, tuple[Any, Any]] = {}
         self._firsts: dict[int, list[Any]] | None = None
+        self._noted: dict[int, Any] | None = None
+        """What stood first where these stand, by their ids: the same as long as this fits."""
         self._held: list[tuple[Any, str, Any, Any]] = []
         owners: dict[int, tuple[Any, dict[str, Any]]] = {}
         for owner, attributes in replacements:
@@ -138,30 +161,34 @@ class Patch:
             own.get(name, ABSENT) is found for own, name, found in self._looked_at
         )
 
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Have the replacements in place."""
-        given, places = self._given, self._places
-        self._held = held = self._held_elsewhere()
-        HOLDERS.note(given)
+    def put_in_place(self) -> None:
+        """Have the replacements in place, until ``put_back``; all or none of them."""
+        self._held = self._held_elsewhere()
+        if self._noted is None:
+            self._noted = HOLDERS.firsts_of(self._given)
+        HOLDERS.note(self._noted)
         self.standing[id(self)] = self
         try:
-            for place in places:
-                place.set_to(place.replacements)
-            for module, name, _, replacement in held:
+            for place in self._places:
+                place.replace()
+            for module, name, _, replacement in self._held:
                 vars(module)[name] = replacement
-            yield
-        finally:
-            del self.standing[id(self)]
-            self._held = []
-            if given:
-                HOLDERS.give_back(given)
-                HOLDERS.forget(given)
-            for module, name, original, _ in held:
-                vars(module)[name] = original
-            for place in places:
-                if not place.is_as_before():  # one could not be replaced
-                    place.set_to(place.before)
+        except BaseException:  # one could not be replaced
+            self.put_back()
+            raise
+
+    def put_back(self) -> None:
+        """Have in place what was there before."""
+        del self.standing[id(self)]
+        held, self._held = self._held, []
+        if self._noted:
+            HOLDERS.give_back(self._given)
+        if self._noted is not None:
+            HOLDERS.forget(self._noted)
+        for module, name, original, _ in held:
+            vars(module)[name] = original
+        for place in self._places:
+            place.put_back()
 
     def stood_before(self) -> Iterator[tuple[Any, str, Any]]:
         """Yield owners, names and what stood there before this, while it is in place."""

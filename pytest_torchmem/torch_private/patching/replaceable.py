@@ -48,8 +48,6 @@ pop_mode = Replaceable("torch.utils._python_dispatch._pop_torch_dispatch_stack")
 unset_mode = Replaceable("torch._C._unset_dispatch_mode")
 set_mode = Replaceable("torch._C._set_dispatch_mode")
 make_wrapper = Replaceable("torch.Tensor._make_wrapper_subclass")
-#: What moves and converts the parameters of a module.
-apply_to_module = Replaceable("torch.nn.Module._apply")
 #: A loader with workers: how it begins, and how the next batch arrives.
 begin_loading = Replaceable("torch.utils.data.dataloader._MultiProcessingDataLoaderIter.__init__")
 next_batch = Replaceable("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._next_data")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -158,7 +158,7 @@ def all_settings() -> tuple[Setting, ...]:
 def _of_pairs() -> Iterator[Setting]:
     for ask, set_to in _PAIRS:
         if ask is not None and set_to is not None:
-            yield Setting(partial(_answer, ask), set_to)
+            yield Setting(ask, set_to)
     for ask, set_to in _TUPLES:
         if ask is not None and set_to is not None:
             yield Setting(ask, partial(_set_together, set_to))
@@ -168,14 +168,22 @@ def _of_pairs() -> Iterator[Setting]:
         )
 
 
-def _answer(ask: Callable[[], Any]) -> Any:
-    """Return a setting; ``NOT_SAID`` where torch does not say.
+def answers(settings: Sequence[Setting]) -> list[Any]:
+    """Return the present settings; ``NOT_SAID`` where torch does not say.
 
     It does not where old and new ways of setting a precision were mixed (aten/src/ATen/Context.cpp,
     ``float32MatmulPrecision``): the new ones are put back anyway.
     """
     try:
-        return ask()
+        return [setting.ask() for setting in settings]
+    except RuntimeError:
+        return [answer(setting) for setting in settings]
+
+
+def answer(setting: Setting) -> Any:
+    """Return one of ``answers``."""
+    try:
+        return setting.ask()
     except RuntimeError:
         return NOT_SAID
 

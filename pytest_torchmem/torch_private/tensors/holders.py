@@ -34,8 +34,9 @@ class Holders:
         """The modules and names that hold each, while nothing is replaced, by its id."""
         self._ids: dict[str, tuple[Any, int, frozenset[int]]] = {}
         """What modules hold, by ids: with how many names each had then."""
-        self._replaced: dict[int, Any] = {}
-        """What stands in the place of something now, by the ids of what stands there."""
+        self._standing: dict[int, Mapping[int, Any]] = {}
+        """What stands in the place of something now: what stood there first, by the ids of what
+        stands there; by the ids of these."""
 
     def firsts(self, originals: Iterable[Any]) -> dict[int, list[Any]]:
         """Return what has each first original in its place now, by the first ones' ids.
@@ -45,7 +46,7 @@ class Holders:
         """
         standing: dict[int, list[Any]] = {}
         for one in originals:
-            first = self._replaced.get(id(one), one)
+            first = self.original(one)
             standing.setdefault(id(first), []).append(one)
             if id(first) not in self._wanted:
                 self._wanted[id(first)] = first
@@ -64,19 +65,26 @@ class Holders:
                     if any(one is found for one in firsts[number]):
                         yield module, attribute, found
 
-    def note(self, replacements: Mapping[int, Any]) -> None:
-        """Take note of what stands in the place of what from now on, by the ids of what does."""
-        for number, original in replacements.items():
-            self._replaced[number] = self._replaced.get(id(original), original)
+    def firsts_of(self, replacements: Mapping[int, Any]) -> dict[int, Any]:
+        """Return what stood first where originals stand, by the same ids of what replaces them."""
+        return {number: self.original(one) for number, one in replacements.items()}
 
-    def forget(self, replacements: Mapping[int, Any]) -> None:
+    def note(self, firsts: Mapping[int, Any]) -> None:
+        """Take note of what stands in the place of what from now on, by the ids of what does."""
+        if firsts:
+            self._standing[id(firsts)] = firsts
+
+    def forget(self, firsts: Mapping[int, Any]) -> None:
         """Forget what was noted and stands there no more."""
-        for number in replacements:
-            self._replaced.pop(number, None)
+        self._standing.pop(id(firsts), None)
 
     def original(self, value: Any) -> Any:
         """Return what ``value`` stands in the place of, or ``value`` itself."""
-        return self._replaced.get(id(value), value)
+        number = id(value)
+        for firsts in self._standing.values():
+            if number in firsts:
+                return firsts[number]
+        return value
 
     def give_back(self, originals: Mapping[int, Any]) -> None:
         """Let modules that were imported meanwhile hold originals, by the ids of what they got."""
@@ -113,11 +121,11 @@ class Holders:
                 if (grown or not new.isdisjoint(ids)) and sys.modules.get(name) is module:
                     self._look_at(name, module)
         main = sys.modules.get("__main__")
-        if main is not None and not self._replaced:  # once for all that is replaced together
+        if main is not None and not self._standing:  # once for all that is replaced together
             self._look_at("__main__", main)
 
     def _look_at(self, name: str, module: ModuleType) -> None:
-        wanted, replaced, attributes = self._wanted, self._replaced, vars(module)
+        wanted, standing, attributes = self._wanted, self._standing.values(), vars(module)
         if getattr(attributes.get("__spec__"), "_initializing", False):
             self._state = None  # it has not all its names yet
         else:
@@ -128,11 +136,12 @@ class Holders:
             ids = frozenset(map(id, tuple(attributes.values())))
             self._ids[name] = module, len(attributes), ids
         # What was found before stays. Nothing is found in most.
-        if wanted.keys().isdisjoint(ids) and replaced.keys().isdisjoint(ids):
+        if wanted.keys().isdisjoint(ids) and all(one.keys().isdisjoint(ids) for one in standing):
             return
         for attribute, one in tuple(attributes.items()):
-            if id(one) in wanted or id(one) in replaced:
-                number = id(replaced.get(id(one), one))
+            first = self.original(one)
+            if first is not one or id(one) in wanted:
+                number = id(first)
                 self._places.setdefault(number, {})[name, attribute] = None
 
 
