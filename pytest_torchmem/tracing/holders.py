@@ -20,6 +20,10 @@ _NOT_OF_PROGRAMS = ("pytest_torchmem.", "torch.", "_pytest.", "pluggy.")
 _OF_MODULES = ("._parameters", "._buffers")
 """Where modules keep what their attributes seem to be."""
 _CONTAINERS = (list, tuple, dict, set)
+_MOST_TOGETHER = 2_000
+"""Objects whose referrers are looked for at once: each object that Python knows is compared with
+all of them (Modules/gcmodule.c, gc_referrers_for)."""
+_MOST_ROOTS = 50
 
 
 def tensors_alive() -> list[Tensor]:
@@ -27,11 +31,60 @@ def tensors_alive() -> list[Tensor]:
     return [value for value in gc.get_objects() if issubclass(type(value), Tensor)]
 
 
+class _Referrers:
+    """What refers to objects. One look goes through all that Python knows, so it is for many."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[object]] = {}
+        self._own = {id(self._known)}
+        """What is made here and refers to objects, too."""
+
+    def of(self, value: object) -> list[object]:
+        """Return what refers to a value, but for the frames of functions."""
+        if id(value) not in self._known:
+            self._find([value])
+        return self._known[id(value)]
+
+    def find(self, values: Iterable[object]) -> None:
+        """Look for what refers to ``values``, and to the containers that do, and so on."""
+        waiting = [*values]
+        for _ in range(_DEEPEST + 1):
+            if not 0 < len(waiting) <= _MOST_TOGETHER:
+                break
+            self._find(waiting)
+            around = [
+                one
+                for value in waiting
+                for one in self._known[id(value)]
+                if isinstance(one, (*_CONTAINERS, CellType)) and id(one) not in self._known
+            ]
+            waiting = [*{id(one): one for one in around}.values()]
+            del around
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._known.clear()
+
+    def _find(self, values: list[object]) -> None:
+        wanted: dict[int, list[object]] = {
+            id(value): [] for value in values if id(value) not in self._known
+        }
+        self._own.update(map(id, wanted.values()))
+        referrers = gc.get_referrers(*values)
+        for one in referrers:
+            if one is values or id(one) in self._own or isinstance(one, FrameType):
+                continue
+            for referred in {id(other) for other in gc.get_referents(one)} & wanted.keys():
+                wanted[referred].append(one)
+        self._known |= wanted
+
+
 class Names:
     """The names under which a program holds what it holds, now."""
 
     def __init__(self, ignore: object = None) -> None:
         self._ignore = {id(ignore), id(self)}
+        self._referrers = _Referrers()
         self._variables: dict[int, str] = {}
         """The variables of the program's running functions, by what they are."""
         self._modules: dict[int, str] = {}
@@ -39,6 +92,14 @@ class Names:
         for frame in _frames_of_program():
             for name, value in tuple(frame.f_locals.items()):
                 self._note(f"{name} of {frame.f_code.co_name}", value)
+
+    def prepare(self, values: Iterable[object]) -> None:
+        """Look at once for what refers to values that will be asked about."""
+        self._referrers.find(value for value in values if id(value) not in self._variables)
+
+    def clear(self) -> None:
+        """Let go of what was looked at: it would stay alive."""
+        self._referrers.clear()
 
     def of(self, value: object) -> str:
         """Return what refers to a value and is named, "" where nothing is."""
@@ -51,7 +112,7 @@ class Names:
             return f"the variable {named}"
         if named:
             return named
-        referrers = [one for one in gc.get_referrers(value) if id(one) not in seen]
+        referrers = [one for one in self._referrers.of(value) if id(one) not in seen]
         seen.update(map(id, referrers))
         seen.add(id(referrers))
         for one in referrers:
@@ -82,7 +143,7 @@ class Names:
             owner = next(
                 (
                     one
-                    for one in gc.get_referrers(holder)
+                    for one in self._referrers.of(holder)
                     if getattr(one, "__dict__", None) is holder
                 ),
                 None,
@@ -162,7 +223,9 @@ def holding_graphs(
     roots.sort(key=lambda root: root[0])
     found: dict[int, str] = {}
     left = _MOST_NODES
-    for _, tensor, node in roots:
+    for place, (_, tensor, node) in enumerate(roots):
+        if place % _MOST_ROOTS == 0:
+            names.prepare([root[1] for root in roots[place : place + _MOST_ROOTS]])
         reached = _reached(node, left)
         left -= len(reached)
         here = [key for key, number in wanted.items() if number in reached and key not in found]

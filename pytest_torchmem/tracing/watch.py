@@ -97,15 +97,17 @@ class Watch:
         }
         found = tensors_alive() if alive else []
         names = Names(ignore=found)
-        for tensor in found:
-            index = alive.get(_address(tensor))
-            if index is not None and index not in self.holders and (name := names.of(tensor)):
+        asked = [(index, one) for one in found if (index := alive.get(_address(one))) is not None]
+        names.prepare(tensor for _, tensor in asked)
+        for index, tensor in asked:
+            if index not in self.holders and (name := names.of(tensor)):
                 self.holders[index] = name
             if len(self.holders) >= _MOST_TENSORS:
                 break
         rest = {index for index in alive.values() if index not in self.holders}
         if rest:
             self.holders |= holding_graphs(found, _nodes_of(device, rest), names)
+        names.clear()
 
 
 def _address(tensor: Tensor) -> int:
