@@ -35,13 +35,15 @@ class Planted:
     module: str
     operator: str
     devices: tuple[str, ...] = ("cpu", "cuda")
+    file: str = __file__
+    """Where it stands."""
 
     @property
     def line(self) -> str:
         """The end of the source line that is to blame."""
-        lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+        lines = Path(self.file).read_text(encoding="utf-8").splitlines()
         marked = [n for n, line in enumerate(lines, 1) if line.endswith(f"# here: {self.name}")]
-        return f"{Path(__file__).name}:{marked[0]}" if marked else ""
+        return f"{Path(self.file).name}:{marked[0]}" if marked else ""
 
 
 PLANTED: list[Planted] = []
@@ -132,7 +134,11 @@ def strided_values(wrong: bool) -> Step:
 
 
 @planted(
-    "attention", "attention fell from flash to a softmax that no", "Decoder.blocks.*", "softmax"
+    "attention",
+    "attention fell from flash to a softmax that no",
+    "Decoder.blocks.*",
+    "softmax",
+    ("cpu",),
 )
 def eager_attention(wrong: bool) -> Step:
     return Decoder(wrong={"eager": True} if wrong else None).bfloat16(), (ids(),), {}
@@ -184,24 +190,34 @@ def one_block_without_checkpoint(wrong: bool) -> Step:
     return Decoder(recompute=recompute), (ids(),), {}
 
 
-@planted("checkpoint", "Decoder.blocks.* is no longer checkpointed", "Decoder.blocks.*", "aten::")
+@planted(
+    "checkpoint",
+    "Decoder.blocks.* is no longer checkpointed",
+    "Decoder.blocks.*",
+    "aten::",
+    ("cpu",),
+)
 def no_checkpoints(wrong: bool) -> Step:
     return Decoder(recompute=() if wrong else (0, 1, 2, 3)), (ids(),), {}
 
 
 @planted(
-    "tied", "Decoder.head.weight is no longer tied to Decoder.embed", "Decoder.head", "aten::mm"
+    "tied",
+    "Decoder.head.weight is no longer tied to Decoder.embed",
+    "Decoder.head",
+    "aten::mm",
+    ("cpu",),
 )
 def untied_weights(wrong: bool) -> Step:
     return Decoder(depth=1, tied=not wrong), (ids(1, 8),), {"optimizer": torch.optim.AdamW}
 
 
-@planted("inputs", "input 0 int64[4, 64] → [6, 64]", "Decoder", "aten::")
+@planted("inputs", "input 0 int64[4, 64] → [6, 64]", "Decoder", "aten::", ("cpu",))
 def larger_batch(wrong: bool) -> Step:
     return Decoder(), (ids(6 if wrong else BATCH),), {}
 
 
-@planted("copy", "makes float32[4, 64, 200] of the bfloat16", "", "aten::_to_copy")
+@planted("copy", "makes float32[4, 64, 200] of the bfloat16", "", "aten::_to_copy", ("cpu",))
 def logits_twice(wrong: bool) -> Step:
     def loss(logits: Tensor) -> Tensor:
         if wrong:
@@ -211,7 +227,7 @@ def logits_twice(wrong: bool) -> Step:
     return Decoder(depth=1).bfloat16(), (ids(),), {"loss_fn": loss}
 
 
-@planted("optimizer", "the optimizer is AdamW (", "", "aten::")
+@planted("optimizer", "the optimizer is AdamW (", "", "aten::", ("cpu",))
 def another_optimizer(wrong: bool) -> Step:
     optimizer = torch.optim.AdamW if wrong else torch.optim.SGD
     return Decoder(), (ids(1, 8),), {"optimizer": optimizer}
@@ -267,13 +283,13 @@ def not_in_place(wrong: bool) -> Step:
     return Stem(), (torch.zeros(256, 32),), {}
 
 
-@planted("float64", "float64 comes from the buffer Net.positions", "Net", "aten::mul")
+@planted("float64", "float64 comes from the buffer Net.positions", "Net", "aten::mul", ("cpu",))
 def positions_in_float64(wrong: bool) -> Step:
     dtype = torch.float64 if wrong else torch.float32
     return Net(positions=torch.zeros(4, 16, 16, 16, dtype=dtype)), (images(),), {}
 
 
-@planted("size", "and was [", "Wide.", "aten::")
+@planted("size", "and was [", "Wide.", "aten::", ("cpu",))
 def wider_layer(wrong: bool) -> Step:
     class Wide(nn.Module):
         def __init__(self) -> None:
@@ -287,7 +303,7 @@ def wider_layer(wrong: bool) -> Step:
     return Wide(), (torch.zeros(64, 32),), {}
 
 
-@planted("broadcast", "broadcasting", "", "aten::mse_loss")
+@planted("broadcast", "broadcasting", "", "aten::mse_loss", ("cpu",))
 def product_of_vectors(wrong: bool) -> Step:
     def loss(output: Tensor) -> Tensor:
         target = torch.zeros(256, device=output.device)
@@ -297,7 +313,7 @@ def product_of_vectors(wrong: bool) -> Step:
     return nn.Linear(8, 4), (torch.zeros(256, 8),), {"loss_fn": loss}
 
 
-@planted("settings", "attention eager, and had attention sdpa", "Configured", "aten::")
+@planted("settings", "attention eager, and had attention sdpa", "Configured", "aten::", ("cpu",))
 def another_attention(wrong: bool) -> Step:
     class Configured(nn.Module):
         def __init__(self) -> None:
@@ -318,7 +334,7 @@ class Program:
         self.run = run
 
 
-@planted("gradients kept", "gradients of an earlier backward are alive in", "", "aten::")
+@planted("gradients kept", "gradients of an earlier backward are alive in", "", "aten::", ("cpu",))
 def gradients_not_set_to_none(wrong: bool) -> Step:
     def run(device: str) -> None:
         model = nn.Linear(256, 256).to(device)
@@ -332,7 +348,7 @@ def gradients_not_set_to_none(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("graph kept", "backward(retain_graph=True) at ", "Sequential", "aten::")
+@planted("graph kept", "backward(retain_graph=True) at ", "Sequential", "aten::", ("cpu",))
 def graphs_of_several_steps(wrong: bool) -> Step:
     def run(device: str) -> None:
         model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)).to(device)
@@ -345,7 +361,7 @@ def graphs_of_several_steps(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("gradients recorded", "Teacher runs with gradients", "Teacher", "aten::")
+@planted("gradients recorded", "Teacher runs with gradients", "Teacher", "aten::", ("cpu",))
 def teacher_with_gradients(wrong: bool) -> Step:
     class Teacher(nn.Sequential):
         pass
@@ -361,7 +377,7 @@ def teacher_with_gradients(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("autocast", "Decoder runs without autocast", "Decoder", "aten::")
+@planted("autocast", "Decoder runs without autocast", "Decoder", "aten::", ("cpu",))
 def outside_of_autocast(wrong: bool) -> Step:
     def run(device: str) -> None:
         model = Decoder().to(device)
@@ -372,7 +388,7 @@ def outside_of_autocast(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("trained", "Backbone", "Backbone", "aten::")
+@planted("trained", "Backbone", "Backbone", "aten::", ("cpu",))
 def backbone_is_trained(wrong: bool) -> Step:
     class Backbone(nn.Sequential):
         pass
@@ -390,7 +406,7 @@ def backbone_is_trained(wrong: bool) -> Step:
     return Model(), (torch.zeros(16, 32),), {"optimizer": torch.optim.AdamW}
 
 
-@planted("cache", "a cache of keys and values is kept", "Cached.layers.*", "aten::cat")
+@planted("cache", "a cache of keys and values is kept", "Cached.layers.*", "aten::cat", ("cpu",))
 def cache_in_training(wrong: bool) -> Step:
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -422,7 +438,9 @@ def cache_in_training(wrong: bool) -> Step:
     return Cached(), (torch.zeros(BATCH, LENGTH, WIDTH),), {"loss_fn": loss}
 
 
-@planted("training mode", "Cell is in training mode, and was in eval mode", "Cell", "aten::")
+@planted(
+    "training mode", "Cell is in training mode, and was in eval mode", "Cell", "aten::", ("cpu",)
+)
 def not_in_eval(wrong: bool) -> Step:
     class Cell(nn.Module):
         def __init__(self) -> None:
@@ -436,7 +454,7 @@ def not_in_eval(wrong: bool) -> Step:
     return Cell().train(wrong), (torch.zeros(4, 16, 16),), {}
 
 
-@planted("layer", "Net.layers.*.2 is SiLU(), and was ReLU()", "Net.layers.", "aten::silu")
+@planted("layer", "Net.layers.*.2 is SiLU(), and was ReLU()", "Net.layers.", "aten::silu", ("cpu",))
 def another_activation(wrong: bool) -> Step:
     model = Net(torch.zeros(1, 16, 16, 16))
     if wrong:
@@ -445,7 +463,7 @@ def another_activation(wrong: bool) -> Step:
     return model, (images(),), {}
 
 
-@planted("new module", "Decoder.blocks.4 is new", "Decoder.blocks.4", "aten::")
+@planted("new module", "Decoder.blocks.4 is new", "Decoder.blocks.4", "aten::", ("cpu",))
 def another_block(wrong: bool) -> Step:
     return Decoder(depth=5 if wrong else 4), (ids(),), {}
 
@@ -463,12 +481,14 @@ class Experts(nn.Module):
         return (made[0].sum(), made) if keep_all else made[-1].sum()
 
 
-@planted("attribute", "Experts has chosen=4, and had chosen=2", "Experts", "aten::")
+@planted("attribute", "Experts has chosen=4, and had chosen=2", "Experts", "aten::", ("cpu",))
 def more_experts(wrong: bool) -> Step:
     return Experts(4 if wrong else 2), (torch.zeros(128, WIDTH),), {}
 
 
-@planted("arguments", "is called with keep_all=True, and was with keep_all=False", "", "aten::")
+@planted(
+    "arguments", "is called with keep_all=True, and was with keep_all=False", "", "aten::", ("cpu",)
+)
 def switched_by_an_argument(wrong: bool) -> Step:
     def run(device: str) -> None:
         made = Experts(4).to(device)(torch.zeros(128, WIDTH, device=device), keep_all=wrong)
@@ -477,7 +497,9 @@ def switched_by_an_argument(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("configuration", "Configured has n_kept=6, and had n_kept=2", "Configured", "aten::")
+@planted(
+    "configuration", "Configured has n_kept=6, and had n_kept=2", "Configured", "aten::", ("cpu",)
+)
 def configured_otherwise(wrong: bool) -> Step:
     class Configured(nn.Module):
         def __init__(self) -> None:
@@ -542,7 +564,9 @@ def losses_added_up(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("lives longer", "than before: the graph of the list outputs of run", "", "aten::tanh")
+@planted(
+    "lives longer", "than before: the graph of the list outputs of run", "", "aten::tanh", ("cpu",)
+)
 def outputs_with_graphs(wrong: bool) -> Step:
     def run(device: str) -> None:
         model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 8)).to(device)
@@ -554,7 +578,7 @@ def outputs_with_graphs(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("held between", "the OrderedDict best of run", "", "aten::clone")
+@planted("held between", "the OrderedDict best of run", "", "aten::clone", ("cpu",))
 def best_weights(wrong: bool) -> Step:
     def run(device: str) -> None:
         model, best = nn.Linear(256, 256).to(device), None
@@ -617,7 +641,11 @@ def function_without_checkpoint(wrong: bool) -> Step:
 
 
 @planted(
-    "layer", "Sequential.0 is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2, 2))", "", "aten::"
+    "layer",
+    "Sequential.0 is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2, 2))",
+    "",
+    "aten::",
+    ("cpu",),
 )
 def another_stride(wrong: bool) -> Step:
     stem = nn.Conv2d(3, 16, 3, padding=1, stride=1 if wrong else 2)
@@ -631,7 +659,13 @@ def pooling_left_out(wrong: bool) -> Step:
     return nn.Sequential(*layers), (images(),), {}
 
 
-@planted("larger", "makes float32[4, 16, 64, 64], and made [4, 16, 32, 32]", "Up", "aten::upsample")
+@planted(
+    "larger",
+    "makes float32[4, 16, 64, 64], and made [4, 16, 32, 32]",
+    "Up",
+    "aten::upsample",
+    ("cpu",),
+)
 def larger_scale(wrong: bool) -> Step:
     class Up(nn.Module):
         def __init__(self) -> None:
@@ -645,7 +679,7 @@ def larger_scale(wrong: bool) -> Step:
     return Up(), (images(),), {}
 
 
-@planted("new tensor", "the buffer Masked.mask is new", "Masked", "mask")
+@planted("new tensor", "the buffer Masked.mask is new", "Masked", "mask", ("cpu",))
 def another_buffer(wrong: bool) -> Step:
     class Masked(nn.Linear):
         def __init__(self) -> None:
@@ -807,7 +841,7 @@ def cells_in_a_loop(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("given", "is given [4, 64, 32], and was given [4, 32]", "Pooled.head", "aten::")
+@planted("given", "is given [4, 64, 32], and was given [4, 32]", "Pooled.head", "aten::", ("cpu",))
 def every_position(wrong: bool) -> Step:
     class Pooled(nn.Module):
         def __init__(self) -> None:
@@ -980,7 +1014,11 @@ def more_boxes(wrong: bool) -> Step:
 
 
 @planted(
-    "checkpoint", "Decoder.blocks.{1 3} is no longer checkpointed", "Decoder.blocks.", "aten::"
+    "checkpoint",
+    "Decoder.blocks.{1 3} is no longer checkpointed",
+    "Decoder.blocks.",
+    "aten::",
+    ("cpu",),
 )
 def every_second_checkpoint_of_a_model_that_is_gone(wrong: bool) -> Step:
     def run(device: str) -> None:
@@ -1004,7 +1042,9 @@ def another_kind_of_checkpoint(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("size", "Queries.queries.weight is [96, 32], and was [8, 32]", "Queries", "aten::")
+@planted(
+    "size", "Queries.queries.weight is [96, 32], and was [8, 32]", "Queries", "aten::", ("cpu",)
+)
 def more_queries(wrong: bool) -> Step:
     """A small parameter that no layer is given, and that everything is computed of."""
 

@@ -26,6 +26,7 @@ from pytest_torchmem.snapshots.profiles import entry_of
 from pytest_torchmem.snapshots.tolerance import BUILT_IN
 from pytest_torchmem.targets.world import World
 from tests.diagnosis.planted import NOT_THE_CAUSE, PLANTED, Planted, Program, Step
+from tests.diagnosis.real_models import REAL
 
 
 def profile_of(step: tuple[Any, ...], device: str) -> MemoryProfile:
@@ -71,8 +72,8 @@ def told(build: Callable[[bool], Step], device: str) -> tuple[str, Diagnosis]:
 @pytest.mark.parametrize(
     ("planted", "device"),
     [
-        pytest.param(one, device, id=f"{one.name}-{device}")
-        for one in PLANTED
+        pytest.param(one, device, id=f"{Path(one.file).stem}-{one.name}-{device}")
+        for one in (*PLANTED, *REAL)
         for device in one.devices
     ],
 )

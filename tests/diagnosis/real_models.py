@@ -1,0 +1,342 @@
+"""Regressions planted in models of transformers, and in the loops that train them.
+
+Each is built as it was and as it is; a comment «here: <name>» marks the line that is to blame.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+from tests.diagnosis.planted import Planted, Program, Step
+
+WORDS, WIDTH, BATCH, LENGTH = 320, 32, 4, 64
+REAL: list[Planted] = []
+
+
+def planted(
+    rule: str, words: str, module: str, operator: str, devices: tuple[str, ...] = ("cpu", "cuda")
+) -> Callable[[Callable[[bool], Step]], Callable[[bool], Step]]:
+    def register(build: Callable[[bool], Step]) -> Callable[[bool], Step]:
+        REAL.append(
+            Planted(build.__name__, build, rule, words, module, operator, devices, __file__)
+        )
+        return build
+
+    return register
+
+
+def ids(batch: int = BATCH, length: int = LENGTH) -> Tensor:
+    return torch.zeros(batch, length, dtype=torch.long)
+
+
+def llama(**settings: Any) -> Any:
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": WORDS}
+    config = transformers.LlamaConfig(**{**sizes, **heads, "use_cache": False, **settings})
+    return transformers.LlamaForCausalLM(config)
+
+
+def gpt2(**settings: Any) -> Any:
+    sizes = {"n_embd": WIDTH, "n_layer": 2, "n_head": 4, "vocab_size": WORDS, "n_positions": 128}
+    config = transformers.GPT2Config(**{**sizes, "use_cache": False, **settings})
+    return transformers.GPT2LMHeadModel(config)
+
+
+def bert(**settings: Any) -> Any:
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = transformers.BertConfig(
+        **{**sizes, "num_attention_heads": 4, "vocab_size": WORDS, **settings}
+    )
+    return transformers.BertModel(config)
+
+
+def vit(**settings: Any) -> Any:
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = transformers.ViTConfig(
+        **{**sizes, "num_attention_heads": 4, "image_size": 64, "patch_size": 8, **settings}
+    )
+    return transformers.ViTModel(config)
+
+
+def t5() -> Any:
+    sizes = {"d_model": WIDTH, "d_ff": 64, "d_kv": 8, "num_heads": 4, "num_layers": 2}
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**sizes, vocab_size=WORDS, decoder_start_token_id=0)
+    )
+
+
+def resnet() -> Any:
+    config = transformers.ResNetConfig(
+        embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic"
+    )
+    return transformers.ResNetModel(config)
+
+
+@planted(
+    "attention",
+    "fell from flash to math: value is not contiguous",
+    "LlamaForCausalLM.model.layers.*.self_attn",
+    "softmax",
+)
+def attention_given_strided_values(wrong: bool) -> Step:
+    def attend(
+        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any
+    ) -> Any:
+        if wrong:
+            v = v.transpose(-1, -2).contiguous().transpose(-1, -2)
+        made = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=False)
+        return made.transpose(1, 2).contiguous(), None
+
+    def run(device: str) -> None:
+        transformers.AttentionInterface.register("of_this_test", attend)
+        heads = {"num_key_value_heads": 4, "attn_implementation": "of_this_test"}
+        model = llama(**heads).to(device, torch.bfloat16)
+        model(ids().to(device)).logits.sum().backward()
+
+    return Program(run), (), {}
+
+
+@planted("copy", "makes float32[4, 64, 320] of the bfloat16 of aten::mm in", "", "aten::_to_copy")
+def logits_in_float32(wrong: bool) -> Step:
+    def loss(output: Any) -> Tensor:
+        logits = output.logits
+        if wrong:
+            logits = logits.float()  # here: logits_in_float32
+        return F.cross_entropy(logits.flatten(0, 1), ids().flatten().to(logits.device))
+
+    return gpt2(attn_pdrop=0.0).bfloat16(), (ids(),), {"loss_fn": loss}
+
+
+@planted("checkpoint", "is no longer checkpointed", "GPT2LMHeadModel.transformer.h.", "aten::")
+def checkpointing_off(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = gpt2().to(device).train()
+        if not wrong:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model(ids().to(device)).logits.sum().backward()  # here: checkpointing_off
+
+    return Program(run), (), {}
+
+
+@planted("autocast", "BertModel runs without autocast", "BertModel", "aten::")
+def autocast_left(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = bert().to(device)
+        with nullcontext() if wrong else torch.autocast(device, dtype=torch.bfloat16):
+            made = model(ids().to(device)).last_hidden_state  # here: autocast_left
+        made.float().sum().backward()
+
+    return Program(run), (), {}
+
+
+@planted("gradients recorded", "GPT2LMHeadModel runs with gradients, and ran under", "", "aten::")
+def teacher_with_gradients(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        student, teacher = nn.Embedding(WORDS, WORDS).to(device), gpt2().to(device)
+        words = ids().to(device)
+        with torch.set_grad_enabled(wrong):
+            wanted = teacher(words).logits  # here: teacher_with_gradients
+        F.kl_div(student(words).log_softmax(-1), wanted.softmax(-1)).backward()
+
+    return Program(run), (), {}
+
+
+@planted("tied", "is no longer tied to", "GPT2LMHeadModel.lm_head", "aten::")
+def weights_untied(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = gpt2(n_layer=1, vocab_size=2000)
+        if wrong:
+            model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+        model = model.to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(ids(1, 8).to(device)).logits.sum().backward()  # here: weights_untied
+        optimizer.step()
+
+    return Program(run), (), {}
+
+
+@planted("arguments", "with use_cache=True, and was", "LlamaForCausalLM.model.layers.*", "cat")
+def cache_in_an_evaluation(wrong: bool) -> Step:
+    @torch.no_grad()
+    def run(device: str) -> None:
+        model = llama(num_key_value_heads=4, num_hidden_layers=6).to(device)
+        model(ids().to(device), use_cache=wrong)  # here: cache_in_an_evaluation
+
+    return Program(run), (), {}
+
+
+@planted("gradients kept", "gradients of an earlier backward are alive in the", "", "aten::")
+def gradients_not_set_to_none(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = bert(vocab_size=1000).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=not wrong)
+            made = model(ids().to(device))
+            made.last_hidden_state.sum().backward()
+            optimizer.step()
+
+    return Program(run), (), {}
+
+
+@planted("earlier steps", "are still alive: the graph of the variable total", "", "aten::")
+def losses_added_up(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model, total = gpt2(n_layer=1).to(device), torch.zeros((), device=device)
+        for _ in range(3):
+            loss = model(ids().to(device), labels=ids().to(device)).loss
+            loss.backward(retain_graph=True)
+            total = total + (loss if wrong else loss.detach())
+
+    return Program(run), (), {}
+
+
+@planted(
+    "inputs",
+    "labels of T5ForConditionalGeneration int64[4, 16] → [4, 64]",
+    "T5ForConditionalGeneration.",
+    "aten::",
+)
+def longer_labels(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        labels = ids(BATCH, 64 if wrong else 16).to(device)
+        t5().to(device)(input_ids=ids().to(device), labels=labels).loss.backward()
+
+    return Program(run), (), {}
+
+
+@planted("inputs", "input 0 int64[4, 64] → [6, 64]", "LlamaForCausalLM", "aten::")
+def larger_batch(wrong: bool) -> Step:
+    return llama(), (ids(6 if wrong else BATCH),), {}
+
+
+@planted("settings", "has attention eager, and had attention sdpa", "BertModel", "aten::")
+def another_attention(wrong: bool) -> Step:
+    model = bert(attn_implementation="eager" if wrong else "sdpa").eval()
+    return model, (ids(),), {"loss_fn": lambda made: made.last_hidden_state.sum()}
+
+
+@planted("arguments", "output_hidden_states=True", "LlamaForCausalLM", "aten::")
+def hidden_states_asked_for(wrong: bool) -> Step:
+    @torch.no_grad()
+    def run(device: str) -> None:
+        model = llama(num_hidden_layers=6).to(device)
+        model(ids().to(device), output_hidden_states=wrong)  # here: hidden_states_asked_for
+
+    return Program(run), (), {}
+
+
+@planted("trained", "Probe.trunk is trained, and was frozen", "Probe.trunk", "aten::")
+def trunk_is_trained(wrong: bool) -> Step:
+    class Probe(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk, self.head = vit().requires_grad_(wrong), nn.Linear(WIDTH, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.trunk(x).last_hidden_state[:, 0])  # here: trunk_is_trained
+
+    return Probe(), (torch.zeros(BATCH, 3, 64, 64),), {}
+
+
+@planted("training mode", "is in training mode, and was in eval mode", "BertModel", "aten::")
+def not_in_eval(wrong: bool) -> Step:
+    model = bert(hidden_dropout_prob=0.5).train(wrong)
+    return model, (ids(),), {"loss_fn": lambda made: made.last_hidden_state.sum()}
+
+
+@planted("inputs", "input 0 float32[4, 3, 64, 64] → [4, 3, 128, 128]", "ViTModel", "aten::")
+def larger_images(wrong: bool) -> Step:
+    size = 128 if wrong else 64
+    images = torch.zeros(BATCH, 3, size, size)
+    return vit(image_size=size), (images,), {"loss_fn": lambda made: made[0].sum()}
+
+
+@planted("new module", "model.layers.2 is new", "LlamaForCausalLM.model.layers.2", "aten::")
+def another_layer(wrong: bool) -> Step:
+    return llama(num_hidden_layers=3 if wrong else 2), (ids(),), {}
+
+
+@planted("optimizer", "the optimizer is AdamW (", "", "aten::")
+def another_optimizer(wrong: bool) -> Step:
+    optimizer = torch.optim.AdamW if wrong else torch.optim.SGD
+    return gpt2(), (ids(1, 8),), {"optimizer": optimizer}
+
+
+@planted("float64", "float64 comes from", "", "aten::")
+def positions_in_float64(wrong: bool) -> Step:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = bert()
+            scale = torch.ones(LENGTH, 1, dtype=torch.float64 if wrong else torch.float32)
+            self.register_buffer("scale", scale)
+
+        def forward(self, words: Tensor) -> Tensor:
+            x = self.bert(words).last_hidden_state
+            return (x * self.scale).sin().cos().exp().tanh()  # here: positions_in_float64
+
+    return Positions(), (ids(32),), {}
+
+
+@planted("lives longer", "the list features of run", "ResNetModel.", "aten::", ("cuda",))
+def hook_keeps_features(wrong: bool) -> Step:
+    @torch.no_grad()
+    def run(device: str) -> None:
+        model, features = resnet().to(device).eval(), []
+
+        def keep(module: nn.Module, given: Any, made: Tensor) -> None:
+            features.append(made if wrong else made.mean())
+
+        for stage in model.encoder.stages:
+            stage.register_forward_hook(keep)
+        for _ in range(3):
+            model(torch.zeros(BATCH, 3, 64, 64, device=device))
+
+    return Program(run), (), {}
+
+
+@planted("called", "GPT2LMHeadModel is called twice, and was once: at", "GPT2LMHeadModel", "aten::")
+def called_for_a_metric(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model, words = gpt2().to(device), ids().to(device)
+        loss = model(words, labels=words).loss
+        if wrong:
+            model(words).logits.argmax(-1)
+        loss.backward()
+
+    return Program(run), (), {}
+
+
+@planted("held between", ": average.embeddings.", "", "aten::clone", ("cuda",))
+def average_of_the_weights(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model, average = bert().to(device), None
+        for _ in range(2):
+            model(ids().to(device)).last_hidden_state.sum().backward()
+            model.zero_grad()
+            if wrong:
+                average = copy.deepcopy(model)  # here: average_of_the_weights
+        del average
+
+    return Program(run), (), {}
+
+
+@planted("broadcast", "broadcasting [128, 1] with [1, 128]", "", "aten::mse_loss")
+def matrix_of_differences(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Sequential(nn.Embedding(WORDS, 8), nn.Flatten(), nn.Linear(16, 1)).to(device)
+        values = model(ids(128, 2).to(device))
+        wanted = torch.zeros(128, device=device)
+        made = values if wrong else values[:, 0]
+        F.mse_loss(made, wanted).backward()  # here: matrix_of_differences
+
+    return Program(run), (), {}
