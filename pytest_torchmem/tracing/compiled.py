@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 
 from pytest_torchmem.interception.attribution import CALL_MODULES, is_own, short_path
 from pytest_torchmem.interception.interceptor import Interceptor
-from pytest_torchmem.profile.timeline import Origin
+from pytest_torchmem.profile.timeline import Kind, Origin
 from pytest_torchmem.step.global_state import eager, when_compiler_is_used
 from pytest_torchmem.torch_private.compilers import compiler
 from pytest_torchmem.torch_private.patching.module_calls import module_calls_as_they_were
@@ -42,6 +42,7 @@ _NO_GRAPH = (
     "what torch.compile wraps runs eagerly, as outside of a trace: Dynamo makes no graph of it"
 )
 _CUDAGRAPHS = "triton.cudagraphs"
+_CPU = torch.device("cpu")
 
 
 class Compiled:
@@ -72,6 +73,8 @@ class Compiled:
         self._lowers = False
         """Whether graphs are lowered by Inductor."""
         self._whole: AheadOfTime | None = None
+        self._numbers: list[Tensor] = []
+        """What stands for the numbers that compiled code keeps."""
         self.graphs: list[fx.GraphModule] = []
         """Those that ran at the level ``"aot"``, each forward before its backward."""
         self.levels: dict[str, str] = {}
@@ -246,6 +249,7 @@ class Compiled:
         compiler.forget_code(self._codes.values())
         self._codes.clear()
         self._callbacks.clear()
+        self._numbers.clear()
 
     # -- levels ------------------------------------------------------------------------------------
 
@@ -334,6 +338,22 @@ class Compiled:
         stack.enter_context(inductor.output_code_run(hooks, interceptor.threads.on_thread))
         self._lowers = True
 
+    def keep_numbers(self, graph: fx.GraphModule) -> None:
+        """Book the numbers that a graph of Dynamo keeps; its tensors are fake and take nothing."""
+        interceptor = self._interceptor
+        if interceptor.parts.target.gpu is not None:  # they are on the host
+            return
+        with interceptor.working():
+            numbers = compiler.numbers_kept_for(graph)
+        ledger = interceptor.parts.ledger.on(_CPU)
+        before = ledger.booked
+        with self._running():
+            self._numbers += [torch.empty((), dtype=one.dtype) for one in numbers]
+        for index in range(before, ledger.booked):
+            entry = ledger.entries[index]
+            origin = entry.origin._replace(operator="torch.compile")
+            ledger.entries[index] = entry._replace(kind=Kind.OTHER, origin=origin)
+
     def _ahead_of_time(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return compiler.ahead_of_time(self._run_as_it_is)(graph, inputs)
 
@@ -406,7 +426,9 @@ class _Backend:
         """Return what runs instead of a graph."""
         self._compiled.has_graph(self._key)
         with self._compiled.on_its_devices(graph):
-            return self._compiled.compile(self._original, graph, inputs)
+            found = self._compiled.compile(self._original, graph, inputs)
+        self._compiled.keep_numbers(graph)
+        return found
 
 
 def _origin(origin: Origin, buffer: inductor.Buffer) -> Origin:

@@ -21,9 +21,6 @@ from pytest_torchmem.torch_private.compilers import inductor
 from pytest_torchmem.tracing.compiled import Compiled
 from tests.operators.workspaces import skip_estimates
 
-_HEADER = 64
-"""Bytes of numbers that a compiler leaves behind, which a measurement counts."""
-
 
 class Net(nn.Module):
     """What Inductor fuses, and what it leaves to kernels of torch."""
@@ -64,9 +61,10 @@ def program(
 
 def as_measured(profile: MemoryProfile, step: Callable[[], Any]) -> bool:
     measure(step)  # what a process compiles first, it allocates more for
+    torch._dynamo.reset()
     measured = measure(step)
     names = ("peak", "end")
-    return all(0 <= getattr(measured, name) - getattr(profile, name) <= _HEADER for name in names)
+    return all(getattr(measured, name) == getattr(profile, name) for name in names)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 
 from pytest_torchmem.torch_private.names import (
     private,
@@ -25,6 +26,7 @@ from pytest_torchmem.torch_private.patching.patches import (
     replaced,
     standing_functions,
 )
+from pytest_torchmem.torch_private.tensors.autograd import numbers_saved_by
 from pytest_torchmem.torch_private.tensors.holders import HOLDERS
 
 private("torch.compiler._is_compiling_flag")
@@ -157,12 +159,34 @@ def calls_flex_attention(graph: fx.GraphModule) -> bool:
     )
 
 
-def is_on_gpu(graph: fx.GraphModule) -> bool:
-    """Return whether a graph of Dynamo has a tensor on a GPU; what its nodes give stands in their
-    ``meta["example_value"]`` (torch/_dynamo/variables/builder.py, ``wrap_fx_proxy``).
+def examples_of(graph: fx.GraphModule) -> list[Tensor]:
+    """Return the fake tensors that the nodes of a graph of Dynamo gave when it was made.
+
+    They stay in ``meta["example_value"]`` (torch/_dynamo/variables/builder.py, ``wrap_fx_proxy``)
+    as long as the compiled code.
     """
-    examples = (node.meta.get("example_value") for node in graph.graph.nodes)
-    return any(isinstance(one, torch.Tensor) and one.device.type == "cuda" for one in examples)
+    examples = [node.meta.get("example_value") for node in graph.graph.nodes]
+    return [one for one in tree_leaves(examples) if isinstance(one, Tensor)]
+
+
+def numbers_kept_for(graph: fx.GraphModule) -> list[Tensor]:
+    """Return the numbers on the host that stay alive with the fake tensors of a graph of Dynamo.
+
+    Autograd saves a Python number in the tensor that it is wrapped in, and a fake tensor that
+    stands for a constant number has it as ``constant`` (torch/_subclasses/fake_tensor.py).
+    """
+    examples = examples_of(graph)
+    found = numbers_saved_by(examples)
+    for one in examples:
+        constant = getattr(one, "constant", None)
+        if constant is not None:
+            found[constant.untyped_storage().data_ptr()] = constant
+    return list(found.values())
+
+
+def is_on_gpu(graph: fx.GraphModule) -> bool:
+    """Return whether a graph of Dynamo has a tensor on a GPU."""
+    return any(one.device.type == "cuda" for one in examples_of(graph))
 
 
 def backend_of(callback: Any) -> Backend:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
+
+from torch import Tensor
 
 from pytest_torchmem.torch_private.names import private, private_attribute, private_name
 
@@ -31,6 +33,35 @@ VMAP_CODE: CodeType = private("torch._functorch.vmap._flat_vmap.__code__")
 def saved_by(node: Any, name: str) -> Any:
     """Return what a node has saved by a name of derivatives.yaml, or None (``_saved_input``)."""
     return getattr(node, f"_saved_{name}", None)
+
+
+def numbers_saved_by(outputs: Iterable[Tensor]) -> dict[int, Tensor]:
+    """Return the tensors of no dimension, on the host, that nodes have saved for some outputs.
+
+    Autograd saves a Python number as the tensor that it is wrapped in, also where everything else
+    is a fake tensor. They are returned by the addresses of their storages.
+    """
+    found: dict[int, Tensor] = {}
+    waiting: list[Any] = [tensor.grad_fn for tensor in outputs]
+    seen: set[Any] = {None}
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        waiting += [after for after, _ in node.next_functions]
+        for name in dir(node):
+            value = _saved(node, name) if name.startswith("_saved_") else None
+            if type(value) is Tensor and value.dim() == 0 and value.device.type == "cpu":
+                found[value.untyped_storage().data_ptr()] = value
+    return found
+
+
+def _saved(node: Any, name: str) -> Any:
+    try:
+        return getattr(node, name)
+    except RuntimeError:  # freed, or written to since
+        return None
 
 
 def in_engine_thread() -> bool:
