@@ -348,7 +348,7 @@ class Compiled:
         ledger = interceptor.parts.ledger.on(_CPU)
         before = ledger.booked
         with self._running():
-            self._numbers += [torch.empty((), dtype=one.dtype) for one in numbers]
+            self._numbers += [torch.empty((), dtype=one.dtype) for one in numbers if one.numel()]
         for index in range(before, ledger.booked):
             entry = ledger.entries[index]
             origin = entry.origin._replace(operator="torch.compile")

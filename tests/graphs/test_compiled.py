@@ -81,6 +81,17 @@ def test_the_real_allocator_counts_the_same(build: Callable[[], nn.Module], back
     assert profile.figures() == trace(step, host="here").figures()
 
 
+def test_numbers_that_compiled_code_keeps_are_counted() -> None:
+    def step() -> object:
+        weight = torch.ones(8, 8, requires_grad=True)
+        compiled = torch.compile(lambda x: (0.5 * x + torch.tensor(3.0)).sum())
+        compiled(weight).backward()
+        return compiled
+
+    # The Python number that autograd saves in the graph of Dynamo, and the constant.
+    assert trace(step).end == 8 + 4
+
+
 def test_fusion_needs_less_than_operators_one_by_one() -> None:
     fused, eager = (trace(Net(), torch.randn(64, 32), mode=mode) for mode in ("inductor", None))
     assert fused.peak < eager.peak

@@ -16,6 +16,7 @@ from pytest_torchmem.torch_private.dispatch.modes import makes_fake_tensors
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import (
     pop_mode,
+    print_tensor,
     push_mode,
     set_mode,
     unset_mode,
@@ -37,6 +38,7 @@ class FakeTensors:
             pop_mode.by(self._leaving(pop_mode.original)),
             set_mode.by(self._setting(set_mode.original)),
             unset_mode.by(self._unsetting(unset_mode.original)),
+            print_tensor.by(self._printing(print_tensor.original)),
         ]
 
     def begin(self) -> None:
@@ -79,3 +81,18 @@ class FakeTensors:
             return mode
 
         return unset
+
+    def _printing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        # Modes are left while a tensor is printed, also for an error that C++ then drops (the next
+        # overload is tried). A guard that is made meanwhile ends after they are entered again, and
+        # puts back the keys that were excluded when it began (torch/_tensor_str.py, ``_str``).
+        def text(*args: Any, **kwargs: Any) -> Any:
+            if not self._trace.on_thread():
+                return original(*args, **kwargs)
+            before = is_excluded(FAKE)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                set_excluded(FAKE, before)
+
+        return text

@@ -47,6 +47,8 @@ pop_mode = Replaceable("torch.utils._python_dispatch._pop_torch_dispatch_stack")
 #: What takes a mode away for a while, by its kind, and puts it back.
 unset_mode = Replaceable("torch._C._unset_dispatch_mode")
 set_mode = Replaceable("torch._C._set_dispatch_mode")
+#: What prints a tensor.
+print_tensor = Replaceable("torch._tensor_str._str")
 make_wrapper = Replaceable("torch.Tensor._make_wrapper_subclass")
 #: A loader with workers: how it begins, and how the next batch arrives.
 begin_loading = Replaceable("torch.utils.data.dataloader._MultiProcessingDataLoaderIter.__init__")
