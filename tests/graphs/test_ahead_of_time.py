@@ -183,6 +183,32 @@ def test_the_program_is_as_it_was_and_the_nodes_have_rows() -> None:
         trace(model, x, mode="compiled")
 
 
+def test_copies_to_the_host_are_on_the_host() -> None:
+    class Moves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.linear(x)
+            return y.sum() + (y.cpu() * 2).sum().cuda()
+
+    given = Moves(), torch.randn(256, 64)
+    graphs = trace(*given, device="cuda", mode="aot")
+    assert graphs.peak == trace(*given, device="cuda", mode="eager").peak
+
+    def program() -> None:
+        x = torch.randn(8, device="cuda", requires_grad=True)
+        made = torch.ops.aten.full.default([8], 1.0, device="cpu")
+        copied = torch.ops.aten._to_copy.default(x * 2, device="cpu")
+        assert (made.device, copied.device) == (torch.device("cpu"),) * 2
+        (copied * made).sum().backward()
+        assert x.grad is not None
+        assert x.grad.device == torch.device("cuda", 0)
+
+    trace(program, device="cuda")
+
+
 def test_a_graph_without_tensors_is_refused() -> None:
     with pytest.raises(UsageError, match=r"meta\['val'\]"):
         graph_profile(fx.symbolic_trace(nn.Linear(2, 2)))

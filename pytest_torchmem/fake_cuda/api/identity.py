@@ -23,6 +23,7 @@ from pytest_torchmem.fake_cuda.api.guessed_devices import guessed_devices
 from pytest_torchmem.fake_cuda.api.legacy_types import DefaultType, legacy_types
 from pytest_torchmem.fake_cuda.api.nccl import nccl_process_groups
 from pytest_torchmem.fake_cuda.api.nested_tensors import nested_tensors
+from pytest_torchmem.fake_cuda.api.operators import operators
 from pytest_torchmem.fake_cuda.api.profilers import profilers
 from pytest_torchmem.fake_cuda.api.session import session
 from pytest_torchmem.fake_cuda.api.storages import Storages
@@ -84,6 +85,7 @@ def _functions(trace: TraceContext) -> Layer[_Owners]:
         *generators(),
         *legacy_types(trace, default_type),
         *nested_tensors(trace),
+        *operators(trace),
         *profilers(trace),
         *data_parallel(trace),
         *_private_functions(trace),
