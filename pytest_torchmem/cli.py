@@ -30,7 +30,7 @@ from pytest_torchmem.reports.difference import (
     in_order,
 )
 from pytest_torchmem.reports.json_report import plain_cause, plain_changes
-from pytest_torchmem.reports.layout import joined
+from pytest_torchmem.reports.layout import columns, joined
 from pytest_torchmem.reports.markdown import render, verdict
 from pytest_torchmem.reports.sources import Source, load_source
 from pytest_torchmem.snapshots.calibration_store import (
@@ -231,9 +231,21 @@ def _text(groups: dict[Group, list[Difference]], base: Source, head: Source) -> 
             colalign=("left", "left", "left", "right", "right", "right", "left"),
             disable_numparse=True,
         )
+        if max(len(line.rstrip()) for line in table.splitlines()) > columns():
+            table = "\n".join(_in_two_lines(rows))
         lines += ["", group.value, *(line.rstrip() for line in table.splitlines())]
         lines += _causes(members)
     return "\n".join(lines) + "\n"
+
+
+def _in_two_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the rows of a table that has no room: the test, and below it its figure."""
+    for test, device, figure, before, now, change, note in rows:
+        yield f"{test}, {device}"
+        sides = " -> ".join(side for side in (before, now) if side != "-")
+        yield f"  {figure} {sides}{f', {change}' if change else ''}"
+        if note:
+            yield f"  {note}"
 
 
 def _causes(members: Iterable[Difference]) -> Iterator[str]:
@@ -248,7 +260,7 @@ def _causes(members: Iterable[Difference]) -> Iterator[str]:
         more = f" and {len(sharing) - 1} more" if len(sharing) > 1 else ""
         yield ""
         yield joined(f"{first.test}, {first.device}{more}: {why}", place, separator="\n  ")
-        yield from growth.one_line_rows(diagnosis) if diagnosis is not None else ()
+        yield from growth.rows_that_fit(diagnosis) if diagnosis is not None else ()
 
 
 def _row(difference: Difference) -> tuple[str, ...]:

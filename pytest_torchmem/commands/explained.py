@@ -95,7 +95,7 @@ def _text(name: str, before: Entry, now: Entry, rows: int) -> str:
     comparison = compare(before, now, _EXACTLY)
     if not comparison.having(Verdict.GREW, Verdict.SHRANK, Verdict.NEW, Verdict.NOT_RUN):
         return ""
-    parts = [name, comparison_table(comparison)]
+    parts = [name, comparison_table(comparison, tolerant=False)]
     moment = _moment(comparison)
     if moment:
         parts += _explained(diagnose(before, now, moment), rows)

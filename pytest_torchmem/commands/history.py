@@ -42,7 +42,11 @@ def add_command(commands: Any) -> None:
         description="Print how a figure of TEST changed, commit by commit of its snapshot file, "
         "the latest first. Commits that left it as it was are left out.",
     )
-    history.add_argument("test", metavar="TEST", help="such as tests/test_net.py::test_memory")
+    history.add_argument(
+        "test",
+        metavar="TEST",
+        help="such as tests/test_net.py::test_memory; FILE may be the snapshot file, too",
+    )
     history.add_argument("--figure", choices=FIGURES, default="peak", help="default: peak")
     history.add_argument("--limit", metavar="N", type=int, help="of the latest N commits alone")
     history.add_argument("--format", choices=("text", "json"), default="text")
@@ -56,15 +60,14 @@ def _history(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.test!r}: write FILE::TEST, such as tests/test_net.py::test_it")
     if options.limit is not None and options.limit < 1:
         raise UsageError("--limit: expected at least 1")
-    versions = _versions(snapshot_path(Path(file)), test, options.limit)
+    path = Path(file) if file.endswith(".json") else snapshot_path(Path(file))
+    versions = _versions(path, test, options.limit)
     figure = options.figure
     keys = sorted({key for one in versions for key in one.entries})
     lines = {key: _changes(versions, key, figure) for key in keys}
     lines = {key: found for key, found in lines.items() if found}
     if not lines:
-        raise UsageError(
-            f"no commit of {snapshot_path(Path(file))} has a {label(figure)} of {test}"
-        )
+        raise UsageError(f"no commit of {path} has a {label(figure)} of {test}")
     if options.format == "json":
         print(json.dumps(_plain(lines, figure), indent=2))
     else:

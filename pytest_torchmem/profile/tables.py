@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tabulate import tabulate
@@ -17,6 +18,7 @@ def describe(allocation: Allocation) -> str:
     return " ".join(part for part in (name, geometry) if part)
 
 
+_ALIVE = "alive at the peak"
 _HOW_SURE = {
     Confidence.EXACT: "computed",
     Confidence.CALIBRATED: "measured",
@@ -49,11 +51,25 @@ def allocation_rows(allocations: Iterable[Allocation]) -> list[tuple[str, str, s
 
 
 def allocations_table(allocations: Iterable[Allocation]) -> str:
-    """Return what was alive at a peak, a row for each allocation."""
-    return tabulate(
-        allocation_rows(allocations),
-        headers=("alive at the peak", "kind", "what", "operator", "line"),
+    """Return what was alive at a peak, a row for each allocation.
+
+    Where that is wider than the terminal, who made it stands in a line below what it is.
+    """
+    rows = allocation_rows(allocations)
+    text = tabulate(
+        rows,
+        headers=(_ALIVE, "kind", "what", "operator", "line"),
         colalign=("right", "left", "left", "left", "left"),
+    )
+    columns = shutil.get_terminal_size((80, 24)).columns
+    if all(len(line) <= columns for line in text.splitlines()):
+        return text
+    lines = []
+    for size, kind, what, operator, line in rows:
+        lines.append((size, ", ".join(filter(None, (kind, what)))))
+        lines.append(("", ", ".join(filter(None, (operator, line)))))
+    return tabulate(
+        [line for line in lines if line[1]], headers=(_ALIVE, ""), colalign=("right", "left")
     )
 
 

@@ -131,6 +131,13 @@ def one_line_rows(diagnosis: Diagnosis, most: int = 10) -> Iterator[str]:
     yield from (line[2:] for line in _rest(found, most))
 
 
+def rows_that_fit(diagnosis: Diagnosis, most: int = 10) -> Iterator[str]:
+    """Yield the largest rows, each in one line if that has room, and the sum of the rest."""
+    for row in diagnosis.difference.rows[:most]:
+        yield from row_lines(row)
+    yield from _rest(diagnosis.difference, most)
+
+
 def _memory(moment: str) -> str:
     return " of the step" if moment == "end" else ""
 

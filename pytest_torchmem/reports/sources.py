@@ -72,6 +72,12 @@ def _file(name: str, path: Path) -> Source:
         data = None
     if isinstance(data, dict) and data.get("kind") == KIND:
         return _report(name, data)
+    from pytest_torchmem.profile.profile import SAVED
+
+    if isinstance(data, dict) and data.get("kind") == SAVED:
+        raise UsageError(
+            f"{name} is a saved profile, and no check: torchmem explain BASE HEAD compares profiles"
+        )
     file = PurePosixPath(path.resolve().as_posix())
     if is_calibration(file):
         raise UsageError(f"{name} is a calibration file, which has no checks to compare")

@@ -15,24 +15,27 @@ if TYPE_CHECKING:
     from pytest_torchmem.profile.timeline import Allocation
 
 _LARGEST = 5
-_SIZES = ("snapshot", "now", "change", "allowed", "traced", "measured", "difference")
+_SIZES = ("snapshot", "before", "now", "change", "allowed", "traced", "measured", "difference")
 """The headers of columns that stand on the right."""
 _MARKS = {Verdict.GREW: "▲", Verdict.SHRANK: "▼", Verdict.NOT_RUN: "?", Verdict.NEW: "+"}
 """What stands before a figure that grew or shrank beyond its tolerance, or has no other side."""
 
 
-def comparison_table(comparison: Comparison) -> str:
-    """Return every figure of a comparison, with those marked that are beyond their tolerance."""
+def comparison_table(comparison: Comparison, *, tolerant: bool = True) -> str:
+    """Return every figure of a comparison, with those marked that are beyond their tolerance.
+
+    Where there is no tolerance, and no snapshot, it is not ``tolerant``.
+    """
     rows = [
         (
             _MARKS.get(change.verdict, ""),
             label(change.figure),
             *format_step(change.before, change.now),
-            f"±{format_size(change.allowed)}" if change.rule else "",
+            f"±{format_size(change.allowed)}" if change.rule and tolerant else "",
         )
         for change in comparison.changes
     ]
-    headers = ("", "", "snapshot", "now", "change", "allowed")
+    headers = ("", "", "snapshot" if tolerant else "before", "now", "change", "allowed")
     shown = table(rows, headers)
     if max(map(len, shown.splitlines()), default=0) <= width():
         return shown

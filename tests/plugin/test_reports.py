@@ -340,8 +340,9 @@ def test_a_proposal_that_cannot_be_written_is_an_error_of_the_run(light):
     result.stdout.fnmatch_lines(["error: *taken/__torchmem__/test_net.json cannot be written: *"])
 
 
-@pytest.mark.parametrize("ci", [True, False])
-@pytest.mark.parametrize("options", [(), ("-n", "1"), ("--tb=short",)])
+@pytest.mark.parametrize(
+    ("options", "ci"), [((), True), ((), False), (("-n", "1"), True), (("--tb=short",), False)]
+)
 def test_the_short_summary_has_one_line_for_a_failure(light, monkeypatch, ci, options):
     light.write(
         test_net="import os\nimport pytest\nSIZE = int(os.environ.get('SIZE', 1000))\n"
