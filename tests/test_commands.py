@@ -50,12 +50,23 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("place", ["steps_of_commands", "steps_of_commands.py"])
-def test_a_function_is_traced(here: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("columns", ["60", "200"])
+def test_a_function_is_traced(
+    here: Path,
+    place: str,
+    columns: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
     assert main(["trace", f"{place}:Steps.train"]) == 0
     out = capsys.readouterr().out
     assert "forward peak" in out
     assert "█" in out
     assert "steps_of_commands.py:8" in out
+    narrow = columns == "60"
+    assert (", steps_of_commands.py:8" in out) is narrow
+    assert max(map(len, out.splitlines())) <= int(columns)
 
 
 def test_a_module_that_a_function_returns_is_run(
@@ -172,6 +183,10 @@ def test_two_profiles_are_explained(
     assert "before.json -> after.json.gz" in out
     assert "float32[512, 64] (was float32[256, 64])" in out
     assert "Net.wide" in out
+    assert "snapshot" not in out
+    assert "allowed" not in out
+    assert main(["compare", "before.json", "after.json.gz"]) == 2
+    assert "torchmem explain BASE HEAD compares profiles" in capsys.readouterr().err
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["explain", "after.json.gz", "before.json"]) == 0
     out = capsys.readouterr().out
