@@ -50,7 +50,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("place", ["steps_of_commands", "steps_of_commands.py"])
-@pytest.mark.parametrize("columns", ["60", "200"])
+@pytest.mark.parametrize("columns", ["72", "200"])
 def test_a_function_is_traced(
     here: Path,
     place: str,
@@ -64,7 +64,7 @@ def test_a_function_is_traced(
     assert "forward peak" in out
     assert "█" in out
     assert "steps_of_commands.py:8" in out
-    narrow = columns == "60"
+    narrow = columns == "72"
     assert (", steps_of_commands.py:8" in out) is narrow
     assert max(map(len, out.splitlines())) <= int(columns)
 
