@@ -150,10 +150,14 @@ class Project:
         return {f.name: f.read_bytes() for f in found.iterdir()} if found.is_dir() else {}
 
     def entries(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """Return every entry by module and test; raises ``ValueError`` for a broken file."""
+        """Return every entry by module and test; raises ``ValueError`` for a broken file.
+
+        What a killed run had not yet put in a snapshot's place is none.
+        """
         return {
             (name.removesuffix(".json"), entry["test"]): entry
             for name, content in self.files().items()
+            if name.endswith(".json")
             for entry in json.loads(content)["entries"]
         }
 

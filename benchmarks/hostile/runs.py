@@ -39,9 +39,7 @@ def hostile_signal(project: Project, chance: random.Random) -> list[str]:
         sizes = {entry["forward_peak"][0] for entry in project.entries().values()}
     except ValueError as error:
         left = sorted(project.files())
-        return (
-            [*found, f"after {number.name}: {error}; {left}"] if number != signal.SIGKILL else found
-        )
+        return [*found, f"after {number.name}: {error}; {left}"]
     if len(project.entries()) != len(numbers) or not sizes <= {1000, 2000}:
         found.append(f"after {number.name}: {len(project.entries())} entries, {sizes}")
     if set(project.files()) != set(before) and number != signal.SIGKILL:

@@ -31,6 +31,7 @@ from pytest_torchmem.torch_private.names import (
     dispatch_key,
     private,
     private_attribute,
+    private_if_imported,
     private_name,
 )
 from pytest_torchmem.torch_private.tensors.tensors import has_dispatch
@@ -42,6 +43,7 @@ kernel_for: Callable[[OpOverload], Callable[..., Any]] = private_attribute(
 _PYTHON = dispatch_key("Python")
 _PYTHON_KERNELS = private_name("torch._ops.OperatorBase.py_kernels")
 _tree_leaves: Callable[[Any], list[Any]] = private("torch.utils._pytree.tree_leaves")
+_dtensor = private_if_imported("torch.distributed.tensor.DTensor")
 _pop_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode_temporarily")
 
 
@@ -58,20 +60,35 @@ def run_composite_implicit(operator: OpOverload, *args: Any, **kwargs: Any) -> A
 def run_torch_dispatch(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run ``__torch_dispatch__`` of the mode that is on, or of the subclasses among the arguments.
 
-    As torch/csrc/autograd/python_variable.cpp does for modes, but that what it calls is
-    intercepted. For subclasses the fallback of key ``Python`` does it itself
-    (aten/src/ATen/core/PythonFallbackKernel.cpp), as C++ has a way of its own for ``DTensor``
-    (python_variable.cpp, ``dispatchDTensorOp``).
+    As torch/csrc/autograd/python_variable.cpp and aten/src/ATen/core/PythonFallbackKernel.cpp do,
+    but that what it calls is intercepted. C++ has a way of its own for ``DTensor``
+    (python_variable.cpp, ``dispatchDTensorOp``), which the key ``Python`` leads to.
     """
-    if not dispatch_modes():
-        return kernel_for(operator)(_PYTHON, *args, **kwargs)
     subclasses = {
         type(tensor): None
         for tensor in _tree_leaves((args, kwargs))
         if isinstance(tensor, Tensor) and has_dispatch(tensor)
     }
-    with ExcludeKeys(keys_above_kernels().remove(FAKE)), _pop_mode() as mode:
-        return mode.__torch_dispatch__(operator, tuple(subclasses), args, kwargs)
+    types = tuple(subclasses)
+    if not dispatch_modes() and any(_is_dispatched_in_cpp(kind) for kind in types):
+        return kernel_for(operator)(_PYTHON, *args, **kwargs)
+    with ExcludeKeys(keys_above_kernels().remove(FAKE)):
+        if dispatch_modes():
+            with _pop_mode() as mode:
+                return mode.__torch_dispatch__(operator, types, args, kwargs)
+        for kind in types:
+            result = kind.__torch_dispatch__(operator, types, args, kwargs)
+            if result is not NotImplemented:
+                return result
+    raise TypeError(f"no implementation of {operator} for {', '.join(map(str, types))}")
+
+
+def _is_dispatched_in_cpp(kind: type[Tensor]) -> bool:
+    dtensor = _dtensor()
+    if dtensor is None or not issubclass(kind, dtensor):
+        return False
+    method: Any = kind.__torch_dispatch__
+    return method.__func__ is dtensor.__torch_dispatch__.__func__
 
 
 def run_cpu_kernel(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
