@@ -126,7 +126,7 @@ def _output_shape(
     return [input[0], filters, *sizes] if min(sizes) > 0 else None
 
 
-@operator("aten::convolution").meta("cpu")
+@_forward.meta("cpu")
 def convolution_on_cpu(
     input: Tensor, weight: Tensor, settings: ConvolutionSettings, bias: Tensor | None = None
 ) -> Tensor:
@@ -145,7 +145,7 @@ def convolution_on_cpu(
     return laid_out(result, call.memory_format)
 
 
-@operator("aten::convolution").meta("cuda")
+@_forward.meta("cuda")
 def convolution_on_cuda(
     input: Tensor, weight: Tensor, settings: ConvolutionSettings, bias: Tensor | None = None
 ) -> Tensor:
