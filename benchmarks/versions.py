@@ -77,6 +77,21 @@ def _replicated() -> None:
     model(torch.randn(4, WIDTH, device="cuda")).sum().backward()
 
 
+def _tensor_parallel() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    styles = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    layers = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+    model = parallelize_module(layers.cuda(), init_device_mesh("cuda", (4,)), styles)
+    model(torch.randn(4, WIDTH, device="cuda")).sum().backward()
+    torch.optim.AdamW(model.parameters()).step()
+
+
 def _pipeline() -> None:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -101,6 +116,18 @@ def _flex_attention() -> None:
     flex_attention(query, key, value)
 
 
+def _jagged(device: str) -> int:
+    sequences = [torch.randn(length, WIDTH) for length in (5, 3)]
+    projection = nn.Linear(WIDTH, WIDTH)
+
+    def step() -> None:
+        placed = [sequence.to(device) for sequence in sequences]
+        nested = torch.nested.as_nested_tensor(placed, layout=torch.jagged)
+        projection.to(device)(nested).values().sum().backward()
+
+    return trace(step, device=device).peak
+
+
 def _data_dependent() -> list[Any]:
     found: list[Any] = torch.nonzero(torch.randn(1000, device="cuda") > 0).tolist()
     return found
@@ -119,10 +146,12 @@ PROGRAMS: dict[str, tuple[Callable[[str], int], str]] = {
             ("attention", _attention),
             ("recurrent", _recurrent),
             ("everything imported", _everything_imported),
+            ("jagged tensors", _jagged),
         )
     },
     "fully_shard": (_of(_fully_sharded, world_size=4), "cuda"),
     "DistributedDataParallel": (_of(_replicated, world_size=4), "cuda"),
+    "tensor parallel": (_of(_tensor_parallel, world_size=4), "cuda"),
     "pipeline": (_of(_pipeline, world_size=4), "cuda"),
     "torch.compile": (_of(_compiled), "cuda"),
     "flex_attention": (_of(_flex_attention), "cuda"),

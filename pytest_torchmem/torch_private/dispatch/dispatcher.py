@@ -34,6 +34,7 @@ from pytest_torchmem.torch_private.dispatch.operators import (
     find_operator,
     is_dispatched,
 )
+from pytest_torchmem.torch_private.dispatch.shards import give_shards_back
 from pytest_torchmem.torch_private.names import dispatch_key, private
 from pytest_torchmem.torch_private.version import TORCH_VERSION
 
@@ -213,6 +214,7 @@ def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload]
         place.__call__, on_key.run = outside, None
         set_included(FAKE, False)
         set_excluded(FAKE, False)
+        give_shards_back()
 
 
 _KEPT: set[str] = set()

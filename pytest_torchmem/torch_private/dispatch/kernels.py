@@ -27,11 +27,11 @@ from pytest_torchmem.torch_private.dispatch.keys import (
 )
 from pytest_torchmem.torch_private.dispatch.modes import dispatch_modes
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, composite_key, has_kernel
+from pytest_torchmem.torch_private.dispatch.shards import is_dispatched_in_cpp, shards_intercepted
 from pytest_torchmem.torch_private.names import (
     dispatch_key,
     private,
     private_attribute,
-    private_if_imported,
     private_name,
 )
 from pytest_torchmem.torch_private.tensors.tensors import has_dispatch
@@ -43,7 +43,6 @@ kernel_for: Callable[[OpOverload], Callable[..., Any]] = private_attribute(
 _PYTHON = dispatch_key("Python")
 _PYTHON_KERNELS = private_name("torch._ops.OperatorBase.py_kernels")
 _tree_leaves: Callable[[Any], list[Any]] = private("torch.utils._pytree.tree_leaves")
-_dtensor = private_if_imported("torch.distributed.tensor.DTensor")
 _pop_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode_temporarily")
 
 
@@ -70,8 +69,9 @@ def run_torch_dispatch(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensor, Tensor) and has_dispatch(tensor)
     }
     types = tuple(subclasses)
-    if not dispatch_modes() and any(_is_dispatched_in_cpp(kind) for kind in types):
-        return kernel_for(operator)(_PYTHON, *args, **kwargs)
+    if not dispatch_modes() and any(is_dispatched_in_cpp(kind) for kind in types):
+        with shards_intercepted():
+            return kernel_for(operator)(_PYTHON, *args, **kwargs)
     with ExcludeKeys(keys_above_kernels().remove(FAKE)):
         if dispatch_modes():
             with _pop_mode() as mode:
@@ -81,14 +81,6 @@ def run_torch_dispatch(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
             if result is not NotImplemented:
                 return result
     raise TypeError(f"no implementation of {operator} for {', '.join(map(str, types))}")
-
-
-def _is_dispatched_in_cpp(kind: type[Tensor]) -> bool:
-    dtensor = _dtensor()
-    if dtensor is None or not issubclass(kind, dtensor):
-        return False
-    method: Any = kind.__torch_dispatch__
-    return method.__func__ is dtensor.__torch_dispatch__.__func__
 
 
 def run_cpu_kernel(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
