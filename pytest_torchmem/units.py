@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 
 from pytest_torchmem.errors import UsageError
 
@@ -17,7 +16,7 @@ _FACTORS = {
 MOST = 2**63 - 1
 """The most bytes that anything can have."""
 _TOO_MUCH = "no memory has as many bytes"
-_PATTERN = re.compile(r"\s*([0-9._]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_PATTERN = r"\s*([0-9._]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*"
 
 
 def parse_size(value: int | str) -> int:
@@ -36,10 +35,12 @@ def parse_size(value: int | str) -> int:
         return value
     if len(value) > 100:
         raise UsageError(f"{value[:40]!r}… is not a size: {_ACCEPTED}")
-    match = _PATTERN.fullmatch(value)
+    match = re.fullmatch(_PATTERN, value, re.IGNORECASE)
     factor = _FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise UsageError(f"{value!r} is not a size: {_ACCEPTED}")
+    from decimal import Decimal  # few traces are given a size as text
+
     try:
         size = Decimal(match.group(1).replace("_", "")) * factor
         if size > MOST:  # before it is written out: "1e999999999" has as many digits

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import threading
 import weakref
 from bisect import bisect_right
@@ -37,7 +36,8 @@ from pytest_torchmem.torch_private.tensors.autograd import (
 
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
 _FUNCTORCH = os.path.join(_TORCH_ROOT, "_functorch", "")
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+"""``sysconfig.get_path("stdlib")``, without reading how Python was built."""
 #: A kernel's launch is the user's, in whose line it stands.
 _TRITON = os.path.join(os.sep, "triton", "runtime", "")
 #: ``typing_extensions.deprecated`` stands around functions of torch.

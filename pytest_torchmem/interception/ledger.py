@@ -17,11 +17,11 @@ from torch import Tensor
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.operator_calls import OperatorCall, Work
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase, Timeline
-from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 if TYPE_CHECKING:
     from pytest_torchmem.allocator.private import PoolId
+    from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 
 
 _Noted = tuple[int, int, Origin, int, str, tuple[int, ...], Work, str]

@@ -21,7 +21,6 @@ from pytest_torchmem.operators.work import CallWork
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
-from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.dispatch.meta import run_on_meta
@@ -30,6 +29,7 @@ from pytest_torchmem.torch_private.tensors.storages import storage_address, tens
 
 if TYPE_CHECKING:
     from pytest_torchmem.cudnn.library import Library
+    from pytest_torchmem.targets.calibration import Calibration
 
 
 @dataclass(slots=True)

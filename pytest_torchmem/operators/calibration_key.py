@@ -12,14 +12,16 @@ between kernels stand behind, where they are not the default: ``; deterministic`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.targets.calibration import WorkspaceKey
 from pytest_torchmem.torch_private.state.settings import library_settings
+
+if TYPE_CHECKING:
+    from pytest_torchmem.targets.calibration import WorkspaceKey
 
 _NO_GEOMETRY = ("device", "pin_memory", "generator")
 
@@ -33,6 +35,8 @@ def key_of(spec: OperatorSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         kwargs = {name: value for name, value in kwargs.items() if name not in left_out}
     geometry = geometry_text(args, kwargs)
     settings = library_settings()
+    from pytest_torchmem.targets.calibration import WorkspaceKey
+
     return WorkspaceKey(spec.name, f"{geometry}; {', '.join(settings)}" if settings else geometry)
 
 

@@ -20,9 +20,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pytest_torchmem.profile.timeline import Confidence
-from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
+
+if TYPE_CHECKING:
+    from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 
 
 @dataclass(frozen=True, slots=True)

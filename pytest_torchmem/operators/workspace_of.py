@@ -12,12 +12,12 @@ from pytest_torchmem.operators.without_workspace import is_iterated, takes_nothi
 from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, unknown
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.version import TORCH_SERIES
 
 if TYPE_CHECKING:
     from pytest_torchmem.operators.libraries.cudnn import Cudnn
+    from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
 
 
 def workspace_of(

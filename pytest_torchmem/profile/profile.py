@@ -26,13 +26,13 @@ from pytest_torchmem.profile.timeline import (
     Timeline,
     totals_by,
 )
-from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 
 if TYPE_CHECKING:
     from pytest_torchmem.allocator.recorded import Peaks
     from pytest_torchmem.profile.node_table import NodeTable
     from pytest_torchmem.profile.static_plan import StaticPlan
     from pytest_torchmem.profile.suggestion import Suggestion
+    from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 
 # What a profile is turned into is imported when it is asked for: most are asked for figures alone.
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_torchmem.targets.calibration import Calibration
 from pytest_torchmem.targets.device_index import invalid_device_index, not_linked
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
@@ -15,6 +14,7 @@ from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
     from pytest_torchmem.cudnn.library import Library
+    from pytest_torchmem.targets.calibration import Calibration
 
 
 @dataclass(slots=True)

@@ -38,7 +38,6 @@ from pytest_torchmem.step.program_state import SharedState
 from pytest_torchmem.step.reached import Reached
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.targets.calibration import Calibration, LibraryAnswer
 from pytest_torchmem.targets.device_index import NOT_LINKED
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
@@ -61,6 +60,7 @@ from pytest_torchmem.units import parse_size
 
 if TYPE_CHECKING:
     from pytest_torchmem.fake_cuda.memory import DeviceMemory
+    from pytest_torchmem.targets.calibration import Calibration, LibraryAnswer
 
 DEVICES = ("cpu", "cuda")
 CUDNN_SOURCES = ("auto", "stored")
@@ -489,7 +489,7 @@ def _machine(
     modelled = find_gpu(DEFAULT_GPU if gpu is None else gpu)
     if device == "cpu":
         return Target(_HOSTS[host](), world=world)
-    if calibration is not None and not isinstance(calibration, Calibration):
+    if calibration is not None and not _is_calibration(calibration):
         raise UsageError(
             f"calibration={calibration!r}: expected a Calibration, as read_calibration() returns"
         )
@@ -497,6 +497,12 @@ def _machine(
         calibration = None  # plans are then those of every other trace
     own = Selected(0 if world is None else world.local_rank)
     return Target(_HOSTS[host](), modelled, calibration, gpus, world, selected=own)
+
+
+def _is_calibration(given: object) -> bool:
+    from pytest_torchmem.targets.calibration import Calibration
+
+    return isinstance(given, Calibration)
 
 
 def _with_cudnn(machine: Target, cudnn: str) -> Target:
