@@ -69,6 +69,11 @@ class TraceContext:
         return self._interceptor.inside == thread
 
     @property
+    def stands(self) -> bool:
+        """Whether this is a GPU that stands between traces, rather than a trace."""
+        return self._interceptor.real_host
+
+    @property
     def itself(self) -> TraceContext:
         """What is held by what may outlive the trace, where this is what stands in for it."""
         itself = self._itself()

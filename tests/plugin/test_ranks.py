@@ -160,6 +160,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 @pytest.fixture(scope="module")
@@ -186,6 +187,13 @@ def model(group):
     return DistributedDataParallel(torch.nn.Linear(64, 64, device="cuda"))
 
 @pytest.fixture
+def sharded(mesh):
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, device="cuda") for _ in range(2)))
+    for layer in model:
+        fully_shard(layer, mesh=mesh["data"])
+    return fully_shard(model, mesh=mesh["data"])
+
+@pytest.fixture
 def left_alone(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     dist.init_process_group("gloo")
@@ -202,6 +210,14 @@ def test_eight(time, group, mesh, rank, size):
 @pytest.mark.memory_budget("20 MiB", device="cuda", world_size=16, ranks=8)
 def test_model(model):
     model(torch.ones(2, 64, device="cuda")).sum().backward()
+
+@pytest.mark.memory_budget("20 MiB", device="cuda", world_size=16, ranks=8)
+def test_sharded(sharded):
+    optimizer = torch.optim.AdamW(sharded.parameters())
+    for _ in range(2):
+        sharded(torch.ones(2, 64, device="cuda")).sum().backward()
+        optimizer.step()
+    assert sharded[0].weight.grad.to_local().shape == (8, 64)
 
 def test_plain(size):
     assert size == 1 and not dist.is_initialized() and "RANK" not in os.environ
@@ -291,22 +307,29 @@ def test_another_world_than_that_of_the_options_is_refused(project):
 
 def test_fixtures_are_set_up_in_the_world_of_their_test(project):
     project.write(test_net=IN_FIXTURES)
-    project.run().assert_outcomes(passed=7)
+    project.run().assert_outcomes(passed=8)
 
 
 def test_a_model_that_was_wrapped_in_a_fixture_is_traced_once(project):
     head = IN_FIXTURES.partition("@pytest.mark.parametrize")[0]
-    head = head.replace("@pytest.fixture\ndef model", '@pytest.fixture(scope="module")\ndef model')
+    for name in ("model", "sharded"):
+        head = head.replace(f"fixture\ndef {name}", f'fixture(scope="module")\ndef {name}')
     again = """
 @pytest.mark.parametrize("time", [1, 2])
 @pytest.mark.memory_budget("20 MiB", device="cuda", world_size=16, ranks=8)
 def test_model(time, model):
     model(torch.ones(2, 64, device="cuda")).sum().backward()
+
+@pytest.mark.parametrize("time", [1, 2])
+@pytest.mark.memory_budget("20 MiB", device="cuda", world_size=16, ranks=8)
+def test_sharded(time, sharded):
+    sharded(torch.ones(2, 64, device="cuda")).sum().backward()
 """
     project.write(test_net=head + again)
     result = project.run()
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*DistributedDataParallel was in another trace before*"])
+    result.assert_outcomes(passed=2, failed=2)
+    for kind in ("DistributedDataParallel", "*(FSDPModule)"):
+        result.stdout.fnmatch_lines([f"*{kind} was in another trace before*"])
 
 
 def test_a_check_finds_the_group_of_a_fixture(project):

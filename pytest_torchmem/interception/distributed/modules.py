@@ -80,6 +80,9 @@ def _of_fsdp(name: str) -> Any:
     return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)
 
 
+_BETWEEN_TRACES: WeakKeyDictionary[nn.Module, ref[TraceContext] | None] = WeakKeyDictionary()
+"""Modules that fixtures have given to ``fully_shard``, and the trace that has called them."""
+
 Places = WeakKeyDictionary[Any, torch.device | None]
 """Where the parameters of DDP's reducers are."""
 
@@ -113,7 +116,8 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
     """
     wrapped: WeakSet[Any] = WeakSet()
     with ExitStack() as stack:
-        stack.callback(_forget_states, wrapped)
+        if not trace.stands:
+            stack.callback(_forget_states, wrapped)
         followed: set[str] = set()
         wanted: list[tuple[Any, dict[str, Any]]] = []
 
@@ -207,6 +211,8 @@ def _sharding(trace: TraceContext, wrapped: WeakSet[Any], original: Any) -> Call
         __tracebackhide__ = True
         if not trace.off():
             wrapped.update(modules)
+            if trace.stands:
+                _BETWEEN_TRACES.update(dict.fromkeys(modules))
         return original(self, modules, *args, **kwargs)
 
     return init
@@ -343,12 +349,26 @@ def _calling(trace: TraceContext, wrapped: WeakSet[Any], _: Any) -> Callable[...
     # ``FSDPModule`` is mixed into a module's own class, which brings ``__call__``.
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if trace.on_thread() and module not in wrapped:
-            where = f"{trace.user_line()}: {type(module).__name__} (FSDPModule)"
-            raise UnsupportedOperatorError(f"{where}{_BEFORE}")
+        if trace.on_thread() and module not in wrapped and not trace.stands:
+            _take_over(trace, module)
         return nn.Module.__call__(module, *args, **kwargs)
 
     return call
+
+
+def _take_over(trace: TraceContext, module: nn.Module) -> None:
+    """Begin to call a module that was sharded before the trace: by a fixture, and only once.
+
+    What it keeps of a step, the buffers and streams of ``fully_shard``, is of one trace.
+    """
+    __tracebackhide__ = True
+    where = f"{trace.user_line()}: {type(module).__name__} (FSDPModule)"
+    if module not in _BETWEEN_TRACES:
+        raise UnsupportedOperatorError(f"{where}{_BEFORE}")
+    known = _BETWEEN_TRACES[module]
+    if known is not None and known() is not trace.itself:
+        raise UnsupportedOperatorError(f"{where}{_TRACED_BEFORE}")
+    _BETWEEN_TRACES[module] = ref(trace.itself)
 
 
 def _refusing(trace: TraceContext, original: Any) -> Callable[..., Any]:
