@@ -51,7 +51,7 @@ from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.operators.workspace_of import library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
-from pytest_torchmem.torch_private.dispatch.kernels import run_composite_explicit
+from pytest_torchmem.torch_private.dispatch.kernels import run_composite_explicit, run_kernel
 from pytest_torchmem.torch_private.dispatch.meta import LIKE_ANOTHER
 from pytest_torchmem.torch_private.distributed.process_groups import (
     GATHERS_LISTS,
@@ -270,7 +270,8 @@ class Kernels:
             )
         if spec.composite and not spec.one_kernel_on(self._target.device.type):
             return partial(run_composite_explicit, spec.overload)
-        return None
+        key = spec.on(device).python_kernel
+        return None if key is None else partial(run_kernel, spec.overload, key)
 
     def _sums_in_place(self, call: Call, device: DeviceLedger, frame: Any) -> bool:
         """Whether this is a sum of two gradients that the engine would make in the first."""

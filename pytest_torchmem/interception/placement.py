@@ -58,6 +58,9 @@ class Placement:
         if not call.records:
             if asked is None:
                 return self._ledger.on(_CPU)
+            generator = call.kwargs.get("generator")
+            if generator is not None and _device_type(generator) == "cpu":
+                return self._ledger.on(_CPU)  # torch.utils.data.random_split
             dtype = call.kwargs.get("dtype")
             if self.nested is not None and dtype is not None:
                 return self.nested if dtype.is_floating_point else self._ledger.on(_CPU)
@@ -127,11 +130,16 @@ class Placement:
 
 def check_generator(generator: torch.Generator, device: torch.device) -> None:
     """Raise what torch raises for random numbers of another device (core/Generator.h)."""
-    found = "cuda" if cast(Any, generator)._cdata in GPU_GENERATORS else generator.device.type
+    found = _device_type(generator)
     if found != device.type:
         raise RuntimeError(
             f"Expected a '{device.type}' device type for generator but found '{found}'"
         )
+
+
+def _device_type(generator: torch.Generator) -> str:
+    on_gpu = cast(Any, generator)._cdata in GPU_GENERATORS
+    return "cuda" if on_gpu else generator.device.type
 
 
 def _all_scalars(call: Call, device: DeviceLedger) -> bool:

@@ -29,6 +29,7 @@ from pytest_torchmem.torch_private.dispatch.operators import (
     is_opaque,
     is_triton_operator,
     schema,
+    undescribed_in_python,
 )
 
 
@@ -73,6 +74,14 @@ class OnDevice:
     """What computes the outputs on the CPU, which has no kernel of the operator."""
     flops = _aspect("flops", shared=True)
     """The floating-point operations of one call."""
+
+    @cached_property
+    def python_kernel(self) -> Any:
+        """The key of its kernel, where that is a function in Python that nobody described."""
+        return (
+            None if self.taught is not None else undescribed_in_python(self._overload, self._device)
+        )
+
     storages = _aspect("storages")
     """What places outputs on the storages that the kernel leaves them on."""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pytest_torchmem import trace
+from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError, UsageError
 from pytest_torchmem.operators.custom_operators import OperatorModel, registered_operators
 from pytest_torchmem.profile.profile import MemoryProfile
@@ -34,12 +34,6 @@ scaled.register_autograd(lambda ctx, grad: (scaled(grad, 2.0), None))
 def filled(x: Tensor, value: float) -> None:
     """Write to an argument."""
     x.fill_(value)
-
-
-@torch.library.custom_op("torchmem_tests::undescribed", mutates_args=())
-def undescribed(x: Tensor) -> Tensor:
-    """Return what nobody has described."""
-    raise AssertionError
 
 
 @torch.library.custom_op("torchmem_tests::normalized", mutates_args=("statistics",))
@@ -74,8 +68,8 @@ def _(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty((2, *x.shape))
 
 
-torch.library.define("torchmem_tests::untold", "(Tensor x) -> Tensor")
-torch.library.impl("torchmem_tests::untold", "CPU", lambda x: x.clone())
+torch.library.define("torchmem_tests::undescribed", "(Tensor x) -> Tensor")
+undescribed = torch.ops.torchmem_tests.undescribed.default
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -149,14 +143,14 @@ def test_a_custom_operator_is_described_from_outside(device: str) -> None:
 
     models = (
         OperatorModel(undescribed, lambda x: x.new_empty(5), workspace),
-        OperatorModel(torch.ops.torchmem_tests.untold, workspace=lambda machine, out, x: 7),
+        OperatorModel(undescribed, workspace=lambda machine, out, x: 7),
     )
     with registered_operators(*models[:1]):
         assert peak() == 12 + 20 + 400
     with registered_operators(OperatorModel(undescribed, lambda x: x.new_empty(5))):
         assert peak() == 12 + 20
     with pytest.raises(UnsupportedOperatorError), registered_operators(models[1]):
-        trace(lambda: torch.ops.torchmem_tests.untold(torch.ones(3)), values="none")
+        trace(lambda: undescribed(torch.ones(3)), values="none")
     with pytest.raises(UnsupportedOperatorError):
         peak()
 
@@ -261,9 +255,32 @@ def test_what_cannot_be_described_is_refused(model: OperatorModel, message: str)
         pass
 
 
-def test_an_operator_without_geometry_is_named() -> None:
-    with pytest.raises(UnsupportedOperatorError, match=r"torchmem_tests::untold.*register_fake"):
-        trace(lambda: torch.ops.torchmem_tests.untold(torch.ones(3)), device="cuda", values="none")
+def test_a_kernel_in_python_is_what_it_calls() -> None:
+    """Nobody called ``register_fake``: the function is called, as it is for real."""
+    calls: list[str] = []
+
+    @torch.library.custom_op("torchmem_tests::centred", mutates_args=("mean",))
+    def centred(x: Tensor, mean: Tensor) -> list[Tensor]:
+        calls.append(x.device.type)
+        total = x.sum(0)
+        mean.copy_(total / len(x))
+        return [x - mean, x[x[:, 0] > 0]]
+
+    with torch.library._scoped_library("torchmem_tests_python", "DEF") as library:
+        library.define("doubled(Tensor x) -> Tensor")
+        library.impl("doubled", lambda x: (x + x) * 1, "CPU")
+        library.impl("doubled", lambda x: x * 2, "CUDA")
+
+        def program(device: str = "cpu") -> list[Tensor]:
+            x, mean = torch.arange(-4.0, 4, device=device).reshape(4, 2), torch.zeros(2).to(device)
+            first, second = centred(x, mean)
+            assert (second.shape, mean.tolist()) == ((1, 2), [-1.0, 0.0])
+            return [first, second, torch.ops.torchmem_tests_python.doubled(first)]
+
+        profile = trace(program, values="real", host="here")
+        assert (profile.peak, profile.unknown_workspaces) == (measure(program).peak, ())
+        trace(program, "cuda", device="cuda")
+    assert calls == ["cpu", "cpu", "cuda"]
 
 
 def test_gpus_can_be_added() -> None:

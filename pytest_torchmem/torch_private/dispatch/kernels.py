@@ -51,6 +51,11 @@ def run_composite_explicit(operator: OpOverload, *args: Any, **kwargs: Any) -> A
     return kernel_for(operator)(composite_key(operator), *args, **kwargs)
 
 
+def run_kernel(operator: OpOverload, key: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run the kernel that an operator has for a key; what it calls is dispatched as usual."""
+    return kernel_for(operator)(key, *args, **kwargs)
+
+
 def run_composite_implicit(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run the body of an operator that autograd sees through."""
     return kernel_for(operator)(COMPOSITE_IMPLICIT, *args, **kwargs)

@@ -13,7 +13,7 @@ from pytest_torchmem.torch_private.dispatch.keys import (
     COMPOSITE_IMPLICIT,
     COMPOSITE_NON_FUNCTIONAL,
 )
-from pytest_torchmem.torch_private.names import private, private_attribute
+from pytest_torchmem.torch_private.names import dispatch_key, private, private_attribute
 
 if TYPE_CHECKING:
     from torch._ops import HigherOrderOperator as HigherOrderOperator
@@ -44,6 +44,7 @@ _returns_nothing: Callable[[OpOverload], bool] = private(
     "torch._library.utils.can_generate_trivial_fake_impl"
 )
 _triton_operators: dict[str, Any] = private("torch._library.triton.triton_ops_to_kernels")
+_kernels_in_python: set[str] = private("torch.library._impls")
 _custom: Any = private("torch._library.simple_registry.singleton")
 
 
@@ -125,6 +126,25 @@ def lacks_geometry(operator: OpOverload) -> bool:
         and _fake_kernel_of(definition) is None
         and not _returns_nothing(operator)
     )
+
+
+def undescribed_in_python(operator: OpOverload, device: str) -> Any:
+    """Return the key of an operator's kernel for a device, if that is a function in Python that
+    nobody has described: what it makes is known by calling it. Else None.
+    """
+    name = operator.name()
+    definition = None if operator.namespace == "aten" else _find_definition(name)
+    if definition is None:
+        described = is_opaque(operator) or has_kernel(name, "Meta")
+    else:  # it has a kernel for ``meta`` in any case, which raises
+        described = _fake_kernel_of(definition) is not None or is_triton_operator(operator)
+    if described:
+        return None
+    for key in ({"cpu": "CPU", "cuda": "CUDA"}[device], "CompositeExplicitAutograd"):
+        # As ``Library.impl`` names them (torch/library.py).
+        if f"{operator.namespace}/{name.partition('::')[2]}/{key}" in _kernels_in_python:
+            return dispatch_key(key)
+    return None
 
 
 @cache

@@ -159,3 +159,15 @@ def test_initialisers_that_reject_are_not_counted() -> None:
     program()
     trace(program)
     assert told[-1] == told[0]
+
+
+def test_a_split_is_permuted_on_the_host() -> None:
+    def program(device: str) -> list[int]:
+        torch.ones(2, device=device)
+        generator = torch.Generator().manual_seed(1)
+        first, _ = torch.utils.data.random_split(range(10), [7, 3], generator=generator)  # type: ignore[arg-type]
+        return list(first.indices)
+
+    found: list[list[int]] = []
+    trace(lambda: found.append(program("cuda")), device="cuda")
+    assert found == [program("cpu")]
