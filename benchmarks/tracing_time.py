@@ -7,6 +7,10 @@ ratio compares what ran within the same second; the table has the median of the 
 round of a process is a line of its own: a first trace finds the geometry of every operator, and
 later ones remember it. So is the first round after another, tiny model was traced: what is done
 once per process (a self-test of torch's private parts) is not in it. Attribution is on.
+
+    python -m benchmarks.tracing_time --layer
+
+is about one linear layer: what a trace costs that does next to nothing.
 """
 
 from __future__ import annotations
@@ -128,6 +132,23 @@ def tracked(model: Model) -> Callable[[], object]:
     return run
 
 
+def one_layer(turns: int = 20, traces: int = 50) -> list[tuple[str, ...]]:
+    """Return rows of what repeated traces of one linear layer take, by device."""
+    layer, x = nn.Linear(8, 8), torch.randn(4, 8)
+    found: dict[str, list[float]] = {"cpu": [], "cuda": []}
+    for turn in range(turns + 1):  # the first is for what is done once
+        for device, times in found.items():
+            start = time.process_time()
+            for _ in range(traces):
+                torchmem.trace(layer, x, device=device)
+            if turn:
+                times.append((time.process_time() - start) / traces)
+    return [
+        (f"fake {device}", f"{1000 * min(times):.2f}", _milliseconds(times, 2))
+        for device, times in found.items()
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run every model in several fresh processes and print times and ratios."""
     parser = argparse.ArgumentParser(
@@ -137,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--processes", type=int, default=6, help="one after the other")
     parser.add_argument("--turn", type=int, default=0, help="which way goes first in a round")
+    parser.add_argument("--layer", action="store_true", help="one linear layer, in this process")
     parser.add_argument("--begun", action="store_true", help="trace a tiny model before all rounds")
     options = parser.parse_args(arguments)
     if options.model:
@@ -146,6 +168,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(rounds(MODELS[options.model], options.rounds, options.turn)))
         return 0
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    if options.layer:
+        headers: tuple[str, ...] = ("one linear layer", "least ms", "median ms")
+        print(tabulate(one_layer(), headers=headers, disable_numparse=True))
+        return 0
     rows = []
     for name, model in MODELS.items():
         _in_fresh_process(name, 1, 0)  # byte code is written, as it is from the second run on
@@ -186,8 +212,8 @@ def _row(name: str, found: Sequence[Times]) -> tuple[str, ...]:
     )
 
 
-def _milliseconds(seconds: Sequence[float]) -> str:
-    return f"{1000 * statistics.median(seconds):.1f}" if seconds else "-"
+def _milliseconds(seconds: Sequence[float], digits: int = 1) -> str:
+    return f"{1000 * statistics.median(seconds):.{digits}f}" if seconds else "-"
 
 
 def _ratios(ratios: Sequence[float]) -> str:
