@@ -45,6 +45,7 @@ def pytest_runtest_logreport(report):
 """
 PATIENCE = 120.0
 """Seconds after which a run counts as one that hangs."""
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _ALWAYS = ("-p", "pytest_torchmem.plugin.hooks", "-p", "no:cacheprovider", "-q", "-s")
 
 
@@ -106,9 +107,14 @@ class Project:
         output, log = (self._runs / f"{kind}-{self._number}" for kind in ("output", "log"))
         output.touch()  # a signal may come before the run opens it
         sys.stdout.flush()
-        pid = os.fork()
-        if not pid:
-            self._run(options, {**environment, "HOSTILE_LOG": str(log)}, output)
+        # A signal that comes at once waits: it would end this function in the other process.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
+            pid = os.fork()
+            if not pid:
+                self._run(options, {**environment, "HOSTILE_LOG": str(log)}, output)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return Running(pid, output, log)
 
     def run(self, *options: str, **environment: str) -> Result:
@@ -129,6 +135,7 @@ class Project:
             os.environ.update(environment, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
             os.chdir(self.path)
             sys.dont_write_bytecode = True
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
             status = int(pytest.main([*_ALWAYS, *options]))
         except BaseException:
             said = traceback.format_exc()
