@@ -4,6 +4,7 @@
     python -m benchmarks.graphs -k 'bert|lstm'  models whose name matches
     python -m benchmarks.graphs --aot           their graphs of AOTAutograd, read and run
     python -m benchmarks.graphs --scaling       how they grow with their inputs' first dimension
+    python -m benchmarks.graphs --operations    operators whose operations no formula counts
     python -m benchmarks.graphs --compiled      compiled by Inductor, traced and run on this CPU
 
 For each model: whether the totals of the node table are the profile's peaks, by how much the
@@ -12,6 +13,8 @@ With ``--aot``: whether the peak and the end that are read from the graphs are t
 run on the ledger, tensors alone. With ``--scaling``: whether the figures at five, six and nine
 times the length of the first dimension (the batch, but for recurrent layers) are those that were
 predicted from other lengths, and whether a prediction that is wrong says that it may be. With
+``--operations``: the operators that are neither pointwise nor views and whose floating-point
+operations nothing counts, in how many models, with the share of all bytes that they move. With
 ``--compiled``: the peak of the last of three steps (forward, backward, ``zero_grad``), traced and
 measured, each model in a process of its own.
 """
@@ -23,6 +26,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -34,6 +38,7 @@ from torch.utils._pytree import tree_leaves
 import pytest_torchmem as torchmem
 from benchmarks.zoo.models import models, samples
 from pytest_torchmem.graphs.resized import resized
+from pytest_torchmem.operators.work import CallWork
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.trees import tensors_in
 from tests.graphs.test_ahead_of_time import live_tensors, run
@@ -47,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-k", dest="pattern", default="")
     parser.add_argument("--aot", action="store_true")
     parser.add_argument("--scaling", action="store_true")
+    parser.add_argument("--operations", action="store_true")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--devices", default="cpu,cuda")
@@ -55,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _compiled_one(options.pattern)
     if options.compiled:
         return _compiled(options.pattern)
+    if options.operations:
+        return _operations(options.pattern, options.devices.split(","))
     rows: list[tuple[Any, ...]] = []
     for device in options.devices.split(","):
         for model in models(options.pattern):
@@ -122,6 +130,31 @@ def _scaled(model: Any, args: Any, options: dict[str, Any]) -> tuple[Any, ...]:
         doubts |= dict.fromkeys(predicted.doubts)
     fitted = " ".join(str(one // length) for one in found.sizes["batch"])
     return same, told, fitted, "; ".join(doubts)[:120]
+
+
+def _operations(pattern: str, devices: Sequence[str]) -> int:
+    """Print the operators whose operations no formula counts, those that move most bytes first."""
+    moved: Counter[str] = Counter()
+    found: dict[str, set[str]] = {}
+    for device in devices:
+        for model in models(pattern):
+            sample = next(iter(samples(model)))
+            given = {**sample.kwargs, **sample.options, "device": device}
+            for call in torchmem.trace(sample.target, *sample.args, **given).calls or ():
+                work = call.work
+                nbytes = work.read + work.written
+                moved["all"] += nbytes
+                if isinstance(work, CallWork) and not work.has_formula:
+                    overload = work.spec.overload
+                    if torch.Tag.pointwise in overload.tags or not nbytes:
+                        continue
+                    name = work.spec.name.partition(".")[0]
+                    moved[name] += nbytes
+                    found.setdefault(name, set()).add(f"{device} {model.name}")
+    ordered = sorted(found, key=lambda name: -moved[name])
+    rows = [(name, len(found[name]), f"{moved[name] / moved['all']:.3%}") for name in ordered]
+    print(tabulate(rows, ("operator", "models", "of the bytes moved")))
+    return 0
 
 
 def _compiled(pattern: str) -> int:

@@ -27,6 +27,8 @@ from pytest_torchmem.units import parse_size
 _EXPANDABLE = "expandable_segments:True"
 _MOST = 3
 """Lines, buffers and kinds of modules that are tried for one change, the largest ones."""
+_SHARES = (0.5, 0.2)
+"""Of the activations of compiled code."""
 _LEAST = 100
 """What takes less than this part of the peak is not tried."""
 
@@ -41,7 +43,7 @@ def suggest(
     """
     limit = None if budget is None else parse_size(budget)
     trials = Trials(before, again)
-    tried = [(change, trials.of(change)) for change in _changes(trials, allocator)]
+    tried = [(change, trials.of(change)) for change in changes_of(trials, allocator)]
     found = [one for _, one in tried]
     found += Checkpoints(trials, limit).found()
     free = [change for change, one in tried if one is not None and change.is_free and one.saved > 0]
@@ -60,8 +62,8 @@ def _fits(one: Found, limit: int | None) -> bool:
     return limit is not None and one.figure == "peak" and one.profile.peak <= limit
 
 
-def _changes(trials: Trials, allocator: str) -> Iterator[Change]:
-    """Yield everything that is tried but checkpoints."""
+def changes_of(trials: Trials, allocator: str) -> Iterator[Change]:
+    """Yield everything that is tried of a step but checkpoints."""
     yield from _optimizers(trials)
     if trials.before.device == "cuda" and not allocator:
         yield _expandable()
@@ -69,6 +71,22 @@ def _changes(trials: Trials, allocator: str) -> Iterator[Change]:
         yield from _in_place(trials)
         yield from _losses(trials)
         yield from _precisions(trials)
+    else:
+        yield from _compiled(trials)
+
+
+def _compiled(trials: Trials) -> Iterator[Change]:
+    """Yield what can be changed of a compiled step: its functions and modules are not called."""
+    from pytest_torchmem.torch_private.compilers.inductor import activations_kept
+
+    yield from _autocast(trials)
+    if trials.before.backward_peak is not None:
+        for share in _SHARES:
+            text = (
+                f"torch._functorch.config.activation_memory_budget = {share}: compiled code keeps "
+                f"about {share:.0%} of what it keeps for the backward, and computes the rest again"
+            )
+            yield Change(text, (partial(activations_kept, share),))
 
 
 def _optimizers(trials: Trials) -> Iterator[Change]:
@@ -128,11 +146,8 @@ def _losses(trials: Trials) -> Iterator[Change]:
 
 def _precisions(trials: Trials) -> Iterator[Change]:
     """Yield narrower types: of the forward, of some modules, of buffers and of conversions."""
-    device = trials.before.device.partition(":")[0]
     least = trials.before.peak // _LEAST
-    if not torch.is_autocast_enabled(device):
-        text = f'under torch.autocast("{device}", dtype=torch.bfloat16)'
-        yield Change(f"the forward {text}", (partial(under_autocast, device),))
+    yield from _autocast(trials)
     for pattern, nbytes in _largest(trials.observed.buffers):
         if nbytes > least:
             text = f"the buffer {pattern} in bfloat16"
@@ -143,6 +158,13 @@ def _precisions(trials: Trials) -> Iterator[Change]:
             dtype = trials.observed.widened[line][0]
             text = f"{dtype} kept at {line}, which converts to a wider type"
             yield Change(text, (partial(NarrowMode, line),))
+
+
+def _autocast(trials: Trials) -> Iterator[Change]:
+    device = trials.before.device.partition(":")[0]
+    if not torch.is_autocast_enabled(device):
+        text = f'under torch.autocast("{device}", dtype=torch.bfloat16)'
+        yield Change(f"the forward {text}", (partial(under_autocast, device),))
 
 
 def _largest(nbytes: dict[str, int]) -> list[tuple[str, int]]:

@@ -70,6 +70,13 @@ class CallWork:
         except (AssertionError, TypeError, ValueError, IndexError):
             return 0  # called with what torch's formula does not know
 
+    @property
+    def has_formula(self) -> bool:
+        """Whether a formula counts the operations, of the operator or of one that it is made of."""
+        if self.spec.flops is not None or _formula_of_torch(self.spec.overload) is not None:
+            return True
+        return any(work.has_formula for work in self.inner or ())
+
     def of_body(self, inner: tuple[CallWork, ...]) -> None:
         """Move the bytes that the calls of the operator's body moved."""
         self.inner = inner

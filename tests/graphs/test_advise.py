@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import MemoryProfile, advise, trace
+from pytest_torchmem.advice.suggest import changes_of
+from pytest_torchmem.advice.trials import Trials
 from pytest_torchmem.cli import main
 from pytest_torchmem.errors import UsageError
 
@@ -196,6 +199,20 @@ def test_a_function_that_runs_a_step() -> None:
     assert "checkpoint each of * (6)" in found
     assert found["zero_grad(set_to_none=True)"].saved > 0
     assert trace(step).peak == profile.peak
+
+
+def test_compiled_code_that_keeps_less_is_traced_as_it_is_when_that_is_written() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(3)))
+    again = partial(trace, model, torch.randn(256, 32), mode="aot")
+    trials = Trials(again(), again)
+    change = next(one for one in changes_of(trials, "") if "budget = 0.5" in one.text)
+    found = trials.of(change)
+    with torch._functorch.config.patch(activation_memory_budget=0.5):  # type: ignore[attr-defined]
+        written = again()
+    assert found is not None
+    assert found.profile.figures() == written.figures()
+    assert written.forward_peak < trials.before.forward_peak
+    assert found.flops >= 2 * 256 * 32 * 32
 
 
 def test_what_has_no_step_has_no_suggestions(tmp_path: Path) -> None:

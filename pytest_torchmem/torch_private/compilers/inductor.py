@@ -177,6 +177,16 @@ def _without_cycles() -> Iterator[None]:
             gc.enable()
 
 
+def activations_kept(share: float) -> AbstractContextManager[None]:
+    """Have compiled code keep at most a share of the bytes of activations for its backward.
+
+    ``torch._functorch.config.activation_memory_budget``, which the partitioner of AOTAutograd keeps
+    to (torch/_functorch/partitioners.py, ``choose_saved_values_set``).
+    """
+    found: AbstractContextManager[None] = _ahead_of_time().patch(activation_memory_budget=share)
+    return found
+
+
 @contextmanager
 def options(vector: str, threads: int) -> Iterator[None]:
     """Have Inductor's options be ``OPTIONS``, for a CPU with such instructions and threads.
