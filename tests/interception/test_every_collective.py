@@ -379,3 +379,16 @@ def test_values_that_processes_put_together_are_made_of_as_many_as_this_one_has(
         # One line for each of them that is read, three of them in one line: not the means.
         assert len(warnings) == 5, warnings
         assert all("what other processes have is not known" in one for one in warnings)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_was_waited_for_is_what_was_received(device: str) -> None:
+    def step() -> None:
+        dist.init_process_group("gloo" if device == "cpu" else "nccl")
+        given = torch.ones(1000, device=device)
+        received = functional.all_reduce(given, "sum", dist.group.WORLD)
+        assert (functional.wait_tensor(received) == 4).all()
+
+    profile = trace(step, device=device, world_size=4)
+    assert profile.by_operator()["_c10d_functional::all_reduce"] == 4000
+    assert not any("wait" in found.origin.operator for found in profile.timeline.allocations)

@@ -28,6 +28,9 @@ _MOVES_SHARD = "_dtensor::shard_dim_alltoall"
 """How a ``DTensor`` is split along another dimension, on GPUs."""
 _functional: Any = torch.ops._c10d_functional
 
+_WAITS = "_c10d_functional::wait_tensor"
+"""Returns the tensor that it is given (c10d/Functional.cpp); on ``meta`` it makes another one."""
+
 _WITHOUT_META = frozenset(
     {
         "c10d::allgather_into_tensor_coalesced_",
@@ -48,8 +51,11 @@ def describe() -> None:
     wraps = "_c10d_functional::_wrap_tensor_autograd"
     if wraps in there:  # makes a tensor subclass that waits at its first use
         operator(wraps, kind=Kind.NATIVE)
+    if _WAITS in there:
+        operator(_WAITS, kind=Kind.NATIVE)
     names = [name for name in there if name.partition("::")[0] in NAMESPACES]
-    operator(*(name for name in names if name != _FLATTENS), takes_nothing=frozenset(DEVICES))
+    alone = (_FLATTENS, _WAITS)
+    operator(*(name for name in names if name not in alone), takes_nothing=frozenset(DEVICES))
     for name in _WITHOUT_META & there:
         operator(name).meta()(_nothing)
     if _LISTS in there:
