@@ -6,13 +6,13 @@ Each is built as it was and as it is; a comment «here: <name>» marks the line 
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import Tensor, nn
 
 from tests.diagnosis.planted import Planted, Program, Step
@@ -25,12 +25,20 @@ def planted(
     rule: str, words: str, module: str, operator: str, devices: tuple[str, ...] = ("cpu", "cuda")
 ) -> Callable[[Callable[[bool], Step]], Callable[[bool], Step]]:
     def register(build: Callable[[bool], Step]) -> Callable[[bool], Step]:
-        REAL.append(
-            Planted(build.__name__, build, rule, words, module, operator, devices, __file__)
-        )
+        def built(wrong: bool) -> Step:
+            library()  # outside of the trace
+            return build(wrong)
+
+        name = build.__name__
+        REAL.append(Planted(name, built, rule, words, module, operator, devices, __file__))
         return build
 
     return register
+
+
+def library() -> Any:
+    """Return transformers, imported when first used: each worker of a run collects this module."""
+    return importlib.import_module("transformers")
 
 
 def ids(batch: int = BATCH, length: int = LENGTH) -> Tensor:
@@ -40,44 +48,44 @@ def ids(batch: int = BATCH, length: int = LENGTH) -> Tensor:
 def llama(**settings: Any) -> Any:
     sizes = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": WORDS}
-    config = transformers.LlamaConfig(**{**sizes, **heads, "use_cache": False, **settings})
-    return transformers.LlamaForCausalLM(config)
+    config = library().LlamaConfig(**{**sizes, **heads, "use_cache": False, **settings})
+    return library().LlamaForCausalLM(config)
 
 
 def gpt2(**settings: Any) -> Any:
     sizes = {"n_embd": WIDTH, "n_layer": 2, "n_head": 4, "vocab_size": WORDS, "n_positions": 128}
-    config = transformers.GPT2Config(**{**sizes, "use_cache": False, **settings})
-    return transformers.GPT2LMHeadModel(config)
+    config = library().GPT2Config(**{**sizes, "use_cache": False, **settings})
+    return library().GPT2LMHeadModel(config)
 
 
 def bert(**settings: Any) -> Any:
     sizes = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = transformers.BertConfig(
+    config = library().BertConfig(
         **{**sizes, "num_attention_heads": 4, "vocab_size": WORDS, **settings}
     )
-    return transformers.BertModel(config)
+    return library().BertModel(config)
 
 
 def vit(**settings: Any) -> Any:
     sizes = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = transformers.ViTConfig(
+    config = library().ViTConfig(
         **{**sizes, "num_attention_heads": 4, "image_size": 64, "patch_size": 8, **settings}
     )
-    return transformers.ViTModel(config)
+    return library().ViTModel(config)
 
 
 def t5() -> Any:
     sizes = {"d_model": WIDTH, "d_ff": 64, "d_kv": 8, "num_heads": 4, "num_layers": 2}
-    return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(**sizes, vocab_size=WORDS, decoder_start_token_id=0)
+    return library().T5ForConditionalGeneration(
+        library().T5Config(**sizes, vocab_size=WORDS, decoder_start_token_id=0)
     )
 
 
 def resnet() -> Any:
-    config = transformers.ResNetConfig(
+    config = library().ResNetConfig(
         embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic"
     )
-    return transformers.ResNetModel(config)
+    return library().ResNetModel(config)
 
 
 @planted(
@@ -96,7 +104,7 @@ def attention_given_strided_values(wrong: bool) -> Step:
         return made.transpose(1, 2).contiguous(), None
 
     def run(device: str) -> None:
-        transformers.AttentionInterface.register("of_this_test", attend)
+        library().AttentionInterface.register("of_this_test", attend)
         heads = {"num_key_value_heads": 4, "attn_implementation": "of_this_test"}
         model = llama(**heads).to(device, torch.bfloat16)
         model(ids().to(device)).logits.sum().backward()
