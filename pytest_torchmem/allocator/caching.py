@@ -17,6 +17,7 @@ from pytest_torchmem.allocator.private import PoolId, PrivatePools
 from pytest_torchmem.allocator.reserved import ROUND_LARGE, ReservedMemory
 
 MIN_BLOCK = 512
+_NO_DIVISIONS = DEFAULTS.roundup_power2_divisions
 SMALL = MIB
 """Requests up to this size are packed into the small pool's segments."""
 SMALL_SEGMENT = 2 * MIB
@@ -129,6 +130,8 @@ class CachingAllocator(ReservedMemory):
         if nbytes < MIN_BLOCK:
             return MIN_BLOCK
         table = self.options.roundup_power2_divisions
+        if table is _NO_DIVISIONS:
+            return -(-nbytes // MIN_BLOCK) * MIN_BLOCK
         divisions = table[min(max(nbytes.bit_length() - 21, 0), len(table) - 1)]
         if divisions > 1 and nbytes > MIN_BLOCK * divisions:
             return _next_division(nbytes, divisions)

@@ -19,6 +19,8 @@ from pytest_torchmem.profile.timeline import Allocation, Kind, Timeline
 
 _About: TypeAlias = tuple[list[dict[str, Any]], str]
 """The stack and the category of an allocation."""
+_Blocks: TypeAlias = dict[int, tuple[Block, _About]]
+"""Blocks by the events that asked for them."""
 _Entry: TypeAlias = tuple[tuple[str, int, int, int], int, _About]
 _FIELDS = ("action", "addr", "size", "stream", "time_us", "frames", "category")
 
@@ -45,12 +47,9 @@ def _parts(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
     replayed = CachingAllocator(parse_options(allocator))
     replayed.statistics = NoStatistics()
     recorder = _Recorder(replayed)
-    blocks: dict[int, Block] = {}
+    blocks: _Blocks = {}
     yield "device_traces", Rows(_FIELDS, "time_us", _entries(timeline, recorder, blocks))
-    frames = {
-        block.address: recorder.about(timeline.allocations[index - 1])[0]
-        for index, block in blocks.items()
-    }
+    frames = {block.address: told[0] for block, told in blocks.values()}
     reserved = segments(replayed)
     for segment in reserved:
         for block in segment["blocks"]:
@@ -60,28 +59,28 @@ def _parts(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
     yield "allocator_settings", {"PYTORCH_ALLOC_CONF": allocator}
 
 
-def _entries(timeline: Timeline, recorder: _Recorder, blocks: dict[int, Block]) -> Iterator[_Entry]:
+def _entries(timeline: Timeline, recorder: _Recorder, blocks: _Blocks) -> Iterator[_Entry]:
     """Yield what is written down of each event; ``blocks`` has those that are in use."""
     allocations, about = timeline.allocations, recorder.about
     allocate, free = recorder.allocator.allocate, recorder.allocator.free
     reserved = noted = 0
     for event in timeline.events:
         if event < 0:
-            block = blocks.pop(-event, None)
-            if block is None:
+            freed = blocks.pop(-event, None)
+            if freed is None:
                 continue
-            found = allocations[-event - 1]
-            address, nbytes, told = block.address, found.nbytes, about(found)
+            block, told = freed
+            address, nbytes = block.address, allocations[-event - 1].nbytes
             free(block)
             yield ("free_requested", address, nbytes, 0), noted, told
             yield ("free_completed", address, nbytes, 0), noted + 1, told
             noted += 2
             continue
         found = allocations[event - 1]
-        block = allocate(found.nbytes)
-        if block is None:  # it asks for no bytes
+        served = allocate(found.nbytes)
+        if served is None:  # it asks for no bytes
             continue
-        blocks[event], told = block, about(found)
+        block, told = blocks[event] = served, about(found)
         grown, reserved = recorder.allocator.reserved - reserved, recorder.allocator.reserved
         if grown > 0:
             action = "segment_alloc" if block.expandable is None else "segment_map"
