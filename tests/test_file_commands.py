@@ -135,3 +135,19 @@ def test_prune_removes_what_no_module_may_claim(
         ".venv/__torchmem__/test_gone.json",
     }
     assert "test_renamed.py beside it has no snapshots" in capsys.readouterr().out
+
+
+def test_prune_keeps_copies_of_what_is_there(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "tests").mkdir()
+    (here / "tests" / "test_net.py").write_text("")
+    _write(here / "tests" / "__torchmem__" / "test_net.json", _entry(8))
+    for name in ("test_net", "test_gone"):
+        _write(here / "artifact" / "tests" / "__torchmem__" / f"{name}.json", _entry(16))
+    assert main(["prune"]) == 1
+    left = {path.name for path in (here / "artifact").rglob("*.json")}
+    assert left == {"test_net.json"}
+    told = capsys.readouterr().out
+    assert "it may be what a run proposes for tests/test_net.py" in told
+    assert main(["accept", "artifact"]) == 0

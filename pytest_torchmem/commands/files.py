@@ -44,8 +44,9 @@ def add_commands(commands: Any) -> None:
         help="remove snapshot files whose test module no longer exists",
         description="Remove the snapshot files below DIR whose test module no longer exists. One "
         "stays if a module beside it has no snapshots yet and may be the renamed one: run "
-        "pytest --torchmem-update, which moves entries. Entries of tests that are gone from a "
-        "module need a run, too: pytest --torchmem-update=obsolete.",
+        "pytest --torchmem-update, which moves entries; or if it may be what a run proposes for a "
+        "module that exists. Entries of tests that are gone from a module need a run, too: "
+        "pytest --torchmem-update=obsolete.",
     )
     prune.add_argument("directories", metavar="DIR", type=Path, nargs="*", help="default: here")
     prune.add_argument("--dry-run", action="store_true", help="remove nothing")
@@ -110,15 +111,10 @@ def _prune(options: argparse.Namespace) -> int:
         if not directory.is_dir():
             raise UsageError(f"{directory} is no directory")
         for orphan in _orphans_below(directory):
-            heir = _heir(orphan)
-            if heir is not None:
+            why = _why_kept(orphan, directory)
+            if why:
                 held += 1
-                print(
-                    printable(
-                        f"kept {orphan}: {heir.name} beside it has no snapshots, and may be its "
-                        "module, renamed. Run pytest --torchmem-update to move the entries"
-                    )
-                )
+                print(printable(f"kept {orphan}: {why}"))
                 continue
             keys = _keys(orphan)
             did = "would remove" if options.dry_run else "removed"
@@ -136,6 +132,35 @@ def _orphans_below(directory: Path) -> Iterator[Path]:
         foreign = any(part.startswith(".") or part in _OF_OTHERS for part in parts)
         if folder.is_dir() and not foreign and not is_proposal(folder):
             yield from orphans_in(folder.parent)
+
+
+def _why_kept(orphan: Path, directory: Path) -> str:
+    """Return why a snapshot file without a module stays; nothing where none may claim it."""
+    heir = _heir(orphan)
+    if heir is not None:
+        return (
+            f"{heir.name} beside it has no snapshots, and may be its module, renamed. Run pytest "
+            "--torchmem-update to move the entries"
+        )
+    module = _proposed_for(orphan, directory)
+    if module is not None:
+        return (
+            f"it may be what a run proposes for {module}. Take it over with torchmem accept, or "
+            "remove it yourself"
+        )
+    return ""
+
+
+def _proposed_for(orphan: Path, directory: Path) -> Path | None:
+    """Return the test module at the same place below ``directory`` without the folders that a
+    copy of the project's files lies in.
+    """
+    folders = orphan.parent.parent.relative_to(directory).parts
+    for first in range(1, len(folders) + 1):
+        module = directory.joinpath(*folders[first:], f"{orphan.stem}.py")
+        if module.exists():
+            return module
+    return None
 
 
 def _heir(orphan: Path) -> Path | None:
