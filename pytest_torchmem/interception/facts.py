@@ -43,7 +43,7 @@ from pytest_torchmem.profile.facts import (
 )
 from pytest_torchmem.profile.module_paths import Numbers, fold, prefixes, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
-from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.step.trees import shape_text, tensors_in
 from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, not_jit_tracing
 from pytest_torchmem.torch_private.distributed.fully_sharded import arguments_of_sharding
 from pytest_torchmem.torch_private.state.entered import saved_tensors_hooks
@@ -195,7 +195,7 @@ class FactCollector:
         known = self._known[INPUTS]
         for position, tensor in enumerate(tensors):
             own = f"{name}[{position}]" if position else name
-            geometry = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+            geometry = f"{str(tensor.dtype).removeprefix('torch.')}{shape_text(tensor)}"
             before = known.get(own, "").split("; ") if own in known else []
             if geometry not in before and len(before) < _MOST_GEOMETRIES:
                 known[own] = "; ".join([*before, geometry])

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from pytest_torchmem.interception.facts import FactCollector
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.profile.timeline import Allocation, Kind
-from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.step.trees import shape_text, tensors_in
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import is_wrapper, wrapped_tensors
 
@@ -121,7 +121,7 @@ def owner_of(root: nn.Module, name: str) -> str:
 
 
 def _geometries(value: Any) -> Iterator[str]:
-    return (f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors_in(value))
+    return (f"{tensor.dtype}{shape_text(tensor)}" for tensor in tensors_in(value))
 
 
 def _line(entry: Allocation) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 _Leaf = TypeVar("_Leaf")
@@ -89,3 +90,13 @@ def replace_leaves(value: Any, kind: Any, function: Callable[[Any], Any]) -> Any
     if of is dict:
         return {key: replace_leaves(item, kind, function) for key, item in value.items()}
     return value
+
+
+def shape_text(tensor: Tensor) -> str:
+    """Return the shape of a tensor as text.
+
+    Nested ones of the strided layout have none in one list (NestedTensorImpl.h).
+    """
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return f"[{tensor.size(0)} nested]"
+    return str(list(tensor.shape))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ def one_buffer(nested: NestedTensors, call: GivenCall) -> Tensor:
         made: Tensor = run_nested_kernel(call.overload, *call.args, **call.kwargs)
         return made
     buffer = parts[0].new_empty((sum(part.numel() for part in parts),))
+    for part, piece in zip(parts, buffer.split([part.numel() for part in parts]), strict=True):
+        piece.copy_(part.view(-1))
     return nested.wrap(buffer, nested.table([list(part.shape) for part in parts]))
 
 
@@ -54,8 +57,19 @@ def padded_to_jagged(dense: Tensor, offsets: list[Tensor], total_L: int | None =
     """The values of a jagged tensor; native/nested/NestedTensorTransformerFunctions.cpp,
     _padded_dense_to_jagged_forward_cpu; native/nested/cuda/NestedTensorTransformerFunctions.cu.
     """
-    total = offsets[0].tolist()[-1] if total_L is None else total_L
-    return dense.new_empty((total, *dense.shape[2:]))
+    places: list[int] = offsets[0].tolist()
+    total = places[-1] if total_L is None else total_L
+    values = dense.new_empty((total, *dense.shape[2:]))
+    for part, (start, end) in zip(dense, pairwise(places), strict=True):
+        values[start:end].copy_(part[: end - start])
+    return values
+
+
+def _fill(buffer: Tensor, padded: Tensor, rows: list[list[int]]) -> None:
+    """Copy what is no padding to where it lies in the buffer of a nested tensor."""
+    pieces = buffer.split([math.prod(row) for row in rows])
+    for piece, part, row in zip(pieces, padded, rows, strict=True):
+        piece.view(row).copy_(part[tuple(map(slice, row))])
 
 
 def _padding_masks(padded: Tensor, rows: list[list[int]]) -> list[Tensor]:
@@ -102,6 +116,7 @@ def selected_by_mask(
         selected = torch.empty(mask.shape, dtype=torch.int64)
         positions = torch.empty(mask.shape, dtype=torch.int64)
         del selected, positions
+    _fill(buffer, padded, rows)
     made = nested.wrap(buffer, cpu_nested_shape_example)
     del masks
     return made
@@ -121,6 +136,11 @@ def one_kernel(
     rows: list[list[int]] = cpu_nested_shape_example.tolist()
     buffer = padded.new_empty((sum(map(math.prod, rows)),))
     metadata = sizes_on_gpu(padded, cpu_nested_shape_example.numel() + padded.dim() + len(rows) + 1)
+    if fuse_transform_0213:  # each part is of the steps, and of the heads beside each other
+        parts = [[row[0], padded.size(1), padded.size(3)] for row in rows]
+        _fill(buffer, padded.transpose(1, 2), parts)
+    else:
+        _fill(buffer, padded, rows)
     del metadata
     return nested.wrap(buffer, cpu_nested_shape_example)
 
@@ -145,5 +165,9 @@ def to_padded_tensor(self: Tensor, padding: float, output_size: list[int] | None
     if self.dim() == 3 and output_size is None:  # the last two dimensions are taken for one
         columns = 1
     metadata = sizes_on_gpu(output, len(rows) + 1 + len(rows) * columns)
+    output.fill_(padding)
+    pieces = self.values().split([math.prod(row) for row in rows])
+    for piece, part, row in zip(pieces, output, rows, strict=True):
+        part[tuple(map(slice, row))].copy_(piece.view(row))
     del metadata
     return output

@@ -219,3 +219,33 @@ def test_on_cuda_two_nested_tensors_in_attention_are_an_error() -> None:
 
     with pytest.raises(RuntimeError, match="layout=torch"):
         torchmem.trace(program, device="cuda")
+
+
+def sums(device: str) -> list[float]:
+    """Return sums of what nested tensors and padded ones are made of, on the way to each other."""
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(size, 4, generator=generator).to(device) for size in (5, 3, 7)]
+    strided = torch.nested.as_nested_tensor(parts)
+    jagged = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+    padded = jagged.to_padded_tensor(0.5)
+    layer = nn.Linear(4, 4).to(device)
+    nn.init.ones_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    sizes = torch.tensor([[5, 4], [3, 4], [7, 4]])
+    heads = torch.arange(3 * 2 * 7 * 2.0, device=device).view(3, 2, 7, 2)
+    found = [
+        strided.values(),
+        strided.to_padded_tensor(0.5),
+        layer(strided).to_padded_tensor(0.0),  # the outermost module is given a nested tensor
+        torch.ops.aten._padded_dense_to_jagged_forward(padded, [jagged.offsets()], 15),
+        torch._nested_from_padded(padded, sizes).values(),
+        torch._nested_from_padded(heads, sizes, True).values(),
+    ]
+    return [round(one.sum().item(), 3) for one in found]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_their_values_are_known(device: str) -> None:
+    found: list[float] = []
+    torchmem.trace(lambda: found.extend(sums(device)), device=device, values="real")
+    assert found == pytest.approx(sums("cpu"), rel=1e-4)
