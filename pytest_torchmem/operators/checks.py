@@ -149,6 +149,27 @@ def source_of_elements(input: Tensor, source: Tensor) -> None:
         )
 
 
+@operator("aten::copy_").check()
+def destination(input: Tensor, src: Tensor) -> None:
+    """native/Copy.cpp, copy_impl: a copy of what lies alike may be one of a tensor to itself."""
+    if input.numel() and (input.shape, input.stride()) != (src.shape, src.stride()):
+        written_once(input)
+
+
+@operator("aten::relu_").check()
+def written_once(input: Tensor) -> None:
+    """ATen/MemoryOverlap.cpp, assert_no_internal_overlap, which TensorIterator asks of outputs.
+
+    ``meta`` asks it of structured operators alone; relu_ is ``clamp_min_`` (native/Activation.cpp).
+    """
+    sides = zip(input.shape, input.stride(), strict=True)
+    if input.numel() and any(size > 1 and stride == 0 for size, stride in sides):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a "
+            "single memory location. Please clone() the tensor before performing the operation."
+        )
+
+
 @operator("aten::complex").check()
 def parts_of_complex(real: Tensor, imag: Tensor) -> None:
     """native/TensorFactories.cpp, complex_check_dtype."""

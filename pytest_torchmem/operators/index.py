@@ -47,8 +47,9 @@ NAMES = {
         _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     """,
     "checks": """
-        _fused_rms_norm addmm bmm bucketize.Tensor clamp clamp_ complex gelu gelu_ gelu_backward
-        index_select mm multinomial put_ smooth_l1_loss std.correction var.correction
+        _fused_rms_norm addmm bmm bucketize.Tensor clamp clamp_ complex copy_ gelu gelu_
+        gelu_backward index_select mm multinomial put_ relu_ smooth_l1_loss std.correction
+        var.correction
     """,
     "composites": """
         combinations fake_quantize_per_tensor_affine.tensor_qparams feature_alpha_dropout

@@ -41,6 +41,8 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
     "loss": lambda d: functional.smooth_l1_loss(
         numbers(3, device=d), numbers(3, device=d), beta=-1.0
     ),
+    "copy to one place": lambda d: numbers(1, device=d).expand(3).copy_(numbers(3, device=d)),
+    "one place in place": lambda d: torch.relu_(numbers(1, device=d).expand(3)),
     "limits": lambda d: torch.clamp(numbers(3, device=d)),
 }
 
