@@ -27,24 +27,64 @@ class MemoryEvent:
     total: int
     """The bytes that the process has after it, by what c10 counted."""
 
+    @property
+    def maps_file(self) -> bool:
+        """Whether it is a file that is mapped, which c10 reports without a total and does not count
+        (``MapAllocator::initializeAlloc``, aten/src/ATen/MapAllocator.cpp).
+        """
+        return self.nbytes > 0 and self.total == 0
+
 
 def with_other_threads(events: Sequence[MemoryEvent]) -> list[MemoryEvent]:
     """Return the events in order of time, and before each what other threads did since the last.
 
     Which blocks these released is told by their sizes. Of several that it may be, the newest is
-    taken. What they took and released between two events is not there.
+    taken. What they took and released between two events is not there, nor what was seen in the
+    course of one operator alone: each worker of a kernel may take memory of its own, and whether
+    two of them have it at once is chance (``dsum`` in ``cpu_flash_attention_backward``,
+    aten/src/ATen/native/cpu/FlashAttentionKernel.cpp).
     """
     if not events:
         return []
     matches = _Matches.among(events)
-    others = _OtherThreads({}, events[0].total - events[0].nbytes, events[0].time)
+    counted = next((event for event in events if not event.maps_file), events[0])
+    others = _OtherThreads({}, counted.total - counted.nbytes, events[0].time)
+    mapped: set[int] = set()
     result: list[MemoryEvent] = []
     for index, event in enumerate(events):
+        unmaps = event.total == 0 != others.total + event.nbytes and index in matches.unrequested
+        if event.maps_file or event.pointer in mapped or unmaps:
+            mapped ^= {event.pointer}
+            result.append(event)
+            continue
         result += others.before(event, index in matches.reusing)
         result.append(others.released(event) if index in matches.unrequested else event)
         if index in matches.unreleased:
             others.live[event.pointer] = event
-    return result
+    return _without_workers(result)
+
+
+def _without_workers(events: Sequence[MemoryEvent]) -> list[MemoryEvent]:
+    """Leave out what other threads had in the course of one operator alone."""
+    left_out: set[int] = set()
+    taken: dict[int, int] = {}
+    for index, event in enumerate(events):
+        if event.nbytes > 0 and event.path == (_ELSEWHERE,):
+            taken[event.pointer] = index
+        elif event.pointer in taken:
+            begin = taken.pop(event.pointer)
+            # The event before says that the operator was under way when the block was taken.
+            recorded = [one.path for one in events[max(begin - 1, 0) : index]]
+            operators = {_operator_of(path) for path in recorded if path != (_ELSEWHERE,)}
+            if len(operators) == 1 and () not in operators:
+                left_out |= {begin, index}
+    return [event for index, event in enumerate(events) if index not in left_out]
+
+
+def _operator_of(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the outermost operator that an event happened in, with what calls it."""
+    names = (index for index, name in enumerate(path, start=1) if name.startswith("aten::"))
+    return path[: next(names, 0)] or path
 
 
 @dataclass(slots=True)
@@ -105,7 +145,10 @@ class _OtherThreads:
             address = min([0, *self.live]) - 1
             taken = [replace(event, nbytes=-missing, pointer=address, path=(_ELSEWHERE,))]
             self.live[address] = taken[0]
-        freed = [MemoryEvent(self.time, -one.nbytes, one.pointer, (), event.total) for one in gone]
+        where = (_ELSEWHERE,)
+        freed = [
+            MemoryEvent(self.time, -one.nbytes, one.pointer, where, event.total) for one in gone
+        ]
         self.time = event.time
         self.total += event.nbytes + sum(one.nbytes for one in [*freed, *taken])
         self.acted = self.acted or bool(freed or taken)

@@ -15,6 +15,7 @@ from torch import nn
 
 import pytest_torchmem as torchmem
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.measurement.other_threads import MemoryEvent, with_other_threads
 from pytest_torchmem.profile.timeline import Kind, Phase
 
 FLOAT = 4
@@ -307,6 +308,35 @@ def test_what_other_threads_take_is_seen_while_it_is_there() -> None:
         torch.empty(2_000)
 
     assert torchmem.measure(step).peak == 4 * 2_000
+
+
+def test_what_a_worker_has_in_the_course_of_an_operator_is_chance() -> None:
+    kernel, worker = ("aten::attention",), ("another thread",)
+    recorded = [
+        MemoryEvent(0, 50, 1, ("aten::empty",), 50),
+        MemoryEvent(1, 96, 2, (*kernel, "aten::empty"), 146),
+        MemoryEvent(2, -96, 2, kernel, 146),  # 96 of a worker
+        MemoryEvent(3, 8, 3, kernel, 58),
+        MemoryEvent(4, 10, 4, ("aten::empty",), 98),  # 30 of another thread, and
+        MemoryEvent(5, -50, 1, (), 48),
+        MemoryEvent(6, 1, 5, ("aten::empty",), 19),  # they are gone
+    ]
+    found = with_other_threads(recorded)
+    others = [event for event in found if event.path == worker]
+    assert [event.nbytes for event in others] == [30, -30]
+    assert sum(event.nbytes for event in found) == 19
+
+
+def test_files_that_are_mapped_have_no_total() -> None:
+    path = ("aten::empty",)
+    recorded = [
+        MemoryEvent(0, 10_000, 1, path, 0),
+        MemoryEvent(1, 200, 2, path, 600),
+        MemoryEvent(2, -10_000, 1, path, 0),
+        MemoryEvent(3, -300, 9, path, 0),  # one from before
+        MemoryEvent(4, 8, 3, path, 608),
+    ]
+    assert with_other_threads(recorded) == recorded
 
 
 def test_a_block_that_another_thread_puts_in_the_place_of_one_as_large_is_released() -> None:
