@@ -2,17 +2,19 @@
 
 Graphs of ``torch.fx`` call them so. C++ takes the tensors of fake cuda to be on the CPU, and asks
 for the CPU wherever it makes another beside them: what a program asks for has to be told apart
-before C++ sees it.
+before C++ sees it, and from what C++ asks an interception for.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from pytest_torchmem.fake_cuda.api.device_copy import Target, copy_to
+from pytest_torchmem.interception.attribution import is_own
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, OpOverloadPacket
 from pytest_torchmem.torch_private.patching.patches import Replacements
@@ -38,7 +40,7 @@ def _placing(original: Callable[..., Any], trace: TraceContext) -> Callable[...,
         if not (kwargs and "device" in kwargs) and self not in _PUTS:
             return original(self, *args, **kwargs)
         device = kwargs["device"] if "device" in kwargs else args[1] if len(args) > 1 else None
-        if device is None or not _is_program(trace):
+        if device is None or not _is_program(trace) or is_own(sys._getframe(1).f_code):
             return original(self, *args, **kwargs)
         device = torch.device(device)
         if self in _COPIES and args[0].requires_grad:  # its gradient goes back to where it is
