@@ -149,6 +149,10 @@ class OperatorSpec:
     """Positions of the arguments it writes to."""
     mutated_names: tuple[str, ...]
     """Keyword-only arguments it writes to (``out=``)."""
+    functional: bool
+    """Whether it is a collective that returns its outputs (c10d/Functional.cpp)."""
+    broadcasts: bool
+    """Whether it is such a one that sends what one process has."""
     takes_device: bool
     """Whether it has a ``device`` argument."""
     makes_work: bool
@@ -176,6 +180,7 @@ class OperatorSpec:
         shared = find_record(family) or OperatorRecord(family)
         arguments = schema(overload).arguments
         collective = overload.namespace in COLLECTIVES
+        functional = overload.namespace == FUNCTIONAL
         written = [
             (position, argument)
             for position, argument in enumerate(arguments)
@@ -222,12 +227,15 @@ class OperatorSpec:
                 for position, argument in enumerate(arguments)
                 if argument.name in record.holds
             ),
+            functional=functional,
+            broadcasts=functional and name.startswith(_BROADCASTS),
             takes_device=any(argument.name == "device" for argument in arguments),
             keeps_geometry=torch.Tag.pointwise in tags
             and not (written or shared.other_dtype)
             and [str(output.type) for output in schema(overload).returns] == ["Tensor"],
             needs_values=not (
                 overload.namespace == "c10d"
+                or (functional and name.startswith(_BROADCASTS))
                 or torch.Tag.nondeterministic_seeded in tags
                 or record.unknown_outputs is UnknownOutputs.EVEN_COUNTS
                 or shared.fills
@@ -339,7 +347,10 @@ def _dtype_beside(tensor: torch.Tensor | None, number: complex) -> torch.dtype |
     return None if isinstance(number, float) and integral else tensor.dtype
 
 
-COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+FUNCTIONAL = "_c10d_functional"
+"""The namespace of collectives that return their outputs; c10d/Functional.cpp."""
+_BROADCASTS = "_c10d_functional::broadcast"
+COLLECTIVES = frozenset({"c10d", FUNCTIONAL, "_c10d_functional_autograd"})
 """Namespaces of operators that need other processes."""
 
 

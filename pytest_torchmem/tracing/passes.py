@@ -67,6 +67,7 @@ def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _E
     __tracebackhide__ = True
     messages: Messages = {}
     awaited: list[Message] = []
+    failure = ""
     asked: set[int] = set()
     """Processes that were traced before: they have more to say than one message."""
     own = machine.world.rank if machine.world else 0
@@ -94,19 +95,33 @@ def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _E
             awaited.pop()
         elif isinstance(ended, MessageNeeded):
             if ended.message in awaited:
-                raise never_sent(ended.message, "it waits for another that waits for it")
+                raise never_sent(ended.message, "it waits for another that waits for it", failure)
             awaited.append(ended.message)
+            failure = ended.failure or failure
         elif message is None:
             return ended
         else:
-            raise never_sent(message, "it comes to its end without it")
+            raise never_sent(message, "it comes to its end without it", failure)
 
 
 def _run_with(
     run: Run, machine: Target, values: Values, mailbox: Callable[[], Mailbox]
 ) -> MemoryProfile:
+    """Run a pass, and let it end for what it was not sent, where it fails without that.
+
+    C++ reads what it was sent without an operator, and fails of what is not there: the state of a
+    generator.
+    """
     __tracebackhide__ = True
-    return run(machine, values, mailbox())
+    box = mailbox()
+    try:
+        return run(machine, values, box)
+    except Exception as error:
+        needed = box.needed()
+        if needed is None:
+            raise
+        needed.failure = f"{type(error).__name__}: {error}"
+        raise needed from error
 
 
 def _as_rank(machine: Target, rank: int) -> Target:
@@ -134,7 +149,7 @@ def _attempt(
             return ended
     except (ValuesNeeded, MessageNeeded, MessageSent) as end:
         ended = end.with_traceback(None)
-        ended.__context__ = None
+        ended.__context__ = ended.__cause__ = None
     state.restore()
     if not (for_profile and isinstance(ended, MemoryProfile)):
         forget_cached()

@@ -270,14 +270,46 @@ def test_objects_of_others(device: str, rank: int) -> None:
         dist.gather_object("x", at_first)
         assert at_first == (None if own_rank else ["x"] * 4)
         own: list[Any] = [None]
-        dist.scatter_object_list(own, None if own_rank else [0, 1, 2, 3])
-        assert own == [own_rank]
+        texts = ["x" * (10 * rank + 1) for rank in range(4)]
+        dist.scatter_object_list(own, None if own_rank else texts)
+        assert own == [texts[own_rank]]
+        sevens = torch.full((3,), 1 if own_rank else 7, device=device)
+        assert functional.broadcast(sevens, 0, dist.group.WORLD).tolist() == [7, 7, 7]
         flag = torch.tensor([0 if own_rank else 7], device=device)
         dist.broadcast(flag, 0)
         assert torch.ones(int(flag)).numel() == 7
 
     warnings = trace(program, device=device, world_size=4, rank=rank).warnings
     assert any("what other processes have is not known" in one for one in warnings)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_state_of_a_generator_is_sent(rank: int) -> None:
+    """C++ reads it without an operator, and fails of what is not there."""
+
+    def program() -> None:
+        dist.init_process_group()
+        generator = torch.Generator()
+        if not dist.get_rank():
+            generator.manual_seed(77)
+        state = generator.get_state().cuda()
+        dist.broadcast(state, 0)
+        generator.set_state(state.cpu())
+        assert generator.initial_seed() == 77
+
+    assert trace(program, device="cuda", world_size=2, rank=rank).warnings == ()
+
+
+def test_a_program_that_fails_without_what_nobody_sends_says_how() -> None:
+    def program() -> None:
+        dist.init_process_group()
+        if dist.get_rank():
+            lengths = torch.tensor([0])
+            dist.broadcast(lengths, 0)
+            raise OSError("there is no such file")
+
+    with pytest.raises(UnknownValueError, match="OSError: there is no such file"):
+        trace(program, device="cpu", world_size=2, rank=1)
 
 
 def test_a_chain_of_processes_that_send_to_the_next() -> None:

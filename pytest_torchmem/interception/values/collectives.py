@@ -163,8 +163,16 @@ _COLLECTIVES: dict[str, Callable[..., Copies]] = {
 }
 
 
+_SCATTERS = "c10d::scatter_"
+"""What the process that sends gives itself is its own."""
 _EXCHANGES = frozenset({"c10d::alltoall_", "c10d::alltoall_base_"})
 """What processes exchange counts of tokens by, which ``torch.histc`` gives as floating numbers."""
+
+
+def includes_others(call: Call) -> bool:
+    """Whether a collective that returns its outputs makes these of what several processes have."""
+    found = place_in_group([*call.args, *call.kwargs.values()])
+    return found is not None and found[1] > 1
 
 
 def is_taken_to_be_same(call: Call, tensor: Tensor) -> bool:
@@ -175,18 +183,20 @@ def is_taken_to_be_same(call: Call, tensor: Tensor) -> bool:
 
 
 def copies_of_collective(call: Call) -> tuple[list[Copy], bool] | None:
-    """Return what a collective copies, and whether other processes take part; None for others."""
+    """Return what a collective copies, and whether other processes have a part in that; None for
+    others.
+    """
     copies = _COLLECTIVES.get(call.operator.name)
     arguments = [*call.args, *call.kwargs.values()]
     found = copies and place_in_group(arguments)
     if not copies or found is None:
         return None
     place = Place(*found, reduction_among(arguments))
-    return list(copies(place, *call.args)), place.size > 1
+    return list(copies(place, *call.args)), place.size > 1 and call.operator.name != _SCATTERS
 
 
-FUNCTIONAL = "_c10d_functional"
-"""The namespace of collectives that return their outputs; c10d/Functional.cpp."""
+SUMS = "_c10d_functional::all_reduce"
+"""What begins the names of those that reduce."""
 
 
 def run_functional(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

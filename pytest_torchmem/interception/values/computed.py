@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Output, Plan, Same
-from pytest_torchmem.interception.values.collectives import FUNCTIONAL, run_functional
+from pytest_torchmem.interception.values.collectives import run_functional
 from pytest_torchmem.step.generators import own_generator
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.dispatch.keys import at_kernels
@@ -66,7 +66,7 @@ def _run(call: Call, values: list[Tensor], alone: bool) -> Any:
     with OneThread() if alone else nullcontext(), at_kernels():
         if equivalent is not None:
             return equivalent(args, kwargs)
-        if operator.overload.namespace == FUNCTIONAL:  # its kernel would ask the group of processes
+        if operator.functional:  # its kernel would ask the group of processes
             return run_functional(operator.name, args, kwargs)
         overload = operator.overload
         own = own_generator() if operator.random else None

@@ -24,8 +24,10 @@ from pytest_torchmem.interception.values.answers import Answers
 from pytest_torchmem.interception.values.assumptions import assume, assumed_output, even_counts
 from pytest_torchmem.interception.values.captured import Captured, Recording, not_permitted
 from pytest_torchmem.interception.values.collectives import (
+    SUMS,
     Copy,
     copies_of_collective,
+    includes_others,
     is_taken_to_be_same,
 )
 from pytest_torchmem.interception.values.computed import (
@@ -43,6 +45,7 @@ from pytest_torchmem.interception.values.memory import (
     LIMIT_RANDOM,
     NO_MEMORIES,
     worth_knowing,
+    zeros,
 )
 from pytest_torchmem.interception.values.policy import NOTHING, Values
 from pytest_torchmem.interception.values.random_numbers import generator_of
@@ -101,6 +104,19 @@ class KnownValues(Answers):
             assert record.memory is not None
             record.memory.zero_()
 
+    def keep_resized(self, tensor: Tensor, content: Tensor) -> None:
+        """Take note that a tensor, which may be in a larger storage now, has kept its ``content``.
+
+        What is beyond that is zero here; ``resize_bytes_cpu`` (native/Resize.cpp) leaves it as it
+        finds it.
+        """
+        record = self._ledger.records.get(storage_address(tensor))
+        if record is None or self.contents.known(record) is not None:
+            return
+        whole = zeros(tensor.untyped_storage().nbytes())
+        whole[: content.numel()] = content
+        self.contents.remember(record, whole)
+
     def expect(self, nbytes: int) -> None:
         """Take note that so many bytes are to be known from the beginning, or none of them."""
         if self._budget is not None:
@@ -134,6 +150,10 @@ class KnownValues(Answers):
             if found is not None:
                 self._copy(call, *found)
                 return NO_MEMORIES
+        elif operator.broadcasts and self.mailbox is not None:
+            received = self.mailbox.pass_on(call, self.contents)
+            if received is not None:
+                return self._receive(call, plan, received[0])
         if self._counts_others(call):
             return None
         if self._computes:
@@ -161,7 +181,7 @@ class KnownValues(Answers):
             recording.note(call, plan, result)
             return
         if memories is not None:
-            line = self.contents.of_others(call.records)
+            line = self.contents.of_others(call.records) or self._gathered_now(call)
             if memories:
                 for output, tensor in in_pairs(plan.outputs, result):
                     record = self._ledger.records[storage_address(tensor)]
@@ -484,6 +504,27 @@ class KnownValues(Answers):
             contents.value(record, tensor).copy_(made(value).reshape(tensor.shape))
             if of_others and (counts or tensor is not source):
                 contents.take_from_others(record, line)
+
+    def _receive(self, call: Call, plan: Plan, value: Tensor | None) -> Mapping[int, Tensor] | None:
+        """Return what a broadcast that returns its output gives, where what was sent is known."""
+        if value is None:
+            return None
+        if not call.operator.mutated:
+            return memories_of(plan, value, [])
+        self.contents.remember(call.records[0], laid_out_as(call.tensors[0], value))
+        return NO_MEMORIES
+
+    def _gathered_now(self, call: Call) -> str:
+        """Return the line of a collective whose outputs go by what other processes have; "" for
+        other operators, and for sums of what is no count: a loss that was averaged.
+        """
+        operator = call.operator
+        if not operator.functional or operator.broadcasts:
+            return ""
+        sums = operator.name.startswith(SUMS) and not is_taken_to_be_same(call, call.tensors[0])
+        if sums or not includes_others(call):
+            return ""
+        return self._attribution.user_line() or "the traced program"
 
     def _spread(self, call: Call, result: Any, line: str) -> None:
         """Let what was computed go by what other processes are taken to have."""

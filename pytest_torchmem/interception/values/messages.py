@@ -51,6 +51,8 @@ class MessageNeeded(BaseException):
     def __init__(self, message: Message) -> None:
         super().__init__(message)
         self.message = message
+        self.failure = ""
+        """The error by which the program has failed meanwhile, if it has."""
 
 
 class MessageSent(BaseException):
@@ -128,12 +130,35 @@ class Mailbox:
             nbytes = tensor.untyped_storage().nbytes()
             whole = tensor.numel() * tensor.element_size() == nbytes
             if value is None or (contents.known(record) is None and not whole):
+                if contents.known(record) is not None:
+                    # What C++ reads without an operator (the state of a generator, which is none
+                    # then) is not what was there before.
+                    contents.value(record, tensor).zero_()
                 contents.assume(record, None)
                 continue
             if contents.known(record) is None:
                 contents.show(record, nbytes)
             contents.value(record, tensor).copy_(value.reshape(tensor.shape))
         return True
+
+    def pass_on(self, call: Call, contents: Contents) -> tuple[Tensor | None, ...] | None:
+        """Return the values that outputs of a functional broadcast have where this process receives
+        them, ``None`` for each that is not known; or ``None`` where it sends them.
+        """
+        name, ranks, _ = group_of([*call.args, *call.kwargs.values()]) or ("", (), 0)
+        if len(ranks) < 2:
+            return None
+        source = ranks[call.args[1]]
+        message = self._counted(Message("broadcast", ranks, name, source, _EVERYBODY))
+        if source == self._rank:
+            self._send(message, call.tensors, call, contents)
+            return None
+        values: tuple[Tensor | None, ...] = (None,) * len(call.tensors)
+        if all(map(_is_small, call.tensors)):
+            if message not in self._messages:
+                self._received[message] = None
+            values = self._messages.get(message, values)
+        return values
 
     # -- stores ------------------------------------------------------------------------------------
 
@@ -215,10 +240,15 @@ _MESSAGES: dict[str, Callable[..., _Parts]] = {
 }
 
 
-def never_sent(message: Message, why: str) -> UnknownValueError:
-    """Return the error for a message that its sender does not send."""
+def never_sent(message: Message, why: str, failure: str = "") -> UnknownValueError:
+    """Return the error for a message that its sender does not send.
+
+    ``failure``: the error by which the program fails without.
+    """
+    failure = f". Without it the program fails ({failure})" if failure else ""
     what = f"the key {message.name!r} of a store" if message.kind == "store" else message.kind
     return UnknownValueError(
-        f"the program asks for what rank {message.source} sends ({what}), and {why}. Trace the "
-        "program with the same arguments that its processes have, or skip this line while tracing"
+        f"the program asks for what rank {message.source} sends ({what}), and {why}{failure}. "
+        "Trace the program with the same arguments that its processes have, or skip this line "
+        "while tracing"
     )

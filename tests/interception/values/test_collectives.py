@@ -66,3 +66,12 @@ def test_a_functional_collective_requests_its_output_once() -> None:
         assert found.shape == x.shape
 
     assert trace(program).peak == 2 * 4 * (1 << 16)
+
+
+def test_a_tensor_that_is_resized_keeps_its_values() -> None:
+    def program() -> None:
+        for size in (8, 1 << 20):
+            bytes_ = torch.arange(8, dtype=torch.uint8).resize_(size)
+            assert bytes_[5] == 5
+
+    trace(program, device="cpu")
