@@ -8,11 +8,13 @@ from functools import partial
 
 from pytest_torchmem.interception.survivors import forget_cached
 from pytest_torchmem.interception.values.messages import (
+    FILES,
     Mailbox,
     Message,
     MessageNeeded,
     Messages,
     MessageSent,
+    lacks_file,
     never_sent,
 )
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
@@ -63,7 +65,9 @@ def run_passes(
 
 
 def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _Ended:
-    """Run a pass of one process of several, and before it those whose messages it asks for."""
+    """Run a pass of one process of several, and before it those whose messages it asks for, or
+    rank 0 where it asks for a file that is not there.
+    """
     __tracebackhide__ = True
     messages: Messages = {}
     awaited: list[Message] = []
@@ -79,15 +83,18 @@ def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _E
         try:
             one_pass = partial(_run_with, run, process, values, make)
             ended = _attempt(one_pass, reached, for_profile=message is None)
-        except Exception as error:
-            if message is not None:
-                error.add_note(f"(rank {rank} was traced for what it sends to others)")
-            elif isinstance(error, FileNotFoundError) and own:
+        except BaseException as error:
+            if lacks_file(error) and own and message in (None, FILES):
                 error.add_note(
-                    f"(rank {own} is traced, and no other process runs: files that rank 0 would "
-                    "write first are not there. Have them there before the trace, or trace rank 0)"
+                    f"(rank {own} is traced, and rank 0 before it, which has not written the file: "
+                    "have it there before the trace)"
                 )
+            elif message is not None:
+                what = "writes to files" if message is FILES else "sends to others"
+                error.add_note(f"(rank {rank} was traced for what it {what})")
             raise
+        if message is FILES and isinstance(ended, MemoryProfile):
+            messages[FILES] = ()
         if isinstance(ended, ValuesNeeded):
             return ended
         if message in messages:  # what it needs from then on, it may be sent later
@@ -107,17 +114,22 @@ def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _E
 def _run_with(
     run: Run, machine: Target, values: Values, mailbox: Callable[[], Mailbox]
 ) -> MemoryProfile:
-    """Run a pass, and let it end for what it was not sent, where it fails without that.
+    """Run a pass, and let it end for what others have, where it fails without that.
 
-    C++ reads what it was sent without an operator, and fails of what is not there: the state of a
-    generator.
+    That is a file that rank 0 writes, or what was sent: C++ reads that without an operator, and
+    fails of what is not there (the state of a generator).
     """
     __tracebackhide__ = True
     box = mailbox()
     try:
         return run(machine, values, box)
-    except Exception as error:
-        needed = box.needed()
+    except (MessageNeeded, MessageSent, ValuesNeeded):
+        raise
+    except BaseException as error:
+        lacks = lacks_file(error)
+        needed = (
+            box.needed_after(lacks_file=lacks) if lacks or isinstance(error, Exception) else None
+        )
         if needed is None:
             raise
         needed.failure = f"{type(error).__name__}: {error}"

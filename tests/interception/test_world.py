@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from datetime import timedelta
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -152,13 +153,29 @@ def test_a_function_that_a_program_starts_in_processes_runs_as_the_rank() -> Non
     assert NUMBERS == [(3, "a"), (3,)]
 
 
+def test_a_file_that_rank_0_writes_is_there_for_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+
+    def step() -> None:
+        weights = torch.zeros(1024)
+        if os.environ["RANK"] == "0":
+            torch.save({"weights": weights, "epoch": 3}, path)
+        del weights
+        found = torch.load(path)
+        assert found["epoch"] == 3
+        assert found["weights"].shape == (1024,)
+
+    assert trace(step, device="cpu", world_size=8, rank=3).peak == 4096
+    assert path.exists()
+
+
 def test_processes_that_no_trace_can_follow_are_told() -> None:
     with pytest.raises(UsageError, match=r"starts 2 processes .* rank 13 of 16 \(8 on its node\)"):
         trace(lambda: multiprocessing.spawn(as_started, nprocs=2), **WORLD)
 
     with pytest.raises(FileNotFoundError) as missing:
         trace(lambda: torch.load("checkpoint.of.rank.0"), **WORLD)
-    assert "files that rank 0 would write first are not there" in missing.value.__notes__[0]
+    assert "rank 0 before it, which has not written the file" in missing.value.__notes__[0]
 
     def step() -> None:
         process = multiprocessing.get_context("fork").Process(target=os.getpid)

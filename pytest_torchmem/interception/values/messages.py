@@ -22,6 +22,8 @@ _LARGEST_FLOATING = 16
 _LARGEST_OBJECT = 1 << 26
 """Elements of other tensors: an object's bytes, the state of an optimizer say."""
 _EVERYBODY = -1
+_CAUSES = 32
+"""Errors behind an error that are looked at."""
 
 
 class Message(NamedTuple):
@@ -38,6 +40,8 @@ class Message(NamedTuple):
     """How many such messages there were before."""
 
 
+FILES = Message("files", (), "", 0, _EVERYBODY)
+"""Stands for all files that the first process writes."""
 Messages = dict[Message, tuple[Any, ...]]
 """Values of the tensors of messages, None for those that the sender does not know."""
 
@@ -185,6 +189,12 @@ class Mailbox:
             return None
         return self._end(MessageNeeded(next(reversed(self._received))))
 
+    def needed_after(self, *, lacks_file: bool) -> MessageNeeded | None:
+        """Return what the program lacks that has failed; None where it has all that there is."""
+        if lacks_file and self._rank and FILES not in self._messages:
+            return self._end(MessageNeeded(FILES))
+        return self.needed()
+
     def _end(self, end: End) -> End:
         self.ended = end
         return end
@@ -238,6 +248,22 @@ _MESSAGES: dict[str, Callable[..., _Parts]] = {
     "c10d::scatter_": _scatter,
     "c10d::send": _send,
 }
+
+
+def lacks_file(error: BaseException) -> bool:
+    """Return whether a file that is not there is what has made a program fail."""
+    seen: list[BaseException | None] = [error]
+    for one in seen:
+        if isinstance(one, FileNotFoundError):
+            return True
+        if one is None or len(seen) > _CAUSES:
+            continue
+        failures = getattr(one, "failures", None)  # torch.distributed.checkpoint's, by rank
+        if isinstance(failures, dict):
+            pairs = [failure for failure in failures.values() if isinstance(failure, tuple)]
+            seen += [part for pair in pairs for part in pair if isinstance(part, BaseException)]
+        seen += [one.__cause__, one.__context__]
+    return False
 
 
 def never_sent(message: Message, why: str, failure: str = "") -> UnknownValueError:
