@@ -135,6 +135,7 @@ class Compiled:
                     compiler.import_compiler()
                 stack.callback(self._forget)
                 stack.enter_context(compiler.compiled_calls(self._called, self._compiles))
+                stack.enter_context(compiler.backwards_captured(self._making_graphs))
 
             with when_compiler_is_used(start):
                 yield

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.compiled_autograd import _enable
 from torch._inductor import compile_fx
 from torch.utils.checkpoint import checkpoint
 
@@ -67,9 +68,7 @@ def as_measured(profile: MemoryProfile, step: Callable[[], Any]) -> bool:
     return all(getattr(measured, name) == getattr(profile, name) for name in names)
 
 
-@pytest.mark.parametrize(
-    ("build", "backend"), [(Breaks, "inductor"), (Breaks, "aot_eager"), (Net, "aot_eager")]
-)
+@pytest.mark.parametrize(("build", "backend"), [(Breaks, "inductor"), (Breaks, "aot_eager")])
 def test_the_real_allocator_counts_the_same(build: Callable[[], nn.Module], backend: str) -> None:
     torch._dynamo.reset()
     step = program(build, backend=backend)
@@ -466,6 +465,28 @@ def test_random_state_of_checkpoints_is_kept_by_generators_of_the_gpu() -> None:
 
     profile = trace(step, device="cuda", gpu="a100")
     assert (profile.level, profile.warnings) == ("inductor", ())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_compiled_autograd_is_profiled_as_compiled(device: str) -> None:
+    """Its graph makes gradients beside their parameters, and adds to them in the second step."""
+
+    def step() -> object:
+        layer = nn.Linear(8, 8).to(device)
+        attended = torch.randn(2, 4, 16, 8, device=device, requires_grad=True)
+        with _enable(torch.compile(backend="aot_eager")):
+            for _ in range(3):
+                x = nn.functional.scaled_dot_product_attention(*[layer(attended)] * 3)
+                x.square().sum().backward()
+        devices.update(one.grad.device.type for one in layer.parameters() if one.grad is not None)
+        return layer, attended
+
+    devices: set[str] = set()
+    profile = trace(step, device=device, **({"host": "here"} if device == "cpu" else {}))
+    assert (profile.level, profile.warnings, devices) == ("aot", (), {device})
+    if device == "cpu":
+        skip_estimates(profile)
+        assert as_measured(profile, step)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -22,7 +22,11 @@ from pytest_torchmem.fake_cuda.api.device_copy import copied
 from pytest_torchmem.fake_cuda.api.fake_tensors import STANDS_FOR_GPU
 from pytest_torchmem.interception.attribution import is_own
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.compilers.compiler import interpreters, node_run_in
+from pytest_torchmem.torch_private.compilers.compiler import (
+    engine_operators,
+    interpreters,
+    node_run_in,
+)
 from pytest_torchmem.torch_private.dispatch.modes import (
     FakeTensorMode,
     FunctionalTensorMode,
@@ -36,6 +40,18 @@ from pytest_torchmem.torch_private.tensors.holders import HOLDERS
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _TO_COPY = torch.ops.aten._to_copy.default
+#: What C++ copies tensors with, or makes others beside them: a gradient with its parameter's
+#: strides (torch/csrc/autograd/utils/grad_layout_contract.h, ``clone_obey_contract``).
+_BESIDE_TENSOR = frozenset(
+    {
+        _TO_COPY,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_empty_strided.default,
+        torch.ops.aten.new_full.default,
+        torch.ops.aten.new_ones.default,
+        torch.ops.aten.new_zeros.default,
+    }
+)
 _COPIES = copied.__code__
 """What moves a tensor to where it was asked for, and its gradient back to where that one was."""
 _DISPATCH = "__torch_dispatch__"
@@ -65,8 +81,8 @@ def _seeing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., 
                 self.fake_tensor_converter.add_constant_storage_mapping(made)
                 return made
         if on_host and _guesses_gpu(self, trace):
-            is_copy = func is _TO_COPY and args[0].device.type == "cuda"
-            if (is_copy or _makes(func, args)) and _is_guess(func):
+            from_gpu = func in _BESIDE_TENSOR and args[0].device.type == "cuda"
+            if (from_gpu or _makes(func, args)) and _is_guess(func):
                 kwargs = {**kwargs, "device": trace.device(torch.device("cuda"))}
         return original(self, func, types, args, kwargs)
 
@@ -115,7 +131,7 @@ def _is_guess(func: OpOverload) -> bool:
         code = frame.f_code
         if code is _COPIES:
             return False
-        if code is ENGINE_CODE:
+        if code is ENGINE_CODE or code is engine_operators():
             return True
         if code in _interpreters():
             return not _names_device(node_run_in(frame), func)

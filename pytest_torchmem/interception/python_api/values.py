@@ -65,6 +65,10 @@ class Values:
             or self._trace.values.uses_captured(record)
         ):
             return self._item(tensor)
+        if self._trace.compiles:
+            # What makes fake tensors asks for numbers on the host, and takes those that are not
+            # finite as they come (torch/_subclasses/fake_tensor.py, ``from_real_tensor``).
+            return math.nan
         return self._trace.values.number(tensor)
 
     def _number_in_cpp(self, name: str) -> Callable[[Tensor], Any]:

@@ -57,6 +57,11 @@ _user_defined_class: Callable[[], Any] = private_if_imported(
 _constant_types: Callable[[], Any] = private_if_imported(
     "torch._dynamo.utils.common_constant_types"
 )
+_backward_compiler: Callable[[], Any] = private_if_imported(
+    "torch._dynamo.compiled_autograd.AutogradCompilerInstance"
+)
+_engine_operators: Callable[[], Any] = private_if_imported("torch._dynamo.compiled_autograd.Op")
+_BEGIN_CAPTURE = "begin_capture"
 _MOVE_STEP = "move_step_if_cpu"
 _INIT_GROUP = "_init_group"
 _utilities: Callable[[], Any] = private_if_imported("torch._dynamo.utils")
@@ -216,6 +221,13 @@ def interpreters() -> list[CodeType]:
     found = [fx.Interpreter.call_function, fx.Interpreter.call_method]
     run_node = _run_node()
     return [one.__code__ for one in (*found, *([] if run_node is None else [run_node]))]
+
+
+def engine_operators() -> CodeType | None:
+    """Return the code by which graphs of compiled autograd call the engine's nodes, in C++."""
+    operators = _engine_operators()
+    code: CodeType | None = None if operators is None else operators.__call__.__code__
+    return code
 
 
 def node_run_in(frame: FrameType) -> Any:
@@ -387,6 +399,27 @@ def optimizer_states_made(within: Callable[[], AbstractContextManager[object]]) 
             move(self)
 
     with replaced(variable, call_method=call_method, **{_MOVE_STEP: moved}):
+        yield
+
+
+@contextmanager
+def backwards_captured(within: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Have compiled autograd make the graph of a backward ``within()``.
+
+    The engine runs the backward once with fake tensors between ``begin_capture`` and
+    ``end_capture``, which closes the stack of the compiler that is made for each capture, as the
+    engine does after an exception (torch/csrc/dynamo/python_compiled_autograd.cpp,
+    ``ClosingTHPObjectPtr``).
+    """
+    import_module("torch._dynamo.compiled_autograd")
+    instance = _backward_compiler()
+    begin: Any = getattr(instance, _BEGIN_CAPTURE)
+
+    def begin_capture(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.stack.enter_context(within())
+        return begin(self, *args, **kwargs)
+
+    with replaced(instance, **{_BEGIN_CAPTURE: begin_capture}):
         yield
 
 
