@@ -24,6 +24,7 @@ from pytest_torchmem.graphs.operators_at import Answers, OperatorsAt
 from pytest_torchmem.graphs.polynomials import Grid, Polynomial, total
 from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile, figures_of
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
+from pytest_torchmem.step.generators import Draws, drawing
 from pytest_torchmem.units import format_size
 
 _FAR = 1024
@@ -31,6 +32,7 @@ _FAR = 1024
 _ROUNDS = 5
 """How often sizes that were not predicted are added to the fit."""
 _NOWHERE = Origin(Phase.FORWARD)
+_CHANCE = "random numbers decide what the step runs"
 
 
 class Verified(NamedTuple):
@@ -82,6 +84,8 @@ class Scaling:
     _operators: OperatorsAt | None = field(default=None, repr=False)
     _missed: frozenset[int] = frozenset()
     """Places of allocations that no polynomial gave at a size that was verified."""
+    _chance: str = ""
+    """That random numbers decide what the step runs, where they do."""
 
     @property
     def exact(self) -> bool:
@@ -103,7 +107,8 @@ class Scaling:
         answers = self._operators.at(sizes) if self._operators is not None else Answers({}, ())
         found = figures_of(self._timeline_of(sizes, answers.nbytes))
         figures = {name: found[name] for name in FIGURES if found.get(name) is not None}
-        return Prediction(figures, (*answers.missing, *self._doubts(answers.nbytes)))
+        chance = [self._chance] if self._chance else []
+        return Prediction(figures, (*chance, *answers.missing, *self._doubts(answers.nbytes)))
 
     def _doubts(self, asked: Mapping[int, int]) -> list[str]:
         """Return what of no polynomial is known, and was not asked of its operator."""
@@ -250,6 +255,7 @@ def scaling(
             for name, known in values.items()
         }
     found = _settled(found, traces, beyond)
+    found = replace(found, _chance=traces.chance())
     return replace(found, verified=tuple(_verify(found, traces, point) for point in beyond))
 
 
@@ -266,14 +272,42 @@ class _Traces:
     def __init__(self, build: Build, options: dict[str, Any]) -> None:
         self._build, self.options = build, options
         self._known: dict[tuple[int, ...], tuple[MemoryProfile, Comparable]] = {}
+        self._draws = Draws()
+        self._sizes: list[dict[str, int]] = []
 
     def at(self, sizes: Mapping[str, int]) -> tuple[MemoryProfile, Comparable]:
         """Return the profile of a step, and the timeline that can be compared with others'."""
         key = tuple(sizes.values())
         if key not in self._known:
-            profile = trace_built(self._build, sizes, **self.options)
+            self._sizes.append(dict(sizes))
+            with drawing(self._draws):
+                profile = trace_built(self._build, sizes, **self.options)
             self._known[key] = profile, comparable(profile)
         return self._known[key]
+
+    def chance(self) -> str:
+        """Return a sentence that says so if random numbers decide what the step runs.
+
+        A step that drew any is traced again at its smallest sizes, with numbers at both ends of
+        what they are drawn from.
+        """
+        if not self._draws.any:
+            return ""
+        sizes = min(self._sizes, key=lambda one: tuple(one.values()))
+        usual = self.timeline(sizes)
+        for end in (0, 1):
+            try:
+                with drawing(Draws(end)):
+                    found = comparable(trace_built(self._build, sizes, **self.options)).timeline
+            except Exception as error:
+                return f"{_CHANCE}: with other draws it raises {type(error).__name__}"
+            if found.events != usual.events:
+                return f"{_CHANCE}, from {_parting(found, usual)} on"
+            if [one.nbytes for one in found.allocations] != [
+                one.nbytes for one in usual.allocations
+            ]:
+                return _CHANCE
+        return ""
 
     def timeline(self, sizes: Mapping[str, int]) -> Timeline:
         """Return the timeline of a step that can be compared with others'."""
@@ -316,24 +350,30 @@ def _that_go_one_way(traces: _Traces, values: dict[str, list[int]]) -> dict[str,
                 break
         else:
             break
-    raise UsageError(_another_way(other[0], points[-1], traces.timeline(other[0]), largest))
+    why = _another_way(other[0], points[-1], traces.timeline(other[0]), largest)
+    chance = traces.chance()
+    raise UsageError(f"{why}. {chance[0].upper()}{chance[1:]}" if chance else why)
 
 
 def _another_way(
     point: Mapping[str, int], other: Mapping[str, int], one: Timeline, two: Timeline
 ) -> str:
     """Return what to say where a program makes other storages at other sizes."""
+    return (
+        f"the step makes other storages with {_shown(point)} than with {_shown(other)}, from "
+        f"{_parting(one, two)} on: choose sizes for which the program takes the same way"
+    )
+
+
+def _parting(one: Timeline, two: Timeline) -> str:
+    """Return what is made where the first of two steps makes other storages than the other."""
     pairs = enumerate(zip(one.events, two.events, strict=False))
     shorter = min(len(one.events), len(two.events))
     place = next((at for at, (first, second) in pairs if first != second), shorter)
     longer = max(one, two, key=lambda timeline: len(timeline.events))
     made = next((event for event in longer.events[place:] if event > 0), 0)
     origin = longer.allocations[made - 1].origin if made else _NOWHERE
-    where = " ".join(part for part in (origin.operator, origin.module, origin.line) if part)
-    return (
-        f"the step makes other storages with {_shown(point)} than with {_shown(other)}, from "
-        f"{where} on: choose sizes for which the program takes the same way"
-    )
+    return " ".join(part for part in (origin.operator, origin.module, origin.line) if part)
 
 
 def _settled(found: Scaling, traces: _Traces, beyond: Sequence[Mapping[str, int]]) -> Scaling:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pytest_torchmem.torch_private.patching.patches import replaced_all
 from pytest_torchmem.torch_private.patching.replaceable import default_generator
@@ -21,10 +22,83 @@ from pytest_torchmem.torch_private.patching.replaceable import default_generator
 _NUMPY = "numpy.random"
 
 
+#: Numbers up to which a program is taken to decide by what it draws.
+_FEW = 1024
+#: Draws after which a program that waits for another number gets one.
+_ENOUGH = 1_000
+_UNIFORM = ("aten::rand", "aten::rand_like", "aten::uniform_")
+#: States of the Mersenne twister whose first numbers have no bit set, and all: a state of zeros
+#: alone stays one, and tempering makes all bits of the second (Matsumoto and Nishimura, 1998).
+_WORDS = ((*(0,) * 623, 1 << 31), (0x12DD9BB3,) * 624)
+
+
 class _Own:
     """The generator of torch's that the running trace has for itself, if it has one."""
 
     torch: torch.Generator | None = None
+
+
+class Draws:
+    """What traces draw that their steps may decide by: LayerDrop skips a layer so.
+
+    They are as in every trace, or others: then the first numbers are all at one ``end`` of what
+    they are drawn from, 0 or 1, where whatever has any chance happens.
+    """
+
+    def __init__(self, end: int | None = None) -> None:
+        self._end = end
+        self.any = False
+        """Whether anything was drawn."""
+        self._left = _ENOUGH
+
+    def seeded(self) -> random.Random:
+        """Return a generator of Python's that draws so."""
+        made = random.Random(0)
+        if self._end is not None:
+            made.setstate((3, (*_WORDS[self._end], 0), None))
+        return made
+
+    def note(self, generator: Any, start: Any) -> None:
+        """Take note of whether a generator of Python's has drawn anything since a state."""
+        self.any = self.any or generator.getstate() != start
+
+    def seed_numpy(self, generator: Any) -> None:
+        """Have numpy's functions, or a ``RandomState``, draw so."""
+        if self._end is None:
+            generator.seed(0)
+        else:
+            generator.set_state(("MT19937", _WORDS[self._end], 0))
+
+    def change(self, name: str, args: Sequence[Any], drawn: Tensor) -> None:
+        """Put the end of its range into what an operator has drawn, of few numbers."""
+        if drawn.numel() > _FEW:
+            return
+        self.any = True
+        if self._end is None or name not in _UNIFORM or not self._left:
+            return
+        self._left -= 1
+        given = name == "aten::uniform_" and len(args) > 2
+        low, high = (float(args[1]), float(args[2])) if given else (0.0, 1.0)
+        drawn.fill_(low + (high - low) * (self._end and 1 - 2**-24))  # as float32 has it
+
+
+@contextmanager
+def drawing(draws: Draws) -> Iterator[Draws]:
+    """Have traces draw so."""
+    before, _Current.draws = _Current.draws, draws
+    try:
+        yield draws
+    finally:
+        _Current.draws = before
+
+
+class _Current:
+    draws = Draws()
+
+
+def current_draws() -> Draws:
+    """Return what the running trace draws."""
+    return _Current.draws
 
 
 def is_alone() -> bool:
@@ -68,11 +142,15 @@ def own_generators(on_thread: Callable[[], bool]) -> Iterator[None]:
         stack.enter_context(
             replaced_all([default_generator.by(_ByThread(default, made, on_thread))])
         )
-        of_python = _functions_of(random, random.seed, random.Random(0), on_thread)
+        draws = _Current.draws
+        python = draws.seeded()
+        stack.callback(draws.note, python, python.getstate())
+        of_python = _functions_of(random, random.seed, python, on_thread)
         stack.enter_context(replaced_all([(random, of_python)]))
         numpy: Any = sys.modules.get(_NUMPY)
         if numpy is not None:
             own = numpy.RandomState(0)
+            draws.seed_numpy(own)
             of_numpy = _functions_of(numpy, numpy.random_sample, own, on_thread)
             for name, method in (("seed", own.seed), ("sample", own.random_sample)):
                 of_numpy[name] = _by_thread(getattr(numpy, name), method, on_thread)

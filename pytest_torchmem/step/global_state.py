@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.profile.garbage import without_collections
-from pytest_torchmem.step.generators import is_alone
+from pytest_torchmem.step.generators import current_draws, is_alone
 from pytest_torchmem.step.imports import imports_apart, told_of_imports
 from pytest_torchmem.torch_private.compilers.compiler import compiled_calls
 from pytest_torchmem.torch_private.compilers.not_needed import COMPILER
@@ -125,13 +125,17 @@ def generators_kept(seeded: bool = False) -> Iterator[None]:
     state, python_state = default.get_state(), random.getstate()
     # numpy imports it when it is first used, which takes longer than a small trace.
     numpy_state = sys.modules[_NUMPY].get_state() if _NUMPY in sys.modules else None
+    draws = current_draws()
+    start = draws.seeded().getstate()
     if seeded:
         default.manual_seed(0)
-        random.seed(0)
+        random.setstate(start)
         seed_what_is_imported(_NUMPY)
     try:
         yield
     finally:
+        if seeded:
+            draws.note(random, start)
         torch.set_rng_state(state)
         random.setstate(python_state)
         if numpy_state is not None:
@@ -143,7 +147,7 @@ def generators_kept(seeded: bool = False) -> Iterator[None]:
 def seed_what_is_imported(name: str) -> None:
     """Give numpy's generator the seed of a trace, when it is imported or where it is already."""
     if name == _NUMPY and name in sys.modules:
-        sys.modules[name].seed(0)
+        current_draws().seed_numpy(sys.modules[name])
 
 
 @contextmanager

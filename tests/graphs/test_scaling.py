@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from fractions import Fraction
 from typing import Any
 
@@ -109,6 +110,30 @@ def test_a_power_that_two_values_do_not_show_is_found() -> None:
     found = scaling(build, width=[2, 3])
     assert found.degree("width") == 3
     assert found.predict(width=11)["peak"] == 11**3
+
+
+@pytest.mark.parametrize("draw", ["torch", "python"])
+@pytest.mark.parametrize("share", [0.0, 0.01])
+def test_layers_that_random_numbers_skip_make_a_prediction_an_estimate(
+    draw: str, share: float
+) -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                if (torch.rand([]) if draw == "torch" else random.random()) >= share:
+                    x = layer(x)
+            return x.clone()
+
+    def build(batch: int) -> tuple[nn.Module, Tensor]:
+        return Skips(), torch.randn(batch, 4, requires_grad=True)
+
+    predicted = scaling(build, batch=[2, 3]).predict(batch=9)
+    assert predicted.exact == (not share)
+    assert any("random numbers decide" in one for one in predicted.doubts) == bool(share)
 
 
 def test_what_is_cut_into_blocks_has_the_power_that_it_grows_with() -> None:

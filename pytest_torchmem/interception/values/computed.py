@@ -14,7 +14,7 @@ from torch import Tensor
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.values.collectives import run_functional
-from pytest_torchmem.step.generators import own_generator
+from pytest_torchmem.step.generators import current_draws, own_generator
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.dispatch.keys import at_kernels
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
@@ -76,7 +76,10 @@ def _run(call: Call, values: list[Tensor], alone: bool) -> Any:
             drawing = _with_generator(overload)
             if drawing is not None:
                 overload, kwargs = drawing, {**kwargs, "generator": own}
-        return overload(*operator.with_numbers_as_tensors(args, "cpu"), **kwargs)
+        made = overload(*operator.with_numbers_as_tensors(args, "cpu"), **kwargs)
+        if operator.random and isinstance(made, Tensor):
+            current_draws().change(operator.name, args, made)
+        return made
 
 
 @cache
