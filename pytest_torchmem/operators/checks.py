@@ -150,9 +150,13 @@ def source_of_elements(input: Tensor, source: Tensor) -> None:
 
 
 @operator("aten::copy_").check()
-def destination(input: Tensor, src: Tensor) -> None:
-    """native/Copy.cpp, copy_impl: a copy of what lies alike may be one of a tensor to itself."""
-    if input.numel() and (input.shape, input.stride()) != (src.shape, src.stride()):
+def destination(input: Tensor, src: Tensor | complex) -> None:
+    """native/Copy.cpp, copy_impl: a copy of what lies alike may be one of a tensor to itself.
+
+    A number that C++ wrapped in a tensor without sides arrives as the number.
+    """
+    source = (src.shape, src.stride()) if isinstance(src, Tensor) else ((), ())
+    if input.numel() and (input.shape, input.stride()) != source:
         written_once(input)
 
 

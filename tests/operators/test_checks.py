@@ -66,6 +66,12 @@ def test_they_are_refused_in_the_words_of_torch() -> None:
         assert found == real
 
 
+def test_a_number_is_copied_into_a_tensor() -> None:
+    found: list[float] = []
+    trace(lambda: found.extend(numbers(3, device="cuda").copy_(5).tolist()), device="cuda")
+    assert found == [5.0] * 3
+
+
 @pytest.mark.parametrize(("device", "names"), [("cpu", "m1 and m2"), ("cuda", "mat1 and mat2")])
 def test_a_layer_in_another_dtype_than_its_input(device: str, names: str) -> None:
     layer = torch.nn.Linear(4, 5, bias=False).half()

@@ -8,6 +8,7 @@ At the end its parts over several processes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -163,6 +164,46 @@ def _gradients(
         laid_out(input, memory_format) if output_mask[0] else None,
         like(parameter) if output_mask[1] else None,
         like(parameter) if output_mask[2] else None,
+    )
+
+
+@_forward.values("cuda")
+def forward_values_on_cuda(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The CPU's kernel saves statistics in the type of the parameters, and CUDA's in float."""
+    statistics = (running_mean, running_var, training, momentum, eps)
+    output, mean, root = torch.native_batch_norm(input, weight, bias, *statistics)
+    if input.dtype.itemsize == 2:
+        return output, mean.float(), root.float()
+    return output, mean, root
+
+
+@_backward.values("cuda")
+def backward_values_on_cuda(
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> Any:
+    """As the forward: the CPU's kernel wants statistics in the type of the parameters."""
+    dtype = input.dtype if weight is None else weight.dtype
+    mean, root = (None if one is None else one.to(dtype) for one in (save_mean, save_invstd))
+    return torch.ops.aten.native_batch_norm_backward.default(
+        grad_out, input, weight, running_mean, running_var, mean, root, train, eps, output_mask
     )
 
 

@@ -71,6 +71,21 @@ def test_bags_of_embeddings() -> None:
         torch.testing.assert_close(traced, real)
 
 
+def test_batch_norm_of_half_with_its_statistics_in_float() -> None:
+    def gradients(device: str) -> list[Tensor]:
+        norm = torch.nn.BatchNorm1d(3).to(device, torch.bfloat16)
+        x = torch.linspace(-2, 3, 12, dtype=torch.bfloat16).reshape(4, 3).to(device)
+        output = norm(x.requires_grad_())
+        (output * output.detach().exp()).sum().backward()
+        assert x.grad is not None
+        assert norm.weight.grad is not None
+        return [output.detach().cpu(), x.grad.cpu(), norm.weight.grad.cpu()]
+
+    found: list[list[Tensor]] = []
+    trace(lambda: found.append(gradients("cuda")), device="cuda", values="real")
+    torch.testing.assert_close(found[0], gradients("cpu"))
+
+
 @pytest.mark.parametrize("length", [32, 40])
 def test_sums_of_efficient_attention_are_padded(length: int) -> None:
     found: list[Tensor] = []
