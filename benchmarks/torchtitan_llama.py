@@ -8,8 +8,8 @@ The published figures are those of torchtitan's benchmarks/llama3_h100_202412_to
 llama3_70b.toml and llama3_405b.toml: tensor and sequence parallelism with a loss by classes,
 checkpoints, ``fully_shard`` of each layer (parameters in bfloat16, gradients reduced in float32),
 ``foreach`` AdamW, and layers that are compiled in the rows that say so. Rows of 70B and 405B were
-published compiled and with Float8 alone, which the traced steps do without: they run eagerly, and
-their products are in bfloat16.
+published compiled and with Float8 alone; here they are traced in bfloat16, with Float8 (which needs
+torchao), and one of them with Float8 and compiled.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -80,6 +81,8 @@ class Row:
     ranks: tuple[int, ...] = (0,)
     compiled: bool = False
     """Whether each layer is compiled (torchtitan's ``apply_compile``)."""
+    float8: bool = False
+    """Whether linear layers are torchao's, whose weights are gathered in Float8."""
 
 
 SMALL = Size(4096, 14336, 32, 32)
@@ -88,13 +91,21 @@ LARGE = Size(16384, 53248, 128, 126)
 ROWS = {
     "8B-8": Row(SMALL, 8, 2, 82.4),
     "8B-8-compiled": Row(SMALL, 8, 2, 77.0, compiled=True),
+    "8B-8-float8": Row(SMALL, 8, 2, 76.8, compiled=True, float8=True),
     "8B-128": Row(SMALL, 128, 2, 67.0),
     "8B-128-compiled": Row(SMALL, 128, 2, 62.0, compiled=True),
+    "8B-128-float8": Row(SMALL, 128, 2, 61.8, compiled=True, float8=True),
     "70B-256": Row(MIDDLE, 256, 16, 71.9, 8, full=True),
+    "70B-256-float8": Row(MIDDLE, 256, 16, 71.9, 8, full=True, float8=True),
+    "70B-256-compiled": Row(MIDDLE, 256, 16, 71.9, 8, full=True, compiled=True, float8=True),
     "405B-512": Row(LARGE, 512, 32, 82.5, 8, 8, full=True, ranks=(0, 448)),
+    "405B-512-float8": Row(LARGE, 512, 32, 82.5, 8, 8, full=True, ranks=(0, 448), float8=True),
     "405B-512-interleaved": Row(LARGE, 512, 32, 72.7, 8, 8, True, True, (0, 448)),
+    "405B-512-interleaved-float8": Row(
+        LARGE, 512, 32, 72.7, 8, 8, True, True, (0, 448), float8=True
+    ),
 }
-"""Tables 1, 3, 4 and 5; the last three were published compiled and with Float8."""
+"""Tables 1, 3, 4 and 5; rows of 70B and 405B were published compiled and with Float8."""
 
 _aten = torch.ops.aten
 _SAVED = {
@@ -199,7 +210,7 @@ class Llama(nn.Module):
         return x if self.output is None else self.output(x)
 
 
-def split_tensors(model: Any, mesh: Any) -> None:
+def split_tensors(model: Any, mesh: Any, *, float8: bool) -> None:
     """Do what torchtitan's ``apply_tp`` does."""
     plan: dict[str, Any] = {
         "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
@@ -210,22 +221,23 @@ def split_tensors(model: Any, mesh: Any) -> None:
     }
     there = {name: style for name, style in plan.items() if getattr(model, name) is not None}
     parallelize_module(model, mesh, there)
+    column, row, prepare = ColwiseParallel, RowwiseParallel, PrepareModuleInput
+    if float8:
+        parallel = import_module("torchao.float8.float8_tensor_parallel")
+        column, row = parallel.Float8ColwiseParallel, parallel.Float8RowwiseParallel
+        prepare = parallel.PrepareFloat8ModuleInput
     one, both = (Shard(1),), (Shard(1), None)
     for layer in model.layers:
         styles: dict[str, Any] = {
             "attention_norm": SequenceParallel(),
-            "attention": PrepareModuleInput(
-                input_layouts=both, desired_input_layouts=(Replicate(), None)
-            ),
-            "attention.wo": RowwiseParallel(output_layouts=Shard(1)),
+            "attention": prepare(input_layouts=both, desired_input_layouts=(Replicate(), None)),
+            "attention.wo": row(output_layouts=Shard(1)),
             "ffn_norm": SequenceParallel(),
-            "feed_forward": PrepareModuleInput(
-                input_layouts=one, desired_input_layouts=(Replicate(),)
-            ),
-            "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),
+            "feed_forward": prepare(input_layouts=one, desired_input_layouts=(Replicate(),)),
+            "feed_forward.w2": row(output_layouts=Shard(1)),
         }
         columns = ("attention.wq", "attention.wk", "attention.wv", "feed_forward.w1")
-        styles |= {name: ColwiseParallel() for name in (*columns, "feed_forward.w3")}
+        styles |= {name: column() for name in (*columns, "feed_forward.w3")}
         parallelize_module(layer, mesh, styles)
 
 
@@ -244,8 +256,15 @@ def _contexts() -> Any:
 
 def parallelize(model: Any, row: Row, mesh: Any) -> None:
     """Do what torchtitan's ``parallelize_llama`` does."""
+    if row.float8:
+        torchao = import_module("torchao.float8")
+        torchao.convert_to_float8_training(
+            model,
+            config=torchao.Float8LinearConfig(enable_fsdp_float8_all_gather=True),
+            module_filter_fn=lambda _, name: name != "output",
+        )
     if row.tensor > 1:
-        split_tensors(model, mesh["tp"])
+        split_tensors(model, mesh["tp"], float8=row.float8)
     selective = {} if row.full else {"context_fn": _contexts}
     for index, layer in enumerate(model.layers):
         wrapped = checkpoint_wrapper(layer, preserve_rng_state=False, **selective)
@@ -356,6 +375,9 @@ def train(row: Row) -> None:
         nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
         for optimizer in optimizers:
             optimizer.step()
+        if row.float8:
+            for part in parts:
+                import_module("torchao.float8").precompute_float8_dynamic_scale_for_fsdp(part)
 
 
 def main() -> None:

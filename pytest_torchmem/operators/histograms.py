@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import dense_bytes
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.targets.host import Host
 
@@ -130,3 +130,15 @@ operator("aten::bincount", "aten::histc", unknown_outputs=UnknownOutputs.EVEN_CO
 def bincount(weights: Tensor | None = None) -> tuple[int, ...]:
     """Counts in ``int64`` or a result in float; exact, SummaryOps.cu."""
     return (dense_bytes(weights),)
+
+
+@operator("aten::bincount").workspace("cpu")
+def bincount_on_cpu(self: Tensor, weights: Tensor | None = None) -> int:
+    """Dense copies, and weights that are not single precision in double; exact, SummaryOps.cpp.
+
+    The least and the greatest are gone before there is a result.
+    """
+    taken = contiguous_copy(self) + contiguous_copy(weights)
+    if weights is not None and weights.dtype not in (torch.float32, torch.float64):
+        taken += dense_bytes(weights, torch.float64)
+    return taken

@@ -169,3 +169,14 @@ def test_a_reduced_loss_keeps_the_storage_of_all_elements() -> None:
     made = function(x.to("meta"), y.to("meta"))
     assert made.shape == real.shape
     assert made.untyped_storage().nbytes() == real.untyped_storage().nbytes() == 8 * 30 * 4
+
+
+def test_counts(threads: int) -> None:
+    tokens, halves = torch.arange(2000) % 7, torch.ones(2000).half()
+    assert_predicted(
+        calls_of(
+            lambda: tokens.bincount(),
+            lambda: tokens[::2].bincount(halves[::2], minlength=9),
+            lambda: tokens.bincount(halves.float()),
+        )
+    )
