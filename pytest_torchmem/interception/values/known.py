@@ -241,7 +241,9 @@ class KnownValues(Answers):
 
     def _ahead(self, call: Call, of_torch: bool) -> Ahead | None:
         contents, operator = self.contents, call.operator
-        if operator.opaque or not contents.are_known(call.records) or self._counts_others(call):
+        if operator.opaque and call.values is None:
+            return None
+        if not contents.are_known(call.records) or self._counts_others(call):
             return None
         if not self.mode.computes and (of_torch or not self._is_small(call)):
             return None

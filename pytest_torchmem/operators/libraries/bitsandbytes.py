@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import torch
+
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.dispatch.operators import all_operators
@@ -55,6 +57,7 @@ def describe() -> None:
         paged = name.startswith(_ACROSS_DEVICES)
         described = operator(name, source="bitsandbytes/backends", across_devices=paged)
         described.decomposition("cuda")(_body(name))
+        described.values("cuda")(_values(name))
 
 
 def _body(name: str) -> Callable[..., Any]:
@@ -70,6 +73,20 @@ def _body(name: str) -> Callable[..., Any]:
         return None if name.endswith(".out") else result
 
     return run
+
+
+def _values(name: str) -> Callable[..., Any]:
+    """Return what computes an operator's values: the library's kernel for the CPU, or the one in
+    torch's operators that it has for any device (bitsandbytes/backends/default/ops.py).
+    """
+    operator_name, _, overload = name.partition("::")[2].partition(".")
+
+    def compute(arguments: dict[str, Any]) -> Any:
+        """Run the operator on the CPU; what it writes to, it writes to there."""
+        packet = getattr(getattr(torch.ops, NAMESPACE), operator_name)
+        return getattr(packet, overload or "default")(**arguments)
+
+    return compute
 
 
 @cache

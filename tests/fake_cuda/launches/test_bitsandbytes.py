@@ -144,6 +144,29 @@ def test_an_8_bit_layer() -> None:
     assert "the result is False" in profile.warnings[0]  # no outlier is assumed
 
 
+def test_layers_and_optimizers_have_the_values_that_they_have_on_the_cpu() -> None:
+    def losses(device: str) -> list[float]:
+        torch.manual_seed(0)
+        layer = bnb.nn.Linear8bitLt(64, 64, has_fp16_weights=False, threshold=1.0)
+        model = nn.Sequential(nn.Linear(64, 64), layer, nn.Linear(64, 4)).to(device)
+        parameters = [one for one in model.parameters() if one.is_floating_point()]
+        optimizer = bnb.optim.Adam8bit(parameters, lr=1e-2, min_8bit_size=16)
+        x, found = torch.linspace(-1, 1, 512).view(8, 64).to(device), []
+        for _ in range(3):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    traced: list[float] = []
+    profile = trace(lambda: traced.extend(losses("cuda")), device="cuda")
+    assert not any("value" in warning for warning in profile.warnings)
+    assert traced == pytest.approx(losses("cpu"), rel=1e-2)  # the layer rounds to 8 bits
+    assert traced[2] < traced[0]
+
+
 def test_nothing_of_a_trace_stays_in_the_library() -> None:
     def program() -> None:
         bnb.nn.Linear4bit(64, 64, compress_statistics=True).to("cuda")
