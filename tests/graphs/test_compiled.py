@@ -68,7 +68,7 @@ def as_measured(profile: MemoryProfile, step: Callable[[], Any]) -> bool:
     return all(getattr(measured, name) == getattr(profile, name) for name in names)
 
 
-@pytest.mark.parametrize(("build", "backend"), [(Breaks, "inductor"), (Breaks, "aot_eager")])
+@pytest.mark.parametrize(("build", "backend"), [(Net, "inductor"), (Breaks, "aot_eager")])
 def test_the_real_allocator_counts_the_same(build: Callable[[], nn.Module], backend: str) -> None:
     torch._dynamo.reset()
     step = program(build, backend=backend)

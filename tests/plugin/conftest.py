@@ -49,8 +49,8 @@ def test_second(torchmem):
 
 # hypothesis would be imported, in each of these runs anew, to print its statistics. Tests run as
 # they are written, one after the other; a run that is about another order names its plugin.
-_PLAIN = ("-p", "no:hypothesispytest", "-p", "no:randomly")
-_NO_CACHE = ("-p", "no:cacheprovider")
+PLAIN = ("-p", "no:hypothesispytest", "-p", "no:randomly")
+NO_CACHE = ("-p", "no:cacheprovider")
 
 
 class _ModuleKeeper:
@@ -103,13 +103,13 @@ class Project:
 
     def run(self, *options: str, cache: bool = False) -> pytest.RunResult:
         """Run pytest in this process; ``cache`` keeps what ``--lf`` needs."""
-        plain = (*_PLAIN, *(() if cache else _NO_CACHE))
+        plain = (*PLAIN, *(() if cache else NO_CACHE))
         self._keeper.put_back()
         return self.pytester.runpytest_inprocess(*plain, *options, plugins=[self._keeper])
 
     def run_apart(self, *options: str) -> pytest.RunResult:
         """Run pytest in a process of its own."""
-        return self.pytester.runpytest_subprocess(*_PLAIN, *_NO_CACHE, *options)
+        return self.pytester.runpytest_subprocess(*PLAIN, *NO_CACHE, *options)
 
     def file(self, module: str = "test_net") -> Path:
         """Return the snapshot file of a module."""
@@ -182,8 +182,13 @@ def trace(target, *args, device="cpu", gpu=None, **kwargs):
         retained=size, end=size, torch_version="2.13.0+cpu", workload="w",
     )
 
-import pytest_torchmem.checks.gpu
+import pytest_torchmem.checks.calibrations, pytest_torchmem.checks.gpu
+import pytest_torchmem.plugin.fixture, pytest_torchmem.plugin.standing
 pytest_torchmem.checks.gpu.run_for_real = lambda *given: None
+if "torch" not in sys.modules:
+    pytest_torchmem.checks.calibrations.Calibrations.measure = lambda *given: None
+    pytest_torchmem.plugin.fixture._state_of = lambda *given: None
+    pytest_torchmem.plugin.standing._find_torch = lambda: None
 
 double = types.ModuleType("pytest_torchmem.tracing.trace")
 double.trace = trace

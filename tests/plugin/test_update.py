@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from tests.plugin.conftest import NO_CACHE, PLAIN
+
 CASES = """
 import os
 import pytest
@@ -211,15 +213,16 @@ def test_hopeless(torchmem):
 def test_two_runs_at_once_keep_each_others_entries(light):
     light.write(
         test_net="""
-import os, time, pytest
+import os, sys, time, pytest
 
 @pytest.mark.parametrize("n", range(20))
 def test_it(torchmem, n):
     torchmem.check(1000 + n)
+    assert "torch" not in sys.modules, "the double imports what its runs should save"
     time.sleep(0.01)
 """
     )
-    base = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--torchmem-update"]
+    base = [sys.executable, "-m", "pytest", *PLAIN, *NO_CACHE, "-q", "--torchmem-update"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     halves = [[f"test_net.py::test_it[{n}]" for n in range(20) if n % 2 == half] for half in (0, 1)]
     runs = [
