@@ -204,7 +204,7 @@ class Compiled:
             return compiler.as_it_is(with_calls=code.co_name not in CALL_MODULES)
         self._codes[id(code)] = code
         try:
-            with self._making_graphs():
+            with compiler.collected_at_end(), self._making_graphs():
                 return convert(*args)
         except Exception as error:
             if not isinstance(getattr(error, "inner_exception", None), _RunsAsItIs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections import defaultdict
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
-from types import CodeType, FrameType
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -249,6 +250,23 @@ def is_internal(error: Exception) -> bool:
         error,
         (kinds.InternalTorchDynamoError, kinds.BackendCompilerFailed, kinds.TorchRuntimeError),
     )
+
+
+@contextmanager
+def collected_at_end() -> Iterator[None]:
+    """Have the garbage of a compilation collected when nothing of it runs any more.
+
+    Dynamo leaves frames in cycles, with the optimizers that it met, and collects them at its own
+    end (torch/_dynamo/convert_frame.py, ``_compile``), where more is still held in a trace.
+    """
+    wanted: list[int] = []
+    instead = SimpleNamespace(collect=lambda generation=2: wanted.append(generation))
+    try:
+        with replaced(_convert_frame(), gc=instead):
+            yield
+    finally:
+        if wanted:
+            gc.collect(max(wanted))
 
 
 def as_it_is(*, with_calls: bool) -> Any:
