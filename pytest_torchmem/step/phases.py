@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pytest_torchmem.profile.timeline import Phase
+from pytest_torchmem.torch_private.compilers.compiler import run_uncompiled
 from pytest_torchmem.torch_private.patching.patches import replaced, replaced_all
 from pytest_torchmem.torch_private.patching.registrations import optimizer_steps_seen
 from pytest_torchmem.torch_private.patching.replaceable import engine
@@ -102,6 +103,7 @@ def outermost_module_calls(within: _Within) -> Iterator[None]:
         finally:
             depth -= 1
 
+    run_uncompiled(call.__code__)
     with replaced(nn.Module, __call__=call):
         yield
 

@@ -62,6 +62,9 @@ _backward_compiler: Callable[[], Any] = private_if_imported(
     "torch._dynamo.compiled_autograd.AutogradCompilerInstance"
 )
 _engine_operators: Callable[[], Any] = private_if_imported("torch._dynamo.compiled_autograd.Op")
+_set_strategy = private("torch._C._dynamo.eval_frame.set_code_exec_strategy")
+_strategy = private("torch._C._dynamo.eval_frame._FrameExecStrategy")
+_action = private("torch._C._dynamo.eval_frame._FrameAction")
 _BEGIN_CAPTURE = "begin_capture"
 _MOVE_STEP = "move_step_if_cpu"
 _INIT_GROUP = "_init_group"
@@ -267,6 +270,15 @@ def collected_at_end() -> Iterator[None]:
     finally:
         if wanted:
             gc.collect(max(wanted))
+
+
+def run_uncompiled(code: CodeType) -> None:
+    """Have Dynamo run a frame of some code as it is, and follow what it calls.
+
+    Of torch's own files it does so anyway (torch/_dynamo/trace_rules.py); what stands in the place
+    of ``Module.__call__`` would be compiled instead of the module's forward.
+    """
+    _set_strategy(code, _strategy(_action.SKIP, _action.DEFAULT))
 
 
 def as_it_is(*, with_calls: bool) -> Any:
