@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(PROGRAMS))
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # as the real processes have: kernels take space for each thread
     with tempfile.TemporaryDirectory() as directory:
         real = run(options.names, options.world_size, Path(directory))
     rows = []
