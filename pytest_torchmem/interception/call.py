@@ -33,3 +33,7 @@ class Call:
     def values(self) -> Callable[..., Any] | None:
         """What computes the outputs, where it is not the operator's kernel on the CPU."""
         return self.operator.values_on("cuda" if self.device is None else self.device.device.type)
+
+    def shares_storages(self) -> bool:
+        """Return whether two of the tensors, or one that is given twice, lie on one storage."""
+        return len({*map(id, self.records)}) < len(self.records)

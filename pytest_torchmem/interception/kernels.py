@@ -44,6 +44,7 @@ from pytest_torchmem.interception.values.data_dependent import (
 from pytest_torchmem.interception.values.memory import NO_MEMORIES
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import on_meta
+from pytest_torchmem.operators.overlap import check_apart, check_written_once, keeps_apart
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.work import CallWork
@@ -166,6 +167,8 @@ class Kernels:
         """Run a call whose outputs' geometry follows from that of its arguments."""
         __tracebackhide__ = True
         spec, planned = call.operator, None
+        if (spec.mutated or spec.mutated_names) and keeps_apart(spec) and call.shares_storages():
+            check_apart(spec, call.args, call.kwargs, call.tensors)
         if spec.masks:
             plain = without_masks(call, self._parts.values)
             if plain is None:
@@ -184,6 +187,7 @@ class Kernels:
         check = spec.on(device.device.type).check
         if check is not None:
             check(call.args, call.kwargs)
+        check_written_once(spec, call.args, call.kwargs)
         body = self._body(spec, device.device.type) if call.tensors else None
         if body is None:
             try:
@@ -233,6 +237,8 @@ class Kernels:
         )
         start = len(device.events)
         memories = values.compute(call, plan)
+        if memories is None and spec.checks_values:
+            values.check(call)
         result = make_outputs(self._ledger, plan, tensors, device, origin, memories or NO_MEMORIES)
         if is_new:
             given = with_types(args, numbers)

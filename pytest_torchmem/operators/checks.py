@@ -1,16 +1,18 @@
 """What kernels refuse and ``meta`` takes, in the words of the kernel: dtypes, shapes, numbers.
 
-Where no device is named, the CPU and CUDA share the function that refuses.
+Where no device is named, the CPU and CUDA share the function that refuses. What is refused by
+values is in ``checks_of_values.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.overlap import written_once
 from pytest_torchmem.operators.registry import operator
 
 _INDICES = (torch.int32, torch.int64)
@@ -160,20 +162,6 @@ def destination(input: Tensor, src: Tensor | complex) -> None:
         written_once(input)
 
 
-@operator("aten::relu_").check()
-def written_once(input: Tensor) -> None:
-    """ATen/MemoryOverlap.cpp, assert_no_internal_overlap, which TensorIterator asks of outputs.
-
-    ``meta`` asks it of structured operators alone; relu_ is ``clamp_min_`` (native/Activation.cpp).
-    """
-    sides = zip(input.shape, input.stride(), strict=True)
-    if input.numel() and any(size > 1 and stride == 0 for size, stride in sides):
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a "
-            "single memory location. Please clone() the tensor before performing the operation."
-        )
-
-
 @operator("aten::complex").check()
 def parts_of_complex(real: Tensor, imag: Tensor) -> None:
     """native/TensorFactories.cpp, complex_check_dtype."""
@@ -203,3 +191,30 @@ def limits(min: Any = None, max: Any = None) -> None:
     """native/TensorCompare.cpp, the meta functions of clamp."""
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+
+
+@operator("aten::uniform_").check()
+def range_of_numbers(arguments: Mapping[str, Any]) -> None:
+    """native/DistributionTemplates.h, uniform_impl_."""
+    least, most = arguments.get("from", 0.0), arguments.get("to", 1.0)
+    if least > most:
+        raise RuntimeError(
+            f"uniform_ expects to return a [from, to) range, but found from={least:g} > to={most:g}"
+        )
+
+
+@operator("aten::histc").check("cpu")
+def range_of_bins(min: float = 0, max: float = 0) -> None:
+    """native/cpu/HistogramKernel.cpp, histogram_histc: also where the values would say both."""
+    if min > max:
+        raise RuntimeError("torch.histc: max must be larger than min")
+
+
+@operator("aten::max", "aten::min").check()
+def elements_to_compare(tensors: list[Tensor]) -> None:
+    """native/ReduceAllOps.cpp, max and min."""
+    if len(tensors) == 1 and not tensors[0].numel():
+        raise RuntimeError(
+            "max(): Expected reduction dim to be specified for input.numel() == 0. Specify the "
+            "reduction dim with the 'dim' argument."
+        )

@@ -14,8 +14,8 @@ from pytest_torchmem.operators.index import NAMES
 PACKAGE = __name__.rpartition(".")[0]
 _MODULES = {
     "": (
-        "activations answers checks composites elementwise factories foreach fourier histograms "
-        "quantization random softmax without_workspace"
+        "activations answers checks checks_of_values composites elementwise factories foreach "
+        "fourier histograms quantization random softmax without_workspace"
     ),
     "attention": "choice dot_product efficient encoder_layer flash flash_for_cpu multi_head values",
     "convolution": "alone convolution",

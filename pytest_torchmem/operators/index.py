@@ -48,8 +48,17 @@ NAMES = {
     """,
     "checks": """
         _fused_rms_norm addmm bmm bucketize.Tensor clamp clamp_ complex copy_ gelu gelu_
-        gelu_backward index_select mm multinomial put_ relu_ smooth_l1_loss std.correction
-        var.correction
+        gelu_backward histc index_select max min mm multinomial put_ smooth_l1_loss std.correction
+        uniform_ var.correction
+    """,
+    "checks_of_values": """
+        _ctc_loss _dirichlet_grad _embedding_bag _embedding_bag_forward_only _sample_dirichlet
+        _standard_gamma bernoulli bernoulli_ binary_cross_entropy bincount binomial
+        cross_entropy_loss embedding gather index.Tensor index_add index_add_ index_copy
+        index_copy_ index_put_ index_reduce index_reduce_ index_select max_unpool2d max_unpool3d
+        multi_margin_loss multilabel_margin_loss_forward multinomial nll_loss2d_forward
+        nll_loss_forward normal poisson put_ scatter scatter_ scatter_add scatter_add_
+        scatter_reduce scatter_reduce_ take
     """,
     "composites": """
         combinations fake_quantize_per_tensor_affine.tensor_qparams feature_alpha_dropout

@@ -85,6 +85,8 @@ class OperatorRecord:
     """Outputs on ``meta`` from arguments on ``meta``, where torch has none or has them wrong."""
     check: dict[str, Function] = field(default_factory=dict)
     """Raises what the kernel raises for arguments that ``meta`` takes."""
+    check_values: dict[str, Function] = field(default_factory=dict)
+    """Raises what the kernel raises for positions that are known; for every overload."""
     workspace: dict[str, Function] = field(default_factory=dict)
     """The bytes that the kernel takes beyond its outputs."""
     decomposition: dict[str, Function] = field(default_factory=dict)
@@ -138,6 +140,8 @@ class OperatorRecord:
     """What its outputs count as where what it reads is not known."""
     makes_values: bool = False
     """Whether it is a factory whose values are worth knowing; holds for every overload."""
+    refuses_values: bool = False
+    """Whether kernels for every device refuse some values; for every overload."""
     fills: bool = False
     """Whether it makes values that do not depend on those of its tensors; for every overload."""
     overwrites: bool = False
@@ -180,6 +184,13 @@ class Operators(NamedTuple):
         It is asked once for each geometry and number, before anything is made.
         """
         return self._register("check", devices or (EVERY,))
+
+    def check_values(self) -> Callable[[_F], _F]:
+        """Register what raises for positions that the kernel refuses, of tensors that are known.
+
+        It is asked at each call whose values are not all known, and so not computed.
+        """
+        return self._register("check_values", (EVERY,))
 
     def workspace(self, *devices: str) -> Callable[[_F], _F]:
         """Register the bytes that the kernel takes beyond its outputs."""

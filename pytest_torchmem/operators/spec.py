@@ -58,6 +58,8 @@ class OnDevice:
 
     check = _aspect("check", shared=True)
     """The function that raises for what the kernel refuses and ``meta`` takes."""
+    check_values = _aspect("check_values", shared=True)
+    """The function that raises for positions that the kernel refuses."""
     workspace = _aspect("workspace", shared=True)
     """The function for what the kernel takes beyond its outputs."""
     decomposition = _aspect("decomposition")
@@ -165,6 +167,8 @@ class OperatorSpec:
     """Whether nothing is to be known of its outputs unless its arguments' values are."""
     changes_values: bool
     """Whether something is to be noted of values also where they are not known."""
+    checks_values: bool
+    """Whether its kernel refuses positions, which may be known where other values are not."""
 
     @classmethod
     def read(cls, overload: OpOverload) -> OperatorSpec:
@@ -241,6 +245,7 @@ class OperatorSpec:
                 or shared.fills
             ),
             changes_values=bool(record.unknown_outputs or written or record.also_writes),
+            checks_values=bool(record.check_values or shared.check_values),
         )
 
     def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -44,7 +44,25 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
     "copy to one place": lambda d: numbers(1, device=d).expand(3).copy_(numbers(3, device=d)),
     "one place in place": lambda d: torch.relu_(numbers(1, device=d).expand(3)),
     "limits": lambda d: torch.clamp(numbers(3, device=d)),
+    "range": lambda d: numbers(3, device=d).uniform_(2, 1),
+    "rate": lambda d: torch.poisson(numbers(3, device=d) - 1),
+    "deviation": lambda d: torch.normal(0.0, numbers(3, device=d) - 1),
+    "no probabilities": lambda d: torch.multinomial(numbers(3, device=d), 1),
+    "overlap in place": lambda d: shifted(torch.add, d),
+    "overlap of a copy": lambda d: shifted(lambda given, _, out: out.copy_(given), d),
+    "output in one place": lambda d: torch.mm(
+        numbers(2, 2, device=d), numbers(2, 2, device=d), out=numbers(2, device=d).expand(2, 2)
+    ),
+    "position": lambda d: numbers(1 << 16, 64, device=d).gather(
+        0, torch.full((1, 1), 1 << 16, device=d)
+    ),
 }
+
+
+def shifted(run: Callable[..., Any], device: str) -> None:
+    """Write what is made of a tensor's beginning behind it."""
+    whole = numbers(5, device=device)
+    run(whole[:-1], 1, out=whole[1:])
 
 
 def refusal(mistake: Callable[[str], Any], device: str) -> str:

@@ -52,7 +52,7 @@ from pytest_torchmem.interception.values.random_numbers import generator_of
 from pytest_torchmem.operators.registry import UnknownOutputs
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
-from pytest_torchmem.torch_private.dispatch.keys import CPU
+from pytest_torchmem.torch_private.dispatch.keys import CPU, at_kernels
 from pytest_torchmem.torch_private.dispatch.operators import has_kernel
 from pytest_torchmem.torch_private.state.intra_op import OneThread
 from pytest_torchmem.torch_private.tensors.storages import storage_address
@@ -63,6 +63,13 @@ _LinAlgError: type[RuntimeError] = cast(Any, torch.linalg).LinAlgError
 _NOT_COMPUTED = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
 
+#: What the CPU's kernels say of this machine, and of types that they do not know.
+_NOT_OF_VALUES = (
+    "can't allocate memory",
+    "not enough memory",
+    "not implemented",
+    "INTERNAL ASSERT",
+)
 #: Stands for what was not computed.
 FAILED: Any = object()
 
@@ -199,6 +206,23 @@ class KnownValues(Answers):
             self._assume(call, result)
         if operator.mutated or operator.mutated_names or operator.record.also_writes:
             self._written(call)
+
+    def check(self, call: Call) -> None:
+        """Raise what the kernel raises for positions that are known, of what is not computed."""
+        __tracebackhide__ = True
+        contents = self.contents
+        if self._recordings or contents.of_others(call.records):
+            return
+        records = {id(one): record for one, record in zip(call.tensors, call.records, strict=True)}
+
+        def known(tensor: Tensor) -> Tensor | None:
+            record = records[id(tensor)]
+            return None if contents.known(record) is None else contents.value(record, tensor)
+
+        check = call.operator.cpu.check_values
+        if check is not None:
+            with at_kernels():
+                check(call.args, call.kwargs, known=known)
 
     def known_value(self, tensor: Tensor) -> Tensor:
         """Return the values of a tensor without memory, or one that is real itself.
@@ -546,6 +570,8 @@ class KnownValues(Answers):
         except Exception as error:
             if not operator.opaque and not isinstance(error, _NOT_COMPUTED):
                 raise
+            if _is_refusal(call, error):
+                raise
             self._note_failure(operator.name, error)
             return FAILED
 
@@ -637,3 +663,17 @@ class KnownValues(Answers):
             return
         contents.show(record, nbytes)
         self.run(call, [contents.value(source, other) for other, source in pairs])
+
+
+def _is_refusal(call: Call, error: Exception) -> bool:
+    """Return whether the program's own kernel would have raised an error of the CPU's kernel.
+
+    That of the CPU does. A GPU's refuses values where its record says so, but other types.
+    """
+    operator = call.operator
+    if operator.opaque or call.values is not None or type(error) is not RuntimeError:
+        return False
+    if any(words in str(error) for words in _NOT_OF_VALUES):
+        return False
+    on_cpu = call.device is not None and call.device.device.type == "cpu"
+    return on_cpu or operator.record.refuses_values or operator.shared.refuses_values
