@@ -233,7 +233,8 @@ class FactCollector:
         known, name = self._known[PARAMETERS], type(root).__name__
         first: dict[int, str] = {}
         frozen: dict[str, set[Numbers]] = {}
-        for path, parameter in root.named_parameters(remove_duplicate=False):
+        # torchrl's losses override named_parameters without its options.
+        for path, parameter in nn.Module.named_parameters(root, remove_duplicate=False):
             own = first.setdefault(id(parameter), path)
             if own != path:
                 known[f"{name}.{path}"] = f"is {name}.{own}"

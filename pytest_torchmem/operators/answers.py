@@ -9,7 +9,7 @@ operator("aten::_local_scalar_dense", kind=Kind.SCALAR)
 operator(
     *aten("""
         _assert_tensor_metadata _debug_has_internal_overlap _has_same_storage_numel
-        _use_cudnn_ctc_loss _version is_pinned is_same_size sym_numel sym_size.int
+        _use_cudnn_ctc_loss _version is_pinned is_same_size is_set_to sym_numel sym_size.int
         sym_storage_offset sym_stride.int
     """),
     kind=Kind.NATIVE,

@@ -111,3 +111,14 @@ def test_a_model_that_is_dropped_is_not_kept_alive() -> None:
         torch.randn(3)
 
     assert trace(program).end == 0
+
+
+class WithoutOptions(torch.nn.Linear):
+    """As the losses of torchrl do."""
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Any:  # type: ignore[override]
+        return super().named_parameters(prefix, recurse)
+
+
+def test_a_module_that_lists_its_parameters_by_itself() -> None:
+    assert trace(lambda: WithoutOptions(2, 2)(torch.ones(1, 2)).sum().backward()).peak
