@@ -57,10 +57,16 @@ def keeps_apart(operator: OperatorSpec) -> bool:
 
 
 def check_written_once(operator: OperatorSpec, args: Sequence[Any], kwargs: Any) -> None:
-    """Raise what a kernel raises for an expanded tensor that it would write to."""
+    """Raise what a kernel raises for an expanded tensor that it would write to.
+
+    A kernel whose ``out`` is its first argument too is the one in place: ``mv`` with ``out`` is
+    such a call of ``addmv`` (native/Blas.cpp, mv_out), which copies nothing first.
+    """
     name = _family(operator)
-    if name is not None and name not in _WRITE_TWICE:
-        for tensor in argument_tensors(operator.written(tuple(args), kwargs)):
+    if name is None or name in _WRITE_TWICE:
+        return
+    for tensor in argument_tensors(operator.written(tuple(args), kwargs)):
+        if not (f"{name}_" in _WRITE_TWICE and args and args[0] is tensor):
             written_once(tensor)
 
 

@@ -84,9 +84,15 @@ def test_they_are_refused_in_the_words_of_torch() -> None:
         assert found == real
 
 
-def test_a_number_is_copied_into_a_tensor() -> None:
+def test_what_kernels_take_is_not_refused() -> None:
     found: list[float] = []
-    trace(lambda: found.extend(numbers(3, device="cuda").copy_(5).tolist()), device="cuda")
+
+    def program() -> None:
+        found.extend(numbers(3, device="cuda").copy_(5).tolist())
+        in_one_place = numbers(1, device="cuda").expand(3)
+        torch.mv(numbers(3, 2, device="cuda"), numbers(2, device="cuda"), out=in_one_place)
+
+    trace(program, device="cuda")
     assert found == [5.0] * 3
 
 
