@@ -75,7 +75,7 @@ class Binding:
             group = arguments.GROUPS.get(annotation)
             if parameter in BESIDES:
                 self._besides.append(parameter)
-            elif parameter in WHOLES:
+            elif parameter in WHOLES and parameter not in position_of:
                 self._wholes.append(parameter)
             elif group is not None:
                 given = group._field_defaults

@@ -51,6 +51,19 @@ def test_they_say_the_device_that_they_stand_for() -> None:
     assert before.device.type == "cpu"
 
 
+def test_they_are_on_the_gpu_that_is_the_current_one() -> None:
+    """Torch remembers what such calls give, and did not know that the GPU was another."""
+    found = []
+
+    def program() -> None:
+        for index in (0, 1):
+            with torch.cuda.device(index), FakeTensorMode():
+                found.append(torch.empty_strided((257,), (1,), device="cuda").device.index)
+
+    trace(program, device="cuda", gpus=2)
+    assert found == [0, 1]
+
+
 def test_a_graph_of_them_runs_where_they_were() -> None:
     def program() -> None:
         x = torch.randn(2, 3, device="cuda")

@@ -55,6 +55,7 @@ _BESIDE_TENSOR = frozenset(
 _COPIES = copied.__code__
 """What moves a tensor to where it was asked for, and its gradient back to where that one was."""
 _DISPATCH = "__torch_dispatch__"
+_CURRENT_GPU = torch.device("cuda")
 #: Methods that say themselves on which device their result is.
 _SAY_DEVICE = frozenset({"to", "cpu", "cuda", "type", "type_as"})
 
@@ -72,6 +73,11 @@ def _seeing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., 
         kwargs = kwargs or {}
         device = kwargs.get("device")
         on_host = device is not None and device.type == "cpu"
+        if device is not None and device == _CURRENT_GPU and trace.on_thread():
+            # torch keeps, for the whole process, on which GPU such a call was; its key has not
+            # which was the current one (FakeTensorMode._cache_key): another rank is on another.
+            device = trace.device(device)
+            kwargs = {**kwargs, "device": device}
         if func is _TO_COPY and device is not None and device.type == "cuda":
             known = getattr(args[0], "constant", None)
             if known is not None and not trace.compiles and trace.on_thread():
