@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
@@ -62,7 +63,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TorchmemError, OSError) as error:
         print(f"torchmem: error: {printable_lines(str(error))}", file=sys.stderr)
         return _USAGE
+    except Exception as error:
+        if not (lines := _raised_by_program(error)):
+            raise
+        print(f"torchmem: error: the program raised\n{''.join(lines)}", end="", file=sys.stderr)
+        return _USAGE
     return status
+
+
+def _raised_by_program(error: Exception) -> list[str]:
+    """Return the traceback of what a function of the user's raised, without our part of it; nothing
+    where it was raised here.
+    """
+    frames, own = traceback.extract_tb(error.__traceback__), str(Path(__file__).parent)
+    if not frames or frames[-1].filename.startswith(own):
+        return []
+    begun = max((n for n, one in enumerate(frames) if one.filename == __file__), default=0)
+    theirs = [one for one in frames[begun:] if not one.filename.startswith(own)]
+    return [*traceback.format_list(theirs), *traceback.format_exception_only(error)]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -137,9 +137,14 @@ def test_what_cannot_be_traced_is_told(
     assert said in error
 
 
-def test_the_error_of_the_program_is_its_own(here: Path) -> None:
-    with pytest.raises(LookupError, match="the program's own"):
-        main(["trace", "steps_of_commands:raises"])
+def test_the_error_of_the_program_is_its_own(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", "steps_of_commands:raises"]) == 2
+    told = capsys.readouterr().err
+    assert "LookupError: the program's own" in told
+    assert "steps_of_commands.py" in told
+    assert "pytest_torchmem/tracing" not in told
 
 
 def test_a_file_that_is_no_profile_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

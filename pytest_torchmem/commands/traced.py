@@ -79,11 +79,12 @@ def _trace(options: argparse.Namespace) -> int:
         profile = trace(lambda: _noting(function(), returned), **where)
         if returned[-1]:
             profile = trace_built(function, {}, **where)
+    written = [*_written(options, profile)]  # whatever becomes of what is printed
     print(profile.table(options.largest))
     print(f"\nin the course of the step: {profile.sparkline()}")
     for warning in profile.warnings:
         print(f"note: {warning}")
-    for file in _written(options, profile):
+    for file in written:
         print(f"written: {file}")
     return 0
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import prod
 
+from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.operator_calls import OperatorCall
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Timeline
 
@@ -79,6 +80,18 @@ class Provenance:
             index = (like or same)[0]
             seen.add(index)
         return allocations[index]
+
+    def made(
+        self, places: Collection[tuple[str, str, str, tuple[int, ...]]], dtype: str
+    ) -> Allocation | None:
+        """Return the first tensor of a type that was made at one of these places: module, operator,
+        line and shape.
+        """
+        for one in self._timeline.allocations:
+            own = (fold(one.origin.module)[0], one.origin.operator, one.origin.line, one.shape)
+            if one.dtype == dtype and own in places:
+                return one
+        return None
 
     def largest(self, operator: str) -> Allocation | None:
         """Return the largest tensor that an operator made outside of the backward."""

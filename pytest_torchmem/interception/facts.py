@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
 
 from pytest_torchmem.profile.facts import (
     ARGUMENTS,
@@ -330,10 +331,14 @@ class FactCollector:
         own = vars(module)
         if CHILDREN not in own:  # a ``ScriptModule``, which has them in C++ (torch/jit/_script.py)
             return
-        if not own[CHILDREN] and own[OWN_PARAMETERS] and args and type(args[0]) in _TENSORS:
+        given: Any = args[0] if args else None
+        packed = type(given) is PackedSequence
+        tensor = given.data if packed else given
+        if not own[CHILDREN] and own[OWN_PARAMETERS] and type(tensor) in _TENSORS:
             with not_jit_tracing(), NoFunctionModes():
                 # C++ has no sizes of a nested tensor (NestedTensorImpl.cpp, sizes_custom).
-                shape = "nested" if args[0].is_nested else str([*args[0].shape])
+                shape = "nested" if tensor.is_nested else str([*tensor.shape])
+            shape = f"packed {shape}" if packed else shape
             pattern, numbers = fold(path)
             self._given.setdefault(pattern, {}).setdefault(shape, set()).add(numbers)
         if kind.__module__.startswith(_OF_TORCH):

@@ -173,10 +173,12 @@ class Checker:
         if request.uses_snapshot:
             self._refuse_ambiguous_id()
         profiles: dict[str, MemoryProfile] = {}
+        traced: list[MemoryProfile | None] = []
         results: list[CheckResult] = []
         for device, world in product(request.devices, request.worlds):
             result, profile = self._check_on(device, world, request, target)
             results.append(result)
+            traced.append(profile)
             if profile is not None:
                 rank = f" rank {result.key.rank}" if len(request.worlds) > 1 else ""
                 profiles[f"{device}{rank}"] = profile
@@ -187,9 +189,9 @@ class Checker:
             self._leave_out(results)
             return profiles
         checks = [self._reported(result, idle_may_pass) for result in results]
-        for check in checks:
+        for check, profile in zip(checks, traced, strict=True):
             self._keep(check)
-            self._picture(check, profiles.get(check.result.key.device))
+            self._picture(check, profile)
         failures = [check for check in checks if check.result.failed]
         if failures:
             last_line = self.first_line if self.in_body else ""

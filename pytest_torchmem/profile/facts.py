@@ -69,7 +69,10 @@ TOPICS = (
 
 Facts = Mapping[str, Mapping[str, str]]
 ADDED = frozenset({CALLS, COMPILED, GIVEN, SIZES, STATES})
-"""Topics that snapshots of before lack: nothing is known to have changed of what one lacks."""
+"""Topics that snapshots of before lack: nothing is known to have changed of what one lacks.
+
+A snapshot that has one of them lacks the others because its step had nothing of the kind.
+"""
 NO_FACTS: Facts = MappingProxyType({})
 
 
@@ -84,8 +87,9 @@ class FactChange(NamedTuple):
 
 def changed_facts(before: Facts, now: Facts) -> Iterator[FactChange]:
     """Yield the facts that differ, topic by topic, in the order of the present ones."""
+    lacks_added = ADDED.isdisjoint(before)
     for topic in TOPICS:
-        if topic in ADDED and topic not in before:
+        if topic in ADDED and lacks_added:
             continue
         old, new = before.get(topic, {}), now.get(topic, {})
         for name in (*new, *(name for name in old if name not in new)):

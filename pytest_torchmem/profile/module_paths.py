@@ -66,16 +66,25 @@ def read_numbers(text: str) -> list[set[int]]:
 
 
 def only_in(now: str, before: str) -> str:
-    """Return the numbers of ``now`` that ``before`` lacks, ``now`` if all of them or none are."""
+    """Return the numbers of ``now`` that ``before`` lacks, ``now`` if all of them or none are.
+
+    Of several stars it is the outermost that tells: its modules are there with all that is in them.
+    """
     stars, known = read_numbers(now), read_numbers(before)
     if len(stars) != len(known):
         return now
     new = [star - old for star, old in zip(stars, known, strict=True)]
     changed = [index for index, numbers in enumerate(new) if numbers]
-    if len(changed) != 1 or new[changed[0]] == stars[changed[0]]:
+    if not changed or new[changed[0]] == stars[changed[0]]:
         return now
     stars[changed[0]] = new[changed[0]]
     return "/".join(_ranges(sorted(star)) for star in stars)
+
+
+def join_numbers(texts: Iterable[str]) -> str:
+    """Return the numbers of several modules of one pattern together."""
+    columns = zip(*(read_numbers(text) for text in texts), strict=False)
+    return "/".join(_ranges(sorted(set().union(*column))) for column in columns)
 
 
 class EveryNumber:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 MARGIN: ContextVar[int] = ContextVar("margin", default=8)
 """Columns that pytest puts before a message: "E", and the indentation of the line that raised."""
 _NARROWEST = 60
+_COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)
 
 
 def width() -> int:
@@ -18,7 +21,20 @@ def width() -> int:
 
 def columns() -> int:
     """Return how wide lines may be: ``COLUMNS``, the terminal, or else 80."""
+    if (asked := _COLUMNS.get()) is not None:
+        return asked
     return shutil.get_terminal_size((80, 24)).columns
+
+
+@contextmanager
+def lines_of(number: int) -> Iterator[None]:
+    """Make texts within it as wide as ``number`` columns: for a page that no terminal shows."""
+    wide, margin = _COLUMNS.set(number), MARGIN.set(0)
+    try:
+        yield
+    finally:
+        _COLUMNS.reset(wide)
+        MARGIN.reset(margin)
 
 
 _NAME = " " * len("MemoryCheckFailed: ")

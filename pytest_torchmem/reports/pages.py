@@ -9,13 +9,17 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_torchmem.reports.layout import lines_of
 from pytest_torchmem.reports.summary import Check, Summary
+from pytest_torchmem.reports.text import message
 from pytest_torchmem.units import format_step
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
 
 INDEX = "index.html"
+_COLUMNS = 120
+"""The length of a message's lines on a page, which scrolls where it is narrower."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 _STYLE = (
     "body{font:14px/1.45 system-ui,sans-serif;margin:24px;color-scheme:light dark}"
@@ -38,6 +42,8 @@ def write_page(directory: Path, check: Check, profile: MemoryProfile) -> None:
     from pytest_torchmem.profile.profile import drawn
 
     before = check.result.snapshot.before if check.result.snapshot is not None else None
+    with lines_of(_COLUMNS):
+        said = message(check.result)
     text = page(
         Content(
             f"{check.nodeid}{_of_name(check)}",
@@ -47,7 +53,7 @@ def write_page(directory: Path, check: Check, profile: MemoryProfile) -> None:
             notes=profile.warnings,
             before=before.figures if before is not None else None,
             before_outline=before.timeline if before is not None else (),
-            message="\n\n".join(part for part in (check.message, check.advice) if part),
+            message="\n\n".join(part for part in (said, check.advice) if part),
             **drawn(profile),
         )
     )

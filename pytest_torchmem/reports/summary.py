@@ -41,8 +41,10 @@ class Check:
 
     @property
     def headline(self) -> str:
-        """The first line of the message, without the device."""
-        return self.message.partition("\n")[0].partition(": ")[2]
+        """What the message says first, without the device that it may begin with, on one line."""
+        first = " ".join(self.message.partition("\n\n")[0].split())
+        _, _, said = first.partition(": ")
+        return said or first
 
 
 @dataclass(frozen=True, slots=True)

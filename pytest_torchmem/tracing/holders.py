@@ -7,8 +7,11 @@ functions, which since Python 3.11 are no objects of the collector's.
 from __future__ import annotations
 
 import gc
+import linecache
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -89,6 +92,8 @@ class Names:
         """The variables of the program's running functions, by what they are."""
         self._modules: dict[int, str] = {}
         """The modules that these hold, and those of their own."""
+        self._of_record = False
+        """Whether what keeps a record is asked for: one within it is told by its type alone."""
         for frame in _frames_of_program():
             for name, value in tuple(frame.f_locals.items()):
                 self._note(f"{name} of {frame.f_code.co_name}", value)
@@ -114,6 +119,7 @@ class Names:
             return named
         referrers = [one for one in self._referrers.of(value) if id(one) not in seen]
         seen.update(map(id, referrers))
+        referrers.sort(key=lambda one: _is_imported(one, value))  # a global has its own module
         seen.add(id(referrers))
         for one in referrers:
             if name := self._direct(one, value):
@@ -166,7 +172,15 @@ class Names:
     def _called(self, owner: object) -> str:
         if isinstance(owner, ModuleType | type):
             return owner.__name__
-        return self._modules.get(id(owner), type(owner).__name__)
+        name = self._modules.get(id(owner), type(owner).__name__)
+        if not is_dataclass(owner) or self._of_record:
+            return name
+        self._of_record = True  # what a model returns is told by who keeps it
+        try:
+            names = (self._direct(one, owner) for one in self._referrers.of(owner))
+            return next((one for one in names if one and not one.startswith("the ")), name)
+        finally:
+            self._of_record = False
 
 
 def _attribute(name: str, path: str) -> str:
@@ -201,6 +215,15 @@ def _frames_of_program() -> Iterator[FrameType]:
 
 def _closes_over(function: FunctionType, value: object) -> bool:
     return any(cell is value for cell in function.__closure__ or ())
+
+
+def _is_imported(holder: object, value: object) -> bool:
+    """Tell whether ``holder`` is the globals of a module that has ``value`` from another one."""
+    if not isinstance(holder, dict) or not isinstance(holder.get("__file__"), str):
+        return False
+    key = _key_of(holder, value)
+    lines = linecache.getlines(holder["__file__"])
+    return bool(lines) and not any(re.match(rf"{re.escape(key)}\s*[:=]", line) for line in lines)
 
 
 def _key_of(names: Mapping[Any, Any], value: object) -> str:

@@ -1073,17 +1073,170 @@ def gradient_that_is_not_sparse(wrong: bool) -> Step:
     return nn.Sequential(bags, nn.Linear(64, 8)), (ids(8, 4),), {}
 
 
+class Waves(nn.Module):
+    """What keeps less when it is compiled, and other things."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.sin().cos() + x.tanh()).exp().sum()  # here: no_longer_compiled
+
+
 @planted("compiled", " compiles nothing more", "Waves", "aten::", ("cpu",))
 def no_longer_compiled(wrong: bool) -> Step:
-    class Waves(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (x.sin().cos() + x.tanh()).exp().sum()  # here: no_longer_compiled
-
     def run(device: str) -> None:
         model = Waves() if wrong else torch.compile(Waves(), backend="aot_eager")
         model(torch.zeros(64, 64, device=device, requires_grad=True)).backward()
 
     return Program(run), (), {}
+
+
+@planted("compiled", "planted.py:1101 is new", "", "aten::", ("cpu",))
+def newly_compiled(wrong: bool) -> Step:
+    class Powers(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 2).mul_(x).add_(x).mul_(x)  # which a compiler makes four tensors of
+
+    def run(device: str) -> None:
+        with torch.no_grad():
+            model = torch.compile(Powers(), backend="aot_eager") if wrong else Powers()
+            model(torch.zeros(64, 64, device=device))
+
+    return Program(run), (), {}
+
+
+@planted("type", "from aten::mul.Tensor on", "Scaled.norms.*", "aten::mul", ("cuda",))
+def scaled_before_the_cast(wrong: bool) -> Step:
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(WIDTH, dtype=torch.bfloat16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.float()
+            y = y * y.pow(2).mean(-1, keepdim=True).rsqrt()
+            return self.weight * (y if wrong else y.to(x.dtype))  # here: scaled_before_the_cast
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList(Norm() for _ in range(3))
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH).bfloat16() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for norm, layer in zip(self.norms, self.layers, strict=True):
+                x = x + layer(norm(x).to(x.dtype))
+            return x
+
+    return Scaled(), (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
+
+
+@planted("attribute", "Graph.first has joined=True, and had joined=False", "Graph", "aten::")
+def heads_are_joined(wrong: bool) -> Step:
+    class Heads(nn.Module):
+        def __init__(self, joined: bool) -> None:
+            super().__init__()
+            self.heads, self.joined = 4, joined
+            self.each = nn.Linear(WIDTH, self.heads * WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.each(x).unflatten(-1, (self.heads, WIDTH))
+            return made.flatten(-2) if self.joined else made.mean(-2)
+
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = Heads(wrong)
+            self.last = nn.Linear(4 * WIDTH if wrong else WIDTH, 7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x).relu())
+
+    return Graph(), (torch.zeros(256, WIDTH),), {}
+
+
+@planted("given", "and was given packed [", "Tagger.lstm", "", ("cpu",))
+def no_longer_packed(wrong: bool) -> Step:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            lengths = [LENGTH] + [4] * (len(x) - 1)
+            given = x if wrong else nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+            made, _ = self.lstm(given)  # here: no_longer_packed
+            return made if wrong else made.data
+
+    return Tagger(), (torch.zeros(16, LENGTH, WIDTH),), {}
+
+
+@planted("given", "UpThenMix.mix is given [4, 32, 64, 64], and", "UpThenMix", "aten::", ("cpu",))
+def upsampled_too_early(wrong: bool) -> Step:
+    class UpThenMix(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.out = nn.Conv2d(32, 8, 1), nn.Conv2d(16, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            skip = x[:, :8].repeat(1, 1, 2, 2)
+            if wrong:
+                x = self.mix(F.interpolate(x, scale_factor=2.0))  # here: upsampled_too_early
+            else:
+                x = F.interpolate(self.mix(x), scale_factor=2.0)
+            return self.out(torch.cat([skip, x], 1))
+
+    return UpThenMix(), (torch.zeros(4, 32, 32, 32, requires_grad=True),), {}
+
+
+@planted("earlier steps", "still alive: Trainer.last.logits", "Linear", "aten::", ("cpu",))
+def output_kept_by_a_trainer(wrong: bool) -> Step:
+    @dataclass
+    class Output:
+        logits: Tensor
+
+    class Trainer:
+        last: Any = None
+
+        def step(self, model: nn.Module, x: Tensor) -> None:
+            made = Output(model(x))
+            made.logits.sum().backward()
+            self.last = made if wrong else made.logits.sum().item()
+
+    def run(device: str) -> None:
+        trainer, model = Trainer(), nn.Linear(WIDTH, 64 * WIDTH).to(device)
+        trainer.step(model, torch.zeros(256, WIDTH, device=device))
+        model.zero_grad()
+        model(torch.zeros(512, WIDTH, device=device)).square().sum().backward()
+
+    return Program(run), (), {}
+
+
+@planted("attribute", "Stages.stages.{1-2} has again=False, and had", "Stages.stages", "aten::")
+def switched_in_some_stages(wrong: bool) -> Step:
+    class Stage(nn.Module):
+        def __init__(self, width: int, again: bool) -> None:
+            super().__init__()
+            self.width, self.again = width, again
+            self.inner = nn.Linear(WIDTH, width)
+            self.outer = nn.Linear(width, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.inner(x)
+            return x + self.outer(y.sigmoid() if self.again else y.sin().sigmoid())
+
+    class Stages(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            widths = (32, 64, 128)
+            self.stages = nn.ModuleList(
+                Stage(width, not (wrong and index)) for index, width in enumerate(widths)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            for stage in self.stages:
+                x = stage(x)
+            return x
+
+    return Stages(), (torch.zeros(256, WIDTH),), {}
 
 
 @planted("new module", "Levels.narrow.2 is new", "Levels.head", "aten::convolution", ("cuda",))

@@ -90,6 +90,9 @@ def cache_kept(evidence: Evidence) -> Cause | None:
         and len(row.what.shape) in (3, 4)
         and row.what.module in attends
     ]
+    joined = evidence.counted("aten::cat")
+    if joined is not None and not joined.rose:
+        return None  # there was a cache before
     alike = {(row.what.module, row.what.shape): 0 for row in rows}
     for row in rows:
         alike[row.what.module, row.what.shape] += row.count_now

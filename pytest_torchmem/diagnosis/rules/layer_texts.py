@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import Evidence
 from pytest_torchmem.profile.facts import LAYERS
+from pytest_torchmem.profile.module_paths import join_numbers, read_numbers
 
 _LONG = 40
 """Letters of a layer beyond which another class is told by its name alone."""
@@ -27,8 +28,9 @@ def widths_of(text: str) -> list[str]:
 
 
 def element_count(shape: str) -> int:
-    """Return how many numbers a shape such as ``[4, 64]`` has."""
-    return prod(int(size) for size in shape.strip("[]").split(",") if size.strip())
+    """Return how many numbers a shape such as ``[4, 64]`` or ``packed [90, 8]`` has."""
+    sizes = shape.removeprefix("packed ").strip("[]").split(",")
+    return prod(int(size) for size in sizes if size.strip())
 
 
 def changed_texts(
@@ -71,16 +73,53 @@ def settings_of(text: str) -> list[str]:
     return _OUTSIDE_OF_BRACKETS.split(inside.removesuffix(")") if text.endswith(")") else inside)
 
 
+def changed_alike(gone: Mapping[str, str], came: Mapping[str, str]) -> tuple[str, str, str]:
+    """Return how layers changed, now and before, and the numbers of all that changed so.
+
+    Layers that differ in width may have changed in the same setting: a switch of some stages.
+    """
+    changes: dict[tuple[str, str], list[str]] = {}
+    for text, numbers in came.items():
+        own = read_numbers(numbers)
+        there = (one for one, others in gone.items() if _meet(own, read_numbers(others)))
+        was = next(there, next(iter(gone)))
+        change = differing_settings(text, was), differing_settings(was, text)
+        changes.setdefault(change, []).append(numbers)
+    (now, before), found = next(iter(changes.items()))
+    return now, before, join_numbers(found) if len(found) > 1 else found[0]
+
+
+def is_switched(evidence: Evidence, patterns: Collection[str]) -> bool:
+    """Tell whether one of these layers is a module of the program's own."""
+    layers = evidence.now.facts.get(LAYERS, {})
+    return any(not layers.get(one, ")").endswith(")") and ": " in layers[one] for one in patterns)
+
+
+def _is_number(text: str) -> bool:
+    return text.lstrip("-").replace(".", "", 1).isdecimal()
+
+
+def _meet(numbers: list[set[int]], others: list[set[int]]) -> bool:
+    return all(one & other for one, other in zip(numbers, others, strict=False))
+
+
 def set_otherwise(evidence: Evidence) -> set[str]:
-    """Return the patterns of torch's layers whose settings changed, and not their widths alone."""
+    """Return the patterns of layers whose settings changed, and not their widths alone.
+
+    Which numbers of a program's own modules are widths is not known: a switch is none.
+    """
     found = set()
     for pattern, (before, now) in changed_texts(evidence, LAYERS):
         old, new = layers_of(before), layers_of(now)
-        gone = [text for text in old if text not in new and text.endswith(")")]
-        came = [text for text in new if text not in old and text.endswith(")")]
+        gone = [text for text in old if text not in new]
+        came = [text for text in new if text not in old]
         if not gone or not came or class_of(gone[0]) != class_of(came[0]):
             continue
-        parts = set(settings_of(came[0])) ^ set(settings_of(gone[0]))
-        if any(part.rpartition("=")[0] not in _WIDTHS for part in parts):
+        parts = [part for part in settings_of(came[0]) if part not in settings_of(gone[0])]
+        parts += [part for part in settings_of(gone[0]) if part not in settings_of(came[0])]
+        settings = [part.rpartition("=") for part in parts]
+        if not came[0].endswith(")"):
+            settings = [(name, "", value) for name, _, value in settings if not _is_number(value)]
+        if any(name not in _WIDTHS for name, _, _ in settings):
             found.add(pattern)
     return found

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, times, within
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layer_texts import (
+    changed_alike,
     changed_texts,
     class_of,
-    differing_settings,
     element_count,
     layers_of,
     numbers_of,
@@ -28,6 +28,7 @@ from pytest_torchmem.profile.facts import (
 )
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold, only_in, prefixes, read_numbers, unfold
+from pytest_torchmem.profile.timeline import Origin
 
 _MOST_SHOWN = 3
 _PASSING = (Role.ACTIVATION.value, Role.GRADIENT_TEMPORARY.value)
@@ -63,16 +64,18 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
         if is_layer is not of_torch:
             continue
         own = [row for row in evidence.came() if within(pattern, row.what.module)]
-        same_class = is_layer and class_of(came[0]) == class_of(gone[0])
+        same_class = (is_layer or bool(resized)) and class_of(came[0]) == class_of(gone[0])
         if same_class and (resized or widths_of(came[0]) != widths_of(gone[0])):
             own = [*evidence.came()]  # what is computed of its output is larger, too
         rows = own or [row for row in evidence.came() if _is_resized(row)]
-        text, was = differing_settings(came[0], gone[0]), differing_settings(gone[0], came[0])
+        text, was, numbers = changed_alike(
+            {one: old[one] for one in gone}, {one: new[one] for one in came}
+        )
         if not is_layer:
             text, was = _attributes(text), _attributes(was) or "not"
             if not text:
                 continue
-        module = evidence.module(pattern, new[came[0]])
+        module = evidence.module(pattern, numbers)
         found = cause(name, rows, module=module, now=text, before=was)
         if found is not None and (best is None or found.nbytes > best.nbytes):
             best = found
@@ -98,8 +101,8 @@ def layer_gone(evidence: Evidence) -> Cause | None:
 @rule("new module", "{module} is new{instead}", sure=True)
 def new_module(evidence: Evidence) -> Cause | None:
     """A part of the model was not there before."""
-    if any(not change.now for change in evidence.about(COMPILED)):
-        return None  # its modules were there, and their calls not to be seen
+    if any(not change.now or not change.before for change in evidence.about(COMPILED)):
+        return None  # compiled modules go by another path, and their calls are not to be seen
     best: Cause | None = None
     for pattern, numbers in _new_modules(evidence):
         rows = [row for row in evidence.came() if _is_in(row, pattern, numbers)]
@@ -217,13 +220,31 @@ def given_more(evidence: Evidence) -> Cause | None:
     first, (shape, was, numbers) = next(iter(larger.items()))  # in the order of their calls
     own = [row for row in evidence.came() if any(within(one, row.what.module) for one in larger)]
     around = {path for one in larger for path in ("", *prefixes(one))}
-    rows = own + [row for row in evidence.came(*_PASSING) if row.what.module in around - {*larger}]
+    shapes = {text for one in larger.values() for text in one[:1]}  # which a layer may save
+    rows = own + [
+        row
+        for row in evidence.came(*_MADE, *_PASSING)
+        if row.what.module in around - {*larger}
+        and (row.what.role in _PASSING or str([*row.what.shape]) in shapes)
+        and row not in own
+    ]
     begun = min((evidence.order(row) for row in own if within(first, row.what.module)), default=0)
     if any(_is_resized(row) and evidence.order(row) < begun for row in evidence.came(*_MADE)):
         return None  # who made what the layer is given is nearer to the cause
     module = evidence.module(first, numbers)
     found = cause("given", rows, module=module, now=shape, before=was)
-    return found and replace(found, row=shown_by(own or rows))
+    made = _new_input(evidence, [row for row in own if within(first, row.what.module)])
+    return found and replace(found, row=shown_by(own or rows), origin=made)
+
+
+def _new_input(evidence: Evidence, rows: list[Row]) -> Origin | None:
+    """Return who made what a layer reads, where that is called more often than it was."""
+    for row in rows:
+        for read in evidence.ran.read(evidence.first(row)):
+            counted = evidence.counted(read.origin.operator)
+            if counted is not None and counted.rose and read.origin.line:
+                return read.origin
+    return None
 
 
 def _other_parts(evidence: Evidence, name: str, topic: str) -> Cause | None:

@@ -77,11 +77,13 @@ def _in_forward(evidence: Evidence, row: Row) -> bool:
     )
 
 
-@rule("earlier steps", "tensors of an earlier step are still alive{holder}")
+@rule("earlier steps", "tensors {made} are still alive{holder}")
 def earlier_steps(evidence: Evidence) -> Cause | None:
     """The graph of a step outlives it: a loss that was added up, a hidden state not detached."""
     rows = [*evidence.came(Role.EARLIER.value)]
-    return cause("earlier steps", rows, holder=_holder(evidence, rows))
+    in_step = any(row.what.module for row in rows)  # else it may have been made for all steps
+    made = "of an earlier step" if in_step else "made before this step"
+    return cause("earlier steps", rows, made=made, holder=_holder(evidence, rows))
 
 
 @rule("held", "the program keeps what it made in the forward{holder}")

@@ -6,9 +6,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+import torch
+
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, times, within
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.diagnosis.rules.layer_texts import element_count, set_otherwise
+from pytest_torchmem.diagnosis.rules.layer_texts import (
+    element_count,
+    is_switched,
+    set_otherwise,
+)
 from pytest_torchmem.profile.facts import (
     CALLS,
     COMPILED,
@@ -30,6 +36,7 @@ from pytest_torchmem.profile.module_paths import ALL, fold, only_in, prefixes, r
 
 _OF_TRAINING = (Role.GRADIENT.value, Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
 _OF_BACKWARD = (Role.GRADIENT.value, Role.GRADIENT_TEMPORARY.value, Role.WORKSPACE.value)
+_MOST_LINES = 3
 _COUNT = re.compile(r"\d+")
 
 
@@ -61,19 +68,17 @@ def _step_of_input(change: FactChange) -> str:
     return f"{change.name} {before} → {now}"
 
 
-_LOSSES = (
-    *("aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::_log_softmax"),
-    *("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss", "aten::_ctc_loss"),
-    *("aten::binary_cross_entropy", "aten::binary_cross_entropy_with_logits"),
-)
-"""What losses call in the forward; ``_log_softmax`` is the large part of a cross entropy."""
+_OF_LOSSES = frozenset({"target", "targets", "reduction"})
+"""What operators of torch are given that are losses (native_functions.yaml)."""
+_PART_OF_LOSS = "aten::_log_softmax"
+"""The large part of a cross entropy, and given nothing of that kind (``cross_entropy_loss``)."""
 
 
 @rule("loss", "another loss is computed: {operator} is called {now}, and was {before}", sure=True)
 def another_loss(evidence: Evidence) -> Cause | None:
     """The same outputs go into one more loss, or a penalty."""
     calls = evidence.about(CALLS)
-    counts = {name: one for name, one in evidence.counts().items() if name in _LOSSES}
+    counts = {name: one for name, one in evidence.counts().items() if _is_loss(name)}
     rising = [name for name, one in counts.items() if one.before and one.rose]
     if not rising or calls or evidence.about(INPUTS):
         return None
@@ -84,14 +89,31 @@ def another_loss(evidence: Evidence) -> Cause | None:
     return cause("loss", rows, operator=rising[0], now=now, before=before)
 
 
-@rule("gradients recorded", "{module} runs with gradients, and ran under no_grad", sure=True)
+def _called_at(evidence: Evidence, module: str) -> str:
+    """Return in words the lines that call an outermost module, "" where it is one: it is told."""
+    lines = evidence.now.facts.get(CALLS, {}).get(module, "").split(", ")[1:]
+    return f": called at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_LINES else ""
+
+
+def _is_loss(operator: str) -> bool:
+    if operator == _PART_OF_LOSS:
+        return True
+    namespace, _, name = operator.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name.partition(".")[0], None)
+    schemas = (getattr(packet, one)._schema for one in packet.overloads()) if packet else ()
+    return any(_OF_LOSSES & {one.name for one in schema.arguments} for schema in schemas)
+
+
+@rule("gradients recorded", "{module} runs with gradients, and ran under no_grad{lines}", sure=True)
 def runs_with_gradients(evidence: Evidence) -> Cause | None:
     """A teacher, a target network or an evaluation is no longer under ``no_grad``."""
     for change, word, numbers in _lost_modes(evidence, "no_grad"):
         if {"recomputed", "recomputed in part"} & {*_modes(change.before)}:
             continue  # so runs what a checkpoint with ``use_reentrant=True`` is given
         module = evidence.module(change.name, numbers)
-        return cause("gradients recorded", rows_of(evidence, change.name), module=module, mode=word)
+        rows = rows_of(evidence, change.name)
+        lines = _called_at(evidence, change.name)
+        return cause("gradients recorded", rows, module=module, mode=word, lines=lines)
     return None
 
 
@@ -185,13 +207,15 @@ def another_checkpoint(evidence: Evidence) -> Cause | None:
 
 @rule("compiled", "{change}", sure=True)
 def compiled_otherwise(evidence: Evidence) -> Cause | None:
-    """``torch.compile`` is gone, or cuts what it compiles into more graphs."""
+    """``torch.compile`` is new or gone, or cuts what it compiles into more graphs."""
     for change in evidence.about(COMPILED):
         before, now = _number(change.before), _number(change.now)
         place = (change.now or change.before).partition(", ")[2]
         at = f" at {place}" if place else ""
         if not now:
             text = f"torch.compile{at} compiles nothing more"
+        elif not before:
+            text = f"torch.compile{at} is new"
         elif now > before:
             text = f"torch.compile{at} makes {now} graphs, and made {before}"
         else:
@@ -358,8 +382,9 @@ def another_size(evidence: Evidence) -> Cause | None:
         return _size_of_no_layer(evidence)
     first = max(resized, key=lambda row: row.change)
     assert first.before is not None
-    if first.what.module in set_otherwise(evidence):
-        return None  # its settings say why
+    otherwise = set_otherwise(evidence)
+    if first.what.module in otherwise or is_switched(evidence, otherwise):
+        return None  # settings say why
     found = cause(
         "size",
         evidence.came(),
@@ -395,6 +420,7 @@ def new_tensor(evidence: Evidence) -> Cause | None:
     if evidence.before.alive is None:
         return None
     named = {(what.module, what.source) for what in evidence.known()}
+    untied = {change.name for change in evidence.about(PARAMETERS) if change.before}
     layers = evidence.before.facts.get(LAYERS, {})
     known = {module for module, _ in named} | set(layers)
     rows = [
@@ -403,6 +429,7 @@ def new_tensor(evidence: Evidence) -> Cause | None:
         if row.before is None
         and row.what.module in known
         and ((row.what.module, row.what.source) not in named or _is_in_known(row, layers))
+        and f"{row.what.module}.{row.what.source}" not in untied
     ]
     if not rows:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule
@@ -9,7 +10,7 @@ from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.facts import INPUTS, MODES
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
-from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.profile.timeline import Allocation, Kind
 from pytest_torchmem.snapshots.alive import What
 
 _DOUBLE = ("float64", "complex128")
@@ -137,7 +138,30 @@ def wider_type(evidence: Evidence) -> Cause | None:
     wider = [row for row in evidence.came() if id(row) in rows]
     first = min(wider, key=evidence.order)
     types = {"before": rows[id(first)].dtype, "now": first.what.dtype}
-    return _from(evidence, "type", first, wider, **types)
+    found = _from(evidence, "type", first, wider, **types)
+    if found is None or found.origin is None:
+        return found
+    if not _converted_before(evidence, found.origin.operator):
+        return found
+    place = _first_of_place(evidence, [rows[id(row)] for row in wider], first.what.dtype)
+    if place is None:
+        return found
+    values = {**found.values, "source": place.origin.operator}
+    return replace(found, values=values, origin=place.origin)
+
+
+def _converted_before(evidence: Evidence, operator: str) -> bool:
+    """Tell whether what widens numbers is no news: it was called as often."""
+    counted = evidence.counted(operator)
+    converts = operator.partition(".")[0] in ("aten::_to_copy", "aten::copy_")
+    return converts and counted is not None and not counted.rose
+
+
+def _first_of_place(evidence: Evidence, known: list[What], dtype: str) -> Allocation | None:
+    """Return what was made first where a snapshot has the same in a narrower type."""
+    return evidence.ran.made(
+        {(one.module, one.source, one.line, one.shape) for one in known}, dtype
+    )
 
 
 def _narrower(evidence: Evidence, row: Row) -> What | None:

@@ -156,8 +156,14 @@
     ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
     ctx.font = `600 ${12 * ratio}px system-ui, sans-serif`;
     const width = ctx.measureText(text).width, room = bbox.left + bbox.width - x;
-    ctx.fillText(text, room > width + 8 * ratio ? x + 4 * ratio : x - width - 4 * ratio,
-                 bbox.top + 28 * ratio);
+    const left = room > width + 12 * ratio ? x + 4 * ratio : x - width - 4 * ratio;
+    const top = bbox.top + 18 * ratio;  // below the names of the phases
+    ctx.fillStyle = style("--back");
+    ctx.globalAlpha = 0.8;
+    ctx.fillRect(left - 2 * ratio, top, width + 4 * ratio, 15 * ratio);
+    ctx.globalAlpha = 1;
+    ctx.fillStyle = style("--text");
+    ctx.fillText(text, left, top + 11 * ratio);
     ctx.restore();
   }
 
