@@ -33,6 +33,7 @@ from pytest_torchmem.profile.facts import (
 )
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import ALL, fold, only_in, prefixes, read_numbers
+from pytest_torchmem.torch_private.dispatch.operators import schema
 
 _OF_TRAINING = (Role.GRADIENT.value, Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
 _OF_BACKWARD = (Role.GRADIENT.value, Role.GRADIENT_TEMPORARY.value, Role.WORKSPACE.value)
@@ -100,8 +101,8 @@ def _is_loss(operator: str) -> bool:
         return True
     namespace, _, name = operator.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.partition(".")[0], None)
-    schemas = (getattr(packet, one)._schema for one in packet.overloads()) if packet else ()
-    return any(_OF_LOSSES & {one.name for one in schema.arguments} for schema in schemas)
+    schemas = (schema(getattr(packet, one)) for one in packet.overloads()) if packet else ()
+    return any(_OF_LOSSES & {one.name for one in each.arguments} for each in schemas)
 
 
 @rule("gradients recorded", "{module} runs with gradients, and ran under no_grad{lines}", sure=True)
