@@ -65,8 +65,7 @@ class Told:
         if self.cause is None:
             return self.parts
         if self.cause == first.cause:
-            same = f"{self.size}: for the same reason" if any(self.cause) else self.size
-            return [wrapped(same)]
+            return [f"{self.size}: for the same reason" if any(self.cause) else self.size]
         return self.parts[:1]
 
 
@@ -90,19 +89,13 @@ def _told(found: Finding, result: CheckResult) -> Told | None:
         return told
     first, *others = told
     where, number_first = where_of(result.key), _begins_with_number(found)
-    parts = [_heading(where, first, number_first), *others]
+    parts = [_placed(where, first, number_first), *others]
     return Told(parts, where=where, first=first, number_first=number_first)
 
 
 def _begins_with_number(found: Finding) -> bool:
     """Tell whether the headline of a finding is a number, which comes before where it was found."""
     return isinstance(found, OverBudget) and found.overruns[0].value is not None
-
-
-def _heading(where: str, first: str, number_first: bool) -> str:
-    """Return the first part of a message; what a heading quotes keeps its lines."""
-    head, newline, rest = _placed(where, first, number_first).partition("\n")
-    return f"{wrapped(head, first=True)}{newline}{rest}"
 
 
 def _placed(where: str, first: str, number_first: bool) -> str:
@@ -180,7 +173,7 @@ def _merged(told: Sequence[Told]) -> list[str]:
     for one in told:
         said.setdefault((one.first, one.number_first, tuple(one.parts[1:])), []).append(one.where)
     messages = [
-        [_heading(", ".join(where), first, number_first), *others]
+        [_placed(", ".join(where), first, number_first), *others]
         for (first, number_first, others), where in said.items()
     ]
     shared = [part for part in messages[0] if all(part in message for message in messages)]
