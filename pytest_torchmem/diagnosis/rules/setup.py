@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-import torch
-
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, times, within
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layer_texts import (
@@ -33,7 +31,6 @@ from pytest_torchmem.profile.facts import (
 )
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import ALL, fold, only_in, prefixes, read_numbers
-from pytest_torchmem.torch_private.dispatch.operators import schema
 
 _OF_TRAINING = (Role.GRADIENT.value, Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
 _OF_BACKWARD = (Role.GRADIENT.value, Role.GRADIENT_TEMPORARY.value, Role.WORKSPACE.value)
@@ -99,6 +96,10 @@ def _called_at(evidence: Evidence, module: str) -> str:
 def _is_loss(operator: str) -> bool:
     if operator == _PART_OF_LOSS:
         return True
+    import torch  # the plugin is imported without it, and says so where it is not there
+
+    from pytest_torchmem.torch_private.dispatch.operators import schema
+
     namespace, _, name = operator.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.partition(".")[0], None)
     schemas = (schema(getattr(packet, one)) for one in packet.overloads()) if packet else ()
