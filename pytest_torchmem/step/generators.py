@@ -45,22 +45,26 @@ class Draws:
     they are drawn from, 0 or 1, where whatever has any chance happens.
     """
 
-    def __init__(self, end: int | None = None) -> None:
+    def __init__(self, end: int | None = None, noted: bool = True) -> None:
         self._end = end
+        self._noted = noted
         self.any = False
-        """Whether anything was drawn."""
+        """Whether anything was drawn, if that is noted."""
         self._left = _ENOUGH
 
-    def seeded(self) -> random.Random:
-        """Return a generator of Python's that draws so."""
-        made = random.Random(0)
-        if self._end is not None:
-            made.setstate((3, (*_WORDS[self._end], 0), None))
-        return made
+    def seed_python(self, generator: Any) -> Any:
+        """Have ``random``'s functions, or a ``Random``, draw so; return what ``note`` takes."""
+        if self._end is None:
+            generator.seed(0)
+        else:
+            generator.setstate((3, (*_WORDS[self._end], 0), None))
+        # 624 numbers, which take longer than whatever else a small trace does to generators.
+        return generator.getstate() if self._noted else None
 
     def note(self, generator: Any, start: Any) -> None:
-        """Take note of whether a generator of Python's has drawn anything since a state."""
-        self.any = self.any or generator.getstate() != start
+        """Take note of whether a generator of Python's has drawn anything since it was seeded."""
+        if self._noted and not self.any:
+            self.any = generator.getstate() != start
 
     def seed_numpy(self, generator: Any) -> None:
         """Have numpy's functions, or a ``RandomState``, draw so."""
@@ -93,7 +97,7 @@ def drawing(draws: Draws) -> Iterator[Draws]:
 
 
 class _Current:
-    draws = Draws()
+    draws = Draws(noted=False)
 
 
 def current_draws() -> Draws:
@@ -143,8 +147,8 @@ def own_generators(on_thread: Callable[[], bool]) -> Iterator[None]:
             replaced_all([default_generator.by(_ByThread(default, made, on_thread))])
         )
         draws = _Current.draws
-        python = draws.seeded()
-        stack.callback(draws.note, python, python.getstate())
+        python = random.Random()
+        stack.callback(draws.note, python, draws.seed_python(python))
         of_python = _functions_of(random, random.seed, python, on_thread)
         stack.enter_context(replaced_all([(random, of_python)]))
         numpy: Any = sys.modules.get(_NUMPY)

@@ -125,11 +125,10 @@ def generators_kept(seeded: bool = False) -> Iterator[None]:
     state, python_state = default.get_state(), random.getstate()
     # numpy imports it when it is first used, which takes longer than a small trace.
     numpy_state = sys.modules[_NUMPY].get_state() if _NUMPY in sys.modules else None
-    draws = current_draws()
-    start = draws.seeded().getstate()
+    draws, start = current_draws(), None
     if seeded:
         default.manual_seed(0)
-        random.setstate(start)
+        start = draws.seed_python(random)
         seed_what_is_imported(_NUMPY)
     try:
         yield
