@@ -84,6 +84,8 @@ class _Places:
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.places: list[_Place] = []
+        self.last = -1
+        """The last of the numbers."""
 
     def of(self, number: int) -> tuple[_Place, bool]:
         """Return the place of a node, and whether the thread made a node of that number."""
@@ -99,6 +101,7 @@ class _Places:
         """Take note that nodes since the last place, below ``number``, are of ``place``."""
         self.numbers.append(number)
         self.places.append(place)
+        self.last = number
 
 
 class Attribution:
@@ -146,7 +149,10 @@ class Attribution:
         modules, recomputed, task = self._modules.calls, False, current_graph_task()
         if task == -1:
             place = (modules[-1][0] if modules else "", self._line(frame))
-            self._note_nodes(place)
+            made = self._places
+            self.node_number = number = sequence_number()
+            if made.last < number:  # as ``_note_nodes``
+                made.add(number, place)
         elif modules and modules[-1][1] == task:
             module, recomputed = modules[-1][0], True  # by a checkpoint
             place = module, self._recomputed_line(frame, module, operator)
@@ -160,7 +166,8 @@ class Attribution:
                 self._note_nodes(place)
                 if place[0]:
                     self.facts.recomputed(place[0])
-        key = (phase, place[0], operator, place[1], recomputed)
+        module, line = place
+        key = (phase, module, operator, line, recomputed)
         called = self._origins.get(key)
         if called is None:
             made_by = Origin(*key)
@@ -169,7 +176,7 @@ class Attribution:
             called = self._origins[key] = Called(made_by)
             self.facts.calls.append(called)
             if phase is Phase.FORWARD:
-                self._forward_lines.setdefault((place[0], operator), place[1])
+                self._forward_lines.setdefault((module, operator), line)
         called.times += 1
         return called.origin
 
@@ -177,7 +184,7 @@ class Attribution:
         """Give the nodes that were made since the last operator, and that of this one, a place."""
         number, made = sequence_number(), self._places
         self.node_number = number
-        if not made.numbers or made.numbers[-1] < number:
+        if made.last < number:
             made.add(number, place)
 
     def cut(self) -> None:
@@ -187,6 +194,7 @@ class Attribution:
         for places in self._all_places:
             places.numbers.clear()
             places.places.clear()
+            places.last = -1
         self._paths.clear()
         self._origins.clear()
         self._forward_lines.clear()
@@ -374,15 +382,16 @@ class Attribution:
             if known is None:
                 known = codes[number] = code, _classify(code.co_filename)
             what = known[1]
+            if what == _SKIP:
+                frame = frame.f_back
+                continue
             if what == _USER:
                 key = (number, frame.f_lineno)
                 line = self._lines.get(key)
                 if line is None:
                     line = self._lines[key] = f"{short_path(code.co_filename)}:{frame.f_lineno}"
                 return line
-            if what == _END:
-                return ""
-            frame = frame.f_back
+            return ""
         return ""
 
 

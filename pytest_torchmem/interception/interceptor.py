@@ -54,6 +54,7 @@ from pytest_torchmem.torch_private.tensors.nowhere import nowhere
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
+_LEAF = Kind.LEAF
 _WRAPS = "_c10d_functional::_wrap_tensor_autograd"
 """Makes a subclass that waits for a collective of a tensor, and no storage
 (torch/distributed/_functional_collectives.py)."""
@@ -170,19 +171,21 @@ class Interceptor:
         try:
             if self.aside:
                 return self._run_aside(overload, args, kwargs)
-            on_host = self.real_host or (self._importing and thread in self._importing)
-            if on_host and self._is_of_the_host(args, kwargs):
+            if (
+                self.real_host or (self._importing and thread in self._importing)
+            ) and self._is_of_the_host(args, kwargs):
                 return run_on_host(overload, args, kwargs)
             spec = self._specs.get(id(overload))
             if spec is None:
                 if is_view(overload) or is_only_python(overload):
                     return self._pass(overload, args, kwargs)
                 spec = self._specs[id(overload)] = self._spec(overload)
-            if self._numbers.are_open:
-                self._numbers.settle()
+            numbers = self._numbers
+            if numbers.pending or numbers.are_hidden:
+                numbers.settle()
             if self.real_host:
                 return self._run_beside_host(spec, args, kwargs, outermost=not was_inside)
-            if spec.kind is Kind.LEAF:
+            if spec.kind is _LEAF:
                 return self.kernels.run(spec, args, kwargs)
             with DisableTorchFunctionSubclass():
                 return self._run_specially(spec, args, kwargs)

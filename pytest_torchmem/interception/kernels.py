@@ -64,6 +64,7 @@ from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import TensorBase
 
 _CPU = torch.device("cpu")
+_BACKWARD = Phase.BACKWARD
 _WITH_BODIES_IN_CPP = ("aten", "prims")
 """Operators whose bodies, where they have any, are torch's own and run below autograd."""
 
@@ -84,11 +85,12 @@ class Kernels:
         self._phases, self._placement = parts.phases, parts.placement
         self._attribution, self._values = parts.attribution, parts.values
         self._target = parts.target
+        self._on_gpu = parts.target.gpu is not None
         self._ledger = parts.ledger
         self._layouts = layouts
         self._plans = Plans(parts.target)
         self._quantized = QuantizedTensors(parts)
-        self._log = OperatorLog(parts.attribution)
+        self._log = OperatorLog(parts.attribution, parts.ledger)
         self._decompositions = Decompositions(interceptor, parts.ledger, parts.numbers)
 
     # -- one operator ------------------------------------------------------------------------------
@@ -96,12 +98,14 @@ class Kernels:
     def run(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on whatever tensors it is called with."""
         __tracebackhide__ = True
-        if kwargs and kwargs.get("layout") in COMPRESSED:
-            self._parts.phases.find()
-            return self._layouts.run_compressed(spec, args, kwargs)
-        if kwargs and kwargs.get("layout") is torch.sparse_coo and not _is_dense(args):
-            self._parts.phases.find()
-            return self._layouts.run_sparse(spec, args, kwargs)
+        if kwargs:
+            layout = kwargs.get("layout")
+            if layout in COMPRESSED:
+                self._parts.phases.find()
+                return self._layouts.run_compressed(spec, args, kwargs)
+            if layout is torch.sparse_coo and not _is_dense(args):
+                self._parts.phases.find()
+                return self._layouts.run_sparse(spec, args, kwargs)
         tensors: list[Tensor] = []
         try:
             key: Any = geometry_of_arguments(args, tensors)
@@ -131,8 +135,10 @@ class Kernels:
             return self._quantized.run(call, device, frame)
         if spec.holds:
             self._ledger.note_kinds(spec.held(args, kwargs))
-        if self._ledger.phase is Phase.BACKWARD and self._sums_in_place(call, device, frame):
+        if self._ledger.phase is _BACKWARD and self._sums_in_place(call, device, frame):
             return tensors[0]
+        if not (spec.dynamic or spec.makes_work):
+            return self._run_planned(call, key, device, frame)
         if spec.dynamic and self._plans.own_meta(spec, device.device.type) is None:
             return self._run_dynamic(call, device, frame)
         if not spec.makes_work:
@@ -178,9 +184,11 @@ class Kernels:
             planned = (plain, call.kwargs)
             key = (key, geometry_of(plain, []))
         key = (spec.cpu, device.device, key)  # as the overload does, and is the same for a spec
-        captured = bool(device.routes) and self._parts.values.is_captured(call)
-        if captured and spec.on(device.device.type).host_outputs:
-            key = (*key, "captured")
+        captured = False
+        if device.routes:
+            captured = self._parts.values.is_captured(call)
+            if captured and spec.on(device.device.type).host_outputs:
+                key = (*key, "captured")
         plan = self._plans.remembered(key)
         if plan is not None:
             return self._follow(call, plan, device, frame, is_new=False)
@@ -227,44 +235,61 @@ class Kernels:
     ) -> Any:
         """Make what a plan says a kernel returns, and book what it takes."""
         __tracebackhide__ = True
-        spec, args, tensors, parts = call.operator, call.args, call.tensors, self._parts
-        numbers: tuple[int, ...] = ()
-        if len(tensors) < len(spec.tensors) and device.device == _CPU:
-            numbers = spec.numbers(args)
-        values, running = self._values, self._decompositions.running
-        origin = self._attribution.origin(
-            self._ledger.phase, running or spec.name, frame, call.node
-        )
+        spec, ledger, values = call.operator, self._ledger, self._values
+        name = self._decompositions.running or spec.name
+        origin = self._attribution.origin(ledger.phase, name, frame, call.node)
         start = len(device.events)
         memories = values.compute(call, plan)
         if memories is None and spec.checks_values:
             values.check(call)
-        result = make_outputs(self._ledger, plan, tensors, device, origin, memories or NO_MEMORIES)
+        result = make_outputs(ledger, plan, call.tensors, device, origin, memories or NO_MEMORIES)
+        if plan.takes_more or is_new:
+            self._take_more(call, plan, device, frame, origin, result, is_new=is_new)
+        if self._on_gpu and self._interceptor.placed_on is None:
+            self._placement.note_guess(call, result)
+        if spec.record.copies_across and len(ledger.devices) > 1:
+            self._stage(call, result, device)
+        if memories is not None or spec.changes_values or values.recordings:
+            values.note(call, plan, result, memories)
+        if plan.work is not None:
+            self._log.note(call, plan.work, device, origin, start)
+        return result
+
+    def _take_more(
+        self,
+        call: Call,
+        plan: Plan,
+        device: DeviceLedger,
+        frame: Any,
+        origin: Origin,
+        result: Any,
+        *,
+        is_new: bool,
+    ) -> None:
+        """Book what a kernel takes beside its outputs, and find out what that is for a new plan."""
+        __tracebackhide__ = True
+        spec, args, tensors = call.operator, call.args, call.tensors
+        numbers: tuple[int, ...] = ()
+        if len(tensors) < len(spec.tensors) and device.device == _CPU:
+            numbers = spec.numbers(args)
         if is_new:
             given = with_types(args, numbers)
             where = device.device.type
             plan.workspace = workspace_of(self._target, where, spec, result, given, call.kwargs)
             plan.work = CallWork(spec, args, call.kwargs, result)
             plan.broadcast = broadcast_of(spec.overload, tensors, plan)
+            plan.takes_more = bool(numbers or plan.broadcast or plan.workspace is not None)
         if plan.broadcast:
             self._attribution.facts.broadcasts.setdefault(origin, plan.broadcast)
         wrapped: tuple[int, ...] = ()
         if numbers and frame.f_code is not ENGINE_CODE:  # what the engine issues, a node has saved
-            wrapped = parts.numbers.book(args, numbers, device, origin)
+            wrapped = self._parts.numbers.book(args, numbers, device, origin)
         if plan.workspace is not None:
             self._take(plan.workspace, device, origin)
         if wrapped:
             recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-            parts.numbers.release(spec, numbers, wrapped, device, result if recorded else None)
-        if self._target.gpu is not None and self._interceptor.placed_on is None:
-            parts.placement.note_guess(call, result)
-        if len(self._ledger.devices) > 1 and spec.record.copies_across:
-            self._stage(call, result, device)
-        if memories is not None or spec.changes_values or values.captures:
-            values.note(call, plan, result, memories)
-        if plan.work is not None:
-            self._log.note(call, plan.work, device, origin, start)
-        return result
+            kept = result if recorded else None
+            self._parts.numbers.release(spec, numbers, wrapped, device, kept)
 
     def _body(self, spec: OperatorSpec, device: str) -> Callable[..., Any] | None:
         """Return what runs an operator as the sequence of others that it is; None for a leaf."""

@@ -229,7 +229,9 @@ class Ledger:
         self.records: dict[int, StorageRecord] = {}
         self.phase = Phase.FORWARD
         self.when_forgotten: Callable[[int], None] = lambda address: None
-        """Called with the address of a storage that is struck off."""
+        """Called with the address of a storage that is struck off, if it is ``noted``."""
+        self.noted: set[int] = set()
+        """Addresses of storages of which something is known beside their bytes."""
         self.resized: dict[int, int] = {}
         """What storages hold now that have been resized, by their addresses."""
 
@@ -390,7 +392,9 @@ class Ledger:
     def strike(self, record: StorageRecord) -> None:
         """Strike a storage off that is gone."""
         record.memory = None  # what was written down of the step holds the record itself
-        if self.records.pop(record.address, None) is record:
-            self.when_forgotten(record.address)
-            if self.resized.pop(record.address, -1) != 0:
+        address = record.address
+        if self.records.pop(address, None) is record:
+            if address in self.noted:
+                self.when_forgotten(address)
+            if not self.resized or self.resized.pop(address, -1) != 0:
                 record.ledger.remove(record.index)

@@ -19,6 +19,8 @@ from pytest_torchmem.torch_private.tensors.storages import hollow_storage, tenso
 _HOST = torch.device("cpu")
 _tuple: Any = tuple.__new__
 """Makes a named tuple as its class does, without a call of Python for each storage."""
+_ACTIVATION = Kind.ACTIVATION
+_EXACT = Confidence.EXACT
 _KIND_OF_PHASE = {
     Phase.BASELINE: Kind.OTHER,
     Phase.FORWARD: Kind.ACTIVATION,
@@ -43,9 +45,9 @@ def make_outputs(
     storages whose values are known, by slot.
     """
     outputs = plan.outputs
-    if type(outputs) is Output and len(plan.slots) == 1 and plan.slots[0] >= 0 and not plan.steps:
+    if plan.makes_one:
         memory = memories.get(0) if memories else None
-        return make_hollow(ledger, outputs, plan.slots[0], device, origin, memory=memory)
+        return make_hollow(ledger, outputs, plan.slots[0], device, origin, _EXACT, memory)
     if type(outputs) is Same and outputs.grown is None and not plan.steps:
         return tensors[outputs.position]
     storages: list[torch.UntypedStorage | None] = [None] * len(plan.slots)
@@ -119,7 +121,7 @@ def make_hollow(
     nbytes: int,
     device: DeviceLedger,
     origin: Origin,
-    confidence: Confidence = Confidence.EXACT,
+    confidence: Confidence = _EXACT,
     memory: Tensor | None = None,
     taken: int | None = None,
 ) -> Tensor:
@@ -133,7 +135,7 @@ def make_hollow(
     if memory is None and (not dtype.is_floating_point or operator == EMPTY):
         memory = memory_for(dtype, nbytes, operator)
     storage = hollow_storage(nbytes, memory)
-    kind = Kind.ACTIVATION if recomputed else _KIND_OF_PHASE[phase]
+    kind = _ACTIVATION if recomputed else _KIND_OF_PHASE[phase]
     if taken is None:
         taken = nbytes
     entry = _tuple(Allocation, (taken, kind, origin, shape, dtype_name(dtype), "", confidence))

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.call import Call
-from pytest_torchmem.interception.ledger import DeviceLedger
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.work import CallWork
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.torch_private.tensors.autograd import current_node
 
+_requires_grad = attrgetter("requires_grad")
+_ledger, _index = attrgetter("ledger"), attrgetter("index")
+
 
 class OperatorLog:
     """Writes down calls that no other operator made; what a body calls is its work."""
 
-    def __init__(self, attribution: Attribution) -> None:
+    def __init__(self, attribution: Attribution, ledger: Ledger) -> None:
+        self._devices = ledger.devices
         self._attribution = attribution
         self._recorded: set[int] = set()
         """Numbers of the autograd nodes of calls that were written down."""
@@ -56,21 +60,17 @@ class OperatorLog:
         if number < 0:
             if -number not in self._recorded:
                 name = _name_of(current_node())
-        elif torch.is_grad_enabled() and _recorded(call.tensors):
+        elif torch.is_grad_enabled() and True in map(_requires_grad, call.tensors):
             self._recorded.add(number)
         else:
             number = 0
-        reads = tuple([record.index for record in call.records if record.ledger is device])
+        records = call.records
+        if len(self._devices) > 1 and [*map(_ledger, records)].count(device) < len(records):
+            records = [record for record in records if record.ledger is device]
+        reads = tuple(map(_index, records))
         calls.append(
             (start, len(device.events), origin, number, name, reads, work, GRAPH_NODE.get())
         )
-
-
-def _recorded(tensors: list[Tensor]) -> bool:
-    for tensor in tensors:  # noqa: SIM110, a loop, since it is asked of every operator
-        if tensor.requires_grad:
-            return True
-    return False
 
 
 def _name_of(node: Any) -> str:

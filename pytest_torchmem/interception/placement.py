@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -16,6 +17,7 @@ from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
+_ledger = attrgetter("ledger")
 
 
 #: Generators of fake cuda by the addresses of those in C++, which are the CPU's.
@@ -42,6 +44,12 @@ class Placement:
         tensors of devices that do not go together.
         """
         __tracebackhide__ = True
+        if target is None and call.records and not (call.kwargs or call.operator.takes_device):
+            device = call.records[0].ledger
+            if len(self._ledger.devices) > 1:
+                device = self._shared(call, device)
+            self._last = device
+            return device
         asked = call.operator.device_of(call.args, call.kwargs)
         if asked is not None and asked.type == "meta":
             return None
@@ -95,6 +103,8 @@ class Placement:
         if call.operator.record.across_devices:
             _check_across(call)
             return device
+        if [*map(_ledger, call.records)].count(device) == len(call.records):
+            return device
         first = call.records[0]
         for tensor, record in zip(call.tensors, call.records, strict=True):
             if record.ledger is device:
@@ -112,6 +122,8 @@ class Placement:
 
     def note_guess(self, call: Call, result: Any) -> None:
         """Remember results whose device nothing but guesses decided."""
+        if call.records and not self._guessed:
+            return
         if all(self._is_guess(record) for record in call.records):
             for tensor in argument_tensors(result):
                 record = self._ledger.records[storage_address(tensor)]

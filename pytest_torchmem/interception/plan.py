@@ -112,6 +112,21 @@ class Plan:
     """The operations and bytes that the outputs' values take, once that was asked, and how many
     times what is cheap they may be to be computed always."""
 
+    takes_more: bool = True
+    """Whether there is anything beside the outputs to be booked or told: a workspace, numbers that
+    were wrapped in tensors, a broadcast."""
+    makes_one: bool = False
+    """Whether all that is made is one tensor on a new storage; asked for every operator."""
+
+    def complete(self) -> None:
+        """Take note that outputs, slots and steps are what they are to be."""
+        self.makes_one = (
+            type(self.outputs) is Output
+            and len(self.slots) == 1
+            and self.slots[0] >= 0
+            and not self.steps
+        )
+
     def resize(self, position: int, nbytes: int | None) -> None:
         """Give the flat output at ``position`` the size that a library decides on.
 

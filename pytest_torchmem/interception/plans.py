@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 
 import torch
@@ -27,8 +28,38 @@ from pytest_torchmem.torch_private.dispatch.overrides import overrides, torch_fu
 from pytest_torchmem.torch_private.state.settings import host_settings, kernel_settings
 
 _TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
+_AS_THEY_ARE = frozenset({int, type(None)})
+"""Types whose values are no others' of another type, as ``True`` is 1."""
 _Generator = torch.Generator
 _META = torch.device("meta")
+
+
+_SIMPLE = frozenset({*_AS_THEY_ARE, bool, float, str, torch.dtype, torch.memory_format})
+_SHAPE, _STRIDE = attrgetter("shape", "dtype"), methodcaller("stride")
+_Several = Callable[[tuple[Any, ...]], tuple[Any, ...]]
+_SIGNATURES: dict[tuple[type, ...], tuple[tuple[type, ...], _Several, _Several] | None] = {}
+"""By the types of arguments: those that a key has, and what picks the tensors and the others; None
+where some are neither tensors nor simple."""
+
+
+def _signature_of(
+    types: tuple[type, ...],
+) -> tuple[tuple[type, ...], _Several, _Several] | None:
+    if not (_TENSOR_TYPES | _SIMPLE).issuperset(types):
+        return None
+    places = [at for at, kind in enumerate(types) if kind in _TENSOR_TYPES]
+    others = [at for at, kind in enumerate(types) if kind not in _TENSOR_TYPES]
+    signature = tuple(Tensor if kind in _TENSOR_TYPES else kind for kind in types)
+    return signature, _picker(places), _picker(others)
+
+
+def _picker(places: list[int]) -> _Several:
+    """Return what gives the items in some places as a tuple."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    if not places:
+        return lambda items: ()
+    return itemgetter(slice(places[0], places[0] + 1))
 
 
 class Plans:
@@ -54,6 +85,7 @@ class Plans:
 
     def remember(self, key: Any, plan: Plan) -> None:
         """Keep a plan under the settings that held when it was looked up."""
+        plan.complete()
         self._plans[key] = plan
 
     def make(
@@ -80,6 +112,7 @@ class Plans:
         sized = library_output(self._target, spec, call.args, call.kwargs)
         if sized is not None:
             plan.resize(*sized)
+        plan.complete()
         self._plans[key] = plan
         return plan
 
@@ -141,14 +174,25 @@ def find_plan(
 
 def geometry_of_arguments(args: tuple[Any, ...], tensors: list[Tensor]) -> Any:
     """Return the same as ``geometry_of`` of an operator's arguments, most of which are simple."""
+    types = (*map(type, args),)
+    known = _SIGNATURES.get(types)
+    if known is None and types not in _SIGNATURES:
+        known = _SIGNATURES[types] = _signature_of(types)
+    if known is not None:  # by few steps of Python, since it is asked of every operator
+        signature, of_tensors, of_others = known
+        found = of_tensors(args)
+        tensors += found
+        return (signature, *map(_SHAPE, found), *map(_STRIDE, found), of_others(args))
     key: list[Any] = []
     for value in args:
         kind = type(value)
         if kind in _TENSOR_TYPES:
             tensors.append(value)
             key.append((value.shape, value.stride(), value.dtype))
-        elif value is None or kind is int:
+        elif kind in _AS_THEY_ARE:
             key.append(value)
+        elif kind is list and _AS_THEY_ARE.issuperset(map(type, value)):  # sizes
+            key.append(tuple(value))
         else:
             key.append(geometry_of(value, tensors))
     return tuple(key)

@@ -62,12 +62,13 @@ class WrappedNumbers:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._pending: list[_Pending] = []
-        self.per_thread = {"_pending": list}
+        self.pending: list[_Pending] = []
+        """Of operators whose nodes may not stand yet."""
+        self.per_thread = {"pending": list}
         self._hidden: weakref.WeakKeyDictionary[_Hidden, int] = weakref.WeakKeyDictionary()
         """The sequence number of the ``CopySlices`` that each belongs to."""
-        self._are_hidden = False
-        """Whether there may be any of them: asked for every operator."""
+        self.are_hidden = False
+        """Whether there may be any of them. This and ``pending`` are asked for every operator."""
 
     def book(
         self, args: Sequence[Any], positions: tuple[int, ...], device: DeviceLedger, origin: Origin
@@ -94,31 +95,26 @@ class WrappedNumbers:
         first = recorded[0] if type(recorded) in (tuple, list) and recorded else recorded
         if isinstance(first, Tensor):
             names = tuple(operator.argument_names[position] for position in positions)
-            self._pending.append(_Pending(operator, first, names, indices, device))
+            self.pending.append(_Pending(operator, first, names, indices, device))
             return
         for index in indices:
             device.remove(index)
 
-    @property
-    def are_open(self) -> bool:
-        """Whether there is anything to settle."""
-        return self._are_hidden or bool(self._pending)
-
     def settle(self) -> None:
         """Give the numbers of the last operators the lifetime that they have."""
-        while self._pending:
-            pending = self._pending.pop()
+        while self.pending:
+            pending = self.pending.pop()
             if is_view_of_another(pending.result) and pending.operator.name.partition(".")[
                 0
             ].endswith("_"):
                 self._hide(pending)
             else:
                 self._follow(pending)
-        if self._are_hidden:
+        if self.are_hidden:
             self._settle_hidden()
 
     def _settle_hidden(self) -> None:
-        self._are_hidden = bool(self._hidden)
+        self.are_hidden = bool(self._hidden)
         for hidden, number in tuple(self._hidden.items()):
             if not hidden.runs:
                 continue
@@ -134,7 +130,7 @@ class WrappedNumbers:
         if pending.operator.record.saves_number and node is not None:
             node.register_prehook(hidden)
             self._hidden[hidden] = node._sequence_nr()
-            self._are_hidden = True
+            self.are_hidden = True
 
     def _follow(self, pending: _Pending) -> None:
         """Strike the numbers off when the node releases them; at once where it saved none."""

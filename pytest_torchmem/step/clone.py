@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import compress
+from operator import not_
 from typing import Any, cast
 
 import torch
@@ -34,8 +36,11 @@ _SHARED = frozenset(
 )
 """Types of which a copy is the same; torch's own here do not change."""
 _TABLES = frozenset({dict, OrderedDict})
+_STRING = frozenset({str})
 _COPY_RULES: Mapping[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
 _OWN_RULES = ("__deepcopy__", "__getnewargs_ex__", "__getnewargs__")
+_OF_MODULES = frozenset(nn.Module().__dict__)
+"""What every module has, unless it was saved by an earlier torch."""
 _RULES_OF_ONE = ("__deepcopy__", "__reduce_ex__", "__getstate__")
 _ABSENT: Any = object()
 
@@ -96,22 +101,7 @@ class Cloner(ABC):
         if known is not _ABSENT:
             return known
         if kind in _TABLES and _is_bare(value):
-            made = self._remember(value, kind())
-            memo, originals = self._memo, self._originals
-            for key, item in value.items():
-                if type(key) is not str:
-                    key = self.copy(key)
-                kind = type(item)
-                if kind in _SHARED:
-                    made[key] = item
-                elif kind not in _TABLES or item or id(item) in memo:
-                    made[key] = self.copy(item)
-                elif kind is dict or not item.__dict__:
-                    made[key] = memo[id(item)] = kind()  # as most tables of a module are
-                    originals.append(item)
-                else:
-                    made[key] = self.copy(item)
-            return made
+            return self._copy_table(value)
         if kind is list:
             items: list[Any] = self._remember(value, [])
             items.extend(map(self.copy, value))
@@ -125,9 +115,31 @@ class Cloner(ABC):
         plain = self._plain.get(kind)
         if plain is None:
             plain = self._plain[kind] = _is_plain(kind)
-        if plain and not any(name in value.__dict__ for name in _RULES_OF_ONE):
+        if plain and value.__dict__.keys().isdisjoint(_RULES_OF_ONE):
             return self._copy_object(value)
         return self._copy_as_python(value)
+
+    def _copy_table(self, table: Any) -> Any:
+        """Copy a dictionary; what needs no copy is taken over without a step of Python for each."""
+        if not _STRING.issuperset(map(type, table)):
+            made = self._remember(table, type(table)())
+            for key, item in table.items():
+                made[self.copy(key)] = self.copy(item)
+            return made
+        made = self._remember(table, table.copy())
+        memo = self._memo
+        shared = map(_SHARED.__contains__, map(type, table.values()))
+        for name in compress(table, map(not_, shared)):
+            item = made[name]
+            kind: Any = type(item)
+            if kind not in _TABLES or item or id(item) in memo:
+                made[name] = self.copy(item)
+            elif kind is dict or not item.__dict__:
+                made[name] = memo[id(item)] = kind()  # as most tables of a module are
+                self._originals.append(item)
+            else:
+                made[name] = self.copy(item)
+        return made
 
     def _copy_tuple(self, value: tuple[Any, ...]) -> Any:
         made = tuple([self.copy(item) for item in value])
@@ -143,7 +155,10 @@ class Cloner(ABC):
         state = value.__getstate__() if _has_state(type(value)) else value.__dict__ or None
         if state is not None:
             state = self.copy(state)
-            if hasattr(made, "__setstate__"):
+            rule = getattr(type(made), "__setstate__", None)
+            if rule is nn.Module.__setstate__ and state.keys() >= _OF_MODULES:
+                made.__dict__.update(state)  # it makes what is not there
+            elif hasattr(made, "__setstate__"):
                 made.__setstate__(state)
             else:
                 made.__dict__.update(state)

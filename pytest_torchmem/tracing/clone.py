@@ -64,6 +64,7 @@ class HollowCloner(Cloner):
 
     def clone(self, value: Any) -> Any:
         """Return a deep copy; what of a module cannot be copied is shared."""
+        before = dict(self._memo)
         try:
             return super().clone(value)
         except torch.OutOfMemoryError:
@@ -71,6 +72,9 @@ class HollowCloner(Cloner):
         except _NOT_COPIED:
             if not isinstance(value, nn.Module):
                 raise
+        # What was not copied to its end is copied anew; clones of tensors are booked already.
+        tensors = {own: one for own, one in self._memo.items() if isinstance(one, Tensor)}
+        self._memo = before | tensors
         with self._cloning():
             return self._clone_by_attributes(value)
 

@@ -146,8 +146,10 @@ def test_module_that_cannot_be_copied() -> None:
             super().__init__()
             self.linear = nn.Linear(8, 8)
             self.lock = threading.Lock()
+            self.linear.settings = {"first": [1], "lock": threading.Lock(), "last": [2]}
 
         def forward(self, x: Tensor) -> Tensor:
+            assert self.linear.settings["last"] == [2]
             with self.lock:
                 return self.linear(x)
 

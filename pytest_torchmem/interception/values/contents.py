@@ -51,8 +51,8 @@ class Contents:
     """Values by storage, for as long as the ledger has the storage."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._known: dict[int, Tensor] = {}
-        """A storage's content as a flat uint8 tensor in real memory, by its address."""
+        self.by_address: dict[int, Tensor] = {}
+        """A storage's content as a flat uint8 tensor in real memory."""
         self._assumed: dict[int, Assumption] = {}
         """What the elements of an unknown storage count as, by its address."""
         self._sizes: dict[int, int] = {}
@@ -61,22 +61,23 @@ class Contents:
         the line that gathered it."""
         self.live = 0
         """The bytes of all contents that are known."""
+        self._noted = ledger.noted
         ledger.when_forgotten = self._forget
 
     def known(self, record: Storage) -> Tensor | None:
         """Return a storage's content as a flat uint8 tensor, ``None`` where it is not known."""
-        return self._known.get(record.address)
+        return self.by_address.get(record.address)
 
     def are_known(self, records: Sequence[Storage]) -> bool:
         """Return whether the contents of all storages are known."""
-        known = self._known
+        known = self.by_address
         if not known:
             return not records
         return all(record.address in known for record in records)
 
     def have_values(self, records: Sequence[Storage], tensors: Sequence[Tensor]) -> bool:
         """Return whether the contents of all storages are known whose ``tensors`` have elements."""
-        known = self._known
+        known = self.by_address
         for position, record in enumerate(records):
             if record.address not in known and tensors[position].numel():
                 return False
@@ -91,7 +92,7 @@ class Contents:
 
         Or of a copy of that ``content``.
         """
-        whole = self._known[record.address] if content is None else content
+        whole = self.by_address[record.address] if content is None else content
         storage = whole.untyped_storage()
         offset = int(tensor.storage_offset())
         real = tensor_on(storage, tensor.dtype, tensor.shape, tensor.stride(), offset)
@@ -120,24 +121,30 @@ class Contents:
 
     def take_from_others(self, record: Storage, line: str) -> None:
         """Take note that a storage's content goes by what other processes are taken to have."""
+        self._noted.add(record.address)
         self._of_others[record.address] = line
 
     def assume(self, record: Storage, assumption: Assumption | None) -> None:
         """Let an assumption, or nothing, stand for the elements of a storage."""
         self._forget(record.address)
         if assumption is not None:
+            self._noted.add(record.address)
             self._assumed[record.address] = assumption
 
     def _set(self, address: int, content: Tensor) -> None:
         self._forget(address)
-        self._known[address] = content
+        self._noted.add(address)
+        self.by_address[address] = content
         self._sizes[address] = size = content.nbytes
         self.live += size
 
     def _forget(self, address: int) -> None:
         # Storages die at any moment: nothing is asked of tensors here, whose answers are tensors
         # while ``torch.jit`` traces.
-        if self._known.pop(address, None) is not None:
+        if address not in self._noted:
+            return
+        self._noted.discard(address)
+        if self.by_address.pop(address, None) is not None:
             self.live -= self._sizes.pop(address)
         if self._assumed:
             self._assumed.pop(address, None)

@@ -86,7 +86,7 @@ class KnownValues(Answers):
         self._computes = mode.computes
         self.limit = LIMIT_INTEGER
         """Elements up to which values of integers and booleans are always kept."""
-        self._recordings: list[Recording] = []
+        self.recordings: list[Recording] = []
         """The graphs that are being captured."""
         self._captured: dict[int, Captured] = {}
         """The storages that graphs use, by address."""
@@ -136,11 +136,13 @@ class KnownValues(Answers):
         ``None`` where what it reads is not known.
         """
         __tracebackhide__ = True
-        if self._recordings and self.is_captured(call):
+        if self.recordings and self.is_captured(call):
             return None
         if self._computes and call.operator.needs_values:
-            if not self.contents.have_values(call.records, call.tensors):
-                return None
+            known = self.contents.by_address
+            for position, record in enumerate(call.records):  # most often the first ends it
+                if record.address not in known and call.tensors[position].numel():
+                    return None
             return self._compute_whatever(call, plan)
         memories = self._computed(call, plan)
         if memories is None and call.operator.random:
@@ -184,7 +186,7 @@ class KnownValues(Answers):
 
         ``memories`` is what ``compute`` returned.
         """
-        if self._recordings and (recording := self._recording_of(call)) is not None:
+        if self.recordings and (recording := self._recording_of(call)) is not None:
             recording.note(call, plan, result)
             return
         if memories is not None:
@@ -211,7 +213,7 @@ class KnownValues(Answers):
         """Raise what the kernel raises for positions that are known, of what is not computed."""
         __tracebackhide__ = True
         contents = self.contents
-        if self._recordings or contents.of_others(call.records):
+        if self.recordings or contents.of_others(call.records):
             return
         records = {id(one): record for one, record in zip(call.tensors, call.records, strict=True)}
 
@@ -256,7 +258,7 @@ class KnownValues(Answers):
         ``of_torch`` it only requests what the kernel does. In the capture of a graph nothing is
         computed, and this is how many operators were captured before.
         """
-        if self._recordings and (recording := self._recording_of(call)) is not None:
+        if self.recordings and (recording := self._recording_of(call)) is not None:
             return recording.length
         ahead = self._ahead(call, of_torch)
         if ahead is None and call.operator.random and not of_torch:
@@ -376,7 +378,7 @@ class KnownValues(Answers):
     def add_in_place(self, call: Call) -> None:
         """Add the second tensor of a call to the first, or forget it: a sum of gradients."""
         contents, (first, second) = self.contents, call.records
-        if self._recordings and (recording := self._recording_of(call)) is not None:
+        if self.recordings and (recording := self._recording_of(call)) is not None:
             in_place = spec_of(torch.ops.aten.add_.Tensor)
             sum_ = Call(in_place, call.args, call.kwargs, call.tensors, call.records, call.device)
             recording.note(sum_, Plan((), Same(0)), call.tensors[0])
@@ -404,7 +406,7 @@ class KnownValues(Answers):
         contents, found = self.contents, self._ledger.records
         records = [found.get(storage_address(tensor)) for tensor in tensors]
         known = [record for record in records if record is not None]
-        if self._recordings or len(known) < len(records) or not contents.are_known(known):
+        if self.recordings or len(known) < len(records) or not contents.are_known(known):
             return False
         if not self.affords(operations):
             return False
@@ -427,21 +429,16 @@ class KnownValues(Answers):
     def begin_capture(self, device: torch.device, captures: Callable[[int], bool]) -> Recording:
         """Compute nothing on ``device`` from now on, where ``captures`` says so of the stream."""
         recording = Recording(device, captures, self._ledger, self._captured)
-        self._recordings.append(recording)
+        self.recordings.append(recording)
         return recording
 
     def end_capture(self, recording: Recording) -> None:
         """Compute values again; what was captured waits to be replayed."""
-        self._recordings.remove(recording)
+        self.recordings.remove(recording)
 
     def replay(self, recording: Recording) -> None:
         """Run what a graph has captured on the values that are there now."""
         recording.replay(self.contents, self.compute, self._written)
-
-    @property
-    def captures(self) -> bool:
-        """Whether a graph is being captured."""
-        return bool(self._recordings)
 
     def is_captured(self, call: Call) -> bool:
         """Return whether a call is not run, but written down for a graph."""
@@ -449,15 +446,15 @@ class KnownValues(Answers):
 
     def uses_captured(self, record: StorageRecord) -> bool:
         """Return whether what is done with a storage now is captured."""
-        return any(one.uses(record) for one in self._recordings)
+        return any(one.uses(record) for one in self.recordings)
 
     def refuse_captured(self, call: Call) -> None:
         """Raise what CUDA does where the host needs a value that is only there after a replay."""
-        if self._recordings and self.is_captured(call):
+        if self.recordings and self.is_captured(call):
             raise not_permitted()
 
     def _recording_of(self, call: Call) -> Recording | None:
-        return next((one for one in self._recordings if one.covers(call)), None)
+        return next((one for one in self.recordings if one.covers(call)), None)
 
     # -- how values come about ---------------------------------------------------------------------
 
