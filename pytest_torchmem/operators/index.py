@@ -13,8 +13,8 @@ NAMES = {
     "answers": """
         _assert_async _assert_async.msg _assert_tensor_metadata _debug_has_internal_overlap
         _has_same_storage_numel _local_scalar_dense _use_cudnn_ctc_loss
-        _validate_compressed_sparse_indices _version is_pinned is_same_size sym_numel sym_size.int
-        sym_storage_offset sym_stride.int
+        _validate_compressed_sparse_indices _version is_pinned is_same_size is_set_to sym_numel
+        sym_size.int sym_storage_offset sym_stride.int
     """,
     "attention.choice": """
         _fused_sdp_choice
