@@ -34,6 +34,14 @@ class Call:
         """What computes the outputs, where it is not the operator's kernel on the CPU."""
         return self.operator.values_on("cuda" if self.device is None else self.device.device.type)
 
-    def shares_storages(self) -> bool:
-        """Return whether two of the tensors, or one that is given twice, lie on one storage."""
-        return len({*map(id, self.records)}) < len(self.records)
+    def may_overlap(self) -> bool:
+        """Return whether what is written to may lie on the storage of another argument.
+
+        A tensor that is given twice counts as another.
+        """
+        records = self.records
+        if len(records) < 2:
+            return False
+        if self.operator.mutated == (0,):
+            return id(records[0]) in map(id, records[1:])
+        return len({*map(id, records)}) < len(records)

@@ -173,8 +173,8 @@ class Kernels:
         """Run a call whose outputs' geometry follows from that of its arguments."""
         __tracebackhide__ = True
         spec, planned = call.operator, None
-        if (spec.mutated or spec.mutated_names) and keeps_apart(spec) and call.shares_storages():
-            check_apart(spec, call.args, call.kwargs, call.tensors)
+        if (spec.mutated or spec.mutated_names) and call.may_overlap() and keeps_apart(spec):
+            check_apart(spec, call.args, call.kwargs, call.tensors, call.records)
         if spec.masks:
             plain = without_masks(call, self._parts.values)
             if plain is None:

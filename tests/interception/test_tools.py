@@ -63,12 +63,12 @@ def numbers_in_torchscript(device: str = "cpu") -> Any:
     """Return what TorchScript asks of tensors that are Python numbers."""
 
     def doubled(x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
+        y = x.to(device) * 2
         if y.shape[0] > 1:
             y = y / 3
         return y.new_full((y.size(0) * 2,), 1.5)
 
-    x = torch.ones(2, 3, device=device)
+    x = torch.ones(2, 3)  # what the graph says of a device holds when it runs
     return torch.jit.trace(doubled, x)(x)
 
 

@@ -15,6 +15,7 @@ from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes
 from pytest_torchmem.torch_private.patching import replaceable
 from pytest_torchmem.torch_private.tensors.tensors import TensorBase, has_dispatch
 
+_torchscript: Any = torch.jit
 _parse_to: Callable[..., Any] = replaceable.parse_to.original
 
 
@@ -58,7 +59,7 @@ def parse_target(*args: Any, **kwargs: Any) -> Target:
 
 def copy_to(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
     """Return a differentiable copy of ``tensor`` on the device of ``target``, which has one."""
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if tensor.requires_grad and torch.is_grad_enabled() and not _torchscript.is_tracing():
         return cast(Tensor, cast(Any, ToCopy).apply(tensor, trace, target))
     return copied(trace, tensor, target)
 
@@ -79,12 +80,15 @@ def copied(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
             moved = copied(trace, plain, target)
             # as ``__torch_function__`` of torch/nn/parameter.py does
             return cast(Tensor, moved.as_subclass(type(tensor)))
+    # The device is what C++ has to find in a graph that ``torch.jit.trace`` writes down.
+    written_down = {"device": device} if _torchscript.is_tracing() else {}
     with trace.placing_on(device):
         result = torch.ops.aten._to_copy.default(
             tensor,
             dtype=dtype,
             non_blocking=target.non_blocking,
             memory_format=target.memory_format or torch.preserve_format,
+            **written_down,
         )
     return cast(Tensor, result)
 

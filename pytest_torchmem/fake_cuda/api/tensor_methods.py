@@ -51,6 +51,7 @@ class DeviceMethods:
             "type": self.type,
             "type_as": self.type_as,
             "copy_": self.copy_,
+            "set_": self.set_,
             "pin_memory": self.pin_memory,
             "is_pinned": self.is_pinned,
             "record_stream": self.record_stream,
@@ -147,6 +148,22 @@ class DeviceMethods:
         ):
             source = self.to(source, self.device_of(tensor))
         return cast(Tensor, TensorBase.copy_(tensor, source, non_blocking))
+
+    def set_(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Let a tensor lie on another storage, which is on its device.
+
+        Raises ``RuntimeError`` for one on another (native/Resize.h, checkSetStorage).
+        """
+        source = args[0] if args else kwargs.get("source")
+        if source is not None and not self._trace.off():
+            own, other = self.device_of(tensor), source.device
+            if own != other and "meta" not in (own.type, other.type):
+                raise RuntimeError(
+                    f'Attempted to set the storage of a tensor on device "{own}" to a storage on '
+                    f'different device "{other}".  This is no longer allowed; the devices must '
+                    "match."
+                )
+        return cast(Tensor, TensorBase.set_(tensor, *args, **kwargs))
 
     def pin_memory(self, tensor: Tensor, device: Any = None) -> Tensor:
         """Copy a tensor of the host to pinned memory."""

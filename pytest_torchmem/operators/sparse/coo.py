@@ -7,11 +7,13 @@ put together here from operators on those two, as its CPU kernel does
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.registry import Kind, aten, operator
 from pytest_torchmem.operators.sparse.parts import sparse_of, unsupported_layout
@@ -61,7 +63,46 @@ operator(
 )
 # Made of the indices and values that are given.
 operator("aten::_sparse_coo_tensor_with_dims_and_tensors", kind=Kind.NATIVE)
-operator("aten::_spdiags", not_on=frozenset({"cuda"}))
+_diagonals = operator("aten::_spdiags", not_on=frozenset({"cuda"}))
+
+
+@_diagonals.decomposition("cpu")
+def of_diagonals(
+    diagonals: Tensor, offsets: Tensor, shape: Sequence[int], layout: torch.layout | None
+) -> Tensor:
+    """``spdiags``; native/sparse/SparseFactories.cpp. Its kernel takes nothing to fill the parts:
+    here each diagonal is copied to its place.
+    """
+    if layout in (torch.sparse_csr, torch.sparse_csc):
+        raise UnsupportedOperatorError(
+            f"a trace cannot follow spdiags into {layout}: leave its layout out, and call "
+            f".{str(layout).replace('torch.', 'to_')}() on what it returns"
+        )
+    diagonals = diagonals.unsqueeze(0) if diagonals.dim() == 1 else diagonals
+    offsets = offsets.unsqueeze(0) if offsets.dim() == 0 else offsets
+    if offsets.numel() != _aten._unique(offsets)[0].numel():
+        raise RuntimeError("Offset tensor contains duplicate values")
+    length = diagonals.size(1)
+    below = offsets.add(shape[0]).clamp_max_(length)
+    lengths = torch.where(offsets.le(0), below, offsets.add(-min(shape[1], length)).neg())
+    del below
+    ends = lengths.cumsum(-1)
+    count = int(ends[-1]) if diagonals.size(0) else 0
+    starts = ends.sub(lengths)
+    indices = offsets.new_empty((2, count))
+    values = diagonals.new_empty((count,))
+    of_each = torch.arange(offsets.size(0), dtype=offsets.dtype)
+    places = zip(offsets.tolist(), starts.tolist(), lengths.tolist(), strict=True)
+    for number, (offset, start, size) in enumerate(places):
+        if size > 0:
+            column, end = max(offset, 0), start + size
+            row = column - offset
+            torch.arange(row, row + size, out=indices[0, start:end])
+            torch.arange(column, column + size, out=indices[1, start:end])
+            values[start:end].copy_(diagonals[number, column : column + size])
+    made = torch.sparse_coo_tensor(indices, values, tuple(shape))
+    del of_each
+    return made
 
 
 @operator("aten::_to_sparse").sparse()

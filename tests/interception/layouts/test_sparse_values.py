@@ -169,3 +169,16 @@ def test_no_rows_are_added(device: str) -> None:
         torch.zeros(16, device=device).index_add_(0, index, torch.empty(0, device=device))
 
     assert trace(program, device=device).peak == 64
+
+
+def test_matrices_of_diagonals() -> None:
+    found: list[Tensor] = []
+
+    def ask() -> list[list[float]]:
+        diagonals, offsets = torch.arange(1.0, 13.0).reshape(3, 4), torch.tensor([0, -2, 1])
+        matrix = torch.sparse.spdiags(diagonals, offsets, (5, 3))
+        return matrix.to_sparse_csr().to_dense().tolist()  # type: ignore[no-any-return]
+
+    profile = trace(lambda: found.append(torch.tensor(ask())), values="real", host="here")
+    assert found[0].tolist() == ask()
+    assert profile.peak == measure(lambda: torch.tensor(ask())).peak
