@@ -73,10 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _raised_by_program(error: Exception) -> list[str]:
     """Return the traceback of what a function of the user's raised, without our part of it; nothing
-    where it was raised here.
+    where something here failed. An operator that refuses its arguments is refused by a ``raise``.
     """
     frames, own = traceback.extract_tb(error.__traceback__), str(Path(__file__).parent)
-    if not frames or frames[-1].filename.startswith(own):
+    if not frames:
+        return []
+    last = frames[-1]
+    if last.filename.startswith(own) and not (last.line or "").startswith("raise "):
         return []
     begun = max((n for n, one in enumerate(frames) if one.filename == __file__), default=0)
     theirs = [one for one in frames[begun:] if not one.filename.startswith(own)]
@@ -182,7 +185,7 @@ def _advise(options: argparse.Namespace) -> int:
         from torch import optim
 
         optimizer = getattr(optim, options.optimizer, None)
-        if optimizer is None:
+        if not isinstance(optimizer, type) or optim.Optimizer not in optimizer.__mro__[1:]:
             raise UsageError(f"--optimizer {options.optimizer}: torch.optim has none of that name")
         kwargs["optimizer"] = optimizer
     where = {"device": options.device, "gpu": options.gpu, "memory": "unlimited"}

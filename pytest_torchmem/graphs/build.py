@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -21,6 +22,28 @@ def trace_built(build: Build, sizes: Mapping[str, int], **options: Any) -> Memor
     return trace(target, *args, **kwargs, **options)
 
 
+def refuse_unless_builds(build: Any, sizes: Iterable[str]) -> None:
+    """Raise ``UsageError`` unless ``build`` is a function that takes these sizes by name."""
+    __tracebackhide__ = True
+    if isinstance(build, nn.Module) or not callable(build):
+        raise UsageError(
+            f"build={type(build).__name__} object: expected a function of the sizes that returns a "
+            "module and its arguments, such as: lambda batch: (model, torch.randn(batch, 8))"
+        )
+    try:
+        signature = inspect.signature(build)
+    except (TypeError, ValueError):  # a builtin, which has none
+        return
+    try:
+        signature.bind(**dict.fromkeys(sizes, 1))
+    except TypeError as error:
+        name = getattr(build, "__name__", type(build).__name__)
+        raise UsageError(
+            f"{name}{signature} is called with "
+            f"{', '.join(f'{size}=' for size in sizes) or 'no arguments'}: {error}"
+        ) from None
+
+
 def built_at(build: Build, sizes: Mapping[str, int]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return what ``build(**sizes)`` does: a module or callable, and its arguments.
 
@@ -28,6 +51,7 @@ def built_at(build: Build, sizes: Mapping[str, int]) -> tuple[Any, tuple[Any, ..
     has keyword arguments. Raises ``UsageError`` for anything else.
     """
     __tracebackhide__ = True
+    refuse_unless_builds(build, sizes)
     built = build(**sizes)
     target, *args = built if isinstance(built, tuple) else (built,)
     if not isinstance(target, nn.Module) and not callable(target):

@@ -55,9 +55,18 @@ def largest(
     __tracebackhide__ = True
     if gpu is None and memory is None:
         raise UsageError("largest() needs gpu= or memory=: something that the step has to fit in")
-    if not 1 <= start <= most:
-        raise UsageError(f"start={start!r}, most={most!r}: expected 1 <= start <= most")
-    search = _Search(build, size, fixed or {}, {"gpu": gpu, "memory": memory, **options})
+    if not isinstance(start, int) or not isinstance(most, int) or not 1 <= start <= most:
+        raise UsageError(
+            f"start={start!r}, most={most!r}: expected whole numbers, 1 <= start <= most"
+        )
+    if options.pop("device", "cuda") != "cuda":
+        raise UsageError("largest() traces on fake cuda alone: leave out device=")
+    others = {} if fixed is None else fixed
+    if not isinstance(others, Mapping) or size in others:
+        raise UsageError(
+            f"fixed={fixed!r}: expected the values of the other sizes by name, without {size!r}"
+        )
+    search = _Search(build, size, others, {"gpu": gpu, "memory": memory, **options})
     good, bad = 0, most + 1
     guess = start
     while good + 1 < bad:

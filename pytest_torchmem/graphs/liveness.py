@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -78,6 +79,8 @@ def graph_profile(
 
     Raises ``UsageError`` for a graph without these tensors.
     """
+    for graph in (forward, *([] if backward is None else [backward])):
+        _refuse_unless_graph(graph)
     walk = _Walk()
     inputs = walk.begin(forward)
     baseline = walk.live
@@ -155,6 +158,17 @@ def _storages(node: fx.Node) -> list[tuple[int, int]]:
         for tensor in tensors_in(node.meta.get("val"))
         if tensor.layout is torch.strided
     ]
+
+
+def _refuse_unless_graph(graph: Any) -> None:
+    found = getattr(graph, "graph", None)
+    if not isinstance(found, fx.Graph):
+        raise UsageError(
+            f"expected a torch.fx.GraphModule, not {type(graph).__name__}: pass graphs of "
+            'AOTAutograd, such as trace(model, x, mode="aot").graphs'
+        )
+    if not found.find_nodes(op="output"):
+        raise UsageError("the graph has no output node: what it returns is not known")
 
 
 def _outputs(graph: fx.GraphModule) -> list[fx.Node]:

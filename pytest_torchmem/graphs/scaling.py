@@ -8,7 +8,7 @@ each allocation; the peaks at other sizes follow from the order of events.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from types import MappingProxyType
@@ -98,12 +98,15 @@ class Scaling:
         The program is not run: tensors have the bytes of their polynomials, and operators whose
         kernels decide how much they take are asked, with the arguments that they have at these
         sizes. ``exact`` of the result says whether that gave all, and ``doubts`` what is missing.
-        Raises ``UsageError`` unless the sizes are those that were fitted.
+        Raises ``UsageError`` unless the sizes are those that were fitted, whole numbers from 1 on.
         """
         if set(sizes) != set(self.sizes):
             raise UsageError(
                 f"predict({', '.join(sizes)}): expected a value of each of {', '.join(self.sizes)}"
             )
+        for name, value in sizes.items():
+            if type(value) is not int or value < 1:
+                raise UsageError(f"{name}={value!r}: expected a whole number from 1 on")
         answers = self._operators.at(sizes) if self._operators is not None else Answers({}, ())
         found = figures_of(self._timeline_of(sizes, answers.nbytes))
         figures = {name: found[name] for name in FIGURES if found.get(name) is not None}
@@ -260,10 +263,10 @@ def scaling(
 
 
 def _values(name: str, given: Sequence[int]) -> list[int]:
-    values = sorted(set(given))
-    if len(values) < 2 or any(type(one) is not int or one < 1 for one in values):
+    ones = list(given) if isinstance(given, Iterable) else []
+    if len(set(ones)) < 2 or any(type(one) is not int or one < 1 for one in ones):
         raise UsageError(f"{name}={given!r}: expected two or more whole numbers from 1 on")
-    return values
+    return sorted(set(ones))
 
 
 class _Traces:

@@ -400,7 +400,13 @@ def _at(line: str) -> str:
 
 
 def _first_sentence(error: Exception) -> str:
-    return f"{str(error).strip().partition(chr(10))[0].partition('. ')[0]:.200}"
+    # Dynamo and Inductor put a line about the backend before what it raised
+    # (torch/_dynamo/exc.py, ``BackendCompilerFailed``).
+    inner: object = getattr(error, "inner_exception", None)
+    while isinstance(inner, Exception):
+        error, inner = inner, getattr(inner, "inner_exception", None)
+    told = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(" :.")
+    return f"{told:.200}" if told else type(error).__name__
 
 
 class _RunsAsItIs(Exception):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import pytest_torchmem
 from pytest_torchmem import MemoryProfile, advise, trace
 from pytest_torchmem.advice.suggest import changes_of
 from pytest_torchmem.advice.trials import Trials
@@ -230,6 +231,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "def build():\n"
         "    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))\n"
         "    return model, torch.randn(1, 256)\n"
+        "def wrong():\n"
+        "    return nn.Linear(3, 3), torch.ones(2, 4)\n"
     )
     arguments = ["advise", f"{file}:build", "--optimizer", "AdamW", "--gpu", "t4"]
     assert main(arguments) == 0
@@ -237,3 +240,9 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", f"{file}:missing"]) == main(["advise", "nothing"]) == 2
     assert main([*arguments, "--optimizer", "NoSuch"]) == 2
     assert "NoSuch" in capsys.readouterr().err
+    assert main([*arguments, "--optimizer", "Optimizer"]) == 2
+    capsys.readouterr()
+    assert main(["advise", f"{file}:wrong"]) == 2
+    told = capsys.readouterr().err
+    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x4 and 3x3)" in told
+    assert str(Path(pytest_torchmem.__file__).parent) not in told

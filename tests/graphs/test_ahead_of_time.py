@@ -212,3 +212,8 @@ def test_copies_to_the_host_are_on_the_host() -> None:
 def test_a_graph_without_tensors_is_refused() -> None:
     with pytest.raises(UsageError, match=r"meta\['val'\]"):
         graph_profile(fx.symbolic_trace(nn.Linear(2, 2)))
+    none: Any = nn.Linear(2, 2)
+    with pytest.raises(UsageError, match="GraphModule, not Linear"):
+        graph_profile(none)
+    with pytest.raises(UsageError, match="no output node"):
+        graph_profile(fx.GraphModule(nn.Module(), fx.Graph()))

@@ -295,6 +295,11 @@ def test_of_what_no_graph_is_made_the_profile_says_so() -> None:
         torch.compile(lambda x: x.sin(), backend="aot_eager")(torch.ones(3))
         compiled(torch.randn(3, 2, 32))
 
+    def refuses(graph: Any, inputs: Any) -> Any:
+        raise ValueError("no such graph here. More about it")
+
+    (warning,) = trace(lambda: torch.compile(torch.sin, backend=refuses)(torch.ones(3))).warnings
+    assert warning.endswith("(no such graph here)")
     profile = trace(step)
     assert profile.level == "eager"
     (warning,) = profile.warnings

@@ -109,6 +109,9 @@ def test_a_power_that_two_values_do_not_show_is_found() -> None:
 
     found = scaling(build, width=[2, 3])
     assert found.degree("width") == 3
+    for wrong in (-1, "3"):
+        with pytest.raises(UsageError, match="a whole number from 1 on"):
+            found.predict(width=wrong)  # type: ignore[arg-type]
     assert found.predict(width=11)["peak"] == 11**3
 
 
@@ -195,7 +198,13 @@ def test_a_program_of_many_ways_is_refused_with_the_place() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [({}, "at least one size"), ({"batch": [2]}, "two or more"), ({"batch": [0, 1]}, "from 1 on")],
+    [
+        ({}, "at least one size"),
+        ({"batch": [2]}, "two or more"),
+        ({"batch": 2}, "two or more"),
+        ({"batch": [0, 1]}, "from 1 on"),
+        ({"length": [1, 2]}, "is called with length="),
+    ],
 )
 def test_sizes_that_cannot_be_fitted(sizes: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -235,5 +244,17 @@ class TestLargest:
     def test_a_limit_is_needed(self) -> None:
         with pytest.raises(UsageError, match="gpu= or memory="):
             largest(self.build)
-        with pytest.raises(UsageError, match="1 <= start"):
-            largest(self.build, gpu="t4", start=0)
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"start": 0}, "1 <= start"),
+            ({"start": 1.5}, "whole numbers"),
+            ({"fixed": {"batch": 1}}, "without 'batch'"),
+            ({"fixed": [1]}, "other sizes by name"),
+            ({"device": "cpu"}, "leave out device="),
+            ({"size": "sequence"}, "is called with sequence="),
+        ]
+        for options, message in wrong:
+            with pytest.raises(UsageError, match=message):
+                largest(self.build, gpu="t4", **options)
+        model: Any = nn.Linear(2, 2)
+        with pytest.raises(UsageError, match="expected a function of the sizes"):
+            largest(model, gpu="t4")
