@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 import torch.utils.dlpack
@@ -64,6 +65,8 @@ class _Data:
 
     def __init__(self, trace: TraceContext) -> None:
         self._trace = trace
+        self._in_capsules: dict[int, ReferenceType[Tensor]] = {}
+        """Tensors without memory that capsules were made of, by the address of their values."""
 
     # -- tensors made of data ----------------------------------------------------------------------
 
@@ -85,9 +88,30 @@ class _Data:
                 return original(*args, **kwargs)
             if args and isinstance(args[0], Tensor) and not kwargs:  # of from_dlpack
                 return args[0].detach()
-            return torch.ops.aten.lift_fresh.default(original(*args, **kwargs))
+            made = original(*args, **kwargs)
+            known = self._made_into_capsule(made)
+            return torch.ops.aten.lift_fresh.default(made) if known is None else known.detach()
 
         return function
+
+    def _made_into_capsule(self, made: Tensor) -> Tensor | None:
+        """Return the tensor whose values ``made`` shares by a capsule, if it is still there."""
+        if not self._in_capsules:
+            return None
+        with self._trace.working():
+            address = made.data_ptr()
+        exported = self._in_capsules.pop(address, lambda: None)()
+        if exported is None or self._address_of_values(exported) != address:
+            return None
+        alike = made.shape == exported.shape and made.dtype == exported.dtype
+        return exported if alike else None
+
+    def _address_of_values(self, tensor: Tensor) -> int | None:
+        record, contents = self._trace.without_memory(tensor), self._trace.values.contents
+        if record is None or contents.known(record) is None:
+            return None
+        with self._trace.working():
+            return int(contents.value(record, tensor.detach()).data_ptr())
 
     def _of_data(self, original: Callable[..., Any], position: int) -> Callable[..., Any]:
         """Return the function whose argument at ``position`` may have tensors in its lists."""
@@ -119,7 +143,11 @@ class _Data:
             __tracebackhide__ = True
             if self._trace.without_memory(tensor) is None:
                 return original(tensor, *args, **kwargs)
-            return tensor.__dlpack__()
+            capsule = tensor.__dlpack__()
+            address = self._address_of_values(tensor)
+            if address is not None:
+                self._in_capsules[address] = ref(tensor)
+            return capsule
 
         return export
 

@@ -268,6 +268,8 @@ def shared_with_numpy(device: str) -> list[Any]:
     torch.from_dlpack(other).add_(1)
     on_device = torch.ones(3, device=device)
     torch.from_dlpack(on_device).add_(1)
+    again = torch.from_dlpack(torch.utils.dlpack.to_dlpack(on_device)).add_(1)
+    found.append(again.device == on_device.device)
     return [*found, float(other.sum()), on_device.sum().item()]
 
 
