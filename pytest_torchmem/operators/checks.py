@@ -210,11 +210,21 @@ def range_of_bins(min: float = 0, max: float = 0) -> None:
         raise RuntimeError("torch.histc: max must be larger than min")
 
 
-@operator("aten::max", "aten::min").check()
-def elements_to_compare(tensors: list[Tensor]) -> None:
-    """native/ReduceAllOps.cpp, max and min."""
+@operator("aten::max").check()
+def elements_for_greatest(tensors: list[Tensor]) -> None:
+    """native/ReduceAllOps.cpp, max."""
+    _elements_for("max", tensors)
+
+
+@operator("aten::min").check()
+def elements_for_least(tensors: list[Tensor]) -> None:
+    """native/ReduceAllOps.cpp, min."""
+    _elements_for("min", tensors)
+
+
+def _elements_for(name: str, tensors: list[Tensor]) -> None:
     if len(tensors) == 1 and not tensors[0].numel():
         raise RuntimeError(
-            "max(): Expected reduction dim to be specified for input.numel() == 0. Specify the "
+            f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the "
             "reduction dim with the 'dim' argument."
         )
