@@ -7,6 +7,7 @@ from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
@@ -18,6 +19,8 @@ from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
 _ledger = attrgetter("ledger")
+#: How torch begins (``compute_types`` in ATen/TensorIterator.cpp).
+ON_TWO_DEVICES = "Expected all tensors to be on the same device"
 
 
 #: Generators of fake cuda by the addresses of those in C++, which are the CPU's.
@@ -113,10 +116,10 @@ class Placement:
                 device = record.ledger
             elif self._is_guess(record):
                 self._ledger.move(record, device)
-            elif self._is_guess(first):
+            elif self._is_guess(first) and not _goes_anywhere(tensor, record):
                 device = record.ledger
                 self._ledger.move(first, device)
-            elif tensor.dim() > 0 or record.ledger.device.type != "cpu":
+            elif not _goes_anywhere(tensor, record):
                 raise _on_two_devices(call, device.device, record.ledger.device)
         return device
 
@@ -138,6 +141,11 @@ class Placement:
 
     def _is_guess(self, record: StorageRecord) -> bool:
         return self._guessed.get(record.address) == record.index
+
+
+def _goes_anywhere(tensor: Tensor, record: StorageRecord) -> bool:
+    """Return whether a tensor is a number on the host, which goes with a GPU's tensors."""
+    return tensor.dim() == 0 and record.ledger.device.type == "cpu"
 
 
 def check_generator(generator: torch.Generator, device: torch.device) -> None:
@@ -196,6 +204,6 @@ def _check_across(call: Call) -> None:
 
 def _on_two_devices(call: Call, first: torch.device, second: torch.device) -> RuntimeError:
     return RuntimeError(
-        f"Expected all tensors to be on the same device, but found at least two devices, {first} "
-        f"and {second}! (when running {call.operator.name})"
+        f"{ON_TWO_DEVICES}, but found at least two devices, {first} and {second}! (when running "
+        f"{call.operator.name})"
     )

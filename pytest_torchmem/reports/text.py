@@ -284,10 +284,16 @@ def _nothing_allocated(found: Finding, result: CheckResult) -> Parts:
             'that of its LOCAL_RANK. Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) '
             "first, and move there what fixtures put on cuda:0"
         ]
-    return [
+    told = (
         f"not checked: nothing was allocated on {result.key.device}. Move the model and its inputs "
         'there, or name the right device, such as device="cpu", in the marker or the check'
-    ]
+    )
+    if result.key.device == "cuda":
+        told += (
+            ". What chose its device while a module was imported found no GPU: with "
+            "--torchmem-fake-cuda there is one"
+        )
+    return [told]
 
 
 def _grows_faster(found: GrowsFaster, result: CheckResult) -> Parts:

@@ -23,6 +23,7 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.python_api.cuda import cuda_refused
 from pytest_torchmem.interception.python_api.data import data_functions
 from pytest_torchmem.interception.python_api.functions import python_functions
+from pytest_torchmem.interception.python_api.subclasses import subclasses_made
 from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.step.phases import optimizer_steps
 from pytest_torchmem.targets.gpus import Gpu
@@ -91,6 +92,7 @@ def layers(
     with ExitStack() as stack:
         stack.enter_context(LASTING.following(context))
         stack.enter_context(python_functions(context, gives_back=not interceptor.real_host))
+        stack.enter_context(subclasses_made(context))
         stack.enter_context(split_modules(context))
         if gpu is not None:
             from pytest_torchmem.fake_cuda.api.identity import cuda_identity

@@ -22,6 +22,7 @@ from pytest_torchmem.interception.fingerprint import Program, fingerprint_of_ste
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.optimizer_states import OptimizerStates
+from pytest_torchmem.interception.placement import ON_TWO_DEVICES
 from pytest_torchmem.interception.python_api.cuda import asked_for_cuda
 from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.interception.values.messages import Mailbox
@@ -264,6 +265,8 @@ def _trace(
         if gpu is None and isinstance(error, RuntimeError) and str(error).startswith(_NO_CUDA):
             line = attribution.line_of(error) or "the traced program"
             raise NoCudaError(asked_for_cuda(line)) from error
+        if gpu is not None and isinstance(error, RuntimeError) and _is_of_host_and_gpu(error):
+            error.add_note(_CHOSE_ON_IMPORT)
         raise
     if interceptor.parts.values.needed:
         raise ValuesNeeded
@@ -356,6 +359,21 @@ _NO_CUDA = (
     f"{NOT_LINKED} cuda",
     "Could not run 'aten::empty_strided' with arguments from the 'CUDA' backend",
 )
+
+
+_CHOSE_ON_IMPORT = (
+    "(What chose its device while a module was imported found no GPU, and took the CPU: choose it "
+    "in the traced function, or run pytest with --torchmem-fake-cuda)"
+)
+
+
+def _is_of_host_and_gpu(error: RuntimeError) -> bool:
+    """Return whether an operator had tensors of both, with a trace that has both.
+
+    A trace of the body begins when its module is there, and with it what the module decided.
+    """
+    text = str(error)
+    return text.startswith(ON_TWO_DEVICES) and "cpu" in text and "cuda" in text
 
 
 def _profile_of(

@@ -197,6 +197,23 @@ def test_a_body_that_leaves_a_named_device_alone_was_not_checked(project):
     result.stdout.fnmatch_lines(["*cuda (a100-80gb) *not checked"])
 
 
+def test_a_device_that_was_chosen_on_import_names_the_way_out(project):
+    test = (
+        "import torch\nfrom model import *\n"
+        "DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "pytestmark = pytest.mark.memory_budget('1 GiB', device='cuda')\n"
+        "def test_it():\n    make().to(DEVICE)(inputs().to(DEVICE)).sum().backward()\n"
+        "def test_half():\n    make().cuda()(inputs().to(DEVICE)).sum().backward()\n"
+    )
+    project.write(test_net=test)
+    result = project.run()
+    result.assert_outcomes(failed=2)
+    text = " ".join(result.stdout.str().split())
+    assert "no GPU: with --torchmem-fake-cuda there is one" in text
+    assert "in the traced function, or run pytest with --torchmem-fake-cuda)" in text
+    project.run("--torchmem-fake-cuda=h100").assert_outcomes(passed=2)
+
+
 def test_of_a_marked_module_some_tests_may_allocate_nothing(project):
     test = (
         "from model import *\n{}\n"

@@ -57,6 +57,7 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
         session(trace, lambda: torch_cuda(trace, memories, defaults), memories),
         owners.wrappers.noted_in(trace),
         made_by(torch.UntypedStorage, owners.storages.make),
+        made_by(torch.Tensor, owners.default_type.make),
         replaced(torch.cuda, default_generators=tuple(defaults)),
         bindings_known(bindings(), trace.off),
         launching_libraries(trace, ON_GPU),
@@ -69,6 +70,7 @@ class _Owners(NamedTuple):
 
     wrappers: WrapperSubclasses
     storages: Storages
+    default_type: DefaultType
 
 
 def _functions(trace: TraceContext) -> Layer[_Owners]:
@@ -95,7 +97,7 @@ def _functions(trace: TraceContext) -> Layer[_Owners]:
         (torch.version, {"cuda": CUDA_VERSION}),
     ]
     begin = (wrappers.begin, loaders.begin, default_type.reset)
-    return Layer(replacements, _Owners(wrappers, storages), begin, looked_at)
+    return Layer(replacements, _Owners(wrappers, storages, default_type), begin, looked_at)
 
 
 def _private_functions(trace: TraceContext) -> Replacements:

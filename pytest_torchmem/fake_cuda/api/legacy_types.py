@@ -5,8 +5,8 @@ C++ knows those of cuda in builds with CUDA alone, and asks the real device as s
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import cache
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from torch import Tensor
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.data import readable
-from pytest_torchmem.torch_private.dispatch.type_calls import made_by, make
+from pytest_torchmem.torch_private.dispatch.type_calls import make
 from pytest_torchmem.torch_private.patching.patches import Replacements
 
+_HOST = torch.device("cpu")
 _DTYPES = {
     "BFloat16Tensor": torch.bfloat16,
     "BoolTensor": torch.bool,
@@ -60,35 +61,38 @@ class LegacyType(type):
 
 
 class DefaultType:
-    """The type of the tensors that ``torch.Tensor(...)`` makes, if a program sets a GPU's."""
+    """Makes what ``torch.Tensor(...)`` returns: on the host, unless a program sets a GPU's type."""
 
     def __init__(self) -> None:
-        self._set = ExitStack()
+        self._kind: LegacyType | None = None
 
     def set(self, kind: LegacyType) -> None:
         """Let ``torch.Tensor(...)`` make tensors of this type.
 
         As torch/csrc/utils/tensor_new.cpp, ``base_tensor_ctor``, which goes by the default type.
         """
-        self.reset()
-        if kind.device.type == "cpu":
-            return
-
-        def made(*args: Any, **kwargs: Any) -> Any:
-            if SESSION.off() or kwargs or (args and isinstance(args[0], Tensor)):
-                return make(Tensor, *args, **kwargs)
-            return kind(*args)
-
-        self._set.enter_context(made_by(Tensor, made))
+        self._kind = None if kind.device.type == "cpu" else kind
 
     def reset(self) -> None:
         """Let ``torch.Tensor(...)`` make tensors on the host again."""
-        self._set.close()
+        self._kind = None
+
+    def make(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what ``torch.Tensor(...)`` does."""
+        if SESSION.off() or kwargs or (args and isinstance(args[0], Tensor)):
+            return make(Tensor, *args, **kwargs)
+        if self._kind is not None:
+            return self._kind(*args)
+        if args and not isinstance(args[0], (Integral, torch.Size)):
+            return make(Tensor, *args)  # of data, which C++ reads on the host
+        # Of sizes: C++ asks for the host as it does beside any tensor that it takes to be there.
+        with SESSION.running.placing_on(_HOST):
+            return make(Tensor, *args)
 
 
 def legacy_types(trace: TraceContext, default: DefaultType) -> Replacements:
     """Have types of the host and of the GPU that make fake tensors."""
-    host, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    gpu = torch.device("cuda", 0)
     set_type = torch.set_default_tensor_type
 
     def set_default_tensor_type(kind: Any) -> None:
@@ -98,13 +102,13 @@ def legacy_types(trace: TraceContext, default: DefaultType) -> Replacements:
             set_type(kind)
             return
         torch.set_default_dtype(found.dtype)
-        torch.set_default_device(None if found.device == host else found.device)
+        torch.set_default_device(None if found.device == _HOST else found.device)
         default.set(found)
 
     return [
         *[
             (module, {name: _legacy_type(module, name, device) for name in _DTYPES})
-            for module, device in ((torch, host), (torch.cuda, gpu))
+            for module, device in ((torch, _HOST), (torch.cuda, gpu))
         ],
         (torch, {"set_default_tensor_type": set_default_tensor_type}),
     ]

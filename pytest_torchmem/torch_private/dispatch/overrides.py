@@ -32,6 +32,8 @@ def of_tensors(name: str, replacement: Any) -> Any:
     """Return what takes the place of an attribute of ``torch.Tensor``."""
     if isinstance(replacement, property):
         return _overridable(replacement)
+    if isinstance(replacement, (staticmethod, classmethod)):  # which no subclass is asked about
+        return replacement
     return TensorMethod(getattr(Tensor, name), replacement)
 
 

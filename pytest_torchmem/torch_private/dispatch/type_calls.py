@@ -44,14 +44,23 @@ def made_by(kind: type, function: Callable[..., Any]) -> Iterator[None]:
 
 @cache
 def _type_of(kind: type) -> type:
-    module = kind.__module__
+    module, original = kind.__module__, type(kind)
+    place = ctypes.c_void_p.from_address(id(kind) + _TYPE_OF)
 
-    class Made(type(kind)):  # type: ignore[misc]
+    class Made(original):  # type: ignore[misc,valid-type]
         """The type of ``kind`` while something else makes its objects."""
 
         __slots__ = ()
         #: Pickling asks for that of ``torch.device``, which has none of its own.
         __module__ = property(lambda cls: module)
+
+        def __new__(mcs, *args: Any, **kwargs: Any) -> Any:
+            # A class that derives from ``kind`` meanwhile is of the type that it always is of.
+            place.value = id(original)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                place.value = id(mcs)
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             # Another thread may be in here when the type is put back, so nothing is asked of it.

@@ -275,10 +275,14 @@ def _check(replacements: Replacements) -> None:
     unknown = [
         name
         for owner, attributes in replacements
-        for name in _unknown(owner, tuple(attributes), tuple(map(callable, attributes.values())))
+        for name in _unknown(owner, tuple(attributes), tuple(map(_is_called, attributes.values())))
     ]
     if unknown:
         raise unsupported(f"it has no {', '.join(unknown)} that can be replaced")
+
+
+def _is_called(value: Any) -> bool:
+    return callable(value) or isinstance(value, classmethod)
 
 
 @cache

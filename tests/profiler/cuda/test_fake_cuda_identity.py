@@ -396,6 +396,53 @@ def test_numbers_that_composites_make_are_beside_their_tensor(last: str, device:
     assert set(found.values()) == {device}, found
 
 
+def test_torch_tensor_of_sizes_is_on_the_host_after_whatever_ran() -> None:
+    def program() -> None:
+        on_gpu = torch.randn(8, 8, device="cuda")
+        for made in (torch.Tensor(8, 8), torch.Tensor(torch.Size([8, 8])), torch.Tensor()):
+            assert made.device.type == "cpu"
+            _ = on_gpu * 2
+        weights = torch.Tensor(8, 8).fill_(0.5).to(on_gpu.device)
+        weights.view(-1)[::8] = 0.25  # C++ makes a number on the host of it
+        assert weights.is_cuda
+        on_gpu += weights.log()
+
+    trace(program, device="cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_subclass_of_tensors_is_made_of_sizes_and_of_data(device: str) -> None:
+    kind = type(torch.Tensor)
+
+    def program() -> list[type]:
+        class Plain(torch.Tensor):
+            pass
+
+        class Named(torch.Tensor):
+            def __new__(cls, data: object, name: str) -> Named:
+                return super().__new__(cls, data)  # type: ignore[call-arg,return-value]
+
+            def __init__(self, data: object, name: str) -> None:
+                self.label = name
+
+        for made in (Plain(2, 3), Plain([0.5, 2.0]), Plain(torch.zeros(2)), Named([1.5], "a")):
+            assert type(made) in (Plain, Named)
+            assert type(made * 2) is type(made)
+            assert made.to(device).device.type == device
+        assert Plain([0.5]).item() == 0.5
+        assert Named([1.5], "a").label == "a"
+        kinds.extend((Plain, Named))
+        return kinds
+
+    kinds: list[type] = []
+    for _ in range(2):  # the second time they are there from the beginning
+        trace(program, device=device)
+    assert type(torch.Tensor) is kind
+    assert {*map(type, kinds)} == {kind}
+    assert "__new__" not in vars(torch.Tensor)
+    assert kinds[0](2, 3).shape == (2, 3)
+
+
 def test_the_default_tensor_type_is_that_of_torch_tensor() -> None:
     kind = type(torch.Tensor)
 
