@@ -33,7 +33,7 @@ from pytest_torchmem.reports.difference import (
 from pytest_torchmem.reports.json_report import plain_cause, plain_changes
 from pytest_torchmem.reports.layout import columns, joined
 from pytest_torchmem.reports.markdown import render, verdict
-from pytest_torchmem.reports.sources import Source, load_source
+from pytest_torchmem.reports.sources import Source, load_sources
 from pytest_torchmem.snapshots.calibration_store import (
     StoredCalibration,
     place_name,
@@ -204,7 +204,7 @@ def _advise(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     here = Path.cwd()
-    base, head = load_source(options.base, here), load_source(options.head, here)
+    base, head = load_sources(options.base, options.head, here)
     if not (base.entries or base.unchecked or head.entries or head.unchecked):
         raise UsageError(
             f"there is nothing to compare: neither {base.name} nor {head.name} contains a check. "

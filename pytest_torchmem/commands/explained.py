@@ -14,7 +14,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.reports.colours import coloured
 from pytest_torchmem.reports.growth import others, place, section, why
 from pytest_torchmem.reports.layout import wrapped
-from pytest_torchmem.reports.sources import Source, load_source
+from pytest_torchmem.reports.sources import Source, aligned, load_source
 from pytest_torchmem.reports.tables import comparison_table
 from pytest_torchmem.snapshots.alive import MOMENTS
 from pytest_torchmem.snapshots.compare import Comparison, Verdict, compare
@@ -42,7 +42,7 @@ def add_command(commands: Any) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    one, other = _source(options.a), _source(options.b)
+    one, other = aligned(_source(options.a), _source(options.b), Path.cwd())
     pairs = list(_pairs(one, other))
     if not pairs:
         raise UsageError(f"nothing of {one.name} is in {other.name} too: no test, no profile")

@@ -31,7 +31,7 @@ class Role(str, Enum):
     """Made in the backward by a checkpoint."""
     GRADIENT = "gradient"
     """Made in the backward and not freed in it, as those of parameters."""
-    GRADIENT_TEMPORARY = "gradient in passing"
+    GRADIENT_TEMPORARY = "temporary gradient"
     """Made in the backward and freed in it."""
     OPTIMIZER_STATE = "optimizer state"
     OPTIMIZER_TEMPORARY = "optimizer temporary"

@@ -167,7 +167,7 @@ def _rest(found: MomentDifference, most: int) -> Iterator[str]:
         noun = "row" if len(left) == 1 else "rows"
         yield f"  {signed(more):>{_SIZE}}  in {len(left)} more {noun}"
     if found.rest:
-        yield f"  {signed(found.rest):>{_SIZE}}  in groups too small for the snapshot"
+        yield f"  {signed(found.rest):>{_SIZE}}  in tensors too small to be in the snapshot"
 
 
 def _total_lines(totals: Sequence[Total]) -> Iterator[str]:

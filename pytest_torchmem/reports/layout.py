@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Iterator
@@ -38,6 +39,14 @@ def lines_of(number: int) -> Iterator[None]:
 
 
 _NAME = " " * len("MemoryCheckFailed: ")
+_KEPT = "\0"
+"""Stands for a space at which no line ends, while lines are made."""
+_TOGETHER = re.compile(
+    r"(\d+ × )?\w*\[[\d, ]+\]"  # 12 × float32[4, 16, 128]
+    r"|(\d+ × )?[+-]?[\d.]+ ([KMGTPE]i)?B\b( \([+-][\d.]+ %\))?"  # +10.13 MiB (+25.3 %)
+    r"|\w+ \([\w-]+\)"  # cuda (a100-80gb)
+)
+"""What is read as one: shapes, sizes and devices."""
 
 
 def wrapped(text: str, indent: str = "  ", *, first: bool = False) -> str:
@@ -46,14 +55,14 @@ def wrapped(text: str, indent: str = "  ", *, first: bool = False) -> str:
     The ``first`` of a message stands behind the name of the exception.
     """
     lines = textwrap.wrap(
-        text,
+        _TOGETHER.sub(lambda found: found.group().replace(" ", _KEPT), text),
         width(),
         initial_indent=_NAME if first else "",
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    text = "\n".join(lines)
+    text = "\n".join(lines).replace(_KEPT, " ")
     return text.lstrip() if first else text
 
 

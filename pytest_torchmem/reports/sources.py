@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -29,6 +29,74 @@ class Source:
     entries: dict[tuple[str, Key], Entry] = field(default_factory=dict)
     unchecked: dict[tuple[str, Key], str] = field(default_factory=dict)
     """Checks of a report that could not be evaluated, with the reason."""
+    revision: bool = False
+    """Whether it is a revision, whose files are named from the repository's root."""
+    path: Path | None = None
+    """The file or directory with snapshots that it is, whose test modules are named from there."""
+
+
+def load_sources(base: str | None, head: str | None, directory: Path) -> tuple[Source, Source]:
+    """Return both sides of a comparison, with their test modules named from the same place.
+
+    Raises ``UsageError`` where a side is none of what ``load_source`` reads, or where a file or a
+    directory has no check in common with the other side.
+    """
+    before, now = aligned(load_source(base, directory), load_source(head, directory), directory)
+    named = before.path is not None or now.path is not None
+    if named and before.entries and now.entries and before.entries.keys().isdisjoint(now.entries):
+        raise UsageError(
+            f"{before.name} and {now.name} have no check in common: {_example(before)} on one "
+            f"side, {_example(now)} on the other. Name the directory that the paths of both begin "
+            "in"
+        )
+    return before, now
+
+
+def aligned(one: Source, other: Source, directory: Path) -> tuple[Source, Source]:
+    """Return both; where one is a revision and the other a path of its repository, only those
+    checks of the revision that the path stands for, and both named from the repository's root.
+    """
+    if one.revision and other.path is not None:
+        return _aligned(one, other, directory)
+    if other.revision and one.path is not None:
+        other, one = _aligned(other, one, directory)
+    return one, other
+
+
+def _aligned(revision: Source, other: Source, directory: Path) -> tuple[Source, Source]:
+    """Return a revision's part that a path of its repository stands for, and that path's checks
+    as the revision names them.
+    """
+    assert other.path is not None
+    root = Path(git(directory, "rev-parse", "--show-toplevel").strip()).resolve()
+    if not other.path.is_relative_to(root):
+        return revision, other
+    within = PurePosixPath(other.path.relative_to(root).as_posix())
+    if other.path.is_file():
+        module = module_of(within)
+        entries = {(module, key): entry for (_, key), entry in other.entries.items()}
+        known = {at: entry for at, entry in revision.entries.items() if at[0] == module}
+    else:
+        folder = within.parent if within.name == DIRECTORY else within
+        entries = {(str(folder / at), key): entry for (at, key), entry in other.entries.items()}
+        known = {
+            at: entry
+            for at, entry in revision.entries.items()
+            if _is_in(PurePosixPath(at[0]), folder, only=within.name == DIRECTORY)
+        }
+    if not known:  # a checkout of another revision inside of this repository
+        return revision, other
+    return replace(revision, entries=known), replace(other, entries=entries)
+
+
+def _is_in(module: PurePosixPath, folder: PurePosixPath, *, only: bool) -> bool:
+    """Tell whether a test module is in a folder, or, unless ``only`` in it, below it."""
+    return module.parent == folder if only else folder in (module.parent, *module.parents)
+
+
+def _example(source: Source) -> str:
+    file, key = next(iter(source.entries))
+    return f"{file}::{key.test}"
 
 
 def load_source(text: str | None, directory: Path) -> Source:
@@ -46,7 +114,7 @@ def load_source(text: str | None, directory: Path) -> Source:
         return Source("the working tree", _tree(root))
     path = directory / text
     if path.is_dir():
-        return Source(text, _tree(path))
+        return Source(text, _tree(path), path=path.resolve())
     if path.is_file():
         return _file(text, path)
     try:
@@ -55,7 +123,7 @@ def load_source(text: str | None, directory: Path) -> Source:
         raise UsageError(
             f"{text!r} is not a file, a directory or a git revision of this repository"
         ) from None
-    return Source(text, _revision(text, directory))
+    return Source(text, _revision(text, directory), revision=True)
 
 
 def module_of(file: PurePosixPath) -> str:
@@ -82,7 +150,7 @@ def _file(name: str, path: Path) -> Source:
     if is_calibration(file):
         raise UsageError(f"{name} is a calibration file, which has no checks to compare")
     module = PurePosixPath(module_of(file)).name
-    return Source(name, _keyed(module, _entries(path)))
+    return Source(name, _keyed(module, _entries(path)), path=path.resolve())
 
 
 def _entries(path: Path) -> Mapping[Key, Entry]:
@@ -135,7 +203,12 @@ def _number(check: dict[str, Any], name: str) -> int:
 
 def _tree(root: Path) -> dict[tuple[str, Key], Entry]:
     entries: dict[tuple[str, Key], Entry] = {}
-    for path in sorted(filter(is_snapshot, root.rglob(f"{DIRECTORY}/*.json"))):
+    if root.resolve().name == DIRECTORY:  # itself, and not what it is in
+        root = root.resolve().parent
+        found = root.glob(f"{DIRECTORY}/*.json")
+    else:
+        found = root.rglob(f"{DIRECTORY}/*.json")
+    for path in sorted(filter(is_snapshot, found)):
         file = PurePosixPath(path.relative_to(root).as_posix())
         if not is_proposal(file):
             entries.update(_keyed(module_of(file), _entries(path)))

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from pytest_torchmem.snapshots.format import Key
 
 _MOST_SIZES = 5
+_MOST_LINES = 26
+"""Before the tables: 25, and the empty one that ends them."""
 
 Parts = list[str]
 """A headline, and the sections below it."""
@@ -59,20 +61,38 @@ class Told:
     """What was checked, of what has no cause; ``first`` is then the headline without it."""
     first: str = ""
     number_first: bool = False
+    diagnosis: Diagnosis | None = None
+    """Of what grew: its rows are among ``parts``."""
 
     def again(self, first: Told) -> Parts:
         """Return what is left to say where ``first`` has been told."""
         if self.cause is None:
             return self.parts
-        if self.cause == first.cause:
-            return [f"{self.size}: for the same reason" if any(self.cause) else self.size]
+        why = self.cause[0]
+        if self.cause == first.cause or (why and first.cause and why == first.cause[0]):
+            return [wrapped(f"{self.size}: for the same reason" if why else self.size)]
         return self.parts[:1]
 
 
 def message(result: CheckResult) -> str:
     """Return what was found, "" for a check that found nothing to say."""
     told = [one for found in result.findings if (one := _told(found, result)) is not None]
-    return _shown(part for one in told for part in (*one.parts, *one.details))
+    parts = _short([part for one in told for part in one.parts], told)
+    return _shown([*parts, *(part for one in told for part in one.details)])
+
+
+def _short(parts: Parts, told: Sequence[Told]) -> Parts:
+    """Return what stands before the tables, with fewer rows where these make it too long."""
+    diagnosis = next((one.diagnosis for one in told if one.diagnosis is not None), None)
+    if diagnosis is None or (section := growth.section(diagnosis)) not in parts:
+        return parts
+    most = growth.MOST_ROWS
+    while most > 1 and sum(part.count("\n") + 2 for part in parts) > _MOST_LINES:
+        most -= 1
+        fewer = growth.section(diagnosis, most)
+        parts = [fewer if part == section else part for part in parts]
+        section = fewer
+    return parts
 
 
 def _shown(parts: Iterable[str]) -> str:
@@ -131,7 +151,7 @@ def together(failures: Sequence[Check], said: dict[tuple[str, str], str] | None 
         parts += one.again(told[0]) if told[0].cause else one.parts
     parts = _merged(told) if not any(one.cause for one in told) else parts
     what_to_do = dict.fromkeys(check.advice for check in failures if check.advice)
-    return _shown([*dict.fromkeys(parts), *what_to_do, *details])
+    return _shown([*_short([*dict.fromkeys(parts), *what_to_do], told[:1]), *details])
 
 
 def _told_by(told: Sequence[Told], nodeid: str, said: dict[tuple[str, str], str]) -> str:
@@ -213,11 +233,11 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     circumstances = [wrapped(text) for text in _circumstances(comparison, result.trace, diagnosis)]
     also = [*growth.others(diagnosis.causes[:3])]
     missing = _not_run(comparison.having(Verdict.NOT_RUN), "")
-    most = growth.MOST_ROWS - min(len(also) + len(circumstances), 2)
     parts = ["\n".join(filter(None, (wrapped(headline, first=True), wrapped(place)))), *also]
-    parts += [growth.section(diagnosis, most), *missing, *circumstances]
+    parts += [growth.section(diagnosis), *missing, *circumstances]
     details = [f"{where}\n{comparison_table(comparison)}", *_tolerances(worst, "grew")]
-    return Told([*filter(None, parts)], details, headline, (why, place), size)
+    said, shown = [*filter(None, parts)], found.diagnosis
+    return Told(said, details, headline, (why, place), size, diagnosis=shown)
 
 
 def _not_run(missing: Sequence[Change], measured: str) -> Parts:

@@ -7,12 +7,15 @@ from typing import Any
 
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.profile.facts import TOPICS, Facts
+from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.outline import FULL, Outline, Stretch
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, Group, What
 from pytest_torchmem.snapshots.plain import size, sized, table_of
 from pytest_torchmem.units import format_size
 
 _KEYS = {"at", "groups", "rest"}
+_FORMER_ROLES = {"gradient in passing": Role.GRADIENT_TEMPORARY.value}
+"""What snapshots of before call some roles."""
 _TENSOR = re.compile(r"(\w+)\[([0-9, ]*)\]")
 _COLUMNS = 9
 """Role, module, numbers, operator or name, tensor, line, bytes of one, counts by moment, and the
@@ -78,6 +81,7 @@ def _group(row: Any, at: list[str], where: str) -> Group:
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
         raise SnapshotError(f"{where} has bytes or counts that are not whole numbers")
     role, module, places, source, tensor, line = texts
+    role = _FORMER_ROLES.get(role, role)
     dtype, shape = _tensor(tensor, where)
     what = What(role, module, source, dtype, shape, line, nbytes)
     return Group(what, {m: n for m, n in zip(at, counts, strict=True) if n}, places)

@@ -794,7 +794,7 @@ def constant_of_numpy(wrong: bool) -> Step:
 
 @planted(
     "attention",
-    "no kernel fuses: need_weights=True",
+    "to eager, a softmax of its own: need_weights=True",
     "Attending.attention",
     "aten::_softmax",
     ("cuda",),

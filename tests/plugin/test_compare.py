@@ -163,6 +163,16 @@ def test_revisions_and_the_working_tree(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path / "sub")
     assert main(["compare", "main"]) == 1
     assert "main -> the working tree: 1 grew" in capsys.readouterr().out
+    for path in ("../a dir/__torchmem__", "../a dir", "../a dir/__torchmem__/test_é.json"):
+        assert main(["compare", "main", path]) == 1
+        assert "1 grew\n" in capsys.readouterr().out
+        assert main(["compare", path, "main"]) == 0
+        assert "1 shrank\n" in capsys.readouterr().out
+        assert main(["explain", "HEAD", path]) == 0
+        assert "+1000 B" in capsys.readouterr().out
+    shutil.copytree(tmp_path / "a dir", tmp_path / "sub" / "renamed")
+    assert main(["compare", "main", "."]) == 2
+    assert "main and . have no check in common: a dir/test_é.py" in capsys.readouterr().err
     file.write_text("{")
     assert main(["compare", "main"]) == 2
     git("commit", "-qam", "broken")

@@ -42,7 +42,7 @@ def attention_fell(evidence: Evidence) -> Cause | None:
             if one.what.line == row.what.line and one.what.module == row.what.module
         ]
         if source == "aten::_softmax":  # math is ``_safe_softmax``; attention.cpp
-            now = "a softmax that no kernel fuses"
+            now = "eager, a softmax of its own"
         found = cause(
             "attention", at_line, before=before, now=now, reason=_reason(evidence, row.what.line)
         )
