@@ -26,6 +26,11 @@ WEIGHTY = 0.1
 """The part of a growth that a cause has to explain in order to be told."""
 _MAIN = 1 / 3
 """The part that a likely cause has to explain for others not to be looked for."""
+_OF_A_MOMENT = (
+    Role.GRADIENT_TEMPORARY.value,
+    Role.OPTIMIZER_TEMPORARY.value,
+    Role.WORKSPACE.value,
+)
 _LONG = 30
 """A path of more letters is told without the model's name, which stands in the line below it."""
 
@@ -60,6 +65,8 @@ class Cause:
     """The bytes of the growth that it explains."""
     origin: Origin | None = None
     """Who is to blame, where that is another one than who made the row."""
+    rows: tuple[Row, ...] = ()
+    """The rows that it explains."""
 
     @property
     def text(self) -> str:
@@ -204,7 +211,8 @@ def cause(name: str, rows: Iterable[Row], **values: str) -> Cause | None:
     found = [row for row in rows if row.change > 0]
     if not found:
         return None
-    return Cause(name, values, shown_by(found), sum(row.change for row in found))
+    explained = sum(row.change for row in found)
+    return Cause(name, values, shown_by(found), explained, rows=tuple(found))
 
 
 def times(number: int) -> str:
@@ -213,32 +221,58 @@ def times(number: int) -> str:
 
 
 def shown_by(rows: Sequence[Row]) -> Row:
-    """Return the row that shows what rows have in common: the largest that has a line."""
+    """Return the row that shows what rows have in common: the largest that has a line, of what
+    lasts rather than of what a kernel or a backward takes for a moment.
+    """
     placed = [row for row in rows if row.what.line and row.what.role != Role.LIBRARY.value]
-    return max(placed or rows, key=lambda row: row.change)
+    largest = max(placed or rows, key=lambda row: row.change)
+    lasting = [row for row in placed if row.what.role not in _OF_A_MOMENT]
+    first = max(lasting, key=lambda row: row.change, default=largest)
+    return first if first.change >= _MAIN * largest.change else largest
 
 
 def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
     """Return the causes of a growth that explain a weighty part of it, the first one to be told
-    first.
+    first, and after it those alone that are sure, and of something that it does not explain.
     """
-    growth = sum(row.change for row in evidence.difference.came) or evidence.difference.change
+    found = _in_order(evidence)
+    growth = _growth(evidence)
+    explained = {id(row) for one in found[:1] for row in one.rows}
+    kept = [*found[:1]]
+    for one in found[1:]:
+        more = [row for row in one.rows if id(row) not in explained]
+        if RULES[one.rule].rank == 0 and sum(row.change for row in more) >= WEIGHTY * growth:
+            kept.append(one)
+            explained.update(map(id, more))
+    return tuple(kept)
+
+
+def _growth(evidence: Evidence) -> int:
+    return sum(row.change for row in evidence.difference.came) or evidence.difference.change
+
+
+def _in_order(evidence: Evidence) -> list[Cause]:
+    growth = _growth(evidence)
     found = [one for each in RULES.values() if (one := each.find(evidence)) is not None]
     weighty = [one for one in found if one.nbytes >= WEIGHTY * growth]
-    ranks = {one.rule: _rank(one, growth) for one in weighty}
+    main = int(_MAIN * min(growth, max(evidence.difference.change, 0) or growth))
+    ranks = {one.rule: _rank(one, main) for one in weighty}
     if any(rank < _LAST for rank in ranks.values()):
         weighty = [one for one in weighty if RULES[one.rule].rank < _LAST]
     elif _LAST not in ranks.values():
-        return ()  # the largest row says more than a cause of a small part
+        return []  # the largest row says more than a cause of a small part
     places = {name: place for place, name in enumerate(RULES)}
     weighty.sort(key=lambda one: (ranks[one.rule], -one.nbytes, places[one.rule]))
-    return tuple(weighty)
+    return weighty
 
 
-def _rank(found: Cause, growth: int) -> int:
-    """Return a cause's rank; what explains little of the growth comes after everything else."""
+def _rank(found: Cause, main: int) -> int:
+    """Return a cause's rank; what explains less than ``main`` comes after everything else.
+
+    Where a peak has moved, much has come and gone: what explains the growth of the figure counts.
+    """
     rank = RULES[found.rule].rank
-    return rank if rank != 1 or found.nbytes >= _MAIN * growth else _LAST + 1
+    return rank if rank != 1 or found.nbytes >= main else _LAST + 1
 
 
 def within(pattern: str, module: str) -> bool:

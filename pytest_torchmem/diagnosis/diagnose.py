@@ -11,6 +11,7 @@ from pytest_torchmem.diagnosis.causes import Cause, Evidence, Watched, find_caus
 from pytest_torchmem.diagnosis.difference import MomentDifference, difference
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.figures import PEAK, PEAKS
+from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive
 from pytest_torchmem.snapshots.compare import Comparison, Verdict
 from pytest_torchmem.snapshots.format import Entry
@@ -29,6 +30,8 @@ class Diagnosis:
     """Inputs that changed: name, then and now."""
     callers: Mapping[str, str] = field(default_factory=dict)
     """Outermost modules of installed libraries, and the program's lines that call them."""
+    functions: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
+    """By module, operator and line: the function of another name that the source calls there."""
 
 
 def grown_moment(comparison: Comparison) -> str:
@@ -81,4 +84,12 @@ def diagnose(
         find_causes(evidence),
         tuple((change.name, change.before, change.now) for change in inputs),
         dict(profile.callers) if profile is not None else {},
+        _functions_of(profile) if profile is not None else {},
     )
+
+
+def _functions_of(profile: MemoryProfile) -> dict[tuple[str, str, str], str]:
+    found: dict[tuple[str, str, str], str] = {}
+    for origin, name in profile.functions:
+        found.setdefault((fold(origin.module)[0], origin.operator, origin.line), name)
+    return found

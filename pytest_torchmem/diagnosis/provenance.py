@@ -8,8 +8,9 @@ from math import prod
 
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.operator_calls import OperatorCall
-from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Timeline
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 
+_ZERO = ("aten::zero_", "aten::_foreach_zero_")
 _STANDING = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
 
 
@@ -104,6 +105,36 @@ class Provenance:
             if event > 0
         )
         return max(made, key=lambda one: one.nbytes if one.dtype else 0, default=None)
+
+    def read_in(self, module: str) -> Iterator[Allocation]:
+        """Yield what the calls in a module, a pattern, read outside of the backward."""
+        allocations = self._timeline.allocations
+        for call in self._calls:
+            if fold(call.origin.module)[0] == module and call.origin.phase is Phase.FORWARD:
+                yield from (allocations[one - 1] for one in call.reads if one > 0)
+
+    def largest_in(self, module: str) -> Origin | None:
+        """Return who made the largest tensor in a module, a pattern, outside of the backward."""
+        events, allocations = self._timeline.events, self._timeline.allocations
+        made = (
+            allocations[event - 1]
+            for call in self._calls
+            if fold(call.origin.module)[0] == module and call.origin.line
+            for event in events[call.start : call.stop]
+            if event > 0 and allocations[event - 1].dtype
+        )
+        found = max(made, key=lambda one: one.nbytes, default=None)
+        return found.origin if found is not None else None
+
+    def zeroed_gradients(self) -> Origin | None:
+        """Return where gradients were set to zero, and so kept."""
+        allocations = self._timeline.allocations
+        for call in self._calls:
+            if call.origin.operator.partition(".")[0] in _ZERO:
+                kinds = (allocations[one - 1].kind for one in call.reads if one > 0)
+                if Kind.GRADIENT in kinds:
+                    return call.origin
+        return None
 
     def places(self, operator: str) -> Iterator[Origin]:
         """Yield where an operator was called, outside of the backward."""

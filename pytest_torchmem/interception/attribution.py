@@ -42,6 +42,7 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _TRITON = os.path.join(os.sep, "triton", "runtime", "")
 #: ``typing_extensions.deprecated`` stands around functions of torch.
 _DEPRECATED = os.sep + "typing_extensions.py"
+_CALLS_OF_MODULES = sys.modules[nn.Module.__module__].__file__
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _OWN_ROOT = _PACKAGE + os.sep
 #: Frames of these files end the search for a user's line: beyond them is who asked for the trace.
@@ -175,6 +176,8 @@ class Attribution:
                 made_by = made_by._replace(line=_line_of_asker(frame))
             called = self._origins[key] = Called(made_by)
             self.facts.calls.append(called)
+            if phase is Phase.FORWARD and task == -1 and (site := _site_of(frame)) is not None:
+                self.facts.sites[made_by] = site
             if phase is Phase.FORWARD:
                 self._forward_lines.setdefault((module, operator), line)
         called.times += 1
@@ -453,6 +456,21 @@ def line_of_program() -> str:
             return f"{short_path(filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def _site_of(frame: FrameType | None) -> tuple[CodeType, int] | None:
+    """Return the program's code that runs and the place in it; ``None`` if it has called a module,
+    whose operators are its own.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == _CALLS_OF_MODULES:
+            return None
+        kind = _classify(code.co_filename)
+        if kind != _SKIP:
+            return (code, frame.f_lasti) if kind == _USER else None
+        frame = frame.f_back
+    return None
 
 
 def _line_of_asker(frame: FrameType | None) -> str:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -134,6 +135,8 @@ class FactCollector:
         """The device that autocast is asked for."""
         self.calls: list[Called] = []
         """Each operator at each place."""
+        self.sites: dict[Origin, tuple[CodeType, int]] = {}
+        """The code that called a function of torch which called an operator, and where in it."""
         self.broadcasts: dict[Origin, str] = {}
         """Where an operator's output has more elements than any input, and the inputs' shapes."""
         self._modes: dict[tuple[str, str], set[Numbers]] = {}

@@ -99,6 +99,8 @@ class MemoryProfile(ComputedLater):
     """Where operators made more elements than any input has, and the inputs' shapes."""
     callers: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
     """Outermost modules of installed libraries, and the lines of the program that call them."""
+    functions: tuple[tuple[Origin, str], ...] = field(default=(), repr=False, compare=False)
+    """Functions that the program's source calls where operators of other names run."""
     timeline: Timeline = field(default=Timeline(), repr=False)
     calls: tuple[OperatorCall, ...] | None = field(default=None, repr=False, compare=False)
     """The operators that ran, in order; ``None`` for a measurement."""
@@ -119,12 +121,13 @@ class MemoryProfile(ComputedLater):
     rank: int | None = None
     """Which of them this one is."""
     _later: dict[str, Later] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What ``facts``, ``calls`` and ``reserved_peak`` are computed by, until they are read."""
+    """What ``facts``, ``functions``, ``calls`` and ``reserved_peak`` are computed by, until they
+    are read."""
 
     def __post_init__(self) -> None:
         if self.replay is not None:
             object.__setattr__(self, "reserved_peak", Later(partial(_reserved, self.replay)))
-        self._put_off("facts", "calls", "reserved_peak")
+        self._put_off("facts", "functions", "calls", "reserved_peak")
 
     if not TYPE_CHECKING:
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from pytest_torchmem.diagnosis.causes import Cause
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row, Total
 from pytest_torchmem.figures import title
+from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold, prefixes, unfold
 from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.reports.layout import joined, width, wrapped
@@ -31,7 +33,8 @@ def leading_change(changes: Sequence[Change], diagnosis: Diagnosis | None) -> Ch
 def why(diagnosis: Diagnosis) -> str:
     """Return in one part of a sentence why memory grew, or else what is new."""
     if diagnosis.causes:
-        return diagnosis.causes[0].text
+        text, (operator, name) = diagnosis.causes[0].text, _function(diagnosis)
+        return re.sub(rf"{re.escape(operator)}(?![\w.])", name, text, count=1) if name else text
     row = leading_row(diagnosis)
     if row is not None:
         return f"{describe(row)}"
@@ -44,17 +47,36 @@ def place(diagnosis: Diagnosis) -> str:
     """Return who allocates what grew: operator, module and line, and of a library's module the
     program's line that calls it.
     """
+    operator, name = _function(diagnosis)
     for cause in diagnosis.causes[:1]:
         if (made := cause.origin) is not None:
             caller = _caller(diagnosis, made.module, made.line)
+            made = made._replace(operator=name or operator)
             return joined(_place_of_origin(made), caller)
     row = leading_row(diagnosis)
     if row is not None:
         caller = _caller(diagnosis, row.what.module, row.what.line)
-        return joined(place_of(row.what, row.module), caller)
+        what = row.what._replace(source=name) if name else row.what
+        return joined(place_of(what, row.module), caller)
     for total in diagnosis.difference.totals[:1]:
         return place_of(total.largest, total.module)
     return ""
+
+
+def _function(diagnosis: Diagnosis) -> tuple[str, str]:
+    """Return the operator to name, and both it and the function that the program calls there, ""
+    where that is the operator.
+    """
+    origin = next((cause.origin for cause in diagnosis.causes[:1]), None)
+    row = leading_row(diagnosis)
+    if origin is not None:
+        key = fold(origin.module)[0], origin.operator, origin.line
+    elif row is not None and row.what.role != Role.GRADIENT_TEMPORARY.value:
+        key = row.what.module, row.what.source, row.what.line
+    else:
+        return "", ""
+    name = diagnosis.functions.get(key, "")
+    return key[1], f"{name} ({key[1]})" if name else ""
 
 
 def leading_row(diagnosis: Diagnosis) -> Row | None:

@@ -14,7 +14,7 @@ from pytest_torchmem.snapshots.plain import size, sized, table_of
 from pytest_torchmem.units import format_size
 
 _KEYS = {"at", "groups", "rest"}
-_FORMER_ROLES = {"gradient in passing": Role.GRADIENT_TEMPORARY.value}
+_FORMER_ROLES: dict[Any, str] = {"gradient in passing": Role.GRADIENT_TEMPORARY.value}
 """What snapshots of before call some roles."""
 _TENSOR = re.compile(r"(\w+)\[([0-9, ]*)\]")
 _COLUMNS = 9
@@ -80,8 +80,8 @@ def _group(row: Any, at: list[str], where: str) -> Group:
     numbers = [nbytes, *counts]
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
         raise SnapshotError(f"{where} has bytes or counts that are not whole numbers")
-    role, module, places, source, tensor, line = texts
-    role = _FORMER_ROLES.get(role, role)
+    former, module, places, source, tensor, line = texts
+    role = str(_FORMER_ROLES.get(former, former))
     dtype, shape = _tensor(tensor, where)
     what = What(role, module, source, dtype, shape, line, nbytes)
     return Group(what, {m: n for m, n in zip(at, counts, strict=True) if n}, places)

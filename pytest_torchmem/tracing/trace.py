@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import fx, nn
@@ -19,6 +19,7 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.distributed.modules import refuse_wrapped
 from pytest_torchmem.interception.distributed.world import world_entered
 from pytest_torchmem.interception.fingerprint import Program, fingerprint_of_step
+from pytest_torchmem.interception.functions import functions_called
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.optimizer_states import OptimizerStates
@@ -329,7 +330,13 @@ def _profile(
     )
     calls = ledger.on(machine.device).calls or []
     noted = Later(partial(facts.facts, [call[2] for call in calls]))
-    seen = cast(Facts, noted), tuple(facts.broadcasts.items()), tuple(facts.callers.items())
+    functions = Later(lambda: tuple(functions_called(facts.sites.items())))
+    seen = _Seen(
+        cast(Facts, noted),
+        tuple(facts.broadcasts.items()),
+        tuple(facts.callers.items()),
+        cast(Any, functions),
+    )
     ran = compiled.level, tuple(compiled.graphs)
     about = machine, workload, warnings, interceptor.parts.values.known_are, seen, ran
     reported = [
@@ -376,12 +383,21 @@ def _is_of_host_and_gpu(error: RuntimeError) -> bool:
     return text.startswith(ON_TWO_DEVICES) and "cpu" in text and "cuda" in text
 
 
+class _Seen(NamedTuple):
+    """What a profile says of the step beside its memory, by the names of its fields."""
+
+    facts: Facts
+    broadcasts: tuple[tuple[Origin, str], ...]
+    callers: tuple[tuple[str, str], ...]
+    functions: tuple[tuple[Origin, str], ...]
+
+
 def _profile_of(
     machine: Target,
     workload: str,
     warnings: tuple[str, ...],
     values: str,
-    seen: tuple[Facts, tuple[tuple[Origin, str], ...], tuple[tuple[str, str], ...]],
+    seen: _Seen,
     ran: tuple[str, tuple[fx.GraphModule, ...]],
     ledger: DeviceLedger,
     memory: DeviceMemory | None,
@@ -403,9 +419,10 @@ def _profile_of(
         library_answers=_answers(ledger),
         questions=tuple(sorted(ledger.questions)),
         values=values,
-        facts=seen[0],
-        broadcasts=seen[1],
-        callers=seen[2],
+        facts=seen.facts,
+        broadcasts=seen.broadcasts,
+        callers=seen.callers,
+        functions=seen.functions,
         level=ran[0],
         graphs=ran[1],
         timeline=timeline,

@@ -135,7 +135,7 @@ def strided_values(wrong: bool) -> Step:
 
 @planted(
     "attention",
-    "attention fell from flash to a softmax that no",
+    "attention fell from flash to eager",
     "Decoder.blocks.*",
     "softmax",
     ("cpu",),
@@ -781,7 +781,7 @@ def tables_of_their_own(wrong: bool) -> Step:
     return nn.Sequential(*layers), (torch.zeros(8, 64),), {}
 
 
-@planted("float64", "float64 comes from aten::", "", "aten::", ("cpu",))
+@planted("float64", "float64 comes from torch.tensor (aten::lift_fresh)", "", "aten::", ("cpu",))
 def constant_of_numpy(wrong: bool) -> Step:
     def run(device: str) -> None:
         values = [0.5] * 256
@@ -841,7 +841,29 @@ def cells_in_a_loop(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("given", "is given [4, 64, 32], and was given [4, 32]", "Pooled.head", "aten::", ("cpu",))
+@planted("operators", "F.one_hot (aten::zeros)", "OneHot", "F.one_hot (aten::", ("cpu",))
+def one_hot_instead_of_embedding(wrong: bool) -> Step:
+    class OneHot(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(WORDS, 8))
+
+        def forward(self, words: Tensor) -> Tensor:
+            if wrong:
+                hot = F.one_hot(words, WORDS)  # here: one_hot_instead_of_embedding
+                return hot.to(self.table.dtype) @ self.table
+            return F.embedding(words, self.table)
+
+    return OneHot(), (ids(),), {}
+
+
+@planted(
+    "given",
+    "is given [4, 64, 32] of aten::embedding, and was given",
+    "Pooled.head",
+    "aten::",
+    ("cpu",),
+)
 def every_position(wrong: bool) -> Step:
     class Pooled(nn.Module):
         def __init__(self) -> None:
@@ -967,7 +989,13 @@ def outputs_kept_beside_their_sum(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("loss", "aten::_log_softmax is called twice, and was once", "", "aten::", ("cpu",))
+@planted(
+    "loss",
+    "F.cross_entropy (aten::_log_softmax) is called twice, and was once",
+    "",
+    "aten::",
+    ("cpu",),
+)
 def another_loss(wrong: bool) -> Step:
     def run(device: str) -> None:
         model, targets = nn.Linear(16, 400).to(device), torch.zeros(64, dtype=torch.long)
@@ -996,7 +1024,9 @@ def gradients_of_each_sample(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("layer", "Boxes.boxes is Linear(out_features=48), and was", "", "aten::", ("cpu",))
+@planted(
+    "layer", "Boxes.boxes is Linear(out_features=48), and was", "Boxes.boxes", "aten::", ("cpu",)
+)
 def more_boxes(wrong: bool) -> Step:
     """A layer of which only what is computed of its output is large."""
 
@@ -1007,8 +1037,8 @@ def more_boxes(wrong: bool) -> Step:
             self.register_buffer("table", torch.zeros(1 << 20))
 
         def forward(self, x: Tensor) -> Tensor:
-            boxes = self.boxes(x).view(-1, 1, 4)
-            return torch.maximum(boxes, x.new_zeros(1, 500, 4)).square().sum()  # here: more_boxes
+            boxes = self.boxes(x).view(-1, 1, 4)  # here: more_boxes
+            return torch.maximum(boxes, x.new_zeros(1, 500, 4)).square().sum()
 
     return Boxes(), (torch.zeros(64, 8),), {}
 
@@ -1089,7 +1119,7 @@ def no_longer_compiled(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("compiled", "planted.py:1101 is new", "", "aten::", ("cpu",))
+@planted("compiled", "torch.compile at tests/diagnosis/planted.py:", "", "aten::", ("cpu",))
 def newly_compiled(wrong: bool) -> Step:
     class Powers(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -1169,7 +1199,13 @@ def no_longer_packed(wrong: bool) -> Step:
     return Tagger(), (torch.zeros(16, LENGTH, WIDTH),), {}
 
 
-@planted("given", "UpThenMix.mix is given [4, 32, 64, 64], and", "UpThenMix", "aten::", ("cpu",))
+@planted(
+    "given",
+    "UpThenMix.mix is given [4, 32, 64, 64] of aten::upsample_nearest2d, and",
+    "UpThenMix",
+    "aten::",
+    ("cpu",),
+)
 def upsampled_too_early(wrong: bool) -> Step:
     class UpThenMix(nn.Module):
         def __init__(self) -> None:

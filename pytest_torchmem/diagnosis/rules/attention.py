@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, counts_of, rule
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
@@ -46,7 +48,7 @@ def attention_fell(evidence: Evidence) -> Cause | None:
         found = cause(
             "attention", at_line, before=before, now=now, reason=_reason(evidence, row.what.line)
         )
-        return found and Cause(found.rule, found.values, row, found.nbytes)
+        return found and replace(found, row=row)
     return _by_calls(evidence)
 
 

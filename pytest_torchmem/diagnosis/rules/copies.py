@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule
@@ -26,13 +27,19 @@ def kept_twice(evidence: Evidence) -> Cause | None:
         if counted is not None and counted.now <= counted.before:
             continue  # it copied before, too: the copy lives longer
         copied = evidence.ran.original_of(evidence.first(row), _COPIES)
-        if copied is None:
-            continue
+        if copied is None or _is_new(evidence, copied):
+            continue  # who makes what is copied is nearer to the cause
         rows = [one for one in evidence.came() if _is_of_copy(one, row)]
         values = {"operator": source, "does": _does(row, copied)}
         found = cause("copy", rows, original=_called(evidence, copied), **values)
-        return found and Cause(found.rule, found.values, row, found.nbytes)
+        return found and replace(found, row=row)
     return None
+
+
+def _is_new(evidence: Evidence, one: Allocation) -> bool:
+    """Tell whether what made a tensor is called more often than it was."""
+    counted = evidence.counted(one.origin.operator) if one.kind not in _STANDING else None
+    return counted is not None and counted.rose
 
 
 def _is_of_copy(row: Row, copy: Row) -> bool:

@@ -78,8 +78,16 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
         module = evidence.module(pattern, numbers)
         found = cause(name, rows, module=module, now=text, before=was)
         if found is not None and (best is None or found.nbytes > best.nbytes):
-            best = found
+            best = _placed_in(evidence, pattern, found)
     return best
+
+
+def _placed_in(evidence: Evidence, pattern: str, found: Cause) -> Cause:
+    """Return a cause with a place in the module that it is about, where it explains others, too."""
+    own = [row for row in found.rows if within(pattern, row.what.module) and row.what.line]
+    if own:
+        return replace(found, row=shown_by(own))
+    return replace(found, origin=evidence.ran.largest_in(pattern))
 
 
 def _attributes(text: str) -> str:
@@ -231,19 +239,20 @@ def given_more(evidence: Evidence) -> Cause | None:
     begun = min((evidence.order(row) for row in own if within(first, row.what.module)), default=0)
     if any(_is_resized(row) and evidence.order(row) < begun for row in evidence.came(*_MADE)):
         return None  # who made what the layer is given is nearer to the cause
-    module = evidence.module(first, numbers)
-    found = cause("given", rows, module=module, now=shape, before=was)
-    made = _new_input(evidence, [row for row in own if within(first, row.what.module)])
-    return found and replace(found, row=shown_by(own or rows), origin=made)
+    made = _maker_of(evidence, first, shape)
+    values = {"now": f"{shape} of {made.operator}" if made else shape, "before": was}
+    found = cause("given", rows, module=evidence.module(first, numbers), **values)
+    placed = [row for row in own if within(first, row.what.module)]
+    counted = evidence.counted(made.operator) if made is not None else None
+    origin = made if counted is not None and counted.rose else None  # else what it is given to
+    return found and replace(found, row=shown_by(placed or own or rows), origin=origin)
 
 
-def _new_input(evidence: Evidence, rows: list[Row]) -> Origin | None:
-    """Return who made what a layer reads, where that is called more often than it was."""
-    for row in rows:
-        for read in evidence.ran.read(evidence.first(row)):
-            counted = evidence.counted(read.origin.operator)
-            if counted is not None and counted.rose and read.origin.line:
-                return read.origin
+def _maker_of(evidence: Evidence, module: str, shape: str) -> Origin | None:
+    """Return who made what a layer is given now."""
+    for read in evidence.ran.read_in(module):
+        if str([*read.shape]) == shape and read.origin.operator and read.origin.line:
+            return read.origin
     return None
 
 

@@ -16,7 +16,7 @@ _FORWARD = ("forward_peak", "retained")
 _OF_GRAPHS = (Role.EARLIER.value, Role.HELD.value, Role.SAVED.value, Role.GRADIENT.value)
 
 
-@rule("graph kept", "backward({option}=True) at {line} keeps its graph{holder}", sure=True)
+@rule("graph kept", "backward({option}=True) at {line} {news} its graph{holder}", sure=True)
 def graph_kept(evidence: Evidence) -> Cause | None:
     """A backward is asked to leave its graph what it has saved, or to make another graph."""
     before, now = (one.facts.get(BACKWARD, {}) for one in (evidence.before, evidence.now))
@@ -26,7 +26,9 @@ def graph_kept(evidence: Evidence) -> Cause | None:
         rows = [*evidence.came(*_OF_GRAPHS)]
         line = now[option].partition(", ")[2] or "some line"
         holder = _holder(evidence, rows).replace("the graph of ", "")
-        return cause("graph kept", rows, option=option, line=line, holder=holder)
+        values = {"option": option, "line": line, "holder": holder}
+        news = "keeps" if _calls(before, option) else "is new, and keeps"
+        return cause("graph kept", rows, news=news, **values)
     return None
 
 
@@ -58,7 +60,7 @@ def _calls(facts: Mapping[str, str], name: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-@rule("gradients kept", "gradients of an earlier backward are alive in the {phase}")
+@rule("gradients kept", "gradients of an earlier backward are alive in the {phase}: {why}")
 def gradients_kept(evidence: Evidence) -> Cause | None:
     """``zero_grad(set_to_none=False)``, or none at all: gradients stay between two steps."""
     moment, before = evidence.difference.moment, evidence.before.alive
@@ -68,7 +70,13 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
     rows = [*evidence.came(Role.GRADIENT.value)]
     if phase == "backward":  # where they are made anyway: only what was there all along counts
         rows = [row for row in rows if _in_forward(evidence, row)]
-    return cause("gradients kept", rows, phase=phase)
+    zeroed = evidence.ran.zeroed_gradients()
+    if zeroed is not None:
+        why = "they are set to zero, and not to none"
+    else:
+        why = "nothing sets them to none before it"
+    found = cause("gradients kept", rows, phase=phase, why=why)
+    return found and replace(found, origin=zeroed)
 
 
 def _in_forward(evidence: Evidence, row: Row) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pytest_torchmem.diagnosis.causes import (
     WEIGHTY,
@@ -38,7 +39,7 @@ def other_operators(evidence: Evidence) -> Cause | None:
     instead = f" in the place of {_listed(gone)}" if gone else ""
     text = f"{_listed(own)}{_makes(evidence, own)}" if gone else _calls(own, more)
     found = cause("operators", rows, came=text, gone=instead)
-    return found and Cause(found.rule, found.values, first, found.nbytes)
+    return found and replace(found, row=first)
 
 
 @rule("larger", "{operator} makes {now}, and made {before}", last=True)
@@ -60,7 +61,7 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
         now=first.what.tensor,
         before=was if first.before.dtype == first.what.dtype else first.before.tensor,
     )
-    return found and Cause(found.rule, found.values, first, found.nbytes)
+    return found and replace(found, row=first)
 
 
 def _follows_new_operators(evidence: Evidence, first: Row) -> bool:

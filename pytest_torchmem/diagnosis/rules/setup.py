@@ -80,11 +80,14 @@ def another_loss(evidence: Evidence) -> Cause | None:
     rising = [name for name, one in counts.items() if one.before and one.rose]
     if not rising or calls or evidence.about(INPUTS):
         return None
-    lines = {origin.line for name in rising for origin in evidence.ran.places(name)} - {""}
-    rows = [row for row in evidence.came() if row.what.line in lines]
+    places = [origin for name in rising for origin in evidence.ran.places(name) if origin.line]
+    rows = [row for row in evidence.came() if row.what.line in {one.line for one in places}]
+    known = {what.line for what in evidence.known()}
+    new = (one for one in places if one.operator == rising[0] and one.line not in known)
     one = counts[rising[0]]
     now, before = times(one.now), times(one.before)
-    return cause("loss", rows, operator=rising[0], now=now, before=before)
+    found = cause("loss", rows, operator=rising[0], now=now, before=before)
+    return found and replace(found, origin=next(new, None))
 
 
 def _called_at(evidence: Evidence, module: str) -> str:
@@ -293,7 +296,7 @@ def untied(evidence: Evidence) -> Cause | None:
         if found is not None:
             rows = [row for row in rows if _is_of(row, owner)]
             values = {"parameter": evidence.short(change.name), "other": evidence.short(other)}
-            return Cause(found.rule, values, shown_by(rows), found.nbytes)
+            return replace(found, values=values, row=shown_by(rows))
     return None
 
 
@@ -396,7 +399,7 @@ def another_size(evidence: Evidence) -> Cause | None:
         before=str(list(first.before.shape)),
     )
     own = [row for row in evidence.came() if row.module == first.module and row.what.line]
-    return Cause(found.rule, found.values, shown_by(own), found.nbytes) if found and own else found
+    return replace(found, row=shown_by(own)) if found and own else found
 
 
 def _size_of_no_layer(evidence: Evidence) -> Cause | None:

@@ -10,7 +10,7 @@ from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.facts import INPUTS, MODES
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
-from pytest_torchmem.profile.timeline import Allocation, Kind
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.snapshots.alive import What
 
 _DOUBLE = ("float64", "complex128")
@@ -36,19 +36,19 @@ def broadcast(evidence: Evidence) -> Cause | None:
     """A pointwise operator got shapes that do not match, and made their product."""
     if any(change.before for change in evidence.about(INPUTS)):
         return None  # larger inputs make larger products
-    places: dict[tuple[str, str], list[str]] = {}
+    places: dict[tuple[str, str], list[tuple[Origin, str]]] = {}
     for origin, shapes in evidence.ran.broadcasts.items():
-        places.setdefault((fold(origin.module)[0], origin.line), []).append(shapes)
+        places.setdefault((fold(origin.module)[0], origin.line), []).append((origin, shapes))
     for row in evidence.came():
         what = row.what
-        for shapes in places.get((what.module, what.line), ()):
+        for origin, shapes in places.get((what.module, what.line), ()):
             made = shapes.rpartition(" made ")[2]
             if not _is_made(what, made) or _was_broadcast(evidence, what, made):
                 continue
             alike = [one for one in evidence.came() if str(list(one.what.shape)) == made]
             rows = [row, *(one for one in alike if one is not row)]
             found = cause("broadcast", rows, shapes=shapes)
-            return found and Cause(found.rule, found.values, row, found.nbytes)
+            return found and replace(found, row=row, origin=origin)
     return None
 
 
@@ -106,7 +106,7 @@ def _from(
     found = cause(name, rows, source=source, **values)
     used = [row for row in rows if row.what.line]
     place = min(used or rows, key=evidence.order)
-    return found and Cause(found.rule, found.values, place, found.nbytes, origin)
+    return found and replace(found, row=place, origin=origin)
 
 
 @rule("autocast cache", "autocast keeps {copies} in its cache", sure=True)
