@@ -217,18 +217,19 @@ def given_more(evidence: Evidence) -> Cause | None:
     if any(change.before for change in evidence.about(INPUTS)) or layer_gone(evidence):
         return None  # which says why
     larger: dict[str, tuple[str, str, str]] = {}
+    shapes: set[str] = set()  # which a layer may save
     for pattern, (before, now) in changed_texts(evidence, GIVEN):
         old, new = layers_of(before), layers_of(now)
         came = [shape for shape in new if shape not in old]
         gone = [shape for shape in old if shape not in new]
         if came and gone and element_count(came[0]) > element_count(gone[0]):
             larger[pattern] = came[0], gone[0], new[came[0]]
+            shapes.update(came)
     if not larger:
         return None
     first, (shape, was, numbers) = next(iter(larger.items()))  # in the order of their calls
     own = [row for row in evidence.came() if any(within(one, row.what.module) for one in larger)]
     around = {path for one in larger for path in ("", *prefixes(one))}
-    shapes = {text for one in larger.values() for text in one[:1]}  # which a layer may save
     rows = own + [
         row
         for row in evidence.came(*_MADE, *_PASSING)
