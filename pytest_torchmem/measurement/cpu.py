@@ -42,7 +42,8 @@ def measure(
     Models and tensors are copied to the device first, so the caller's own do not change; what a
     callable uses in other ways, such as a closure, is not copied. Random states are restored. The
     garbage collector is off during the step: memory that only a reference cycle keeps alive is not
-    freed. ``gpu`` and ``host`` are those of this machine, whatever is given.
+    freed. What ``torch.compile`` takes on the host while it compiles, and gives back by the end, is
+    left out. ``gpu`` and ``host`` are those of this machine, whatever is given.
 
     On ``"cuda"``, the current CUDA device, the profile is a ``MeasuredProfile``, which also has the
     peaks of the bytes that the caching allocator allocated and reserved. Memory that was in use

@@ -21,6 +21,7 @@ import torch
 from torch.autograd.profiler import profile
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.measurement.compilations import compiles, without_compilations
 from pytest_torchmem.measurement.other_threads import MemoryEvent, with_other_threads
 from pytest_torchmem.step.global_state import environment
 from pytest_torchmem.step.phases import engine_runs, outermost_module_calls
@@ -90,6 +91,7 @@ def recording() -> Iterator[Recording]:
 def _read(roots: list[Any], recorded: Recording) -> None:
     """Flatten the profiler's event tree; the order of events is that of their time stamps."""
     events, ranges = recorded.events, recorded.ranges
+    compilations: list[tuple[int, int]] = []
 
     def works(within: tuple[Range, ...], time: int) -> None:
         for found in within:
@@ -111,6 +113,8 @@ def _read(roots: list[Any], recorded: Recording) -> None:
                     works(open_ranges, time)
             continue
         name = node.name
+        if compiles(name):
+            compilations.append((node.start_time_ns, node.end_time_ns))
         if name.startswith(OPTIMIZER_STEP):
             works(open_ranges, node.start_time_ns)  # in a hook of the backward, say
         if name.startswith(MARKS):
@@ -122,7 +126,7 @@ def _read(roots: list[Any], recorded: Recording) -> None:
         inner = (*path, name)
         pending.extend((child, inner, open_ranges) for child in reversed(node.children))
     events.sort(key=lambda event: event.time)
-    recorded.events = with_other_threads(events)
+    recorded.events = without_compilations(with_other_threads(events), compilations)
     ranges.sort(key=lambda found: (found.start, -found.stop))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -94,7 +95,8 @@ def outermost_module_calls(within: _Within) -> Iterator[None]:
     # where there is none (torch/csrc/autograd/profiler_python.cpp, recordPyCall).
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
-        if depth or threading.get_ident() != thread:
+        # Where Dynamo follows a program it takes this for true: its graph is what it would be.
+        if torch.compiler.is_compiling() or depth or threading.get_ident() != thread:
             return original(self, *args, **kwargs)
         depth += 1
         try:

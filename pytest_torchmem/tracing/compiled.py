@@ -26,6 +26,7 @@ from pytest_torchmem.profile.timeline import Kind, Origin
 from pytest_torchmem.step.global_state import eager, when_compiler_is_used
 from pytest_torchmem.torch_private.compilers import compiler
 from pytest_torchmem.torch_private.patching.module_calls import module_calls_as_they_were
+from pytest_torchmem.torch_private.patching.registrations import own_step_hooks, step_wrapper
 from pytest_torchmem.tracing.lowering import Lowering
 
 if TYPE_CHECKING:
@@ -202,9 +203,11 @@ class Compiled:
         code = args[0].f_code
         if is_own(code):
             return compiler.as_it_is(with_calls=code.co_name not in CALL_MODULES)
+        if code is step_wrapper():  # what notes an optimizer's step is called by it
+            return compiler.as_it_is(with_calls=False)
         self._codes[id(code)] = code
         try:
-            with compiler.collected_at_end(), self._making_graphs():
+            with compiler.hooks_passed_over(own_step_hooks()), self._making_graphs():
                 return convert(*args)
         except Exception as error:
             if not isinstance(getattr(error, "inner_exception", None), _RunsAsItIs):

@@ -60,9 +60,7 @@ def program(
     return step
 
 
-def as_measured(profile: MemoryProfile, step: Callable[[], Any], *, first: bool = True) -> bool:
-    if first:
-        measure(step)  # what a process lowers first, it allocates more for
+def as_measured(profile: MemoryProfile, step: Callable[[], Any]) -> bool:
     torch._dynamo.reset()
     measured = measure(step)
     names = ("peak", "end")
@@ -492,7 +490,45 @@ def test_compiled_autograd_is_profiled_as_compiled(device: str) -> None:
     assert (profile.level, profile.warnings, devices) == ("aot", (), {device})
     if device == "cpu":
         skip_estimates(profile)
-        assert as_measured(profile, step, first=False)
+        assert as_measured(profile, step)
+
+
+def test_what_a_compilation_takes_for_a_moment_is_in_neither_figure() -> None:
+    """States of random generators; and an optimizer that is compiled does not live on."""
+    refs: list[weakref.ref[Any]] = []
+
+    def step() -> None:
+        layer = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(layer.parameters(), momentum=0.9)
+        forward = torch.compile(lambda x: layer(x), backend="aot_eager")
+        update = torch.compile(lambda: optimizer.step(), backend="aot_eager")
+        for _ in range(2):
+            with _enable(torch.compile(backend="aot_eager")):
+                forward(torch.ones(4, 8)).sum().backward()
+            update()
+            optimizer.zero_grad()
+        refs.append(weakref.ref(optimizer))
+
+    profile = trace(step, host="here")
+    assert as_measured(profile, step)
+    assert profile.optimizer_peak
+    assert [one() for one in refs] == [None, None]
+
+
+def test_a_compiled_function_that_calls_a_module_is_measured_as_one_graph() -> None:
+    def step() -> None:
+        layer = nn.Linear(8, 8)
+
+        def forward(x: Tensor) -> Tensor:
+            made = layer(x)
+            torch._dynamo.graph_break()
+            return made.exp()
+
+        compiled = torch.compile(forward, backend="aot_eager")
+        for _ in range(2):
+            compiled(torch.ones(4, 8)).sum().backward()
+
+    assert as_measured(trace(step, host="here"), step)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

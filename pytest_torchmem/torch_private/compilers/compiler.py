@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 from collections import defaultdict
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
-from types import CodeType, FrameType, SimpleNamespace
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -71,6 +70,7 @@ _INIT_GROUP = "_init_group"
 _utilities: Callable[[], Any] = private_if_imported("torch._dynamo.utils")
 _run_node: Callable[[], Any] = private_if_imported("torch._dynamo.utils.run_node")
 _pgo: Callable[[], Any] = private_if_imported("torch._dynamo.pgo")
+_PASSED_OVER = "ignore_logging_functions"
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 _FLEX_OPERATOR = "flex_attention"
 _NOT_COMPILED = (None, False)
@@ -256,20 +256,20 @@ def is_internal(error: Exception) -> bool:
 
 
 @contextmanager
-def collected_at_end() -> Iterator[None]:
-    """Have the garbage of a compilation collected when nothing of it runs any more.
+def hooks_passed_over(hooks: Iterable[Callable[..., Any]]) -> Iterator[None]:
+    """Have Dynamo, on this thread, pass over calls of some functions instead of breaking its graph.
 
-    Dynamo leaves frames in cycles, with the optimizers that it met, and collects them at its own
-    end (torch/_dynamo/convert_frame.py, ``_compile``), where more is still held in a trace.
+    ``torch._dynamo.config.ignore_logging_functions`` (torch/_dynamo/variables/builder.py). Where a
+    graph breaks within a loop over hooks, Dynamo's variables of the loop hold the frame, and with
+    it the optimizer, until Python collects garbage.
     """
-    wanted: list[int] = []
-    instead = SimpleNamespace(collect=lambda generation=2: wanted.append(generation))
-    try:
-        with replaced(_convert_frame(), gc=instead):
-            yield
-    finally:
-        if wanted:
-            gc.collect(max(wanted))
+    config = import_module("torch._dynamo.config")
+    known = getattr(config, _PASSED_OVER, None)
+    if known is None:
+        yield
+        return
+    with config.patch({_PASSED_OVER: {*known, *hooks}}):
+        yield
 
 
 def run_uncompiled(code: CodeType) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 from torch.nn.modules import module as _module
@@ -46,6 +47,12 @@ class _Hooks(OrderedDict[int, _Hook]):
         """Return a copy of all, which nobody changes while it is gone through."""
         return [*self._before.values(), self._own, *super().values()]
 
+    def own(self) -> Iterator[_Hook]:
+        """Yield those that stand here beside what the program registers."""
+        if isinstance(self._before, _Hooks):
+            yield from self._before.own()
+        yield self._own
+
 
 @contextmanager
 def registrations_seen(parameter: _Hook, child: _Hook) -> Iterator[None]:
@@ -63,3 +70,16 @@ def optimizer_steps_seen(before: _Hook, after: _Hook | None = None) -> Iterator[
     tables = {name: _Hooks(getattr(_optimizer, name), own) for name, own in hooks.items()}
     with replaced(_optimizer, **tables):
         yield
+
+
+def own_step_hooks() -> list[_Hook]:
+    """Return the functions that ``optimizer_steps_seen`` now calls at each step."""
+    tables = (getattr(_optimizer, name) for name in (_BEFORE_STEP, _AFTER_STEP))
+    return [hook for table in tables if isinstance(table, _Hooks) for hook in table.own()]
+
+
+def step_wrapper() -> CodeType:
+    """Return the code that calls a step's hooks and the step (``Optimizer.profile_hook_step``)."""
+    wrapper: Any = _optimizer.Optimizer.profile_hook_step(step_wrapper)
+    code: CodeType = wrapper.__code__
+    return code
