@@ -3,7 +3,8 @@
 Dynamo records what it does as ranges of the profiler that end in ``(dynamo_timed)``
 (torch/_dynamo/utils.py, ``dynamo_timed``). In there it keeps the states of random generators (5,056
 bytes each), tries patterns on tensors, and folds constants. What outlives a compilation, such as
-the state of an optimizer, is the program's.
+the state of an optimizer, is the program's. A program that calls AOTAutograd itself, without
+``torch.compile``, has that in its step.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from collections.abc import Sequence
 from pytest_torchmem.measurement.other_threads import MemoryEvent
 
 _MARK = " (dynamo_timed)"
+_AUTOGRAD_ALONE = f"create_aot_dispatcher_function{_MARK}"
 
 
 def compiles(name: str) -> bool:
     """Return whether a recorded function is a part of a compilation."""
-    return name.endswith(_MARK)
+    return name.endswith(_MARK) and name != _AUTOGRAD_ALONE
 
 
 def without_compilations(
