@@ -106,11 +106,12 @@ def _change(before: Entry | None, now: Entry) -> str:
 
 
 def _prune(options: argparse.Namespace) -> int:
-    held = 0
+    held = found = 0
     for directory in options.directories or [Path()]:
         if not directory.is_dir():
             raise UsageError(f"{directory} is no directory")
         for orphan in _orphans_below(directory):
+            found += 1
             why = _why_kept(orphan, directory)
             if why:
                 held += 1
@@ -123,6 +124,8 @@ def _prune(options: argparse.Namespace) -> int:
                     remove(orphan)
             entries = "1 entry" if len(keys) == 1 else f"{len(keys)} entries"
             print(printable(f"{did} {orphan}: its test module no longer exists ({entries})"))
+    if not found:
+        print("nothing to remove: every snapshot file has its test module")
     return 1 if held else 0
 
 

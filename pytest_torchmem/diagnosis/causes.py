@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row
@@ -30,6 +30,13 @@ _OF_A_MOMENT = (
     Role.GRADIENT_TEMPORARY.value,
     Role.OPTIMIZER_TEMPORARY.value,
     Role.WORKSPACE.value,
+)
+_OF_FORWARD = (
+    Role.SAVED.value,
+    Role.ACTIVATION.value,
+    Role.HELD.value,
+    Role.EARLIER.value,
+    Role.RECOMPUTED.value,
 )
 _LONG = 30
 """A path of more letters is told without the model's name, which stands in the line below it."""
@@ -72,6 +79,11 @@ class Cause:
     def text(self) -> str:
         """The cause as a part of a sentence."""
         return RULES[self.rule].sentence.format(**self.values)
+
+    @property
+    def is_specific(self) -> bool:
+        """Whether it is more than what is told where nothing else is."""
+        return RULES[self.rule].rank < _LAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +241,16 @@ def shown_by(rows: Sequence[Row]) -> Row:
     lasting = [row for row in placed if row.what.role not in _OF_A_MOMENT]
     first = max(lasting, key=lambda row: row.change, default=largest)
     return first if first.change >= _MAIN * largest.change else largest
+
+
+def placed_in(evidence: Evidence, pattern: str, found: Cause) -> Cause:
+    """Return a cause with a place in the module that it is about: what its forward makes."""
+    own = [row for row in found.rows if within(pattern, row.what.module) and row.what.line]
+    made = [row for row in own if row.what.role in _OF_FORWARD]
+    if made:
+        return replace(found, row=shown_by(made))
+    origin = evidence.ran.largest_in(pattern)
+    return replace(found, row=shown_by(own) if own else found.row, origin=origin)
 
 
 def find_causes(evidence: Evidence) -> tuple[Cause, ...]:

@@ -443,7 +443,7 @@ def _circumstances(
     if comparison.workload_changed and inputs:
         changed = "; ".join(_input(*one) for one in inputs)
         yield f"The workload differs from the snapshot's: {changed}"
-    elif comparison.workload_changed:
+    elif comparison.workload_changed and not _is_told(diagnosis):
         yield (
             "The workload differs from the snapshot's: the shapes or dtypes of the inputs, or the "
             "sizes of the parameters, have changed"
@@ -458,6 +458,11 @@ def _circumstances(
             f"The stored workspaces were told by cuDNN {trace.cudnn_before}, and those of this run "
             f"by cuDNN {trace.cudnn}, which may be the cause"
         )
+
+
+def _is_told(diagnosis: Diagnosis | None) -> bool:
+    """Tell whether a cause says what of the workload is another."""
+    return any(cause.is_specific for cause in (diagnosis.causes[:1] if diagnosis else ()))
 
 
 def _input(name: str, before: str, now: str) -> str:

@@ -17,6 +17,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pytest_torchmem.interception.facts import is_installed
+
 _DEEPEST = 4
 _MOST_NODES = 100_000
 _NOT_OF_PROGRAMS = ("pytest_torchmem.", "torch.", "_pytest.", "pluggy.")
@@ -94,6 +96,8 @@ class Names:
         """The modules that these hold, and those of their own."""
         self._of_record = False
         """Whether what keeps a record is asked for: one within it is told by its type alone."""
+        self._outwards = 0
+        """How many objects of libraries are looked out of, each in the next."""
         for frame in _frames_of_program():
             for name, value in tuple(frame.f_locals.items()):
                 self._note(f"{name} of {frame.f_code.co_name}", value)
@@ -133,7 +137,7 @@ class Names:
 
     def _note(self, name: str, value: object) -> None:
         """Take note of a variable; those of outer functions stand for what inner ones have too."""
-        if isinstance(value, (Tensor, *_CONTAINERS)):
+        if isinstance(value, (Tensor, *_CONTAINERS)) or _is_of_library(value):
             self._variables[id(value)] = name
         elif isinstance(value, nn.Module):
             root = type(value).__name__ if name.startswith("self of ") else name
@@ -167,7 +171,23 @@ class Names:
     def _attribute_of(self, owner: object, key: str) -> str:
         """Return the name of an attribute, "" for those of a trace, which no program knows."""
         of_trace = f"{type(owner).__module__}.".startswith(_NOT_OF_PROGRAMS[0])
-        return _attribute(self._called(owner), key) if key and not of_trace else ""
+        if not key or of_trace:
+            return ""
+        return _attribute(self._called(owner), key) + self._around(owner)
+
+    def _around(self, owner: object) -> str:
+        """Return in words what of the program holds an object of a library's, such as a cache, ""
+        for any other.
+        """
+        if id(owner) in self._modules or self._outwards >= _DEEPEST or not _is_of_library(owner):
+            return ""
+        self._outwards += 1
+        try:
+            found = self._of(owner, {*self._ignore}, 0)
+        finally:
+            self._outwards -= 1
+        outermost = found.rpartition(" in ")[2]
+        return f" in {outermost}" if outermost else ""
 
     def _called(self, owner: object) -> str:
         if isinstance(owner, ModuleType | type):
@@ -181,6 +201,19 @@ class Names:
             return next((one for one in names if one and not one.startswith("the ")), name)
         finally:
             self._of_record = False
+
+
+def _is_of_library(value: object) -> bool:
+    """Tell whether a value is an instance of an installed library's class, and no module, and not
+    what a model returns, which is told by who keeps it.
+    """
+    if isinstance(value, (nn.Module, ModuleType, type)) or is_dataclass(value):
+        return False
+    owner = type(value).__module__
+    if f"{owner}.".startswith(_NOT_OF_PROGRAMS):
+        return False
+    file = getattr(sys.modules.get(owner), "__file__", None)
+    return isinstance(file, str) and is_installed(file)
 
 
 def _attribute(name: str, path: str) -> str:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, times, within
+from pytest_torchmem.diagnosis.causes import (
+    Cause,
+    Evidence,
+    cause,
+    placed_in,
+    rule,
+    shown_by,
+    times,
+    within,
+)
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layer_texts import (
     changed_alike,
@@ -78,16 +87,8 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
         module = evidence.module(pattern, numbers)
         found = cause(name, rows, module=module, now=text, before=was)
         if found is not None and (best is None or found.nbytes > best.nbytes):
-            best = _placed_in(evidence, pattern, found)
+            best = placed_in(evidence, pattern, found)
     return best
-
-
-def _placed_in(evidence: Evidence, pattern: str, found: Cause) -> Cause:
-    """Return a cause with a place in the module that it is about, where it explains others, too."""
-    own = [row for row in found.rows if within(pattern, row.what.module) and row.what.line]
-    if own:
-        return replace(found, row=shown_by(own))
-    return replace(found, origin=evidence.ran.largest_in(pattern))
 
 
 def _attributes(text: str) -> str:
@@ -245,7 +246,8 @@ def given_more(evidence: Evidence) -> Cause | None:
     found = cause("given", rows, module=evidence.module(first, numbers), **values)
     placed = [row for row in own if within(first, row.what.module)]
     counted = evidence.counted(made.operator) if made is not None else None
-    origin = made if counted is not None and counted.rose else None  # else what it is given to
+    is_new = counted is not None and counted.rose
+    origin = made if is_new or not placed else None  # else what it is given to
     return found and replace(found, row=shown_by(placed or own or rows), origin=origin)
 
 

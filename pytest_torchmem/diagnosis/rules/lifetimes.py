@@ -116,7 +116,7 @@ def held_between(evidence: Evidence) -> Cause | None:
     return cause("held between", rows, what=what)
 
 
-@rule("lives longer", "{tensors} of {operator} {live} longer than before{holder}", last=True)
+@rule("lives longer", "{what}", last=True)
 def lives_longer(evidence: Evidence) -> Cause | None:
     """The forward called the same operators as often, and what they made is freed later."""
     rows = [
@@ -132,15 +132,36 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     first = max(held or rows, key=lambda row: row.change * _age(evidence, row))
     count = first.count_now - first.count_before
     tensor = first.what.tensor or "memory"
-    found = cause(
-        "lives longer",
-        rows,
-        tensors=f"{count} × {tensor}" if count > 1 else tensor,
-        live="live" if count > 1 else "lives",
-        operator=first.what.source,
-        holder=_holder(evidence, [first]),
-    )
+    tensors = f"{count} × {tensor}" if count > 1 else tensor
+    what, holder = f"{tensors} of {first.what.source}", _holder(evidence, [first])
+    if _is_of_graph(rows, first, holder):
+        what = f"{holder.removeprefix(': ')} is kept, and was not, with {what}"
+    elif _is_known(evidence, first) or holder.startswith(_LASTING):
+        what = f"{what} {'live' if count > 1 else 'lives'} longer than before{holder}"
+    else:  # what is freed at once is in no snapshot
+        verb = "are" if count > 1 else "is"
+        what = f"{what} {verb} larger than before, or {verb} freed later{holder}"
+    found = cause("lives longer", rows, what=what)
     return found and replace(found, row=first)
+
+
+_LASTING = (": the list ", ": the dict ", ": the set ", ": the tuple ", ": the closure ")
+"""How the names of what outlives a function's variables begin; those of attributes have a dot."""
+_MANY = 3
+
+
+def _is_of_graph(rows: list[Row], first: Row, holder: str) -> bool:
+    """Tell whether a graph keeps what many operators have saved, and not one operator its own."""
+    saved = {row.what[1:3] for row in rows if row.what.role == Role.SAVED.value}
+    return first.what.role == Role.SAVED.value and len(saved) >= _MANY and _GRAPH in holder
+
+
+_GRAPH = "the graph of "
+
+
+def _is_known(evidence: Evidence, row: Row) -> bool:
+    """Tell whether the snapshot has such a tensor, at another moment."""
+    return any(one[1:5] == row.what[1:5] for one in evidence.known())
 
 
 def _age(evidence: Evidence, row: Row) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from pytest_torchmem.diagnosis.causes import (
     WEIGHTY,
@@ -13,10 +14,12 @@ from pytest_torchmem.diagnosis.causes import (
     cause,
     rule,
     shown_by,
+    times,
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
+from pytest_torchmem.profile.timeline import Allocation
 
 _MADE = (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.RECOMPUTED.value)
 _MOST_NAMES = 3
@@ -42,7 +45,7 @@ def other_operators(evidence: Evidence) -> Cause | None:
     return found and replace(found, row=first)
 
 
-@rule("larger", "{operator} makes {now}, and made {before}", last=True)
+@rule("larger", "{operator} makes {now}, and made {before}{given}", last=True)
 def larger_outputs(evidence: Evidence) -> Cause | None:
     """What an operator makes has another shape, and what is computed of it follows."""
     rows = [row for row in evidence.came() if _is_resized(row)]
@@ -54,14 +57,37 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
     if _follows_new_operators(evidence, first):
         return None
     was = str(list(first.before.shape))
+    given = _new_of_inputs(evidence, first)
     found = cause(
         "larger",
         evidence.came(),
         operator=first.what.source,
         now=first.what.tensor,
         before=was if first.before.dtype == first.what.dtype else first.before.tensor,
+        given=_given(evidence, given) if given is not None else "",
     )
-    return found and replace(found, row=first)
+    return found and replace(found, row=first, origin=given.origin if given is not None else None)
+
+
+def _new_of_inputs(evidence: Evidence, row: Row) -> Allocation | None:
+    """Return what an operator is given as large as what it makes, by one that is called more often
+    than it was.
+    """
+    size = prod(row.what.shape)
+    for read in evidence.ran.read(evidence.first(row)):
+        counted = evidence.counted(read.origin.operator)
+        is_large = read.dtype and prod(read.shape) >= size and read.origin.line
+        if is_large and counted is not None and counted.rose:
+            return read
+    return None
+
+
+def _given(evidence: Evidence, one: Allocation) -> str:
+    counted = evidence.counted(one.origin.operator)
+    assert counted is not None
+    called = f"is called {times(counted.now)}, and was {times(counted.before)}"
+    news = called if counted.before else "is new"
+    return f", given {one.dtype}{list(one.shape)} of {one.origin.operator}, which {news}"
 
 
 def _follows_new_operators(evidence: Evidence, first: Row) -> bool:
@@ -91,7 +117,7 @@ def _larger_before(evidence: Evidence) -> Cause | None:
             continue
         rows = [row for row in evidence.came() if row.what.line == what.line]
         values = {"operator": what.source, "now": what.tensor, "before": str(list(was.shape))}
-        return cause("larger", rows, **values)
+        return cause("larger", rows, given="", **values)
     return None
 
 

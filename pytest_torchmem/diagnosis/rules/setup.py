@@ -6,7 +6,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, times, within
+from pytest_torchmem.diagnosis.causes import (
+    Cause,
+    Evidence,
+    cause,
+    placed_in,
+    rule,
+    shown_by,
+    times,
+    within,
+)
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layer_texts import (
     element_count,
@@ -398,8 +407,7 @@ def another_size(evidence: Evidence) -> Cause | None:
         now=first.what.tensor,
         before=str(list(first.before.shape)),
     )
-    own = [row for row in evidence.came() if row.module == first.module and row.what.line]
-    return replace(found, row=shown_by(own)) if found and own else found
+    return found and placed_in(evidence, first.what.module, found)
 
 
 def _size_of_no_layer(evidence: Evidence) -> Cause | None:

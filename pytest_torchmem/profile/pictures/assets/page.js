@@ -234,7 +234,7 @@
       deepest = Math.max(deepest, depth);
       const box = element("div", `${node.n} ${size(node.b)}`);
       box.style.left = `${left}px`; box.style.width = `${span}px`; box.style.top = `${depth * 20}px`;
-      box.style.background = depth ? COLORS[hash(node.n) % COLORS.length] + "aa" : "#c9ced6";
+      box.style.background = depth ? COLORS[hash(node.n) % COLORS.length] + "66" : "var(--line)";
       box.title = `${path}\n${size(node.b)} (${node.b.toLocaleString("en-US")} bytes)`;
       box.addEventListener("click", () => flame(node === root ? data.flame : node));
       boxes.push(box);
@@ -324,7 +324,7 @@
     const text = (name, number) => !number ? "" : name === "calls" ? String(number)
       : name.endsWith("flops") ? count(number) : size(number);
     at("operators").replaceChildren(titles, ...rows.map((cells) => row(cells.map((cell, column) =>
-      isText(column) ? [cell, "name"] : [text(table.columns[column], cell), "number"]))));
+      isText(column) ? [cell, column < 2 ? "name" : "name line"] : [text(table.columns[column], cell), "number"]))));
   }
 
   /** Write operations as the rest of the package does: "1.46 G". */
