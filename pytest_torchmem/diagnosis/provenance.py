@@ -119,11 +119,11 @@ class Provenance:
         made = (
             allocations[event - 1]
             for call in self._calls
-            if fold(call.origin.module)[0] == module and call.origin.line
+            if fold(call.origin.module)[0] == module
             for event in events[call.start : call.stop]
             if event > 0 and allocations[event - 1].dtype
         )
-        found = max(made, key=lambda one: one.nbytes, default=None)
+        found = max(made, key=lambda one: (bool(one.origin.line), one.nbytes), default=None)
         return found.origin if found is not None else None
 
     def zeroed_gradients(self) -> Origin | None:
