@@ -36,15 +36,16 @@ def program(
     channels_last: bool = False,
     bias: bool = True,
     batch: int = 1,
+    wanted: tuple[bool, bool, bool] = (True, True, True),
 ) -> Callable[[], Tensor]:
-    """A convolution of small random sizes, all of whose arguments require gradients."""
+    """A convolution of small random sizes, of whose arguments those ``wanted`` get gradients."""
     shape = (channels, filters // groups) if transposed else (filters, channels // groups)
     input = torch.zeros(batch, channels, *SPACES[dims - 1], dtype=dtype)
     if channels_last and dims > 1:
         input = input.contiguous(memory_format=LAST[dims])
-    input.requires_grad_()
-    weight = torch.zeros(*shape, *[kernel] * dims, dtype=dtype, requires_grad=True)
-    added = torch.zeros(filters, dtype=dtype, requires_grad=True) if bias else None
+    input.requires_grad_(wanted[0])
+    weight = torch.zeros(*shape, *[kernel] * dims, dtype=dtype, requires_grad=wanted[1])
+    added = torch.zeros(filters, dtype=dtype, requires_grad=wanted[2]) if bias else None
     padding = kernel // 2
     if transposed:
         operator = TRANSPOSED[dims - 1]
@@ -81,6 +82,32 @@ def test_every_kind_of_convolution(
                 run
                 for number, (differs, run) in enumerate(grid(dims, dtype))
                 if number % 13 == part and not differs
+            )
+        )
+    )
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_gradients_that_are_not_wanted(dims: int, chance: random.Random) -> None:
+    """1 in 15 of them, by the kernels of ATen, as of a model whose weights are frozen."""
+    masks = [mask for mask in itertools.product((False, True), repeat=3) if any(mask)]
+    kinds = itertools.product((1, 3), (1, 2), (False, True), (False, True), (1, 3), masks)
+    part = chance.randrange(15)
+    assert_predicted(
+        calls_of(
+            *(
+                program(
+                    dims,
+                    torch.float64,
+                    kernel=kernel,
+                    dilation=dilation,
+                    transposed=transposed,
+                    channels_last=last,
+                    batch=batch,
+                    wanted=mask,
+                )
+                for number, (kernel, dilation, transposed, last, batch, mask) in enumerate(kinds)
+                if number % 15 == part
             )
         )
     )

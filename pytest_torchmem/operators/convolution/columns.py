@@ -61,8 +61,10 @@ def forward(call: Convolution, output: Tensor) -> int:
     copies = contiguous_copy(call.input, layout) + contiguous_copy(call.weight, layout)
     if call.transposed:
         columns *= batch if call.dims < 3 else 1
-        if call.dims == 3 and call.bias:
-            columns += math.prod(output.shape[2:]) * output.element_size()
+        if call.dims == 3:
+            if call.bias:
+                columns += math.prod(output.shape[2:]) * output.element_size()
+            columns = max(columns, dense_bytes(call.input))  # a copy until the output is there
     elif _is_pointwise(call) and not _is_dilated(call):
         columns = 0
     elif not _is_dilated(call):
@@ -93,8 +95,13 @@ def backward(call: Convolution, grad_output: Tensor, returned: int, mask: Sequen
     input, weight = contiguous_copy(call.input, layout), contiguous_copy(call.weight, layout)
     dilated = _is_dilated(call) and not call.transposed
     pointwise = _is_pointwise(call) and not _is_dilated(call)
-    bias = call.weight.shape[0] * call.weight.element_size() if dilated and mask[2] else 0
+    summed = grad_output.shape[1] * grad_output.element_size() if mask[2] else 0
+    bias = summed if dilated else 0
     together = dilated or (call.dims < 3 and not call.transposed)
+    volumes_turned = call.transposed and call.dims == 3
+    if not (mask[0] or mask[1] or volumes_turned or _is_apart(call)):
+        # The others sum the gradient as it is.
+        return weight + (input + gradient + bias if dilated else 0)
     if not call.transposed and not dilated:
         columns = 0 if pointwise and call.dims < 3 else columns * batch
     elif call.transposed and pointwise:
@@ -109,18 +116,20 @@ def backward(call: Convolution, grad_output: Tensor, returned: int, mask: Sequen
         taken = max(columns, _summed_bias(call, grad_output) if mask[2] else 0)
         return input + weight + max(returned, apart + taken)
     if together:
-        return gradient + columns + bias + weight + (input if mask[1] else 0)
+        if dilated or mask[1]:
+            return gradient + columns + bias + weight + input
+        # Columns of the input's gradient are of ``new[]``, not of the allocator; the bias's
+        # gradient is summed when the kernel is done.
+        return weight + max(0, gradient - summed)
     first = dense_bytes(call.input) if mask[0] else 0
-    turned = call.transposed and call.dims < 3
-    from_input = columns * batch if turned and layout != torch.contiguous_format else columns
-    if pointwise and not call.transposed:
-        from_input = 0
-    requests = [weight + gradient]
+    from_input = 0 if pointwise and not call.transposed else columns
+    requests = [weight + gradient + (input if volumes_turned else 0)]
     if mask[0]:
-        taken = columns * batch if turned else columns
-        requests += [first + taken, -taken]
-    if mask[1] or mask[2]:
-        requests += [returned - first + input + from_input]
+        requests += [first + columns, -columns]
+    if mask[1] or (mask[2] and volumes_turned):
+        requests += [returned - first + (0 if volumes_turned else input) + from_input]
+    elif mask[2]:
+        requests += [-gradient, returned - first]
     return beyond(returned, requests)
 
 
