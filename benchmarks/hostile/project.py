@@ -43,8 +43,9 @@ def pytest_runtest_logreport(report):
     with open(os.environ["HOSTILE_LOG"], "a") as file:
         file.write(json.dumps([report.nodeid, report.when, said]) + "\\n")
 """
-PATIENCE = 120.0
-"""Seconds after which a run counts as one that hangs."""
+_PATIENCE = 120.0
+"""Seconds of processor time after which a run hangs, and seconds after which one does that uses
+none: on a busy machine one that gets little may take long."""
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _ALWAYS = ("-p", "pytest_torchmem.plugin.hooks", "-p", "no:cacheprovider", "-q", "-s")
 
@@ -59,6 +60,31 @@ class Result:
     """What became of each test."""
 
 
+def status_of(pid: int) -> int:
+    """Return the status of a process that this one has forked, when it has ended.
+
+    Raises ``TimeoutError`` for one that does not end, which is killed.
+    """
+    used, since = 0.0, time.monotonic()
+    while True:
+        ended, code = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(code)
+        if time.monotonic() > since + _PATIENCE:
+            before, used, since = used, _processor_time(pid), time.monotonic()
+            if used > _PATIENCE or used == before:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise TimeoutError(f"no end after {used:.0f} s of processor time")
+        time.sleep(0.002)
+
+
+def _processor_time(pid: int) -> float:
+    """Seconds that a process has used (proc(5), /proc/pid/stat: ``utime`` and ``stime``)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Running:
     """A run under way."""
 
@@ -71,23 +97,14 @@ class Running:
 
     def wait(self) -> Result:
         """Return the result; raises ``TimeoutError`` for a run that does not end."""
-        until = time.monotonic() + PATIENCE
-        while True:
-            pid, code = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                break
-            if time.monotonic() > until:
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                raise TimeoutError(f"no end after {PATIENCE:.0f} s")
-            time.sleep(0.002)
+        status = status_of(self.pid)
         outcomes: dict[str, str] = {}
         for line in self._log.read_text().splitlines() if self._log.exists() else ():
             test, _, said = json.loads(line)
             if outcomes.get(test, "passed") == "passed":
                 outcomes[test] = said
         output = self._output.read_text(errors="replace")
-        return Result(os.waitstatus_to_exitcode(code), output, outcomes)
+        return Result(status, output, outcomes)
 
 
 class Project:

@@ -8,9 +8,7 @@ import json
 import os
 import pickle
 import random
-import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.hostile.project import PATIENCE, Project
+from benchmarks.hostile.project import Project, status_of
 from pytest_torchmem import trace
 
 _TRACES = (3, 12)
@@ -203,12 +201,8 @@ def hostile_threads(project: Project, chance: random.Random) -> list[str]:
             status = 0
         finally:
             os._exit(status)
-    until = time.monotonic() + PATIENCE
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        if time.monotonic() > until:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return [f"no end after {PATIENCE:.0f} s"]
-        time.sleep(0.01)
-    status = os.waitstatus_to_exitcode(ended[1])
+    try:
+        status = status_of(pid)
+    except TimeoutError as error:
+        return [str(error)]
     return json.loads(file.read_text()) if status == 0 else [f"status {status}"]
