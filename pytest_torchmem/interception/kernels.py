@@ -21,7 +21,7 @@ from pytest_torchmem.interception.decompose import Decompositions
 from pytest_torchmem.interception.gradient_accumulation import GradientSums, References
 from pytest_torchmem.interception.layouts.layouts import Layouts
 from pytest_torchmem.interception.layouts.quantized import QuantizedTensors, is_observed_first
-from pytest_torchmem.interception.layouts.sparse import has_sparse
+from pytest_torchmem.interception.layouts.sparse import has_sparse, parts_of
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.interception.materialize import grow, make_hollow, make_outputs
 from pytest_torchmem.interception.operator_log import OperatorLog
@@ -118,7 +118,7 @@ class Kernels:
             if run is None:
                 raise
             self._parts.phases.find()
-            return run(spec, args, kwargs)
+            return self._run_layout(run, spec, args, kwargs)
         records = self._records(tensors)
         if records is None:
             return self._run_unrecorded(spec, args, kwargs)
@@ -410,8 +410,35 @@ class Kernels:
             return self._from_geometry(spec, args, kwargs, self._target.normalise(asked))
         if not spec.shared.sparse_metadata and has_sparse(args, kwargs):
             self._parts.phases.find()
-            return self._layouts.run_sparse(spec, args, kwargs)
+            return self._run_layout(self._layouts.run_sparse, spec, args, kwargs)
         return spec.overload(*args, **kwargs)
+
+    def _run_layout(
+        self,
+        run: Callable[..., Any],
+        spec: OperatorSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run an operator on tensors that are made of others; a sparse product is written down as
+        one call, any other as those that it makes.
+        """
+        __tracebackhide__ = True
+        entry_flops = spec.on("cpu").entry_flops
+        tensors = argument_tensors((args, kwargs))
+        if entry_flops is None or all(one.layout is torch.strided for one in tensors):
+            return run(spec, args, kwargs)
+        device = self._layouts.device_of(args, kwargs)
+        start, origin = len(device.events), self._origin(spec, sys._getframe(4))
+        with self._log.body():
+            result = run(spec, args, kwargs)
+        parts = [part for one in tensors for part in parts_of(one)]
+        work = CallWork(spec, args, kwargs, result)
+        read = sum(part.untyped_storage().nbytes() for part in parts)
+        work.of_entries(int(entry_flops(args, kwargs)), read)
+        call = Call(spec, args, kwargs, list(tensors), self._records(parts) or [], device)
+        self._log.note(call, work, device, origin, start)
+        return result
 
     def _from_geometry(
         self,

@@ -107,6 +107,8 @@ class OperatorRecord:
     flops: dict[str, Function] = field(default_factory=dict)
     """The floating-point operations of one call, where ``torch.utils.flop_counter`` has no formula;
     for every overload."""
+    entry_flops: dict[str, Function] = field(default_factory=dict)
+    """The same of one call with sparse tensors, which goes by how many entries they have."""
     order: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Positions of the outputs in the order in which the kernel makes them, if that is another one:
     it decides which blocks the caching allocator gives them."""
@@ -227,6 +229,10 @@ class Operators(NamedTuple):
     def flops(self) -> Callable[[_F], _F]:
         """Register the floating-point operations of one call."""
         return self._register("flops", (EVERY,))
+
+    def entry_flops(self) -> Callable[[_F], _F]:
+        """Register the floating-point operations of one call with sparse tensors."""
+        return self._register("entry_flops", (EVERY,))
 
     def storages(self, *devices: str) -> Callable[[_F], _F]:
         """Register what places outputs on the storages that the kernel leaves them on."""

@@ -76,6 +76,8 @@ class OnDevice:
     """What computes the outputs on the CPU, which has no kernel of the operator."""
     flops = _aspect("flops", shared=True)
     """The floating-point operations of one call."""
+    entry_flops = _aspect("entry_flops", shared=True)
+    """The same of one call with sparse tensors."""
 
     @cached_property
     def python_kernel(self) -> Any:

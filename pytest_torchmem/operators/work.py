@@ -73,9 +73,15 @@ class CallWork:
     @property
     def has_formula(self) -> bool:
         """Whether a formula counts the operations, of the operator or of one that it is made of."""
-        if self.spec.flops is not None or _formula_of_torch(self.spec.overload) is not None:
+        if "flops" in vars(self) or self.spec.flops is not None:
+            return True
+        if _formula_of_torch(self.spec.overload) is not None:
             return True
         return any(work.has_formula for work in self.inner or ())
+
+    def of_entries(self, flops: int, read: int) -> None:
+        """Count what goes by the entries of sparse tensors, which a ``Geometry`` does not tell."""
+        self.flops, self.read = flops, read
 
     def of_body(self, inner: tuple[CallWork, ...]) -> None:
         """Move the bytes that the calls of the operator's body moved."""

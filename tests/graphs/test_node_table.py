@@ -294,3 +294,24 @@ def test_a_profile_that_was_pickled_has_its_table() -> None:
 def test_a_measurement_has_no_operators() -> None:
     with pytest.raises(UsageError, match="trace"):
         measure(nn.Linear(4, 2), torch.randn(3, 4)).node_table()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_products_of_sparse_matrices_are_operators_with_operations(device: str) -> None:
+    def step() -> None:
+        sparse = torch.eye(64, device=device).to_sparse().requires_grad_()
+        dense = torch.ones(64, 16, device=device, requires_grad=True)
+        torch.sparse.mm(sparse, dense).sum().backward()
+        compressed = torch.eye(64, device=device).to_sparse_csr()
+        with torch.no_grad():
+            compressed @ dense
+            torch.sparse.sampled_addmm(compressed, dense, dense.t())
+
+    profile = trace(step, device=device)
+    table = profile.node_table()
+    product = 2 * 64 * 16  # each of 64 entries by a row
+    rows = [row for row in table.rows if "addmm" in row.operator]
+    assert [row.fwd_flops for row in rows] == [product, product, product]
+    # Each factor's gradient: one sparse, and one dense before it is masked.
+    assert rows[0].bwd_flops == product + 64 * product
+    assert table.peaks()["peak"] == profile.peak

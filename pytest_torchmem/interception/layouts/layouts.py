@@ -16,6 +16,7 @@ from pytest_torchmem.interception.layouts.sparse import (
     run_sparse,
 )
 from pytest_torchmem.interception.layouts.values import SparseValues
+from pytest_torchmem.interception.ledger import DeviceLedger
 from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.values.memory import LIMIT_NESTED
 from pytest_torchmem.operators.registry import Kind
@@ -34,6 +35,10 @@ class Layouts:
         self._placement = parts.placement
         self._known = KnownTensors(parts.ledger, parts.values)
         self._nested = NestedTensors(parts.target, parts.ledger, parts.values.contents)
+
+    def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
+        """Return where an operator runs with these arguments."""
+        return self._nested.device_of(args, kwargs)
 
     def find(
         self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]

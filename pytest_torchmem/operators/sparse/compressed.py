@@ -18,6 +18,8 @@ from pytest_torchmem.operators.sparse.parts import (
     COMPRESSED,
     compressed_indices,
     compressed_like,
+    entries,
+    multiplied,
     unsupported_layout,
 )
 from pytest_torchmem.targets.gpus import Gpu
@@ -147,6 +149,18 @@ def sampled_product(
         first, second = mat1.contiguous(), mat2.transpose(-2, -1).contiguous()
         del second, first
     return compressed_like(self, compressed, columns, values)
+
+
+@operator("aten::sparse_sampled_addmm").entry_flops()
+def sampled_product_flops(self: Tensor, mat1: Tensor) -> int:
+    """A row by a column for each entry."""
+    return 2 * entries(self) * mat1.shape[-1]
+
+
+@operator("aten::_sparse_mm_reduce_impl").entry_flops()
+def reduced_product_flops(self: Tensor, other: Tensor) -> int:
+    """As ``mm``: each entry by a row."""
+    return multiplied(self, other)
 
 
 @operator("aten::_sparse_mm_reduce_impl", not_on=frozenset({"cuda"})).compressed()

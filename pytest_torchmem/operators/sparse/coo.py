@@ -16,7 +16,7 @@ from torch import Tensor
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.registry import Kind, aten, operator
-from pytest_torchmem.operators.sparse.parts import sparse_of, unsupported_layout
+from pytest_torchmem.operators.sparse.parts import multiplied, sparse_of, unsupported_layout
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.dispatch.kernels import run_cpu_kernel
@@ -302,6 +302,18 @@ def product(self: Tensor, mat1: Tensor, mat2: Tensor, machine: Host | Gpu) -> Te
         dense = mat2 if mat2.is_contiguous() or mat2.t().is_contiguous() else mat2.contiguous()
         del compressed, plain, dense
     return result
+
+
+@operator("aten::addmm").entry_flops()
+def product_flops(mat1: Tensor, mat2: Tensor) -> int:
+    """Each entry of the sparse matrix by a row, or a column, of the dense one."""
+    return multiplied(mat1, mat2)
+
+
+@operator("aten::bmm").entry_flops()
+def batched_product_flops(self: Tensor, mat2: Tensor) -> int:
+    """As one product of each batch."""
+    return multiplied(self, mat2)
 
 
 @operator("aten::bmm").sparse()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload
+from pytest_torchmem.torch_private.tensors.tensors import sparse_values
 
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _aten: Any = torch.ops.aten
@@ -38,6 +39,21 @@ def sparse_of(
         indices, values, list(shape), is_coalesced=coalesced
     )
     return made
+
+
+def entries(tensor: Tensor) -> int:
+    """Return how many numbers a sparse tensor has: all of a block that has any."""
+    values = sparse_values(tensor) if tensor.layout is torch.sparse_coo else tensor.values()
+    return values.numel()
+
+
+def multiplied(first: Tensor, second: Tensor) -> int:
+    """Return the floating-point operations of a product of a sparse and a dense matrix; 0 of two
+    sparse ones, where it goes by which entries meet.
+    """
+    if second.layout is torch.strided:
+        return 2 * entries(first) * second.shape[-1]
+    return 2 * entries(second) * first.shape[-2] if first.layout is torch.strided else 0
 
 
 def unsupported_layout(operator: OpOverload, reason: str) -> UnsupportedOperatorError:
