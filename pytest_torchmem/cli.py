@@ -178,9 +178,10 @@ def _advise(options: argparse.Namespace) -> int:
     from tabulate import tabulate
 
     from pytest_torchmem.graphs.advise import advise
-    from pytest_torchmem.graphs.build import built_at
+    from pytest_torchmem.graphs.build import built_at, gpu_seen
 
-    model, args, kwargs = built_at(load_function(options.step), {})
+    with gpu_seen(options.device, options.gpu):
+        model, args, kwargs = built_at(load_function(options.step), {})
     if options.optimizer is not None:
         from torch import optim
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import nn
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.profile import MemoryProfile
+from pytest_torchmem.targets.gpus import DEFAULT_GPU, find_gpu
 from pytest_torchmem.tracing.trace import trace
 
 Build = Callable[..., Any]
@@ -18,8 +20,20 @@ Build = Callable[..., Any]
 def trace_built(build: Build, sizes: Mapping[str, int], **options: Any) -> MemoryProfile:
     """Trace what ``build(**sizes)`` returns, with the options of ``trace``."""
     __tracebackhide__ = True
-    target, args, kwargs = built_at(build, sizes)
+    with gpu_seen(options.get("device"), options.get("gpu")):
+        target, args, kwargs = built_at(build, sizes)
     return trace(target, *args, **kwargs, **options)
+
+
+def gpu_seen(device: str | None, gpu: str | None) -> AbstractContextManager[None]:
+    """Have the GPU of a trace be there, for what a program does before its step: it may put its
+    model on cuda, and ask about the GPU. Nothing happens for ``"cpu"``.
+    """
+    if device != "cuda":
+        return nullcontext()
+    from pytest_torchmem.tracing.standing import StandingGpu
+
+    return StandingGpu(find_gpu(gpu or DEFAULT_GPU).name).on()
 
 
 def refuse_unless_builds(build: Any, sizes: Iterable[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import dense_bytes, lying_alike, type_of_number
 from pytest_torchmem.operators.registry import Kind, UnknownOutputs, aten, operator
 from pytest_torchmem.torch_private.dispatch.meta import run_on_meta
@@ -214,3 +215,13 @@ def mean_of_bounds(training: bool) -> int:
     rrelu_with_noise_out_cpu.
     """
     return 0 if training else 48
+
+
+@operator("prims::fma").decomposition()
+def multiplied_and_added(call: GivenCall) -> Tensor:
+    """A product and a sum, one after the other: what Inductor's decompositions of optimizers call,
+    where its graph is not fused; torch/_inductor/inductor_prims.py, ``fma``.
+    """
+    first, second, third = call.args
+    made: Tensor = first * second + third
+    return made

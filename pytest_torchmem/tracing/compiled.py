@@ -43,6 +43,10 @@ _NO_GRAPH = (
     "what torch.compile wraps runs eagerly, as outside of a trace: Dynamo makes no graph of it"
 )
 _CUDAGRAPHS = "triton.cudagraphs"
+_NO_CUDAGRAPHS = (
+    "CUDA graphs of torch.compile (triton.cudagraphs) are left out: buffers are those of the same "
+    "code without them, and the private pools, which keep what graphs reserve, are not counted"
+)
 _CPU = torch.device("cpu")
 
 
@@ -306,14 +310,17 @@ class Compiled:
         if not self._lowers:
             self._start_inductor()
         timed = [name for name in inductor.TIMED if original.config.get(name)]
-        for name in (*timed, *[_CUDAGRAPHS] * bool(original.config.get(_CUDAGRAPHS))):
+        for name in timed:
             self.reasons.setdefault(
                 f"{name} of torch.compile is left out: the default choices are counted"
             )
+        on_gpu = self._interceptor.parts.target.gpu is not None
+        if on_gpu and original.config.get(_CUDAGRAPHS):
+            self.reasons.setdefault(_NO_CUDAGRAPHS)
         self._lowering.used = self._in_forward = True
         try:
             with self._options():
-                return inductor.compile(graph, inputs, original.config, self._lowers_one)
+                return inductor.compile(graph, inputs, original.config, self._lowers_one, on_gpu)
         finally:
             self._in_forward = False
 
@@ -332,11 +339,11 @@ class Compiled:
         from pytest_torchmem.torch_private.compilers import inductor
 
         interceptor, stack = self._interceptor, self._stack
-        host = interceptor.parts.target.host
+        host, on_gpu = interceptor.parts.target.host, interceptor.parts.target.gpu is not None
         with interceptor.working():
             inductor.prepare()
-        self._options = partial(inductor.options, host.capability, host.threads)
-        if interceptor.parts.target.gpu is not None:
+        self._options = partial(inductor.options, host.capability, host.threads, on_gpu)
+        if on_gpu:
             stack.enter_context(inductor.gpu_seen())
         hooks = inductor.Hooks(self._allocate, self._written)
         stack.enter_context(inductor.output_code_run(hooks, interceptor.threads.on_thread))

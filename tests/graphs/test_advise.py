@@ -229,8 +229,9 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(
         "import torch\nfrom torch import nn\n"
         "def build():\n"
-        "    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))\n"
-        "    return model, torch.randn(1, 256)\n"
+        "    assert torch.cuda.get_device_name() == 'Tesla T4'\n"
+        "    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).cuda()\n"
+        "    return model, torch.randn(1, 256, device='cuda')\n"
         "def wrong():\n"
         "    return nn.Linear(3, 3), torch.ones(2, 4)\n"
     )

@@ -531,6 +531,17 @@ def test_a_compiled_function_that_calls_a_module_is_measured_as_one_graph() -> N
     assert as_measured(trace(step, host="here"), step)
 
 
+def test_reduce_overhead_takes_what_it_takes_on_the_cpu_and_says_what_is_missing_on_cuda() -> None:
+    step = program(Net, mode="reduce-overhead")
+    profile = trace(step, host="here")
+    assert (profile.level, profile.warnings) == ("inductor", ())
+    assert as_measured(profile, step)
+    pytest.importorskip("triton")
+    on_gpu = trace(program(Net, "cuda", mode="reduce-overhead"), device="cuda", gpu="h100")
+    assert on_gpu.level == "inductor"
+    assert any("private pools" in one for one in on_gpu.warnings)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_inductor_leaves_to_aten_is_copied_to_the_device(device: str) -> None:
     """Complex numbers of a rotary embedding, which it calls ``prims::device_put`` on."""

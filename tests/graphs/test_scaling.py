@@ -258,3 +258,16 @@ class TestLargest:
         model: Any = nn.Linear(2, 2)
         with pytest.raises(UsageError, match="expected a function of the sizes"):
             largest(model, gpu="t4")
+
+
+def test_what_builds_a_step_may_put_it_on_the_gpu() -> None:
+    def build(batch: int) -> tuple[nn.Module, Tensor]:
+        return nn.Linear(64, 64).cuda(), torch.randn(batch, 64, device="cuda")
+
+    def on_host(batch: int) -> tuple[nn.Module, Tensor]:
+        return nn.Linear(64, 64), torch.randn(batch, 64)
+
+    first, second = (
+        scaling(one, batch=[2, 4], options={"device": "cuda"}) for one in (build, on_host)
+    )
+    assert first.polynomial() == second.polynomial()

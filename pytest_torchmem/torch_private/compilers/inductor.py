@@ -83,8 +83,9 @@ OPTIONS: Mapping[str, Any] = {
     "shape_padding": False,
     "size_asserts": False,
     "triton.autotune_at_compile_time": False,
-    "triton.cudagraphs": False,
 }
+#: The same on a fake GPU. On the CPU the option chooses buffers, and captures nothing.
+ON_GPU: Mapping[str, Any] = {"triton.cudagraphs": False}
 #: Options that would have Inductor choose by the time that kernels take.
 TIMED = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
 
@@ -141,6 +142,7 @@ def compile(
     inputs: Sequence[Any],
     options: Mapping[str, Any],
     compiling: Callable[[], AbstractContextManager[object]],
+    on_gpu: bool,
 ) -> Any:
     """Have Inductor compile a graph, with a program's options as far as a trace has them.
 
@@ -152,7 +154,7 @@ def compile(
         with compiling(), _without_cycles():
             return module.compile_fx_inner(*args, **kwargs)
 
-    patches = {**options, **OPTIONS}
+    patches = {**options, **OPTIONS, **(ON_GPU if on_gpu else {})}
     return module.compile_fx(graph, inputs, inner_compile=inner, config_patches=patches)
 
 
@@ -188,7 +190,7 @@ def activations_kept(share: float) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def options(vector: str, threads: int) -> Iterator[None]:
+def options(vector: str, threads: int, on_gpu: bool) -> Iterator[None]:
     """Have Inductor's options be ``OPTIONS``, for a CPU with such instructions and threads.
 
     ``vector`` is ATen's name of them: ``"AVX512"``, ``"AVX2"`` or ``"DEFAULT"``.
@@ -198,7 +200,7 @@ def options(vector: str, threads: int) -> Iterator[None]:
     instructions = [kind() for kind in kinds.get(vector, ())]
     caches = dict.fromkeys(("enable_autograd_cache", "enable_remote_autograd_cache"), False)
     with (
-        _config().patch({**OPTIONS, "cpp.threads": threads}),
+        _config().patch({**OPTIONS, **(ON_GPU if on_gpu else {}), "cpp.threads": threads}),
         _ahead_of_time().patch(caches),
         replaced(found, valid_vec_isa_list=lambda: instructions),
         replaced(_joint_passes(), lazy_init=lambda *_: None),  # ``prepare`` has
