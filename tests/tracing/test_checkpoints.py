@@ -215,3 +215,15 @@ def test_nothing_stays_replaced() -> None:
     assert type(torch.device) is type
     assert torch._C.PyTorchFileWriter is writer
     assert safetensors.serialize_file is serialize
+
+
+def test_a_file_of_a_traced_program_has_the_size_of_a_real_one(tmp_path: Path) -> None:
+    def save() -> None:
+        path.unlink(missing_ok=True)
+        torch.save(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).state_dict(), path)
+        sizes.append(path.stat().st_size)
+
+    path, sizes = tmp_path / "file.pt", list[int]()
+    save()
+    trace(save)
+    assert sizes[0] == sizes[-1]

@@ -97,7 +97,10 @@ class Pickling:
             if content is None:
                 content = self._zeros(record, nbytes)
             storage = content.untyped_storage()
-            self._places[storage._cdata] = storage, str(record.ledger.device)
+            # The host's name is one string, which a pickle writes once (serialization.py, _cpu_tag).
+            on_host = record.ledger.device.type == "cpu"
+            place = "cpu" if on_host else str(record.ledger.device)
+            self._places[storage._cdata] = storage, place
             real = Output.of(tensor).on(storage)
             return self._reduce(real.requires_grad_(tensor.requires_grad), protocol)
 
