@@ -97,7 +97,7 @@ class Pickling:
             if content is None:
                 content = self._zeros(record, nbytes)
             storage = content.untyped_storage()
-            # The host's name is one string, which a pickle writes once (serialization.py, _cpu_tag).
+            # The name of the host is one string, which a pickle writes once (``_cpu_tag``).
             on_host = record.ledger.device.type == "cpu"
             place = "cpu" if on_host else str(record.ledger.device)
             self._places[storage._cdata] = storage, place
