@@ -22,7 +22,7 @@ _MODULES = {
     "distributed": "lists",
     "embedding": "bag rows",
     "indexing": "advanced masks rearrange rows scatter",
-    "linear_algebra": "distance lapack lu work",
+    "linear_algebra": "distance lapack lu matrix_exp work",
     "losses": "ctc elementwise likelihood",
     "matmul": "low_precision products",
     "nested": "conversion",

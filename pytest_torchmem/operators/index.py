@@ -144,6 +144,9 @@ NAMES = {
         _linalg_check_errors _linalg_det _linalg_slogdet _linalg_solve_ex linalg_inv_ex linalg_lu
         linalg_lu_solve lu_unpack
     """,
+    "linear_algebra.matrix_exp": """
+        linalg_matrix_exp
+    """,
     "linear_algebra.work": """
         _cholesky_solve_helper _linalg_det _linalg_slogdet _linalg_solve_ex geqrf
         linalg_cholesky_ex linalg_householder_product linalg_inv_ex linalg_lu_factor_ex

@@ -26,7 +26,14 @@ def figures(
 
 @pytest.mark.parametrize(
     "program",
-    [torch.linalg.slogdet, torch.linalg.inv, torch.linalg.svd, torch.fft.rfft2, torch.histc],
+    [
+        torch.linalg.slogdet,
+        torch.linalg.inv,
+        torch.linalg.svd,
+        torch.matrix_exp,
+        torch.fft.rfft2,
+        torch.histc,
+    ],
     ids=lambda program: program.__name__,
 )
 def test_batches_of_matrices(program: Callable[..., Tensor]) -> None:
