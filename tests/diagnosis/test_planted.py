@@ -18,6 +18,7 @@ from pytest_torchmem.checks.result import CheckResult, SnapshotResult
 from pytest_torchmem.checks.watched import watched
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
 from pytest_torchmem.profile.profile import MemoryProfile
+from pytest_torchmem.reports.growth import MOST_ROWS
 from pytest_torchmem.reports.text import message
 from pytest_torchmem.snapshots.alive import alive_of
 from pytest_torchmem.snapshots.compare import compare
@@ -92,6 +93,20 @@ def test_the_first_two_lines_name_cause_module_operator_and_line(
     assert second.endswith(planted.line)
     difference = found.difference
     assert sum(row.change for row in difference.rows) + difference.rest == difference.change
+
+
+def test_a_message_has_few_lines_before_its_tables_and_no_shape_on_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    planted = next(one for one in PLANTED if one.name == "no_checkpoints")
+    text, found = told(planted.build, "cuda")
+    lines = text.partition("\n\ncuda (a100-80gb)\n")[0].splitlines()
+    print(text)
+    assert len(found.difference.rows) > MOST_ROWS
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 80 - len("E       ")
+    assert all(line.count("[") == line.count("]") for line in lines)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,22 @@ def test_a_module_that_a_variable_holds_is_told_by_its_path() -> None:
     average = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     named = Names().of(average[1].weight)
     assert named.startswith("average.1.weight of test_a_module_that")
+
+
+def test_what_a_librarys_object_holds_is_told_with_what_holds_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "some_cache.py").write_text("class Layer: pass\nclass Cache: pass\n")
+    monkeypatch.syspath_prepend(installed)
+    library = importlib.import_module("some_cache")
+    cache, layer, caches = library.Cache(), library.Layer(), []
+    cache.layers, layer.keys = [layer], torch.zeros(1)
+    caches.append(cache)
+    tensor = layer.keys
+    del cache, layer
+    caches_of = Names(ignore=None)
+    caches_of._variables.pop(id(tensor))  # the variable of this test
+    named = caches_of.of(tensor)
+    assert named.startswith("Layer.keys in the list caches of test_what_a_librarys")

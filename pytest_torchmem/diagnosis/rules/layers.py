@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -40,6 +41,9 @@ from pytest_torchmem.profile.module_paths import fold, only_in, prefixes, read_n
 from pytest_torchmem.profile.timeline import Origin
 
 _MOST_SHOWN = 3
+_NOTHING = "Identity"
+_KEEPS_SHAPE = re.compile("Norm|Drop|LU|Tanh|Sigmoid|Mish")
+"""Layers of torch that make as much as they are given."""
 _PASSING = (Role.ACTIVATION.value, Role.GRADIENT_TEMPORARY.value)
 _MADE = (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.RECOMPUTED.value)
 
@@ -76,6 +80,8 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
         same_class = (is_layer or bool(resized)) and class_of(came[0]) == class_of(gone[0])
         if same_class and (resized or widths_of(came[0]) != widths_of(gone[0])):
             own = [*evidence.came()]  # what is computed of its output is larger, too
+        if not own and class_of(came[0]) == _NOTHING and _KEEPS_SHAPE.search(class_of(gone[0])):
+            continue  # what is given to others is as large without it
         rows = own or [row for row in evidence.came() if _is_resized(row)]
         text, was, numbers = changed_alike(
             {one: old[one] for one in gone}, {one: new[one] for one in came}

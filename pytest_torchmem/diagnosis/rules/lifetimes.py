@@ -9,6 +9,7 @@ from pytest_torchmem.diagnosis.causes import Cause, Counted, Evidence, cause, ru
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.facts import BACKWARD, INPUTS
 from pytest_torchmem.profile.lifetimes import Role
+from pytest_torchmem.profile.module_paths import fold
 
 _FORWARD = ("forward_peak", "retained")
 
@@ -119,12 +120,14 @@ def held_between(evidence: Evidence) -> Cause | None:
 @rule("lives longer", "{what}", last=True)
 def lives_longer(evidence: Evidence) -> Cause | None:
     """The forward called the same operators as often, and what they made is freed later."""
+    anew = _written_anew(evidence)
     rows = [
         row
         for row in evidence.came(Role.SAVED.value, Role.ACTIVATION.value)
         if _same(evidence.counted(row.what.source))
         and _is_more(row)
         and not _is_resized(evidence, row)
+        and (row.what.module, row.what.line) not in anew
     ]
     if not rows or evidence.about(INPUTS):
         return None
@@ -157,6 +160,13 @@ def _is_of_graph(rows: list[Row], first: Row, holder: str) -> bool:
 
 
 _GRAPH = "the graph of "
+
+
+def _written_anew(evidence: Evidence) -> set[tuple[str, str]]:
+    """Return the modules and lines that call operators, too, that nothing called before."""
+    new = (name for name, one in evidence.counts().items() if not one.before)
+    places = (origin for name in new for origin in evidence.ran.places(name) if origin.line)
+    return {(fold(one.module)[0], one.line) for one in places}
 
 
 def _is_known(evidence: Evidence, row: Row) -> bool:

@@ -138,6 +138,8 @@ def wider_type(evidence: Evidence) -> Cause | None:
     wider = [row for row in evidence.came() if id(row) in rows]
     first = min(wider, key=evidence.order)
     types = {"before": rows[id(first)].dtype, "now": first.what.dtype}
+    if types["now"] not in {what.dtype for what in evidence.known()}:  # there was none of it
+        wider = [row for row in evidence.came() if row.what.dtype == types["now"]]
     found = _from(evidence, "type", first, wider, **types)
     if found is None or found.origin is None:
         return found

@@ -131,6 +131,7 @@
     ctx.save();
     ctx.beginPath(); ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height); ctx.clip();
     ctx.font = `${12 * ratio}px system-ui, sans-serif`;
+    ctx.textAlign = "left";
     data.phases.forEach(([start, stop, phase], index) => {
       const left = plot.valToPos(start, "x", true), right = plot.valToPos(stop, "x", true);
       if (index % 2) {
@@ -155,6 +156,7 @@
     ctx.setLineDash([4 * ratio, 3 * ratio]);
     ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
     ctx.font = `600 ${12 * ratio}px system-ui, sans-serif`;
+    ctx.textAlign = "left";  // the chart has centred its labels
     const width = ctx.measureText(text).width, room = bbox.left + bbox.width - x;
     const left = room > width + 12 * ratio ? x + 4 * ratio : x - width - 4 * ratio;
     const top = bbox.top + 18 * ratio;  // below the names of the phases
