@@ -119,7 +119,7 @@ class Provenance:
         made = (
             allocations[event - 1]
             for call in self._calls
-            if fold(call.origin.module)[0] == module
+            if fold(call.origin.module)[0] == module and call.origin.phase is Phase.FORWARD
             for event in events[call.start : call.stop]
             if event > 0 and allocations[event - 1].dtype
         )

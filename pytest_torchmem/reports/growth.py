@@ -51,8 +51,11 @@ def place(diagnosis: Diagnosis) -> str:
     for cause in diagnosis.causes[:1]:
         if (made := cause.origin) is not None:
             caller = _caller(diagnosis, made.module, made.line)
+            module = fold(made.module)[0]
+            if cause.row is not None and cause.row.what.module == module:
+                module = cause.row.module  # with the numbers of those that it is about
             made = made._replace(operator=name or operator)
-            return joined(_place_of_origin(made), caller)
+            return joined(_place_of_origin(made, module), caller)
     row = leading_row(diagnosis)
     if row is not None:
         caller = _caller(diagnosis, row.what.module, row.what.line)
@@ -105,8 +108,8 @@ def _caller(diagnosis: Diagnosis, module: str, line: str) -> str:
     return ""
 
 
-def _place_of_origin(origin: Origin) -> str:
-    inside = f" in {fold(origin.module)[0]}" if origin.module else ""
+def _place_of_origin(origin: Origin, module: str) -> str:
+    inside = f" in {module}" if module else ""
     return joined(f"{origin.operator}{inside}", origin.line)
 
 
@@ -218,5 +221,5 @@ def others(causes: Sequence[Cause]) -> Iterator[str]:
             continue
         where = place_of(row.what, row.module) if row is not None else ""
         if cause.origin is not None:
-            where = _place_of_origin(cause.origin)
+            where = _place_of_origin(cause.origin, fold(cause.origin.module)[0])
         yield wrapped(f"Also: {joined(cause.text, where, separator=': ')}")

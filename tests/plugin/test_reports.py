@@ -127,7 +127,7 @@ def test_markdown_is_grouped_and_the_biggest_comes_first(grown):
     assert row == (
         "| `test_net.py::test_first` | cpu | backward peak | 6.68 KiB | 13.18 KiB "
         "| +6.50 KiB (+97.3 %) | Sequential.0.weight is float32\\[128, 8\\], and was \\[64, 8\\]: "
-        "`aten::mm in Sequential.0`; different workload |"
+        "`aten::addmm in Sequential.0`; different workload |"
     )
 
 
