@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.inductor_prims  # makes prims::fma
 
 from pytest_torchmem.operators.binding import Binding, Unbindable
 from pytest_torchmem.operators.families import load
