@@ -6,7 +6,7 @@ import pickle
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
@@ -71,7 +71,7 @@ class Checker:
         """A trace of the whole body is under way."""
         self._collection = collection
         self._unsent: list[Check] = []
-        self._names: set[str] = set()
+        self._names: dict[str, set[World | None]] = {}
         self._budget: Budget | None = None
         self._devices: set[str] = set()
         """Those on which something was judged."""
@@ -168,14 +168,15 @@ class Checker:
         )
         if on_cuda and not request.devices_named:
             request = self._on_cuda_alone(request, on_cuda)
-        self.standing.refuse_other_worlds(self.item, request.worlds)
+        worlds = self.standing.traced_now(self.item, request.worlds)
+        self.standing.refuse_other_worlds(self.item, worlds)
         self._refuse_repeated_name(request.name)
         if request.uses_snapshot:
             self._refuse_ambiguous_id()
         profiles: dict[str, MemoryProfile] = {}
         traced: list[MemoryProfile | None] = []
         results: list[CheckResult] = []
-        for device, world in product(request.devices, request.worlds):
+        for device, world in product(request.devices, worlds):
             result, profile = self._check_on(device, world, request, target)
             results.append(result)
             traced.append(profile)
@@ -196,9 +197,23 @@ class Checker:
         if failures:
             last_line = self.first_line if self.in_body else ""
             raise MemoryCheckFailed(
-                together(failures, self.context.told), last_line, headlines(failures)
+                together(failures, self.context.told), last_line, headlines(failures), failures
             )
         return profiles
+
+    def one_failure(self, errors: Sequence[MemoryCheckFailed]) -> MemoryCheckFailed:
+        """Return one failure for those of several processes, which are told of with it."""
+        first, *others = errors
+        if not others:
+            return first
+        self._failures = [one for one in self._failures if one not in errors]
+        checks = [check for error in errors for check in error.checks]
+        if not all(error.checks for error in errors):
+            text = "\n\n".join(dict.fromkeys(error.msg for error in errors))
+            return MemoryCheckFailed(text, headline=first.headline)
+        text = together(checks, self.context.told)
+        found = MemoryCheckFailed(text, first.last_line, headlines(checks), checks)
+        return found.with_traceback(first.__traceback__)
 
     def take_checks(
         self, excinfo: pytest.ExceptionInfo[BaseException] | None, *, explained: bool
@@ -374,14 +389,15 @@ class Checker:
         )
 
     def _refuse_repeated_name(self, name: str) -> None:
-        if name in self._names:
+        now = {self.standing.run_as(self.item)}
+        if not now.isdisjoint(self._names.get(name, ())):
             again = f"with the name {name!r}" if name else "without a name"
             raise UsageError(
                 f"{self.item.nodeid} calls torchmem.check twice {again}. Each check of a test "
                 'needs its own name, which its snapshot is stored under: check(..., name="large '
                 'batch")'
             )
-        self._names.add(name)
+        self._names.setdefault(name, set()).update(now)
 
     def _refuse_ambiguous_id(self) -> None:
         test = test_id(self.item)

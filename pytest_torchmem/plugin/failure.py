@@ -5,12 +5,17 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from collections.abc import Sequence
 from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.reports.layout import MARGIN
+
+if TYPE_CHECKING:
+    from pytest_torchmem.reports.summary import Check
 
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
@@ -25,7 +30,12 @@ class MemoryCheckFailed(AssertionError, pytest.fail.Exception):  # type: ignore[
     # As pytest does for its own outcomes: reports show "MemoryCheckFailed: …" without the module.
     __module__ = "builtins"
 
-    def __init__(self, message: str, last_line: str = "", headline: str = "") -> None:
+    def __init__(
+        self, message: str, last_line: str = "", headline: str = "", checks: Sequence[Check] = ()
+    ) -> None:
+        self.checks = tuple(checks)
+        """What failed, where figures did."""
+        self.last_line = last_line
         self.headline = headline or message.partition("\n")[0]
         """The failure in one line, for pytest's short summary."""
         self.msg = f"{message}\n\n{last_line}" if last_line else message

@@ -238,7 +238,9 @@ def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
             own_args, own_kwargs = clone_arguments(args, kwargs)
             return functools.partial(body, *own_args, **own_kwargs)
 
-        target = _target(checker, lambda: body(*args, **kwargs), on_copies, (), {})
+        given = dict(kwargs)
+        target = _target(checker, lambda: body(*args, **given), on_copies, (), {})
+        target = replace(target, trace=_with_new_fixtures(checker, given, target.trace))
         target = replace(target, scale=None)
         checker.in_body = True
         try:
@@ -246,6 +248,22 @@ def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
                 checker.check(target, on_cuda=checker.standing.on_cuda(checker.item))
         finally:
             checker.in_body = False
+
+    return traced
+
+
+def _with_new_fixtures(
+    checker: Checker, given: dict[str, Any], trace: Callable[..., MemoryProfile]
+) -> Callable[..., MemoryProfile]:
+    """Return a trace of a body that is ``given`` anew what can be traced once."""
+
+    def traced(*args: Any) -> MemoryProfile:
+        __tracebackhide__ = True
+        item, standing = checker.item, checker.standing
+        if standing.renew(item):
+            given.update({name: item.funcargs[name] for name in given})  # type: ignore[attr-defined]
+        with standing.presented(item):
+            return trace(*args)
 
     return traced
 

@@ -122,15 +122,18 @@ class _RunHooks:
     def standing(self) -> StandingGpus:
         """The fake GPUs that fixtures see."""
         if self._standing is None:
+            from pytest_torchmem.plugin.ranks import RankHooks
             from pytest_torchmem.plugin.standing import StandingGpus, StandingHooks
 
             self._standing = StandingGpus(self.settings())
             self.config.pluginmanager.register(StandingHooks(self._standing))
+            self.config.pluginmanager.register(RankHooks(self._standing, self.checker))
         return self._standing
 
     def _stand_for_suite(self) -> None:
         """Let every test see the GPU of ``--torchmem-fake-cuda``."""
         from pytest_torchmem.errors import UsageError
+        from pytest_torchmem.plugin.ranks import RankHooks
         from pytest_torchmem.plugin.standing import StandingGpus, StandingHooks
         from pytest_torchmem.plugin.suite import SuiteHooks, gpu_of
 
@@ -141,6 +144,7 @@ class _RunHooks:
         self._standing = StandingGpus(self.settings(), gpu)
         self.config.pluginmanager.register(SuiteHooks(gpu))
         self.config.pluginmanager.register(StandingHooks(self._standing))
+        self.config.pluginmanager.register(RankHooks(self._standing, self.checker))
 
     def registrations(self) -> Registrations:
         """What plugins add to the profiler for this run."""

@@ -10,16 +10,10 @@ With ``--torchmem-fake-cuda`` every test sees the GPU, and so does what is impor
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from os.path import relpath, sep
-from traceback import walk_tb
-from types import FrameType
-from typing import TYPE_CHECKING, Any
-from unittest import TestCase
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -27,9 +21,16 @@ from pytest_torchmem.checks.defaults import MARKER
 from pytest_torchmem.checks.request import gpu_name, read_budget
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.collection import checks_memory
-from pytest_torchmem.plugin.failure import MemoryCheckFailed
+from pytest_torchmem.plugin.items import (
+    asks_for_world,
+    find_torch,
+    is_of_unittest,
+    names_cuda,
+    no_world,
+    not_told,
+    sees_anything,
+)
 from pytest_torchmem.plugin.worlds import (
-    VARIABLES,
     StandingWorlds,
     VariablesRead,
     variables_noted,
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
 
 _Fixture = pytest.FixtureDef[Any]
 _SEEN: pytest.StashKey[str | None] = pytest.StashKey()
-_OWN = ("torchmem", "request")
+_GPUS: pytest.StashKey[int] = pytest.StashKey()
+_ALONE: pytest.StashKey[bool] = pytest.StashKey()
+"""Whether a test is run as one of its processes after the other."""
 _FOR_CPU = ""
 """Instead of the name of a GPU: the test's markers name none of its devices."""
 _NAMES_CPU = (
@@ -51,8 +54,26 @@ _NAMES_CPU = (
     'something on cuda, name that: memory_budget(..., device="cuda")'
 )
 #: What torch.cuda._lazy_init raises without CUDA, or without a GPU (torch/cuda/__init__.py, and
-#: throwing functions of torch/csrc/cuda/Module.cpp and c10/cuda/CUDAFunctions.cpp).
-_NO_CUDA = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
+#: throwing functions of torch/csrc/cuda/Module.cpp and c10/cuda/CUDAFunctions.cpp), and
+#: ``init_process_group`` (distributed_c10d.py, ProcessGroupNCCL.cpp).
+_NO_CUDA = (
+    "Torch not compiled with CUDA",
+    "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+    "Distributed package doesn't have NCCL built in",
+    "ProcessGroupNCCL is only supported with GPUs",
+)
+
+
+class Seen(NamedTuple):
+    """The fake GPU that something sees."""
+
+    gpu: str
+    """Its name in the catalogue."""
+    gpus: int = 1
+    """How many of them there are."""
+    number: int = 0
+    """Which of them is current from the beginning: in a world that of the process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +82,7 @@ class SetUp:
 
     fixture: _Fixture
     request: pytest.FixtureRequest
-    gpu: str | None
+    gpu: Seen | None
     """The fake GPU that it saw; ``None``: the machine as it is."""
     depends: bool = False
     """It would be another where there is another GPU, or none."""
@@ -73,6 +94,10 @@ class SetUp:
     """The process of a distributed program that it was set up in."""
     in_world: bool = False
     """It would be another in another world, or none."""
+    holds_reducer: bool = False
+    """It is a model in ``DistributedDataParallel``, which can be traced once."""
+    traced: bool = False
+    """A check of a test that uses it was made since."""
     asked_in_vain: str = ""
     """The line that asked which process it is in, where that was not known."""
 
@@ -84,20 +109,26 @@ class StandingGpus:
         self._settings = settings
         self._suite = suite
         """What every test sees."""
-        self._gpus: dict[str, StandingGpu] = {}
+        self._gpus: dict[Seen, StandingGpu] = {}
         self._set_up: dict[int, SetUp] = {}
-        self._tests: dict[str, int] = {}
-        """How much had been made on the GPU before a test, by its id."""
+        self._tests: dict[tuple[str, Seen], tuple[int, ...]] = {}
+        """How much had been made on a GPU before a test, by the test's id."""
         self._real: bool | None = None
         self._worlds = StandingWorlds(settings)
 
     # -- who sees which GPU ------------------------------------------------------------------------
 
-    def seen_by(self, item: pytest.Item) -> str | None:
-        """Return the name of the fake GPU that a test's fixtures see."""
+    def seen_by(self, item: pytest.Item) -> Seen | None:
+        """Return the fake GPU that a test's fixtures see: that of the process which they are."""
         if self._suite is not None:
-            return self._suite.gpu
-        return self._seen_by(item) or None
+            return Seen(self._suite.gpu)
+        name = self._seen_by(item)
+        if not name:
+            return None
+        world = self._worlds.of(item)
+        if world is not None:
+            return Seen(name, world.per_node, world.local_rank)
+        return Seen(name, item.stash[_GPUS])
 
     def _is_for_cpu(self, item: pytest.Item) -> bool:
         """Tell whether a test's fixtures see no GPU because its markers name devices without."""
@@ -105,11 +136,12 @@ class StandingGpus:
 
     def _seen_by(self, item: pytest.Item) -> str | None:
         if _SEEN not in item.stash:
+            item.stash[_GPUS] = 1
             item.stash[_SEEN] = self._gpu_of(item)
         return item.stash[_SEEN]
 
     def _gpu_of(self, item: pytest.Item) -> str | None:
-        if self._settings.disabled or not checks_memory(item) or not _sees_anything(item):
+        if self._settings.disabled or not checks_memory(item) or not sees_anything(item):
             return None
         if self._fixtures_are_real():
             return None
@@ -119,23 +151,26 @@ class StandingGpus:
             return None
         if budget.devices is not None and "cuda" not in budget.devices:
             return _FOR_CPU  # its traces have no GPU: a fixture is to choose what they have
+        item.stash[_GPUS] = budget.gpus or 1
         return gpu_name(self._settings, budget, None)
 
-    def standing(self, gpu: str) -> StandingGpu:
-        """Return the fake GPU of that name."""
+    def standing(self, seen: Seen) -> StandingGpu:
+        """Return a fake GPU."""
         if self._suite is not None:
             return self._suite
-        if gpu not in self._gpus:
+        if seen not in self._gpus:
             from pytest_torchmem.tracing.standing import StandingGpu
 
-            limited = self._settings.gpu_named or gpu != self._settings.gpu
-            self._gpus[gpu] = StandingGpu(
-                gpu,
+            limited = self._settings.gpu_named or seen.gpu != self._settings.gpu
+            self._gpus[seen] = StandingGpu(
+                seen.gpu,
                 allocator=self._settings.allocator,
                 limited=limited,
                 values=self._settings.values,
+                gpus=seen.gpus,
+                index=seen.number,
             )
-        return self._gpus[gpu]
+        return self._gpus[seen]
 
     @contextmanager
     def seen(self, item: pytest.Item) -> Iterator[None]:
@@ -161,7 +196,7 @@ class StandingGpus:
     def _fixtures_are_real(self) -> bool:
         """Whether checks run on a real GPU, or not at all, as where there is no torch."""
         if self._real is None:
-            self._real = _find_torch() is None
+            self._real = find_torch() is None
             if not self._real and self._settings.measure != "never":
                 import torch
 
@@ -172,32 +207,111 @@ class StandingGpus:
 
     def begin(self, item: pytest.Item) -> None:
         """Tear down what the test shares with tests that see another GPU, or none."""
+        self._worlds.begin(item)
+        self._note_begin(item)
+        self._finish(item, lambda found: found.holds_reducer and found.traced)
+
+    def _note_begin(self, item: pytest.Item) -> None:
         gpu = self.seen_by(item)
         if gpu is not None:
-            self._tests[item.nodeid] = self.standing(gpu).booked
-        world = self._world_of(item)
-        self._worlds.begin(item)
+            self._tests.setdefault((item.nodeid, gpu), self.standing(gpu).booked)
+
+    def _finish(self, item: pytest.Item, is_spent: Callable[[SetUp], bool]) -> bool:
+        """Tear down what a test uses, and what would be another now; return if there was any."""
+        gpu, world = self.seen_by(item), self._world_of(item)
         names = getattr(item, "fixturenames", ())
+        done = False
         for found in tuple(self._set_up.values()):
             asked = found.fixture.argname in names or "request" in names
             other = (found.depends and found.gpu != gpu) or (
                 found.in_world and found.world != world
             )
-            if asked and other and id(found.fixture) in self._set_up:
+            if asked and (other or is_spent(found)) and id(found.fixture) in self._set_up:
                 found.fixture.finish(found.request)  # type: ignore[arg-type]
+                done = True
+        return done
 
     def end(self, item: pytest.Item) -> None:
         """Forget what is gone; tensors that nobody is to hold any more read as nan."""
-        self._tests.pop(item.nodeid, None)
-        self._worlds.end(item, self._world_of(item))
-        gpu = self.seen_by(item)
-        if gpu is None or (gpu not in self._gpus and self._suite is None):
-            return
-        standing = self.standing(gpu)
-        standing.cut()
-        if self._suite is None and standing.hollow() and not self._holds_fixture(gpu):
-            del self._gpus[gpu]
-            standing.close()
+        self._worlds.end(item)
+        used = [seen for node, seen in self._tests if node == item.nodeid]
+        for seen in used:
+            del self._tests[item.nodeid, seen]
+            if seen not in self._gpus and self._suite is None:
+                continue
+            standing = self.standing(seen)
+            standing.cut()
+            if self._suite is None and standing.hollow() and not self._holds_fixture(seen):
+                del self._gpus[seen]
+                standing.close()
+
+    # -- a test of several processes ---------------------------------------------------------------
+
+    def processes(self, item: pytest.Item) -> tuple[World, ...]:
+        """Return the processes that a test has to be run as, one after the other.
+
+        There are none where its fixtures are the same for all of them.
+        """
+        worlds = self._worlds.all_of(item)
+        if len(worlds) < 2 or self._world_of(item) is None:
+            return ()
+        goes_by_rank = any(one.in_world or one.on_cuda for one in self._used_by(item))
+        return worlds if goes_by_rank else ()
+
+    @contextmanager
+    def one_by_one(self, item: pytest.Item) -> Iterator[None]:
+        """Let checks of a test be of the process that it is run as."""
+        item.stash[_ALONE] = True
+        try:
+            yield
+        finally:
+            item.stash[_ALONE] = False
+
+    def run_as(self, item: pytest.Item) -> World | None:
+        """Return the process that a test is run as, ``None`` where it is run once for all."""
+        return self._worlds.of(item) if item.stash.get(_ALONE, False) else None
+
+    def traced_now(
+        self, item: pytest.Item, worlds: tuple[World | None, ...]
+    ) -> tuple[World | None, ...]:
+        """Return which of the processes of a check are to be traced now."""
+        now = self.run_as(item)
+        if now is None:
+            return worlds
+        own = [one for one in worlds if one and (one.size, one.rank) == (now.size, now.rank)]
+        return tuple(own) or worlds
+
+    @contextmanager
+    def as_process(self, item: pytest.Function, world: World) -> Iterator[None]:
+        """Be another process of a test, with fixtures of its own."""
+        self._worlds.become(item, world)
+        with self.seen(item):
+            self._note_begin(item)
+            self._finish(item, lambda found: False)
+            _fill(item)
+        with self.running(item):
+            yield
+
+    @contextmanager
+    def running(self, item: pytest.Item) -> Iterator[None]:
+        """Let a test see the GPU that its fixtures put anything on; traces have their own."""
+        with self.seen(item) if self.in_call(item) else ExitStack(), self.in_world(item):
+            yield
+
+    def renew(self, item: pytest.Item) -> bool:
+        """Set up anew what can be traced once and was, before a trace of a test's body.
+
+        Returns whether there was any.
+        """
+        if not isinstance(item, pytest.Function):
+            return False
+        with self.seen(item):
+            renewed = self._finish(item, lambda found: found.holds_reducer and found.traced)
+            if renewed:
+                _fill(item)
+        for found in self._used_by(item):
+            found.traced = True
+        return renewed
 
     @contextmanager
     def presented(self, item: pytest.Item) -> Iterator[None]:
@@ -211,8 +325,7 @@ class StandingGpus:
         gpu = self.seen_by(item)
         if gpu is None:
             return []
-        start = self._tests.get(item.nodeid, 0)
-        found = [record for record in self.standing(gpu).live() if record.index > start]
+        found = self.standing(gpu).live(self._tests.get((item.nodeid, gpu), ()))
         known = {id(record) for record in found}
         for set_up in self._of(item):
             found += [record for record in set_up.records if id(record) not in known]
@@ -239,7 +352,11 @@ class StandingGpus:
             yield
 
     def _world_of(self, item: pytest.Item) -> World | None:
-        traced = self.seen_by(item) is not None or self._is_for_cpu(item)
+        if self._suite is not None and self._worlds.of(item) is not None:
+            world = self._worlds.of(item)
+            # What a suite's tests put on the GPU is on cuda:0.
+            return world if world is not None and world.local_rank == 0 else None
+        traced = self._seen_by(item) is not None
         return self._worlds.of(item) if traced else None
 
     def refuse_other_worlds(self, item: pytest.Item, worlds: Sequence[World | None]) -> None:
@@ -252,12 +369,12 @@ class StandingGpus:
             name = found.fixture.argname
             for world in filter(None, worlds):
                 if found.world is None and found.asked_in_vain:
-                    raise UsageError(f"{found.asked_in_vain}: {_not_told(name)}")
+                    raise UsageError(f"{found.asked_in_vain}: {not_told(name)}")
                 there = found.world if found.in_world else None
                 if there and (there.size, there.rank) != (world.size, world.rank):
                     raise UsageError(
                         f"the fixture {name!r} was set up as {there}, and the check is of {world}: "
-                        f"name one world, in the marker {MARKER} or in the options"
+                        f"name one world and all ranks, in the marker {MARKER} or in the options"
                     )
 
     def _of(self, item: pytest.Item) -> list[SetUp]:
@@ -273,7 +390,7 @@ class StandingGpus:
             if found.fixture.argname in names or found.request.node is item
         ]
 
-    def _holds_fixture(self, gpu: str) -> bool:
+    def _holds_fixture(self, gpu: Seen) -> bool:
         return any(found.gpu == gpu and found.depends for found in self._set_up.values())
 
     # -- one fixture -------------------------------------------------------------------------------
@@ -295,8 +412,8 @@ class StandingGpus:
         teardown = ExitStack()
         fixture.addfinalizer(teardown.close)  # of all finalizers the last
         standing = None if gpu is None else self.standing(gpu)
-        before = 0 if standing is None else standing.booked
-        group = self._worlds.group(world)
+        before = () if standing is None else standing.booked
+        group, times = self._worlds.group(world), self._worlds.asked(world)
         failed, read = True, VariablesRead()
         try:
             with questions_noted() as asked, self._worlds.on(world), variables_noted() as read:
@@ -305,14 +422,14 @@ class StandingGpus:
         except (KeyError, ValueError) as error:
             if not traced or not asks_for_world(error):
                 raise
-            instead = _no_world(fixture, item, error)
+            instead = no_world(fixture, item, error)
             # The next test that uses the fixture gets what is kept.
             if fixture.cached_result is not None:
                 fixture.cached_result = (None, fixture.cached_result[1], (instead, None))
             raise instead from None
         finally:
             if standing is not None:
-                found.records = [one for one in standing.live() if one.index > before]
+                found.records = standing.live(before)
             result = (fixture.cached_result or (None,))[0]
             found.on_cuda = gpu is not None and (bool(found.records) or names_cuda(result))
             found.depends = (
@@ -320,7 +437,9 @@ class StandingGpus:
             )
             made = self._worlds.group(world)
             made = None if made is group else made
-            found.in_world = made is not None or bool(read.names)
+            asked_for_group = self._worlds.asked(world) > times
+            found.in_world = made is not None or bool(read.names) or asked_for_group
+            found.holds_reducer = found.in_world and _holds_reducer(result)
             found.asked_in_vain = read.in_vain
             if found.in_world:
                 teardown.callback(self._worlds.end_group, world, made)
@@ -347,88 +466,16 @@ class StandingGpus:
         self._gpus.clear()
 
 
-def _sees_anything(item: pytest.Item) -> bool:
-    """Tell whether anything but the body of a test could see a GPU."""
-    parameters = getattr(getattr(item, "callspec", None), "params", ())
-    fixtures = set(getattr(item, "fixturenames", ())) - {*_OWN, *parameters}
-    conditions = [text for mark in item.iter_markers("skipif") for text in mark.args]
-    return (
-        bool(fixtures)
-        or is_of_unittest(item)
-        or any(isinstance(text, str) for text in conditions)
-        or _has_indirect(item, parameters)
-    )
+def _fill(item: pytest.Function) -> None:
+    """Set up what a test uses and is not set up, and let it have that."""
+    item._initrequest()  # pytest-rerunfailures does so, too
+    item.setup()
 
 
-def _has_indirect(item: pytest.Item, parameters: Any) -> bool:
-    """Tell whether a parameter is that of a fixture, which is a function that runs."""
-    function = getattr(item, "function", None)
-    direct = {
-        name.strip()
-        for mark in item.iter_markers("parametrize")
-        if not mark.kwargs.get("indirect", len(mark.args) > 2 and mark.args[2])
-        for name in _names(mark.args[0] if mark.args else mark.kwargs.get("argnames", ()))
-    }
-    return function is not None and bool(set(parameters) - direct)
+def _holds_reducer(value: object) -> bool:
+    from pytest_torchmem.interception.distributed.modules import holds_reducer
 
-
-def _names(written: Any) -> list[str]:
-    return written.split(",") if isinstance(written, str) else list(written)
-
-
-def _not_told(fixture: str) -> str:
-    """Say why a fixture that asks which process it is in has no answer."""
-    return (
-        f"the fixture {fixture!r} asks which process of a distributed program it is in "
-        "(torchrun's RANK, WORLD_SIZE, ...). A fixture is set up once, before a check says which: "
-        f"give the marker {MARKER} or the options a world_size and one rank, which is the first of "
-        "its node (0, 8, ...), or make process groups and meshes in the test's body, where each "
-        "rank that is traced has its own"
-    )
-
-
-def _no_world(fixture: _Fixture, item: pytest.Item, error: Exception) -> MemoryCheckFailed:
-    """Say so of a fixture that ended there, and in which line."""
-    files = str(item.config.rootpath)
-    lines = [one for one in walk_tb(error.__traceback__) if is_in(one[0], files)]
-    frame, line = lines[-1] if lines else (None, 0)
-    where = "" if frame is None else f"{relpath(frame.f_code.co_filename)}:{line}: "
-    return MemoryCheckFailed(_not_told(fixture.argname), f"{where}{type(error).__name__}")
-
-
-def is_in(frame: FrameType, folder: str) -> bool:
-    """Return whether a frame runs code of a folder that is not that of installed packages."""
-    path = frame.f_code.co_filename
-    return path.startswith(folder + sep) and "site-packages" not in path
-
-
-def asks_for_world(error: Exception) -> bool:
-    """Return whether an error is that a variable of torchrun is not set."""
-    if isinstance(error, KeyError):
-        return error.args[:1] != () and error.args[0] in VARIABLES
-    # torch/distributed/rendezvous.py, _env_rendezvous_handler
-    return "env:// rendezvous" in str(error) and "expected, but not set" in str(error)
-
-
-def names_cuda(value: object) -> bool:
-    """Return whether a value is a cuda device, or its name."""
-    if isinstance(value, str):
-        return value.partition(":")[0] == "cuda"
-    return type(value).__name__ == "device" and getattr(value, "type", "") == "cuda"
-
-
-def _find_torch() -> object:
-    """Return what says where torch is, ``None`` where it is not installed."""
-    try:
-        return find_spec("torch")
-    except ValueError:  # somebody has put something else in its place
-        return sys.modules.get("torch")
-
-
-def is_of_unittest(item: pytest.Item) -> bool:
-    """Tell whether a test is a method of a ``unittest.TestCase``, whose setUp is a part of it."""
-    cls = getattr(item, "cls", None)
-    return isinstance(cls, type) and issubclass(cls, TestCase)
+    return holds_reducer(value)
 
 
 class StandingHooks:
@@ -452,10 +499,7 @@ class StandingHooks:
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         """Run a test with the GPU that its fixtures put anything on; traces have their own."""
         __tracebackhide__ = True
-        with (
-            self._gpus.seen(item) if self._gpus.in_call(item) else ExitStack(),
-            self._gpus.in_world(item),
-        ):
+        with self._gpus.running(item):
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pytest_torchmem.interception.distributed.world import StandingWorld
 
 _BEFORE: pytest.StashKey[dict[str, str | None]] = pytest.StashKey()
+_ALL: pytest.StashKey[tuple[World, ...]] = pytest.StashKey()
+_NOW: pytest.StashKey[World | None] = pytest.StashKey()
 VARIABLES = frozenset(World(1).environment)
 """What ``torchrun`` sets."""
 _OF_A_RANK = frozenset(name for name in VARIABLES if name.endswith(("RANK", "WORLD_SIZE")))
@@ -31,31 +33,39 @@ _OF_A_RANK = frozenset(name for name in VARIABLES if name.endswith(("RANK", "WOR
 
 
 class StandingWorlds:
-    """The worlds of one run in which fixtures are set up.
-
-    A fixture is set up once, so its test has to be of one rank; on cuda, of one that has cuda:0.
-    """
+    """The worlds of one run in which fixtures are set up."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._worlds: dict[World, StandingWorld] = {}
 
-    def of(self, item: pytest.Item) -> World | None:
-        """Return the process that a test's fixtures are set up in, if it names one alone."""
+    def all_of(self, item: pytest.Item) -> tuple[World, ...]:
+        """Return the processes that a test is checked as, which its marker or the options name."""
+        if _ALL not in item.stash:
+            item.stash[_ALL] = self._all_of(item)
+        return item.stash[_ALL]
+
+    def _all_of(self, item: pytest.Item) -> tuple[World, ...]:
         if not checks_memory(item):
-            return None
+            return ()
         try:
             budget = read_budget((mark.args, mark.kwargs) for mark in item.iter_markers(MARKER))
-            world, *others = worlds_of(self._settings, budget)
+            worlds = worlds_of(self._settings, budget)
         except UsageError:  # the check says so
-            return None
-        if world is None or others:
-            return None
-        gpus = budget.gpus or min(GPUS_OF_A_NODE, world.size)
-        found = World(world.size, world.rank, gpus)
-        # What fixtures put on the GPU is on cuda:0.
-        on_cuda = "cuda" in (budget.devices or self._settings.devices)
-        return None if on_cuda and found.local_rank else found
+            return ()
+        return tuple(
+            World(world.size, world.rank, budget.gpus or min(GPUS_OF_A_NODE, world.size))
+            for world in worlds
+            if world is not None
+        )
+
+    def of(self, item: pytest.Item) -> World | None:
+        """Return the process that a test's fixtures are set up in now: to begin with the first."""
+        return item.stash.get(_NOW, None) or next(iter(self.all_of(item)), None)
+
+    def become(self, item: pytest.Item, world: World) -> None:
+        """Let another process of a test be the one that its fixtures are set up in."""
+        item.stash[_NOW] = world
 
     @contextmanager
     def on(self, world: World | None) -> Iterator[None]:
@@ -64,26 +74,32 @@ class StandingWorlds:
             yield
 
     def begin(self, item: pytest.Item) -> None:
-        """Note the variables that are set before a test."""
+        """Note the variables that are set before a test, which begins as its first process."""
+        item.stash[_NOW] = None
         item.stash[_BEFORE] = {name: os.environ.get(name) for name in VARIABLES}
 
-    def end(self, item: pytest.Item, world: World | None) -> None:
-        """Take back what of its world a test has left in the environment.
+    def end(self, item: pytest.Item) -> None:
+        """Take back what of its worlds a test has left in the environment.
 
         ``monkeypatch`` puts back what a fixture found, which was set for that fixture alone.
         """
         before = item.stash.get(_BEFORE, {})
-        for name, value in world.environment.items() if world is not None and before else ():
-            old = before[name]
-            if os.environ.get(name) == value != old:
-                if old is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = old
+        for world in self.all_of(item) if before else ():
+            for name, value in world.environment.items():
+                old = before[name]
+                if os.environ.get(name) == value != old:
+                    if old is None:
+                        del os.environ[name]
+                    else:
+                        os.environ[name] = old
 
     def group(self, world: World | None) -> object:
         """Return the default process group that fixtures have made in it."""
         return self._worlds[world].groups.default if world in self._worlds else None
+
+    def asked(self, world: World | None) -> int:
+        """Return how often something has asked for a group of it that is there."""
+        return self._worlds[world].asked if world in self._worlds else 0
 
     def end_group(self, world: World | None, group: object) -> None:
         """Forget a group whose fixture is torn down and has not destroyed it."""

@@ -39,6 +39,8 @@ class Target:
     """The cuDNN that can be asked about the GPU."""
     why_no_cudnn: str = ""
     """Why there is none, where there is none."""
+    index: int = 0
+    """The GPU that is reported on, where there is no world."""
     selected: Selected = field(default_factory=Selected, repr=False, compare=False)
 
     @property
@@ -46,7 +48,7 @@ class Target:
         """The device that a trace reports on: in a world the GPU of the rank."""
         if self.gpu is None:
             return torch.device("cpu")
-        return torch.device("cuda", 0 if self.world is None else self.world.local_rank)
+        return torch.device("cuda", self.index if self.world is None else self.world.local_rank)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:

@@ -12,7 +12,7 @@ those that it was told of, as present from the beginning.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -31,7 +31,7 @@ from pytest_torchmem.step.global_state import program_kept, settings_kept, threa
 from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
-from pytest_torchmem.targets.target import Target
+from pytest_torchmem.targets.target import Selected, Target
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.torch_private.tensors.nowhere import nowhere
 from pytest_torchmem.tracing.compiled import Compiled
@@ -50,21 +50,31 @@ _VALUES = {"auto": Values.BETWEEN_TRACES, "real": Values.REAL, "none": Values.GU
 class StandingGpu:
     """A fake GPU, by its name in the catalogue; ``limited`` to its memory or not.
 
-    ``values`` are those of a trace; ``"auto"`` computes as far as a budget for each test goes.
+    ``values`` are those of a trace; ``"auto"`` computes as far as a budget for each test goes. It
+    is the one of ``gpus`` that has the number ``index`` and is current from the beginning.
 
     It belongs to the thread that first switches it on.
     """
 
     def __init__(
-        self, gpu: str, *, allocator: str = "", limited: bool = False, values: str = "auto"
+        self,
+        gpu: str,
+        *,
+        allocator: str = "",
+        limited: bool = False,
+        values: str = "auto",
+        gpus: int = 1,
+        index: int = 0,
     ) -> None:
         check_torch()
         self.gpu = gpu
         modelled = find_gpu(gpu)
-        target = Target(REFERENCE, modelled)
+        target = Target(REFERENCE, modelled, gpus=gpus, index=index, selected=Selected(index))
         self._ledger = Ledger()
-        self._device = self._ledger.on(target.device)
-        self.memory = Memory(parse_options(allocator), limited).of(self._device, modelled)
+        self._devices = tuple(self._ledger.on(device) for device in target.devices)
+        memory = Memory(parse_options(allocator), limited)
+        self._memories = tuple(memory.of(device, modelled) for device in self._devices)
+        self.memory = self._memories[index]
         alone = gradient_held_by_engine_alone()
         self._interceptor = Interceptor(
             target, self._ledger, Attribution(), alone, _VALUES[values], real_host=True
@@ -117,7 +127,7 @@ class StandingGpu:
             stack.callback(nowhere().forget)
             compiled = Compiled(self._interceptor, None, Lowering(_REAL_HOST))
             stack.enter_context(program_kept(compiled.following()))
-            stack.enter_context(layers(self._interceptor, self._context, (self.memory,)))
+            stack.enter_context(layers(self._interceptor, self._context, self._memories))
         except BaseException:
             self.pause()
             raise
@@ -143,7 +153,8 @@ class StandingGpu:
         parts = self._interceptor.parts
         with self._interceptor.working() if self.is_on else ExitStack():
             parts.numbers.settle()
-        self.memory.cut()
+        for memory in self._memories:
+            memory.cut()
         self._ledger.cut()
         parts.placement.cut()
         parts.attribution.cut()
@@ -151,19 +162,27 @@ class StandingGpu:
         for streams in parts.streams:
             streams.cut()
 
-    def live(self) -> list[StorageRecord]:
-        """Return what is on the GPU now, in the order in which it was made."""
-        found = [record for record in self._ledger.records.values() if self._is_here(record)]
-        return sorted(found, key=lambda record: record.index)
+    def live(self, since: Sequence[int] = ()) -> list[StorageRecord]:
+        """Return what is on the GPUs now, in the order in which it was made on each.
+
+        Of what was there before ``since``, which ``booked`` has said, nothing.
+        """
+        records = tuple(self._ledger.records.values())
+        found: list[StorageRecord] = []
+        for place, device in enumerate(self._devices):
+            start = since[place] if since else 0
+            here = (one for one in records if one.ledger is device and one.index > start)
+            found += sorted(here, key=lambda record: record.index)
+        return found
 
     def hollow(self) -> list[StorageRecord]:
         """Return everything that has no memory, on the GPU and on the host."""
         return [record for record in self._ledger.records.values() if record.hollow]
 
     @property
-    def booked(self) -> int:
-        """How many allocations there were on the GPU so far."""
-        return self._device.booked
+    def booked(self) -> tuple[int, ...]:
+        """How many allocations there were on each of the GPUs so far."""
+        return tuple(device.booked for device in self._devices)
 
     @contextmanager
     def presenting(self, records: Iterable[StorageRecord]) -> Iterator[None]:
@@ -195,9 +214,6 @@ class StandingGpu:
 
     def _lent_by_others(self, address: int) -> Lent | None:
         return next(_lent(address, lambda gpu: gpu is not self), None)
-
-    def _is_here(self, record: StorageRecord) -> bool:
-        return record.ledger is self._device
 
 
 def _lent(address: int, which: Callable[[StandingGpu], bool]) -> Iterator[Lent]:

@@ -365,6 +365,9 @@ def _expect_what_stands(interceptor: Interceptor) -> None:
 _NO_CUDA = (
     f"{NOT_LINKED} cuda",
     "Could not run 'aten::empty_strided' with arguments from the 'CUDA' backend",
+    # torch/distributed/distributed_c10d.py, ``_new_process_group_helper``; ProcessGroupNCCL.cpp
+    "Distributed package doesn't have NCCL built in",
+    "ProcessGroupNCCL is only supported with GPUs",
 )
 
 

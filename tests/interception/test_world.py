@@ -19,7 +19,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.multiprocessing import spawn
 
 from pytest_torchmem import trace
-from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError, UsageError
+from pytest_torchmem.errors import (
+    NoCudaError,
+    UnknownValueError,
+    UnsupportedOperatorError,
+    UsageError,
+)
 from pytest_torchmem.targets.world import World
 
 WORLD: dict[str, Any] = {"world_size": 16, "rank": 13}
@@ -245,3 +250,8 @@ def test_variables_are_those_of_torchrun() -> None:
         "GROUP_WORLD_SIZE": "3",
     }
     assert expected.items() <= variables.items()
+
+
+def test_nccl_asks_for_cuda() -> None:
+    with pytest.raises(NoCudaError, match=r"test_world\.py"):
+        trace(lambda: dist.init_process_group("nccl"), world_size=2)

@@ -213,8 +213,8 @@ def test_net(number):
     for _ in range(20):
         torch.ones(8, device="cuda").sin()
     (gpu,) = standing._STANDING
-    assert gpu._device.booked >= 40 * number
-    assert len(gpu._device.entries) <= 50
+    assert gpu.booked[0] >= 40 * number
+    assert len(gpu._devices[0].entries) <= 50
 """
     )
     project.run("--torchmem-fake-cuda=h100", "-p", "no:randomly").assert_outcomes(passed=30)

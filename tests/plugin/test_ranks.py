@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 STEP = """
@@ -94,14 +96,15 @@ def model():
     return nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 64))
 
 @pytest.mark.memory_budget("1 MiB", world_size=4, ranks=(0, 3))
-def test_sharded(model, group):
+def test_sharded(model):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(device)
+    dist.init_process_group()
     for layer in model:
         fully_shard(layer)
     fully_shard(model)(torch.randn(8, 64, device=device)).sum().backward()
 
-def test_checked(torchmem, model):
+def test_checked(torchmem, model, group):
     def step(device="cpu"):
         dist.init_process_group()
         fully_shard(model)
@@ -134,9 +137,8 @@ import torch.distributed as dist
 def group():
     return {}
 
-@pytest.mark.memory_budget("1 MiB", device="cpu", world_size=8, ranks=(0, 7))
-def test_first(group):
-    pass
+def test_first(group, torchmem):
+    torchmem.check(print, device="cpu", world_size=8)
 
 def test_second(group, torchmem):
     torchmem.check(print, device="cpu", world_size=8)
@@ -151,7 +153,7 @@ def test_a_fixture_that_asks_for_its_rank_is_told_where_to(project, asking):
     text = result.stdout.str()
     assert text.count("the fixture 'group' asks which process of a distributed program") >= 2
     assert text.count("test_net.py:8: ") == 2
-    result.stdout.fnmatch_lines(["*in the test's body*"])
+    result.stdout.fnmatch_lines(["*world_size=8, ranks=(0, 3)*"])
     result.stdout.no_fnmatch_line("*rendezvous.py*")
 
 
@@ -253,14 +255,6 @@ def wrapped():
     yield torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     dist.destroy_process_group()
 
-@pytest.fixture
-def on_first():
-    return torch.ones(64, device="cuda")
-
-@pytest.mark.memory_budget("1 MiB", device="cpu", world_size=4, ranks=(0, 3))
-def test_marker(size):
-    torch.ones(size)
-
 def test_check(size, torchmem):
     torchmem.check(torch.ones, size, device="cpu", world_size=4)
 
@@ -271,10 +265,6 @@ def test_wrapped(wrapped, torchmem):
     def step():
         wrapped(torch.ones(2, 4)).sum().backward()
     torchmem.check(step, device="cpu", world_size=4)
-
-@pytest.mark.memory_budget("1 MiB", device="cuda", world_size=8, ranks=3)
-def test_first_gpu(on_first):
-    on_first + 1
 
 @pytest.mark.memory_budget("1 MiB", device="cpu", world_size=4, ranks=(0, 3))
 def test_setting(setting):
@@ -288,13 +278,12 @@ def test_plain(size):
 def test_a_fixture_that_is_another_process_than_the_trace_is_named(project):
     project.write(test_net=NOT_TOLD)
     result = project.run("--torchmem-update")
-    result.assert_outcomes(failed=5, passed=2)
+    result.assert_outcomes(failed=3, passed=2)
     text = result.stdout.str()
-    for failure in ("test_marker", "test_check", "test_trace"):
+    for failure in ("test_check", "test_trace"):
         said = text.partition(f"_ {failure} _")[2].partition("\n__")[0]
         assert "test_net.py:9: the fixture 'size' asks which process of a distributed" in said
     result.stdout.fnmatch_lines(["*process group from before the trace, of other processes*"])
-    result.stdout.fnmatch_lines(["*nothing was allocated on the GPU of rank 3*set_device*"])
 
 
 def test_another_world_than_that_of_the_options_is_refused(project):
@@ -310,26 +299,101 @@ def test_fixtures_are_set_up_in_the_world_of_their_test(project):
     project.run().assert_outcomes(passed=8)
 
 
-def test_a_model_that_was_wrapped_in_a_fixture_is_traced_once(project):
-    head = IN_FIXTURES.partition("@pytest.mark.parametrize")[0]
-    for name in ("model", "sharded"):
-        head = head.replace(f"fixture\ndef {name}", f'fixture(scope="module")\ndef {name}')
-    again = """
-@pytest.mark.parametrize("time", [1, 2])
-@pytest.mark.memory_budget("20 MiB", device="cuda", world_size=16, ranks=8)
-def test_model(time, model):
-    model(torch.ones(2, 64, device="cuda")).sum().backward()
+OF_ALL_RANKS = """
+import os
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
+@pytest.fixture(scope="session")
+def group():
+    dist.init_process_group()
+    yield dist.group.WORLD
+    assert dist.get_rank() == int(os.environ["RANK"])
+    dist.destroy_process_group()
+
+@pytest.fixture(scope="module")
+def mesh(group):
+    return dist.init_device_mesh("cuda", (4, 2), mesh_dim_names=("data", "tensor"))
+
+@pytest.fixture(scope="module")
+def sharded(mesh):
+    model = nn.Sequential(*(nn.Linear(64, 64, device="cuda") for _ in range(2)))
+    for layer in model:
+        fully_shard(layer, mesh=mesh["data"])
+    return fully_shard(model, mesh=mesh["data"])
+
+@pytest.fixture
+def on_cpu(group):
+    return fully_shard(nn.Linear(64, 64), mesh=dist.init_device_mesh("cpu", (8,)))
+
+@pytest.fixture(scope="module")
+def copied(group):
+    return DistributedDataParallel(nn.Linear(64, 64).cuda())
+
+@pytest.fixture
+def wide():
+    return nn.Linear(64, 64 if os.environ["RANK"] == "0" else 256)
+
+BUDGET = pytest.mark.memory_budget("20 MiB", device="cuda", world_size=8, ranks=(0, 3))
+
+def steps(model, device):
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        loss = model(torch.ones(2, 64, device=device)).sum()
+        loss.backward()
+        if loss.item() < 1e9:  # which a trace begins anew for
+            optimizer.step()
+
+@BUDGET
 @pytest.mark.parametrize("time", [1, 2])
-@pytest.mark.memory_budget("20 MiB", device="cuda", world_size=16, ranks=8)
-def test_sharded(time, sharded):
-    sharded(torch.ones(2, 64, device="cuda")).sum().backward()
+def test_sharded(sharded, mesh, time):
+    rank = dist.get_rank()
+    assert mesh.get_coordinate() == (rank // 2, rank % 2)
+    steps(sharded, "cuda")
+    assert {one.device.index for one in sharded.parameters()} == {rank}
+
+@pytest.mark.memory_budget("20 MiB", device="cpu", world_size=8, ranks=(7, 0))
+def test_on_cpu(on_cpu):
+    assert on_cpu.weight.grad is None
+    steps(on_cpu, "cpu")
+
+@BUDGET
+@pytest.mark.parametrize("time", [1, 2])
+def test_copied(copied, time):
+    copied(torch.ones(2, 64, device="cuda")).sum().backward()
+
+@pytest.mark.memory_budget("{limit}", device="cpu", world_size=8, ranks=(0, 3, 7))
+def test_check(wide, torchmem):
+    torchmem.check(wide, torch.ones(4, 64), name="one")
+    torchmem.check(lambda: wide(torch.ones(4, 64)).sum().backward(), name="two")
+
+def test_plain():
+    assert "RANK" not in os.environ and not dist.is_initialized()
 """
-    project.write(test_net=head + again)
-    result = project.run()
-    result.assert_outcomes(passed=2, failed=2)
-    for kind in ("DistributedDataParallel", "*(FSDPModule)"):
-        result.stdout.fnmatch_lines([f"*{kind} was in another trace before*"])
+
+
+def test_fixtures_are_those_of_each_rank(project):
+    project.write(test_net=OF_ALL_RANKS.replace("{limit}", "1 MiB"))
+    result = project.run("--torchmem-json=r.json")
+    result.assert_outcomes(passed=7)
+    result.stdout.fnmatch_lines(["16 memory checks: *"])
+    checks = json.loads((project.path / "r.json").read_text())["checks"]
+    peaks = {}
+    for check in checks:
+        peaks.setdefault(check["test"].partition("[")[0], set()).add(check["figures"]["peak"])
+    assert [len(peaks[name]) for name in ("test_sharded", "test_on_cpu", "test_copied")] == [1] * 3
+
+
+def test_ranks_that_fail_are_one_failure(project):
+    project.write(test_net=OF_ALL_RANKS.replace("{limit}", "100 KiB"))
+    result = project.run("-k", "test_check")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E *, cpu, rank 3 of 8*, cpu, rank 7 of 8"])
+    result.stdout.no_fnmatch_line("E *rank 0 of 8*")
 
 
 def test_a_check_finds_the_group_of_a_fixture(project):

@@ -298,7 +298,7 @@ def test_it_does_not_grow(gpu: StandingGpu) -> None:
             gpu.cut()
             assert torch.cuda.memory_allocated() == allocated
     assert allocated == KEPT + 20 * 512
-    ledger = gpu._device
+    ledger = gpu._devices[0]
     assert len(ledger.entries) == len(ledger.events) == 2 + 20
     del held
     gpu.cut()

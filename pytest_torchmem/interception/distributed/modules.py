@@ -31,6 +31,11 @@ from pytest_torchmem.interception.distributed.propagation import (
 from pytest_torchmem.interception.distributed.world import refuse_symmetric_memory
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.torch_private.distributed.fully_sharded import (
+    STATE_OF_SHARDING,
+    is_of_this_world,
+    sharding_kept,
+)
 from pytest_torchmem.torch_private.distributed.process_groups import (
     SYMMETRIC_MEMORY,
     symmetric_memory,
@@ -80,9 +85,6 @@ def _of_fsdp(name: str) -> Any:
     return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)
 
 
-_BETWEEN_TRACES: WeakKeyDictionary[nn.Module, ref[TraceContext] | None] = WeakKeyDictionary()
-"""Modules that fixtures have given to ``fully_shard``, and the trace that has called them."""
-
 Places = WeakKeyDictionary[Any, torch.device | None]
 """Where the parameters of DDP's reducers are."""
 
@@ -93,6 +95,20 @@ _WRAPPERS: tuple[Callable[[], Any], ...] = (
     partial(_of_fsdp, "FSDPModule"),
     partial(_of_fsdp, "FullyShardedDataParallel"),
 )
+
+
+def holds_reducer(value: object) -> bool:
+    """Return whether something is, or holds, a module in ``DistributedDataParallel``.
+
+    Its reducer is of C++, and cannot be as it was before a trace.
+    """
+    kind = nn.parallel.DistributedDataParallel
+    if isinstance(value, nn.Module):
+        return any(isinstance(one, kind) for one in value.modules())
+    if isinstance(value, (list, tuple)):
+        return any(map(holds_reducer, value))
+    own = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    return any(isinstance(one, nn.Module) and holds_reducer(one) for one in own.values())
 
 
 def refuse_wrapped(target: nn.Module) -> None:
@@ -118,6 +134,7 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
     with ExitStack() as stack:
         if not trace.stands:
             stack.callback(_forget_states, wrapped)
+        take_over = _TakenOver(trace, stack, wrapped)
         followed: set[str] = set()
         wanted: list[tuple[Any, dict[str, Any]]] = []
 
@@ -129,7 +146,9 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
 
         def look(module: str) -> None:
             if module.startswith("torch.distributed.fsdp"):
-                replace(_of_fsdp("FSDPModule"), "__call__", partial(_calling, trace, wrapped))
+                kind = _of_fsdp("FSDPModule")
+                replace(kind, "__call__", partial(_calling, take_over))
+                replace(kind, STATE_OF_SHARDING, partial(_asking, take_over))
                 replace(_of_fsdp("FullyShardedDataParallel"), "__init__", partial(_refusing, trace))
                 replace(sharding_state(), "init", partial(_sharding, trace, wrapped))
                 _follow_states(replace, trace)
@@ -211,8 +230,6 @@ def _sharding(trace: TraceContext, wrapped: WeakSet[Any], original: Any) -> Call
         __tracebackhide__ = True
         if not trace.off():
             wrapped.update(modules)
-            if trace.stands:
-                _BETWEEN_TRACES.update(dict.fromkeys(modules))
         return original(self, modules, *args, **kwargs)
 
     return init
@@ -343,32 +360,56 @@ def _quiet(trace: TraceContext, original: Any) -> Callable[..., Any]:
     return log
 
 
-def _calling(trace: TraceContext, wrapped: WeakSet[Any], _: Any) -> Callable[..., Any]:
+def _calling(take_over: Callable[[nn.Module], None], _: Any) -> Callable[..., Any]:
     # Not yet a hook's turn: ``FSDPState._pre_forward`` would note that a forward has begun.
     # Named as attribution's ``CALL_MODULES`` say, so that a compiler goes on to what it calls.
     # ``FSDPModule`` is mixed into a module's own class, which brings ``__call__``.
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if trace.on_thread() and module not in wrapped and not trace.stands:
-            _take_over(trace, module)
+        take_over(module)
         return nn.Module.__call__(module, *args, **kwargs)
 
     return call
 
 
-def _take_over(trace: TraceContext, module: nn.Module) -> None:
-    """Begin to call a module that was sharded before the trace: by a fixture, and only once.
+def _asking(take_over: Callable[[nn.Module], None], original: Any) -> Callable[..., Any]:
+    """Return what every method of ``FSDPModule`` begins with."""
 
-    What it keeps of a step, the buffers and streams of ``fully_shard``, is of one trace.
+    def find_state(module: nn.Module) -> Any:
+        __tracebackhide__ = True
+        take_over(module)
+        return original(module)
+
+    return find_state
+
+
+class _TakenOver:
+    """Modules that fixtures have sharded: after a trace they are as they were before it.
+
+    What they keep of a step, the buffers and streams of ``fully_shard``, is of one trace.
     """
-    __tracebackhide__ = True
-    where = f"{trace.user_line()}: {type(module).__name__} (FSDPModule)"
-    if module not in _BETWEEN_TRACES:
-        raise UnsupportedOperatorError(f"{where}{_BEFORE}")
-    known = _BETWEEN_TRACES[module]
-    if known is not None and known() is not trace.itself:
-        raise UnsupportedOperatorError(f"{where}{_TRACED_BEFORE}")
-    _BETWEEN_TRACES[module] = ref(trace.itself)
+
+    def __init__(self, trace: TraceContext, at_end: ExitStack, wrapped: WeakSet[Any]) -> None:
+        self._trace, self._at_end, self._wrapped = trace, at_end, wrapped
+        self._known: WeakSet[Any] = WeakSet()
+
+    def __call__(self, module: nn.Module) -> None:
+        """Take a module over, unless the trace has sharded it or knows it already."""
+        __tracebackhide__ = True
+        trace = self._trace
+        if module in self._wrapped or module in self._known or trace.off() or trace.stands:
+            return
+        kind = _of_fsdp("FSDPModule")
+        found = [one for one in module.modules() if isinstance(one, kind)]
+        found = [one for one in found if one not in self._wrapped and one not in self._known]
+        self._known.update(found)  # which are asked for their state now
+        if trace.world is None or not all(map(is_of_this_world, found)):
+            self._known.difference_update(found)
+            where = f"{trace.user_line()}: {type(module).__name__} (FSDPModule)"
+            raise UnsupportedOperatorError(f"{where}{_BEFORE}")
+        for one in found:
+            self._at_end.callback(sharding_kept(one))
+            trace.note_module(one)
 
 
 def _refusing(trace: TraceContext, original: Any) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.targets.world import World
 from pytest_torchmem.torch_private.distributed.process_groups import (
     Groups,
+    default_group_noted,
     groups_known,
     groups_of_world,
     groups_put_aside,
@@ -36,6 +37,8 @@ from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
 from pytest_torchmem.torch_private.patching.patches import Replacements, added, replaced_all
 
 _STANDING: WeakSet[StandingWorld] = WeakSet()
+_ON: list[StandingWorld] = []
+"""Those that were switched on, the one that is there now last."""
 _TRACED: list[bool] = []
 """Something, while a world is traced."""
 _STORES = ("TCPStore", "FileStore", "HashStore")
@@ -108,6 +111,8 @@ class StandingWorld:
         self._thread = threading.get_ident()
         self.is_on = False
         """Whether this process is that of the world now."""
+        self.asked = 0
+        """How often something has asked for its default group, which is there."""
         _STANDING.add(self)
 
     def is_of(self, world: World) -> bool:
@@ -117,7 +122,11 @@ class StandingWorld:
     @property
     def groups(self) -> Groups:
         """What fixtures have made in it, and have not destroyed."""
-        return groups_known() if self.is_on else self._groups
+        if not self.is_on:
+            return self._groups
+        asked, found = self.asked, groups_known()
+        self.asked = asked
+        return found
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -132,7 +141,10 @@ class StandingWorld:
             stack.callback(setattr, sys, "excepthook", sys.excepthook)
             stack.callback(self._keep)
             stack.enter_context(_alone(self.world, self._is_here, [], None))
+            stack.enter_context(replaced_all(default_group_noted(self._note)))
             self.is_on = True
+            _ON.append(self)
+            stack.callback(_ON.remove, self)
             yield
 
     def close(self) -> None:
@@ -142,8 +154,12 @@ class StandingWorld:
     def _keep(self) -> None:
         self._groups, self.is_on = groups_known(), False
 
+    def _note(self) -> None:
+        self.asked += 1
+
     def _is_here(self) -> bool:
-        return threading.get_ident() == self._thread and not _TRACED
+        alone = _ON[-1:] == [self] and not _TRACED
+        return alone and threading.get_ident() == self._thread
 
     def end_group(self, group: object) -> None:
         """Forget all groups if the default one is still ``group``, which nobody destroyed."""

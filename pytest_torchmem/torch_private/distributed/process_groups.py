@@ -27,6 +27,7 @@ _find_group = private_if_imported("torch.distributed.distributed_c10d._resolve_p
 _fake_group = private_if_imported("torch._C._distributed_c10d.FakeProcessGroup")
 _CREATE = private_name_if_imported("torch._C._distributed_c10d.FakeProcessGroup._create_internal")
 _is_built = private_if_imported(f"{_C10D}._NCCL_AVAILABLE")
+_DEFAULT = private_name_if_imported(f"{_C10D}._World.default_pg")
 _register = private_if_imported("torch._C._distributed_c10d._register_process_group")
 _unregister = private_if_imported("torch._C._distributed_c10d._unregister_process_group")
 _state = private_if_imported(f"{_C10D}._world")
@@ -276,6 +277,20 @@ def groups_put_aside(instead: Groups | None = None) -> Iterator[None]:
         yield
     finally:
         know_groups(before)
+
+
+def default_group_noted(note: Callable[[], None]) -> Replacements:
+    """Let ``note`` be called where ``torch.distributed`` finds a default group that is there."""
+    kind = type(_state())
+    original = getattr(kind, _DEFAULT)
+
+    def find(state: Any) -> Any:
+        found = original.fget(state)
+        if found is not None:
+            note()
+        return found
+
+    return [(kind, {_DEFAULT: property(find, original.fset)})]
 
 
 def _copy(table: dict[Any, Any]) -> dict[Any, Any]:
