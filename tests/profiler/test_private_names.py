@@ -57,8 +57,9 @@ EXCEPTIONS = {
     ("fake_cuda/launches/triton_values.py", "_interpreter"),
     ("fake_cuda/launches/triton_values.py", "_patch_lang"),
     ("step/clone.py", "_deepcopy_dispatch"),
-    # Of pytest: the test that a fixture is set up for.
+    # Of pytest: the test that a fixture is set up for, and what makes its fixtures' values anew.
     ("plugin/standing.py", "_pyfuncitem"),
+    ("plugin/standing.py", "_initrequest"),
     # A folder of torch's: where frames are from.
     ("interception/attribution.py", "_functorch"),
     # A namespace of operators.
