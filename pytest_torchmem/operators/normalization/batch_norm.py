@@ -178,9 +178,13 @@ def forward_values_on_cuda(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The CPU's kernel saves statistics in the type of the parameters, and CUDA's in float."""
+    """The CPU's kernel saves statistics in the type of the parameters, and CUDA's in float. In
+    evaluation the CPU's saves none, and CUDA's those that were running; batch_norm_cuda_out.
+    """
     statistics = (running_mean, running_var, training, momentum, eps)
     output, mean, root = torch.native_batch_norm(input, weight, bias, *statistics)
+    if not training and running_mean is not None and running_var is not None:
+        mean, root = running_mean.clone(), (running_var + eps).rsqrt()
     if input.dtype.itemsize == 2:
         return output, mean.float(), root.float()
     return output, mean, root

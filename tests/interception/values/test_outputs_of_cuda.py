@@ -113,3 +113,14 @@ def test_values_of_another_shape_are_not_known(request: pytest.FixtureRequest) -
 
     with pytest.raises(UnknownValueError, match=r"of shape \(3,\) for an output of \(4,\)"):
         trace(program, device="cuda", values="real")
+
+
+def test_rows_that_batch_norm_takes_in_evaluation_are_known() -> None:
+    def body() -> None:
+        norm, rows = torch.nn.BatchNorm1d(3).to("cuda").eval(), torch.ones(4, 3, device="cuda")
+        assert norm(rows.requires_grad_()).sum().item() == pytest.approx(12, abs=1e-3)
+        norm(rows).sum().backward()
+        assert rows.grad is not None
+        assert rows.grad[0, 0].item() == pytest.approx(1, abs=1e-3)
+
+    assert trace(body, device="cuda").warnings == ()
