@@ -330,7 +330,10 @@ def test_what_people_wrote_is_kept(stored):
     stored.width(128)
     result = stored.run()
     result.stdout.fnmatch_lines(
-        ["*(+97.3 %) backward peak, cuda (a100-80gb):", "*(+97.3 %) forward peak, cpu:"]
+        [
+            "*(+97.3 %) backward peak, cuda (a100-80gb):",
+            "*(+97.3 %) forward peak, cpu: for the same reason",
+        ]
     )
     result.stdout.no_fnmatch_line("*(+97.3 %) backward peak, cpu:")
     stored.run("--torchmem-update").assert_outcomes(passed=2)
