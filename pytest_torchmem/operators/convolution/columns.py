@@ -64,7 +64,8 @@ def forward(call: Convolution, output: Tensor) -> int:
         if call.dims == 3:
             if call.bias:
                 columns += math.prod(output.shape[2:]) * output.element_size()
-            columns = max(columns, dense_bytes(call.input))  # a copy until the output is there
+            groups = call.groups if _is_apart(call) else 1
+            columns = max(columns, dense_bytes(call.input) // groups)  # until the output is there
     elif _is_pointwise(call) and not _is_dilated(call):
         columns = 0
     elif not _is_dilated(call):
