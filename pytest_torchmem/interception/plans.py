@@ -162,7 +162,7 @@ def find_plan(
     this operator's outputs, where ``meta`` does not.
     """
     __tracebackhide__ = True
-    if tensors and not kwargs and operator.keeps_geometry:
+    if tensors and not kwargs and operator.keeps_geometry and complex not in map(type, args):
         plan = plan_pointwise(tensors)
         if plan is not None:
             return plan

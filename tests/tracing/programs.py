@@ -246,7 +246,17 @@ def several_optimizer_steps() -> None:
         schedule.step()
 
 
+def complex_numbers() -> None:
+    x = torch.randn(500, requires_grad=True)
+    turned = torch.exp(1j * x) + (x - 2j) / 3j
+    assert turned.dtype is (x.sum() * 1j).dtype is torch.complex64
+    (turned * 0.5).abs().sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype is torch.float32
+
+
 PROGRAMS = (
+    complex_numbers,
     sparse_gradients,
     sparse_gradients_add_up,
     sparse_gradients_of_bags,
