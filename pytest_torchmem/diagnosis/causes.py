@@ -31,13 +31,9 @@ _OF_A_MOMENT = (
     Role.OPTIMIZER_TEMPORARY.value,
     Role.WORKSPACE.value,
 )
-_OF_FORWARD = (
-    Role.SAVED.value,
-    Role.ACTIVATION.value,
-    Role.HELD.value,
-    Role.EARLIER.value,
-    Role.RECOMPUTED.value,
-)
+MADE = (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.RECOMPUTED.value)
+"""What the forward of a step makes."""
+_OF_FORWARD = (*MADE, Role.EARLIER.value)
 _LONG = 30
 """A path of more letters is told without the model's name, which stands in the line below it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule
+from pytest_torchmem.diagnosis.causes import MADE, Cause, Evidence, cause, rule
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
@@ -13,14 +13,13 @@ from pytest_torchmem.profile.timeline import Allocation, Kind
 from pytest_torchmem.units import format_size
 
 _COPIES = ("aten::_to_copy", "aten::clone", "aten::copy_", "aten::contiguous", "aten::repeat")
-_MADE = (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.RECOMPUTED.value)
 _STANDING = {Kind.PARAMETER: "parameter", Kind.BUFFER: "buffer", Kind.INPUT: "input"}
 
 
 @rule("copy", "{operator} {does} of {original}")
 def kept_twice(evidence: Evidence) -> Cause | None:
     """A tensor is kept beside its copy: logits in float32, an activation made contiguous."""
-    for row in evidence.came(*_MADE):
+    for row in evidence.came(*MADE):
         source, counted = row.what.source, evidence.counted(row.what.source)
         if source.partition(".")[0] not in _COPIES or row.before is not None:
             continue

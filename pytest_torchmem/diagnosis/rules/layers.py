@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pytest_torchmem.diagnosis.causes import (
+    MADE,
     Cause,
     Evidence,
     cause,
@@ -45,7 +46,6 @@ _NOTHING = "Identity"
 _KEEPS_SHAPE = re.compile("Norm|Drop|LU|Tanh|Sigmoid|Mish")
 """Layers of torch that make as much as they are given."""
 _PASSING = (Role.ACTIVATION.value, Role.GRADIENT_TEMPORARY.value)
-_MADE = (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.RECOMPUTED.value)
 
 
 @rule("layer", "{module} is {now}, and was {before}", sure=True)
@@ -239,13 +239,13 @@ def given_more(evidence: Evidence) -> Cause | None:
     around = {path for one in larger for path in ("", *prefixes(one))}
     rows = own + [
         row
-        for row in evidence.came(*_MADE, *_PASSING)
+        for row in evidence.came(*MADE, *_PASSING)
         if row.what.module in around - {*larger}
         and (row.what.role in _PASSING or str([*row.what.shape]) in shapes)
         and row not in own
     ]
     begun = min((evidence.order(row) for row in own if within(first, row.what.module)), default=0)
-    if any(_is_resized(row) and evidence.order(row) < begun for row in evidence.came(*_MADE)):
+    if any(_is_resized(row) and evidence.order(row) < begun for row in evidence.came(*MADE)):
         return None  # who made what the layer is given is nearer to the cause
     made = _maker_of(evidence, first, shape)
     values = {"now": f"{shape} of {made.operator}" if made else shape, "before": was}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import (
+    MADE,
     WEIGHTY,
     Cause,
     Counted,
@@ -17,11 +18,9 @@ from pytest_torchmem.diagnosis.causes import (
     times,
 )
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation
 
-_MADE = (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.RECOMPUTED.value)
 _MOST_NAMES = 3
 
 
@@ -51,7 +50,7 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
     rows = [row for row in evidence.came() if _is_resized(row)]
     if not rows:
         return _larger_before(evidence)
-    made = [row for row in rows if row.what.role in _MADE]
+    made = [row for row in rows if row.what.role in MADE]
     first = min(made, key=evidence.order) if made else shown_by(rows)
     assert first.before is not None
     if _follows_new_operators(evidence, first):
@@ -95,7 +94,7 @@ def _follows_new_operators(evidence: Evidence, first: Row) -> bool:
     more = {name for name, one in evidence.counts().items() if one.rose}
     earlier = [
         row
-        for row in evidence.came(*_MADE)
+        for row in evidence.came(*MADE)
         if row.what.source in more and evidence.order(row) < evidence.order(first)
     ]
     growth = sum(row.change for row in evidence.difference.came)
@@ -109,7 +108,7 @@ def _larger_before(evidence: Evidence) -> Cause | None:
     lines = {row.what.line for row in evidence.came()} - {""}
     for group in sorted(evidence.alive.groups, key=lambda group: group.first):
         what = group.what
-        if what.line not in lines or what.role not in _MADE or not what.dtype:
+        if what.line not in lines or what.role not in MADE or not what.dtype:
             continue
         gone = (one for one in evidence.gone(what.module, what.source) if one.dtype == what.dtype)
         was = max(gone, key=lambda one: one.nbytes, default=None)
@@ -128,7 +127,7 @@ def _is_resized(row: Row) -> bool:
 
 def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
     """Return what these operators made; else what came of the lines in which they were called."""
-    rows = [row for row in evidence.came(*_MADE) if row.what.source in more]
+    rows = [row for row in evidence.came(*MADE) if row.what.source in more]
     if rows:
         return rows
     lines = {origin.line for name in more for origin in evidence.ran.places(name)} - {""}
