@@ -33,7 +33,7 @@ class Parts:
         """Those of each GPU, by its index; on the CPU there is one."""
         self.phases = Phases(ledger, attribution, self.streams)
         self.conversion = Conversion(target, ledger, self.values, attribution, self.phases)
-        self.numbers = WrappedNumbers(ledger)
+        self.numbers = WrappedNumbers(ledger, self.values.contents)
         self.placement = Placement(target, ledger)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
+from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.operators.geometry import type_of_number
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
@@ -60,8 +61,9 @@ class _Hidden:
 class WrappedNumbers:
     """Books the tensors that Python numbers are wrapped in, on the host."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, contents: Contents) -> None:
         self._ledger = ledger
+        self._contents = contents
         self.pending: list[_Pending] = []
         """Of operators whose nodes may not stand yet."""
         self.per_thread = {"pending": list}
@@ -138,7 +140,9 @@ class WrappedNumbers:
         for name, index in zip(pending.names, pending.indices, strict=True):
             saved = saved_by(node, name)
             if isinstance(saved, Tensor) and storage_address(saved) not in self._ledger.records:
-                self._ledger.attach(saved.untyped_storage(), index, pending.device)
+                record = self._ledger.attach(saved.untyped_storage(), index, pending.device)
+                if saved.is_complex():  # its conjugate is a tensor that is no wrapped number
+                    self._contents.remember(record, saved)
             else:
                 pending.device.remove(index)
 

@@ -460,3 +460,19 @@ def test_what_is_made_like_a_tensor_on_meta_has_values(device: str) -> None:
     traced: list[float] = []
     trace(lambda: traced.extend(program(device)), device=device)
     assert traced == pytest.approx(program("cpu"), rel=1e-5)
+
+
+def test_gradients_of_what_complex_numbers_are_multiplied_with() -> None:
+    def gradients() -> list[list[float]]:
+        found = []
+        for made in (lambda x: x * 1j, lambda x: torch.exp(2j * x), lambda x: x / (1 + 1j)):
+            x = torch.linspace(0.1, 1, 4, requires_grad=True)
+            (made(x) * torch.complex(x, -x)).abs().square().sum().backward()
+            assert x.grad is not None
+            found.append(x.grad.tolist())
+        return found
+
+    traced: list[list[list[float]]] = []
+    trace(lambda: traced.append(gradients()), values="real")
+    for got, real in zip(traced[-1], gradients(), strict=True):
+        assert got == pytest.approx(real)
