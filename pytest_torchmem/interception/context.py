@@ -147,8 +147,8 @@ class TraceContext:
 
     def is_on_gpu(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the fake GPU."""
-        if self._interceptor.makes_graphs:  # of fake tensors, which are on the CPU
-            return self.has_gpu
+        if self._interceptor.makes_graphs:  # of fake tensors, which have no record
+            return self.has_gpu and tensor.device.type == "cuda"
         record = self.record(tensor)
         return record is not None and record.ledger.device.type == "cuda"
 

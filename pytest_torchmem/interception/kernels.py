@@ -183,6 +183,8 @@ class Kernels:
                 return call.args[0]
             planned = (plain, call.kwargs)
             key = (key, geometry_of(plain, []))
+        if spec.reads_conjugates and any(map(Tensor.is_conj, call.tensors)):
+            key = (key, *map(Tensor.is_conj, call.tensors))
         key = (spec.cpu, device.device, key)  # as the overload does, and is the same for a spec
         captured = False
         if device.routes:

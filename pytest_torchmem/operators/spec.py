@@ -25,6 +25,7 @@ from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.dispatch.operators import (
     OpOverload,
     composite_key,
+    has_kernel,
     is_composite_implicit,
     is_opaque,
     is_triton_operator,
@@ -171,6 +172,9 @@ class OperatorSpec:
     """Whether something is to be noted of values also where they are not known."""
     checks_values: bool
     """Whether its kernel refuses positions, which may be known where other values are not."""
+    reads_conjugates: bool
+    """Whether its kernel is given conjugates as they are, and decides itself which it copies; for
+    others the dispatcher makes them before (ATen/ConjugateFallback.cpp)."""
 
     @classmethod
     def read(cls, overload: OpOverload) -> OperatorSpec:
@@ -248,6 +252,7 @@ class OperatorSpec:
             ),
             changes_values=bool(record.unknown_outputs or written or record.also_writes),
             checks_values=bool(record.check_values or shared.check_values),
+            reads_conjugates=bool(shared.workspace) and has_kernel(name, "Conjugate"),
         )
 
     def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

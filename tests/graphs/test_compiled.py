@@ -531,6 +531,18 @@ def test_a_compiled_function_that_calls_a_module_is_measured_as_one_graph() -> N
     assert as_measured(trace(step, host="here"), step)
 
 
+def test_on_fake_cuda_what_is_on_the_host_is_compiled_for_the_host() -> None:
+    def step() -> None:
+        query, mask = torch.randn(1, 2, 4, 4), torch.ones(1, 1, 4, 4, dtype=torch.bool)
+        attend = torch.compile(
+            nn.functional.scaled_dot_product_attention, backend="eager", fullgraph=True
+        )
+        attend(query, query, query, mask)
+
+    profile = trace(step, device="cuda", gpu="h100")
+    assert (profile.warnings, profile.peak) == ((), 0)
+
+
 def test_reduce_overhead_takes_what_it_takes_on_the_cpu_and_says_what_is_missing_on_cuda() -> None:
     step = program(Net, mode="reduce-overhead")
     profile = trace(step, host="here")

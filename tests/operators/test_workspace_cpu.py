@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from pytest_torchmem import measure, trace
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.targets.host import REFERENCE
 from tests.asked import workspace_of
@@ -87,6 +92,33 @@ def test_products(threads: int, rows: int, dtype: torch.dtype) -> None:
             lambda: torch.baddbmm(image(3, rows, 34, dtype=dtype), batch, second.expand(3, 65, 34)),
         )
     )
+
+
+@pytest.mark.parametrize("rows", [3, 30])
+def test_conjugates_are_copied_where_blas_cannot_read_them(rows: int) -> None:
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.complex64)
+
+    kinds: list[Callable[..., Tensor]] = [
+        zeros,
+        lambda *shape: zeros(*shape).conj(),
+        lambda *shape: zeros(*shape[:-2], shape[-1], shape[-2]).mT.conj(),
+        lambda *shape: zeros(*shape, 2)[..., 0].conj(),
+    ]
+
+    def program(name: str, of_first: int, of_second: int) -> Callable[[], object]:
+        def step() -> object:
+            batch = (2,) if name == "bmm" else ()
+            first, second = kinds[of_first](*batch, rows, 20), kinds[of_second](*batch, 20, 8)
+            out = {"out": zeros(8, rows).t()} if name == "mm_out" else {}
+            if name == "addmm":
+                return torch.addmm(zeros(8), first, second)
+            return (torch.bmm if batch else torch.mm)(first, second, **out)
+
+        return step
+
+    for case in product(("mm", "mm_out", "addmm", "bmm"), range(4), range(4)):
+        assert trace(program(*case)).peak == measure(program(*case)).peak, case
 
 
 @onednn

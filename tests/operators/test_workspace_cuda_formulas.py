@@ -408,6 +408,11 @@ def test_matrices_that_cublas_cannot_read_are_copied() -> None:
     assert cublas_copy(meta(1, 1).expand(8, 16)) == 8 * 16 * 4
     assert cublas_copy(meta(4, 8, 16)) == 0
     assert cublas_copy(meta(4, 8, 32)[..., ::2]) == 4 * 8 * 16 * 4
+    for shape in ((8, 16), (4, 8, 16)):
+        conjugate = torch.zeros(shape, dtype=torch.complex64, device="meta").conj()
+        assert cublas_copy(conjugate) == conjugate.nbytes
+        assert cublas_copy(conjugate.mT) == 0
+        assert cublas_copy(conjugate[..., ::2]) == conjugate.nbytes // 2
 
 
 def test_products_of_groups_are_cutlass_on_hopper() -> None:

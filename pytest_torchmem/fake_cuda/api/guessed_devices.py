@@ -22,6 +22,7 @@ from pytest_torchmem.fake_cuda.api.device_copy import copied
 from pytest_torchmem.fake_cuda.api.fake_tensors import STANDS_FOR_GPU
 from pytest_torchmem.interception.attribution import is_own
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.compilers.compiler import (
     engine_operators,
     interpreters,
@@ -140,7 +141,8 @@ def _is_guess(func: OpOverload) -> bool:
         if code is ENGINE_CODE or code is engine_operators():
             return True
         if code in _interpreters():
-            return not _names_device(node_run_in(frame), func)
+            target, given = node_run_in(frame)
+            return not _names_device(target, func) and _may_be_for_gpu(given)
         if not code.co_filename.startswith(_TORCH) and not is_own(code):
             return False
         frame = frame.f_back
@@ -150,6 +152,12 @@ def _is_guess(func: OpOverload) -> bool:
 @cache
 def _interpreters() -> frozenset[CodeType]:
     return frozenset(interpreters())
+
+
+def _may_be_for_gpu(given: Any) -> bool:
+    """Return whether a node is given a tensor on the GPU, or none at all."""
+    tensors = argument_tensors(given)
+    return not tensors or any(tensor.device.type == "cuda" for tensor in tensors)
 
 
 def _names_device(target: Any, func: OpOverload) -> bool:

@@ -31,6 +31,27 @@ def is_readable(matrices: Tensor) -> bool:
     return bool((down == 1 and across >= max(1, rows)) or (across == 1 and down >= max(1, columns)))
 
 
+def _resolved(matrices: Tensor) -> int:
+    """Bytes of the copy of a conjugate, which is one only by a flag."""
+    return dense_bytes(matrices) if matrices.is_conj() else 0
+
+
+def _conjugate_copy(matrix: Tensor, by_rows: bool = True) -> int:
+    """Bytes of the copy of a conjugate that BLAS can only read as it is: it has a transposed one.
+
+    ``by_rows``: how the result lies, and with it what counts as transposed;
+    native/LinearAlgebra.cpp, addmm_impl_cpu_; native/cuda/cuBlasCommonArgs.h.
+    """
+    if not matrix.is_conj() or not is_readable(matrix):
+        return 0  # or copied for BLAS, and conjugated with that
+    across, down = matrix.stride()[-1], matrix.stride()[-2]
+    if by_rows:
+        plain = across == 1 and down >= max(1, matrix.shape[-1])
+    else:
+        plain = down == 1 and across >= max(1, matrix.shape[-2])
+    return dense_bytes(matrix) if plain else 0
+
+
 def blas_copy(matrix: Tensor) -> int:
     """Bytes of the clone for BLAS; native/LinearAlgebra.cpp, addmm_impl_cpu_; native/Blas.cpp and
     native/cuda/Blas.cpp, addmv.
@@ -42,9 +63,11 @@ def cublas_copy(matrices: Tensor) -> int:
     """Bytes of the copy of a matrix or of a batch for cuBLAS; native/cuda/Blas.cpp,
     ``prepare_matrix_for_cublas`` and ``prepare_batch_matrix_for_cublas``.
     """
-    if matrices.is_contiguous() or (matrices.dim() == 2 and matrices.t().is_contiguous()):
+    if matrices.is_contiguous():
+        return _resolved(matrices)
+    if matrices.dim() == 2 and matrices.t().is_contiguous():
         return 0
-    return blas_copy(matrices)
+    return blas_copy(matrices) + _conjugate_copy(matrices)
 
 
 def onednn_copy(matrices: Tensor) -> int:
@@ -90,7 +113,8 @@ def _matrix_product(
         return 0
     copies = blas_copy(first) + blas_copy(second)
     if not uses_onednn(machine, first.dtype, rows * depth * columns):
-        return copies
+        by_rows = result.stride(0) != 1 or result.stride(1) < max(1, rows)
+        return copies + _conjugate_copy(first, by_rows) + _conjugate_copy(second, by_rows)
     if result.stride(0) == 1 and (columns == 1 or result.stride(1) >= max(1, rows)):
         first, second = second.t(), first.t()
     if blas_copy(first):
@@ -200,7 +224,7 @@ def _batched_product(
     machine: Host, outputs: Tensor, first: Tensor, second: Tensor
 ) -> int | Workspace:
     """native/LinearAlgebra.cpp, bmm_out_or_baddbmm_: MKL reads batches of dense matrices; others
-    are multiplied one by one, each copied.
+    are multiplied one by one, each copied. Conjugates are copied as a whole.
     """
     batch, rows, depth = first.shape
     columns = second.shape[2]
@@ -211,13 +235,15 @@ def _batched_product(
         copies = onednn_copy(first) + onednn_copy(second)
         first, second = (as_read(one, onednn_copy(one) > 0) for one in (first, second))
         return onednn_product(machine, first, second, copies, batch)
+    conjugates = _resolved(first) + _resolved(second)
     if depth * rows * columns < _SMALLEST_FOR_MKL:
-        return 0
+        return conjugates
     mkl = first.dtype.is_floating_point or first.dtype.is_complex
     mkl = mkl and first.dtype not in (torch.bfloat16, torch.float16)
-    if mkl and is_readable(first) and is_readable(second) and outputs.is_contiguous():
-        return 0
-    return (blas_copy(first) + blas_copy(second)) // batch
+    given = [one for one in (first, second) if not one.is_conj()]  # a copy can be read
+    if mkl and all(map(is_readable, given)) and outputs.is_contiguous():
+        return conjugates
+    return conjugates + sum(map(blas_copy, given)) // batch
 
 
 @operator("aten::bmm").workspace("cpu")

@@ -234,10 +234,11 @@ def engine_operators() -> CodeType | None:
     return code
 
 
-def node_run_in(frame: FrameType) -> Any:
-    """Return what a node calls that one of ``interpreters()`` runs."""
+def node_run_in(frame: FrameType) -> tuple[Any, tuple[Any, ...]]:
+    """Return what a node calls that one of ``interpreters()`` runs, and what it is given."""
     local = frame.f_locals
-    return local["target"] if "target" in local else local["node"].target
+    target = local["target"] if "target" in local else local["node"].target
+    return target, (local["args"], local["kwargs"])
 
 
 def restarts() -> type[Exception]:
