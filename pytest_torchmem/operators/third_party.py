@@ -11,6 +11,7 @@ _DESCRIBED_IN = {
     "c10d": _COLLECTIVES,
     "_c10d_functional": _COLLECTIVES,
     "_c10d_functional_autograd": _COLLECTIVES,
+    "torchvision": "pytest_torchmem.operators.libraries.torchvision",
     "fsdp": "pytest_torchmem.operators.distributed.fully_shard",
 }
 """Modules by the namespace of the operators that their ``describe()`` makes records of."""

@@ -72,7 +72,7 @@ operator("aten::sort", "aten::sort.stable", "aten::topk", unknown_outputs=Unknow
 
 
 @whole_sort.workspace("cpu")
-def one_row(input: Tensor, dim: int = -1) -> int:
+def row_of_keys(input: Tensor, dim: int = -1) -> int:
     """Keys and indices of one row, moved together; sort_stable_kernel.
 
     Rows that other threads sort are not seen by the allocator's observer.
