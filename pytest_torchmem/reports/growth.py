@@ -34,7 +34,9 @@ def why(diagnosis: Diagnosis) -> str:
     """Return in one part of a sentence why memory grew, or else what is new."""
     if diagnosis.causes:
         text, (operator, name) = diagnosis.causes[0].text, _function(diagnosis)
-        return re.sub(rf"{re.escape(operator)}(?![\w.])", name, text, count=1) if name else text
+        bare = re.escape(operator.removeprefix("aten::"))  # as lists of operators have it
+        said = rf"(?<![\w.:])(?:aten::)?{bare}(?![\w.])"
+        return re.sub(said, lambda _: name, text, count=1) if name else text
     row = leading_row(diagnosis)
     if row is not None:
         return f"{describe(row)}"

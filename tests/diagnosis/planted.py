@@ -530,7 +530,7 @@ def repeated(wrong: bool) -> Step:
     return Query(), (torch.zeros(64, 32, 32),), {}
 
 
-@planted("operators", "in the place of aten::gelu", "Mlp", "aten::")
+@planted("operators", "in the place of gelu", "Mlp", "aten::")
 def gelu_by_hand(wrong: bool) -> Step:
     class Mlp(nn.Module):
         def __init__(self) -> None:

@@ -183,7 +183,7 @@ def _base(name: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = [*dict.fromkeys(map(_base, names))]
+    shown = [*dict.fromkeys(_base(name).removeprefix("aten::") for name in names)]
     if len(shown) > _MOST_NAMES:
         return f"{', '.join(shown[:_MOST_NAMES])} and {len(shown) - _MOST_NAMES} more"
     return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
