@@ -33,10 +33,10 @@ def leading_change(changes: Sequence[Change], diagnosis: Diagnosis | None) -> Ch
 def why(diagnosis: Diagnosis) -> str:
     """Return in one part of a sentence why memory grew, or else what is new."""
     if diagnosis.causes:
-        text, (operator, name) = diagnosis.causes[0].text, _function(diagnosis)
-        bare = re.escape(operator.removeprefix("aten::"))  # as lists of operators have it
-        said = rf"(?<![\w.:])(?:aten::)?{bare}(?![\w.])"
-        return re.sub(said, lambda _: name, text, count=1) if name else text
+        cause, (operator, name) = diagnosis.causes[0], _function(diagnosis)
+        said = operator.removeprefix("aten::") if cause.rule == "operators" else operator
+        said = rf"(?<![\w.:]){re.escape(said)}(?![\w.])"
+        return re.sub(said, lambda _: name, cause.text, count=1) if name else cause.text
     row = leading_row(diagnosis)
     if row is not None:
         return f"{describe(row)}"

@@ -175,7 +175,7 @@ def _calls(names: Sequence[str], more: Mapping[str, Counted]) -> str:
     if new:
         return f"{_listed(new)} {'is' if len(new) == 1 else 'are'} new"
     name, counted = names[0], more[names[0]]
-    return f"{name} is called {counted.now} times, and was {counted.before}"
+    return f"{_listed([name])} is called {counted.now} times, and was {counted.before}"
 
 
 def _base(name: str) -> str:
