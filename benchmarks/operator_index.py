@@ -27,7 +27,7 @@ NAMES = {
 
 
 _OF_TORCH = ("aten::", "prims::")
-"""Namespaces of operators that are always there; ``third_party.py`` has the others."""
+"""Namespaces of operators that are always there; ``third_party/namespaces.py`` has the others."""
 
 
 def text() -> str:

@@ -19,7 +19,7 @@ from pytest_torchmem.operators.registry import (
     UnknownOutputs,
     find_record,
 )
-from pytest_torchmem.operators.third_party import describe_namespace
+from pytest_torchmem.operators.third_party.namespaces import describe_namespace
 from pytest_torchmem.profile.timeline import Kind as Holding
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.dispatch.operators import (

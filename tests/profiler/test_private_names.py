@@ -52,7 +52,7 @@ EXCEPTIONS = {
     ("fake_cuda/api/memory.py", "_snapshot"),
     # Of bitsandbytes, not of torch.
     ("fake_cuda/launches/bitsandbytes.py", "_instance"),
-    ("operators/libraries/bitsandbytes.py", "_ops"),
+    ("operators/third_party/bitsandbytes.py", "_ops"),
     # Of triton's interpreter, and of Python's copy.
     ("fake_cuda/launches/triton_values.py", "_interpreter"),
     ("fake_cuda/launches/triton_values.py", "_patch_lang"),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.operators.libraries.bitsandbytes import DoesNothing
+from pytest_torchmem.operators.third_party.bitsandbytes import DoesNothing
 from pytest_torchmem.torch_private.patching.patches import Replacements, replaced_all
 
 

@@ -1,4 +1,4 @@
-"""Operators of other packages that are known here, described when one is first met."""
+"""Which module knows the operators of which other package."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from importlib import import_module
 
 _COLLECTIVES = "pytest_torchmem.operators.distributed.collectives"
 _DESCRIBED_IN = {
-    "bitsandbytes": "pytest_torchmem.operators.libraries.bitsandbytes",
+    "bitsandbytes": "pytest_torchmem.operators.third_party.bitsandbytes",
     "c10d": _COLLECTIVES,
     "_c10d_functional": _COLLECTIVES,
     "_c10d_functional_autograd": _COLLECTIVES,
-    "torchvision": "pytest_torchmem.operators.libraries.torchvision",
+    "torchvision": "pytest_torchmem.operators.third_party.torchvision",
     "fsdp": "pytest_torchmem.operators.distributed.fully_shard",
 }
 """Modules by the namespace of the operators that their ``describe()`` makes records of."""

@@ -1,0 +1,1 @@
+"""Operators of other packages, described when one of theirs is first met."""
