@@ -86,6 +86,8 @@ def is_asked(spec: OperatorSpec, aspect: str, device: str) -> bool:
     runs_body = spec.composite and not spec.one_kernel_on(device) and bool(spec.tensors)
     if aspect == "decomposition":
         return True
+    if aspect == "values":  # of what runs a body, too: KnownValues.ahead_of_body
+        return not runs_body
     return not runs_body and spec.on(device).decomposition is None
 
 
