@@ -45,6 +45,7 @@ class TraceContext:
         self.working = interceptor.working
         self.placing_on = interceptor.placing_on
         self.meet = interceptor.meet
+        self.expect_made = interceptor.expect_made
         self.keep = interceptor.keep
         self.computed_aside = interceptor.computed_aside
         self.note_fused = interceptor.parts.attribution.note_fused

@@ -96,7 +96,7 @@ class Conversion:
         self._met: list[StorageRecord] = []
         """Real tensors that were met since ``part``."""
         self._expected: dict[int, tuple[int, ref[torch.UntypedStorage]]] = {}
-        """Index and storage of what was booked as present and not met so far, by its address."""
+        """Index and storage of what is booked and was not met so far, by its address."""
         self.lender: Lender = lambda address: None
         """Finds what a GPU has that stands between traces."""
         self.names: dict[int, tuple[Kind, str, str]] = {}
@@ -118,10 +118,14 @@ class Conversion:
         origin, shape = Origin(Phase.BASELINE, module), tuple(tensor.shape)
         entry = Allocation(nbytes, kind, origin, shape, dtype_name(tensor.dtype), label)
         hollow = not self.mapped.is_known(storage)
-        record = self._ledger.book(storage, entry, device, earlier=True, hollow=hollow)
+        index, _ = self._expected.pop(storage_address(tensor), (0, None))
+        if index:  # the program has made it in this trace
+            record = self._ledger.attach(storage, index, device, hollow)
+        else:
+            record = self._ledger.book(storage, entry, device, earlier=True, hollow=hollow)
+            self._met.append(record)
         if has_memory(storage) and self._values.worth_knowing(tensor.dtype, tensor.numel()):
             self._remember(record, tensor)
-        self._met.append(record)
         self._borrow_gradient(tensor)
         return record
 
@@ -141,10 +145,23 @@ class Conversion:
 
         It has a record when the program comes with a tensor on it, whose gradient is then known.
         """
-        address = storage._cdata
         device = self._ledger.on(self._target.normalise(lent.device))
         kind = lent.entry.kind if lent.entry.label else Kind.INPUT
         index = device.add(_as_before(lent.entry, kind), earlier=True)
+        self._expect(storage, index, device)
+
+    def expect_made(self, storage: torch.UntypedStorage, frame: FrameType) -> None:
+        """Book a real storage of the host that the program has made just now without an operator.
+
+        It has a record when the program comes with a tensor on it, with the values of then.
+        """
+        origin = self._attribution.origin(self._phases.find(), "", frame)
+        nbytes, device = storage.nbytes(), self._ledger.on(_CPU)
+        entry = Allocation(nbytes, Kind.OTHER, origin, (nbytes,), dtype_name(torch.uint8))
+        self._expect(storage, device.add(entry), device)
+
+    def _expect(self, storage: torch.UntypedStorage, index: int, device: DeviceLedger) -> None:
+        address = storage._cdata
 
         def gone(_: object) -> None:
             if self._expected.pop(address, None) is not None:
@@ -230,6 +247,9 @@ class Conversion:
         nbytes, shape = storage.nbytes(), tuple(tensor.shape)
         entry = Allocation(nbytes, Kind.OTHER, origin, shape, dtype_name(tensor.dtype))
         on, hollow = self._ledger.on(device), hollow or not self.mapped.is_known(storage)
+        index, _ = self._expected.pop(storage_address(tensor), (0, None))
+        if index:  # of the host, where its values are read before they go to ``device``
+            self._ledger.on(_CPU).remove(index)
         record = self._ledger.book(storage, entry, on, hollow=hollow, memory=memory)
         if not hollow and self._values.worth_knowing(tensor.dtype, tensor.numel()):
             self._remember(record, tensor)

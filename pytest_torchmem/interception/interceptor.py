@@ -439,6 +439,12 @@ class Interceptor:
         with self.working():
             self.parts.conversion.meet(tensor, device, sys._getframe(1), **hollow)
 
+    def expect_made(self, storage: torch.UntypedStorage) -> None:
+        """Book a storage of the host that was made just now without an operator."""
+        if not self.real_host and storage.nbytes():
+            with self.threads.turn():
+                self.parts.conversion.expect_made(storage, sys._getframe(1))
+
     def resize(self, record: StorageRecord, nbytes: int) -> None:
         """Book that a storage was resized, without an operator."""
         parts = self.parts

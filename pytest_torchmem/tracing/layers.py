@@ -23,6 +23,7 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.python_api.cuda import cuda_refused
 from pytest_torchmem.interception.python_api.data import data_functions
 from pytest_torchmem.interception.python_api.functions import python_functions
+from pytest_torchmem.interception.python_api.storages import storages_booked
 from pytest_torchmem.interception.python_api.subclasses import subclasses_made
 from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.step.phases import optimizer_steps
@@ -101,6 +102,7 @@ def layers(
             interceptor.paths = stack.enter_context(cuda_dispatch(gpu, context))
             stack.enter_context(cuda_identity(context, memories))
         else:
+            stack.enter_context(storages_booked(context))
             stack.enter_context(launching_libraries(context, ON_CPU))
             stack.enter_context(cuda_refused())
         stack.enter_context(data_functions("cpu" if gpu is None else "cuda"))

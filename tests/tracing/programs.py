@@ -255,7 +255,23 @@ def complex_numbers() -> None:
     assert x.grad.dtype is torch.float32
 
 
+def storages_by_themselves() -> None:
+    """Storages that Python makes count from where they are made, not from the beginning."""
+    x = torch.randn(500)
+    del x
+    sent = torch.UntypedStorage.from_buffer(bytes(200), dtype=torch.uint8)
+    received = torch.empty(0, dtype=torch.uint8).set_(sent) + 1
+    y = torch.randn(300)
+    del sent, received, y
+    unused, one = torch.UntypedStorage(800), torch.UntypedStorage(400)
+    copied = torch.FloatTensor().set_(torch.zeros(60).untyped_storage().clone())
+    del unused, copied
+    assert torch.FloatTensor().set_(one).fill_(2).sum() == 200
+    torch.randn(330)
+
+
 PROGRAMS = (
+    storages_by_themselves,
     complex_numbers,
     sparse_gradients,
     sparse_gradients_add_up,

@@ -49,12 +49,14 @@ class Storages:
     def make(self, *args: Any, **kwargs: Any) -> Any:
         """Make a storage, on the GPU if that is asked for; C++ would ask the build for it."""
         named = kwargs.get("device")
-        if named is None or self._trace.off():
+        if self._trace.off():
             return make(torch.UntypedStorage, *args, **kwargs)
-        device = self._trace.device(as_device(named))
+        device = torch.device("cpu") if named is None else self._trace.device(as_device(named))
         storage = make(torch.UntypedStorage, *args, **{**kwargs, "device": _on_host(device)})
         if device.type == "cuda":
             self._trace.meet_storage(storage, device)
+        elif device.type == "cpu":
+            self._trace.expect_made(storage)
         return storage
 
     def device(self, storage: torch.UntypedStorage) -> torch.device:

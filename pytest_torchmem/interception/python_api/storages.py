@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,11 +13,26 @@ from torch import Tensor
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.checkpoints import unknown_regions
+from pytest_torchmem.torch_private.dispatch.type_calls import made_by, make
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import set_from_file
 
 _SIZES = ("size", "nbytes", "__len__")
 """What says how many bytes a storage holds."""
+
+
+@contextmanager
+def storages_booked(trace: TraceContext) -> Iterator[None]:
+    """Book storages that a program makes by themselves; on fake cuda ``Storages`` does."""
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        storage = make(torch.UntypedStorage, *args, **kwargs)
+        if not trace.off() and storage.device.type == "cpu":
+            trace.expect_made(storage)
+        return storage
+
+    with made_by(torch.UntypedStorage, made):
+        yield
 
 
 class RealStorages:
@@ -26,6 +42,7 @@ class RealStorages:
         self._trace = trace
         self._restore: Any = torch.serialization.default_restore_location
         self._from_file: Any = torch.UntypedStorage.from_file
+        self._from_buffer: Any = torch.UntypedStorage.from_buffer
         self._set_from_file: Any = set_from_file.original
         self._get: Any = torch.UntypedStorage.__getitem__
         self._get_rng_state = torch.random.get_rng_state
@@ -40,6 +57,7 @@ class RealStorages:
                 torch.UntypedStorage,
                 {
                     "from_file": staticmethod(self.from_file),
+                    "from_buffer": staticmethod(self.from_buffer),
                     "__getitem__": self.get,
                     "resize_": self.resize,
                     **{name: self._size(name) for name in _SIZES},
@@ -69,6 +87,15 @@ class RealStorages:
         if not self._trace.off():
             self._trace.mapped.add(storage, unknown_regions(filename))
             self._trace.meet_storage(storage)
+        return storage
+
+    def from_buffer(self, *args: Any, **kwargs: Any) -> Any:
+        """Book a copy of a program's bytes: an object that is sent, say
+        (torch/distributed/distributed_c10d.py, ``_object_to_tensor``).
+        """
+        storage = self._from_buffer(*args, **kwargs)
+        if not self._trace.off():
+            self._trace.expect_made(storage)
         return storage
 
     def set_from_file(self, storage: torch.UntypedStorage, *args: Any) -> Any:
