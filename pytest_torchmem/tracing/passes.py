@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from pytest_torchmem.interception.survivors import forget_cached
 from pytest_torchmem.interception.values.messages import (
+    AWAITED_FILE,
+    FILE,
     FILES,
     Mailbox,
     Message,
@@ -79,11 +82,17 @@ def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _E
         message = awaited[-1] if awaited else None
         rank = own if message is None else message.source
         process = machine if message is None else _as_rank(machine, rank)
-        make = partial(Mailbox, messages, rank, None if rank in asked else message)
+        of_file = message is not None and message.kind in (FILE, AWAITED_FILE)
+        awaiting = message if of_file or rank not in asked else None
+        make = partial(Mailbox, messages, rank, awaiting, looks=message is None)
         try:
             one_pass = partial(_run_with, run, process, values, make)
             ended = _attempt(one_pass, reached, for_profile=message is None)
         except BaseException as error:
+            if of_file and message is not None and isinstance(error, Exception):
+                messages[message] = (os.path.exists(message.name),)
+                awaited.pop()
+                continue  # the program may be content without
             if lacks_file(error) and own and message in (None, FILES):
                 error.add_note(
                     f"(rank {own} is traced, and rank 0 before it, which has not written the file: "
@@ -95,6 +104,8 @@ def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _E
             raise
         if message is FILES and isinstance(ended, MemoryProfile):
             messages[FILES] = ()
+        elif of_file and message is not None and isinstance(ended, MemoryProfile):
+            messages[message] = (os.path.exists(message.name),)
         if isinstance(ended, ValuesNeeded):
             return ended
         if message in messages:  # what it needs from then on, it may be sent later
@@ -127,9 +138,7 @@ def _run_with(
         raise
     except BaseException as error:
         lacks = lacks_file(error)
-        needed = (
-            box.needed_after(lacks_file=lacks) if lacks or isinstance(error, Exception) else None
-        )
+        needed = box.needed_after(lacks) if lacks or isinstance(error, Exception) else None
         if needed is None:
             raise
         needed.failure = f"{type(error).__name__}: {error}"

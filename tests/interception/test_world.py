@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -172,6 +174,66 @@ def test_a_file_that_rank_0_writes_is_there_for_the_others(tmp_path: Path) -> No
 
     assert trace(step, device="cpu", world_size=8, rank=3).peak == 4096
     assert path.exists()
+
+
+def resumed(path: Path) -> int:
+    """Begin anew where no checkpoint is, and go on with that of rank 0 later."""
+    begin = 0
+    if path.exists():
+        begin = 5
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        torch.save({"epoch": 3}, path)
+    dist.barrier()
+    return begin + (int(torch.load(path)["epoch"]) if path.is_file() else 100)
+
+
+def removed(path: Path) -> int:
+    """Read two checkpoints of rank 0, each of which it removes afterwards."""
+    dist.init_process_group("gloo")
+    found = 0
+    for epoch in (1, 2):
+        each = path.with_suffix(f".{epoch}")
+        if dist.get_rank() == 0:
+            torch.save({"epoch": epoch}, each)
+        dist.barrier()
+        found += torch.load(each)["epoch"]
+        dist.barrier()
+        if dist.get_rank() == 0:
+            each.unlink()
+    return found
+
+
+def awaited(path: Path) -> int:
+    """Wait for a file of rank 0, and there for those of all."""
+    own = path.with_suffix(f".{os.environ['RANK']}")
+    own.write_text("3")
+    ranks = range(int(os.environ["WORLD_SIZE"])) if own.suffix == ".0" else range(1)
+    for other in ranks:
+        while not path.with_suffix(f".{other}").exists():
+            time.sleep(60)
+    return int(path.with_suffix(".0").read_text())
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("program", [resumed, removed, awaited], ids=lambda one: one.__name__)
+def test_files_of_others_are_there_when_they_would_be(
+    program: Callable[[Path], int], rank: int, tmp_path: Path
+) -> None:
+    def step() -> None:
+        torch.empty(program(tmp_path / "checkpoint.pt"), dtype=torch.float64)
+
+    last = trace(step, device="cpu", world_size=3, rank=rank).timeline.allocations[-1]
+    assert last.shape == (3,)
+
+
+def test_a_file_that_nobody_writes_ends_a_wait(tmp_path: Path) -> None:
+    def step() -> None:
+        while not (tmp_path / "flag").exists():
+            time.sleep(0.0001)
+
+    with pytest.raises(UnknownValueError, match=r"waits for a file \(.*flag\) that no process"):
+        trace(step, device="cpu", world_size=2, rank=1)
 
 
 def test_processes_that_no_trace_can_follow_are_told() -> None:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed
 
 from pytest_torchmem.errors import UnsupportedOperatorError, UsageError
+from pytest_torchmem.interception.distributed.files import FilesOfOthers
 from pytest_torchmem.interception.distributed.store import SharedStore
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.targets.world import World
@@ -74,6 +75,9 @@ def world_entered(
         stand_in: list[Any] = []
         stack.enter_context(_alone(world, on_thread, stand_in, mailbox))
         stack.callback(stand_in.clear)
+        if mailbox is not None:
+            files = FilesOfOthers(mailbox, world.size, on_thread)
+            stack.enter_context(replaced_all(files.replacements()))
         stack.callback(setattr, sys, "excepthook", sys.excepthook)
         stack.enter_context(_process_group_kept(lambda: None))
         if had_group and not _has_process_group():

@@ -7,6 +7,8 @@ asks for is not looked for: parameters that are broadcast when a model is wrappe
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,6 +44,13 @@ class Message(NamedTuple):
 
 FILES = Message("files", (), "", 0, _EVERYBODY)
 """Stands for all files that the first process writes."""
+FILE, AWAITED_FILE = "file", "awaited file"
+"""Kinds of messages that say whether a file is there, which is their name: when as many collectives
+as their number were called, or as soon as it is.
+"""
+_LOOKS = 8
+"""Files that are asked about, of those that the program only looks for."""
+_POINT_TO_POINT = ("c10d::send", "c10d::recv_", "c10d::recv_any_source_")
 Messages = dict[Message, tuple[Any, ...]]
 """Values of the tensors of messages, None for those that the sender does not know."""
 
@@ -69,9 +78,17 @@ End = TypeVar("End", MessageNeeded, MessageSent)
 class Mailbox:
     """What the process of one pass has sent and was sent."""
 
-    def __init__(self, messages: Messages, rank: int, awaited: Message | None = None) -> None:
-        """``awaited``: the pass is run for a message, and ends soon after that was sent."""
+    def __init__(
+        self, messages: Messages, rank: int, awaited: Message | None = None, *, looks: bool = True
+    ) -> None:
+        """``awaited``: the pass is run for a message, and ends soon after that was sent.
+
+        ``looks``: another process is asked about files that the program only looks for.
+        """
         self._messages, self._rank, self._awaited = messages, rank, awaited
+        self._looks = looks
+        self._collectives: Counter[tuple[int, ...]] = Counter()
+        """How many were called so far, by the processes that call them together."""
         self._numbers: dict[Message, int] = {}
         self._received: dict[Message, None] = {}
         """Messages that are not there yet, in order."""
@@ -91,6 +108,9 @@ class Mailbox:
                 "other processes than those of world_size=. Make the group, and what was wrapped "
                 "with it (DistributedDataParallel, a mesh), in the function that is traced"
             ) from None
+        if found and call.operator.name not in _POINT_TO_POINT:
+            self._collectives[found[1]] += 1
+            self._say_whether_file_is_there()
         parts = tuple(read(*found[1:], *call.args)) if read and found else ()
         if not found or len(found[1]) < 2 or not parts:
             if self._awaited in self._messages:  # one was often of several: sizes, then bytes
@@ -179,6 +199,65 @@ class Mailbox:
             raise self._end(MessageNeeded(message))
         return bytes(self._messages[message][0])
 
+    # -- files -------------------------------------------------------------------------------------
+
+    def look_for(self, path: str) -> None:
+        """Ask the first process about a file that the program looks for and that is not there.
+
+        Without a collective before, nothing says that the program expects another to have written
+        it.
+        """
+        number, own = self._called_with(0), self._rank
+        message = Message(FILE, (), path, 0, own, number=number)
+        asked = sum(one.kind == FILE for one in self._messages)
+        if self._looks and own and number and asked < _LOOKS and message not in self._messages:
+            raise self._end(MessageNeeded(message))
+
+    def wait_for(self, path: str, processes: int) -> None:
+        """Ask the others, one by one, about a file that the program waits for."""
+        awaited = self._awaited
+        if awaited is not None and (awaited.kind, awaited.name) == (AWAITED_FILE, path):
+            self._messages[awaited] = (False,)
+            raise self._end(MessageSent())
+        for source in range(processes):
+            message = Message(AWAITED_FILE, (), path, source, self._rank)
+            if self._messages.get(message, (False,))[0]:
+                return
+            if source != self._rank and message not in self._messages:
+                raise self._end(MessageNeeded(message))
+
+    def hides(self, path: str) -> bool:
+        """Return whether a file that is there now is to be written later, by another process."""
+        there = [
+            one.number
+            for one, said in self._messages.items()
+            if one.kind == FILE and (one.name, one.receiver) == (path, self._rank) and said[0]
+        ]
+        return bool(there) and min(there) > self._called_with(0)
+
+    def is_read_by_other(self, path: str) -> bool:
+        """Return whether this process, traced for another, has written a file for it before."""
+        return self._awaited is not None and any(
+            one.kind == FILE and one.name == path and said[0]
+            for one, said in self._messages.items()
+        )
+
+    def _called_with(self, other: int) -> int:
+        return sum(number for ranks, number in self._collectives.items() if other in ranks)
+
+    def _say_whether_file_is_there(self) -> None:
+        awaited = self._awaited
+        if awaited is None or awaited.kind not in (FILE, AWAITED_FILE):
+            return
+        is_there = os.path.exists(awaited.name)
+        if awaited.kind == FILE:
+            is_time = 0 < awaited.number <= self._called_with(awaited.receiver)
+        else:
+            is_time = is_there
+        if is_time:
+            self._messages[awaited] = (is_there,)
+            raise self._end(MessageSent())
+
     # -- the end -----------------------------------------------------------------------------------
 
     def needed(self) -> MessageNeeded | None:
@@ -189,10 +268,20 @@ class Mailbox:
             return None
         return self._end(MessageNeeded(next(reversed(self._received))))
 
-    def needed_after(self, *, lacks_file: bool) -> MessageNeeded | None:
-        """Return what the program lacks that has failed; None where it has all that there is."""
-        if lacks_file and self._rank and FILES not in self._messages:
-            return self._end(MessageNeeded(FILES))
+    def needed_after(self, lacks: FileNotFoundError | None) -> MessageNeeded | None:
+        """Return what the program lacks that has failed; None where it has all that there is.
+
+        ``lacks`` is why it has failed, if it is for a file.
+        """
+        if lacks is not None and self._rank:
+            number, path = self._called_with(0), lacks.filename
+            message = FILES
+            if number and isinstance(path, (str, os.PathLike)):
+                path = os.path.abspath(path)
+                message = Message(FILE, (), path, 0, self._rank, number=number)
+            for one in (message, FILES):
+                if one not in self._messages:
+                    return self._end(MessageNeeded(one))
         return self.needed()
 
     def _end(self, end: End) -> End:
@@ -250,12 +339,12 @@ _MESSAGES: dict[str, Callable[..., _Parts]] = {
 }
 
 
-def lacks_file(error: BaseException) -> bool:
-    """Return whether a file that is not there is what has made a program fail."""
+def lacks_file(error: BaseException) -> FileNotFoundError | None:
+    """Return what says that a file is not there, if that is what has made a program fail."""
     seen: list[BaseException | None] = [error]
     for one in seen:
         if isinstance(one, FileNotFoundError):
-            return True
+            return one
         if one is None or len(seen) > _CAUSES:
             continue
         failures = getattr(one, "failures", None)  # torch.distributed.checkpoint's, by rank
@@ -263,7 +352,7 @@ def lacks_file(error: BaseException) -> bool:
             pairs = [failure for failure in failures.values() if isinstance(failure, tuple)]
             seen += [part for pair in pairs for part in pair if isinstance(part, BaseException)]
         seen += [one.__cause__, one.__context__]
-    return False
+    return None
 
 
 def never_sent(message: Message, why: str, failure: str = "") -> UnknownValueError:
@@ -272,7 +361,8 @@ def never_sent(message: Message, why: str, failure: str = "") -> UnknownValueErr
     ``failure``: the error by which the program fails without.
     """
     failure = f". Without it the program fails ({failure})" if failure else ""
-    what = f"the key {message.name!r} of a store" if message.kind == "store" else message.kind
+    named = {"store": f"the key {message.name!r} of a store", AWAITED_FILE: f"file {message.name}"}
+    what = named.get(message.kind, message.kind)
     return UnknownValueError(
         f"the program asks for what rank {message.source} sends ({what}), and {why}{failure}. "
         "Trace the program with the same arguments that its processes have, or skip this line "

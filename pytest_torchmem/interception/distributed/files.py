@@ -1,0 +1,121 @@
+"""Files that another process of a world writes, and that the traced one looks or waits for.
+
+After a collective a program takes it that what another process wrote before is there. The traced
+process alone has not seen it written, so the other is traced up to that collective
+(``interception/values/messages.py``) before it is told that a file is not there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from stat import S_ISREG
+from types import FrameType
+from typing import Any
+
+from pytest_torchmem.errors import UnknownValueError
+from pytest_torchmem.interception.values.messages import Mailbox
+from pytest_torchmem.torch_private.patching.patches import Replacements
+
+_HELPERS = frozenset({"genericpath", "glob", "ntpath", "os", "pathlib", "posixpath", "shutil"})
+"""Modules through which a program looks for a file."""
+_OWN_FILES = frozenset({"torch", "triton", "sympy"}) | sys.stdlib_module_names
+"""Those that look for files of their own: caches of compiled code, sources."""
+_OF_PROGRAM = "torch.distributed.checkpoint"
+_WAITS = 3
+"""A program that looks so often, and sleeps in between, waits."""
+_SPINS = 1000
+"""So does one that looks so often without."""
+_MOMENT = 0.001
+_MOST_LOOKS = {True: 100, False: 100_000}
+"""What ends a wait for a file that nobody writes, with and without sleep."""
+
+
+@dataclass(slots=True)
+class _Looks:
+    """How often a program has looked for a file that is not there."""
+
+    times: int = 0
+    sleeps: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the program waits for it."""
+        return self.times >= _WAITS and (self.sleeps >= _WAITS - 1 or self.times >= _SPINS)
+
+
+class FilesOfOthers:
+    """What looks for files and waits for them, in the trace of one process."""
+
+    def __init__(self, mailbox: Mailbox, processes: int, on_thread: Callable[[], bool]) -> None:
+        self._mailbox, self._processes, self._on_thread = mailbox, processes, on_thread
+        self._stat, self._unlink, self._sleep = os.stat, os.unlink, time.sleep
+        self._looks: dict[str, _Looks] = {}
+
+    def replacements(self) -> Replacements:
+        """Return what takes the place of functions of Python."""
+        removes = {"unlink": self.unlink, "remove": self.unlink}
+        return [(os, {"stat": self.stat, **removes}), (time, {"sleep": self.sleep})]
+
+    def stat(self, path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+        """Return what is known of a file, as soon as the process that writes it has done so."""
+        __tracebackhide__ = True
+        try:
+            found = self._stat(path, *args, **kwargs)
+        except FileNotFoundError:
+            if self._on_thread() and _is_of_program(path, sys._getframe(1)):
+                self._look_for(os.path.abspath(path))
+            raise
+        if not isinstance(path, (str, os.PathLike)) or not self._on_thread():
+            return found
+        whole = os.path.abspath(path)
+        self._looks.pop(whole, None)
+        if S_ISREG(found.st_mode) and self._mailbox.hides(whole):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return found
+
+    def unlink(self, path: Any, **kwargs: Any) -> None:
+        """Remove a file, unless another process, which is traced after this one, reads it."""
+        is_path = isinstance(path, (str, os.PathLike)) and not kwargs and self._on_thread()
+        if not is_path or not self._mailbox.is_read_by_other(os.path.abspath(path)):
+            self._unlink(path, **kwargs)
+
+    def _look_for(self, path: str) -> None:
+        __tracebackhide__ = True
+        self._mailbox.look_for(path)
+        looks = self._looks.setdefault(path, _Looks())
+        looks.times += 1
+        if looks.waits:
+            self._mailbox.wait_for(path, self._processes)
+        if looks.times > _MOST_LOOKS[looks.sleeps >= looks.times // 2]:
+            raise UnknownValueError(
+                f"the program waits for a file ({path}) that no process writes, as far as they "
+                "are traced. Have it there before the trace, or skip this line while tracing"
+            )
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep; hardly, until others were asked about a file that the program looks for."""
+        if self._looks and self._on_thread():
+            for looks in self._looks.values():
+                looks.sleeps += 1
+                if looks.times <= _WAITS:
+                    seconds = min(seconds, _MOMENT)
+        self._sleep(seconds)
+
+
+def _is_of_program(path: Any, frame: FrameType | None) -> bool:
+    """Return whether it is the program that looks for a file, and no library for its own."""
+    while frame is not None and _module(frame).partition(".")[0] in _HELPERS:
+        frame = frame.f_back
+    name = "" if frame is None else _module(frame)
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+        return False
+    return name.startswith(_OF_PROGRAM) or name.partition(".")[0] not in _OWN_FILES
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
