@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem.interception.facts import Called, FactCollector, Mode, is_installed
+from pytest_torchmem.paths import working_directory
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, not_jit_tracing
 from pytest_torchmem.torch_private.patching.module_calls import ModuleMethods
@@ -520,8 +521,8 @@ def short_path(filename: str) -> str:
     roots = [
         root for root in sys.path if root and filename.startswith(root.rstrip(os.sep) + os.sep)
     ]
-    here = os.getcwd()
-    if filename.startswith(here + os.sep) and "site-packages" not in filename[len(here) :]:
+    here = working_directory()
+    if here and filename.startswith(here + os.sep) and "site-packages" not in filename[len(here) :]:
         return os.path.relpath(filename, here).replace(os.sep, "/")
     if roots:
         return os.path.relpath(filename, max(roots, key=len)).replace(os.sep, "/")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from os.path import relpath, sep
+from os.path import sep
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
@@ -13,6 +13,7 @@ from unittest import TestCase
 import pytest
 
 from pytest_torchmem.checks.defaults import MARKER
+from pytest_torchmem.paths import shown
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
 from pytest_torchmem.plugin.worlds import VARIABLES
 
@@ -65,7 +66,7 @@ def no_world(
     files = str(item.config.rootpath)
     lines = [one for one in walk_tb(error.__traceback__) if is_in(one[0], files)]
     frame, line = lines[-1] if lines else (None, 0)
-    where = "" if frame is None else f"{relpath(frame.f_code.co_filename)}:{line}: "
+    where = "" if frame is None else f"{shown(frame.f_code.co_filename)}:{line}: "
     return MemoryCheckFailed(not_told(fixture.argname), f"{where}{type(error).__name__}")
 
 

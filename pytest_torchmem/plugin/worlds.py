@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from os.path import relpath
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import pytest
 from pytest_torchmem.checks.defaults import MARKER
 from pytest_torchmem.checks.request import read_budget, worlds_of
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.paths import shown
 from pytest_torchmem.plugin.collection import checks_memory
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World
 
@@ -164,4 +164,4 @@ def _line_that_asks() -> str:
         del names[0], frames[0]
     if not names or names[0] == "_pytest.monkeypatch" or "importlib._bootstrap" in names:
         return ""
-    return f"{relpath(frames[0].f_code.co_filename)}:{frames[0].f_lineno}"
+    return f"{shown(frames[0].f_code.co_filename)}:{frames[0].f_lineno}"

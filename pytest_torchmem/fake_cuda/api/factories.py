@@ -52,17 +52,18 @@ def factories(trace: TraceContext, looked_at: list[LookedAt]) -> Replacements:
 
     What decides which are replaced is added to ``looked_at``.
     """
-    replaced = {original: _factory(original) for original in device_constructors()}
-    for original in replaced:
-        name = original.__name__
+    # A mock that was there when torch made its list has no name.
+    names = {one: getattr(one, "__name__", "") for one in device_constructors()}
+    replaced = {original: _factory(original, name) for original, name in names.items() if name}
+    for name in filter(None, names.values()):
         looked_at.append((vars(torch), name, vars(torch).get(name, ABSENT)))
     of_torch = {
-        original.__name__: factory
+        names[original]: factory
         for original, factory in replaced.items()
-        if getattr(torch, original.__name__, None) is original
+        if getattr(torch, names[original], None) is original
     }
-    of_fft = {name: replaced[getattr(torch.fft, name)] for name in _OF_FFT}
-    beside = {name: _factory(getattr(torch, name)) for name in _BESIDE_DEFAULT_DEVICE}
+    of_fft = {name: _factory(getattr(torch.fft, name), name) for name in _OF_FFT}
+    beside = {name: _factory(getattr(torch, name), name) for name in _BESIDE_DEFAULT_DEVICE}
 
     def torch_function(
         context: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -102,9 +103,8 @@ def _parts_on(
 
 
 @cache
-def _factory(original: _Factory) -> _Factory:
+def _factory(original: _Factory, name: str) -> _Factory:
     """Return the function that makes on fake cuda what ``original`` makes on a device."""
-    name = original.__name__
     of_values, of_data, of_parts = name in _OF_VALUES, name == _OF_DATA, name.startswith(_SPARSE)
     keeps_device = name.endswith("_like") or of_values
 

@@ -148,7 +148,7 @@ def _function(original: Any, module: str, name: str) -> Callable[..., Any]:
         with SESSION.running.turn():
             return SESSION.functions[SESSION.index_of(named)][module][name](*args, **kwargs)
 
-    function.__name__ = original.__name__
+    function.__name__ = name
     function.__doc__ = original.__doc__
     function.__wrapped__ = original  # type: ignore[attr-defined]
     return function
@@ -162,7 +162,8 @@ def _device_argument(function: Any) -> tuple[int | None, str]:
     try:
         names = list(signature(function).parameters)
     except (TypeError, ValueError):  # of C++, as ``_exchange_device`` is in a build with CUDA
-        return (0, "device") if function.__name__ in _OF_A_DEVICE else (None, "")
+        is_of_device = getattr(function, "__name__", "") in _OF_A_DEVICE
+        return (0, "device") if is_of_device else (None, "")
     for name in ("device", "device_index"):
         if name in names:
             return names.index(name), name

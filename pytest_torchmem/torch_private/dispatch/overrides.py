@@ -28,13 +28,13 @@ def overrides(kind: type) -> bool:
     return kind not in _PLAIN and kind.__torch_function__ is not _DISABLED  # type: ignore[attr-defined]
 
 
-def of_tensors(name: str, replacement: Any) -> Any:
+def of_tensors(replacement: Any, original: Any) -> Any:
     """Return what takes the place of an attribute of ``torch.Tensor``."""
     if isinstance(replacement, property):
         return _overridable(replacement)
     if isinstance(replacement, (staticmethod, classmethod)):  # which no subclass is asked about
         return replacement
-    return TensorMethod(getattr(Tensor, name), replacement)
+    return TensorMethod(original, replacement)
 
 
 class TensorMethod:

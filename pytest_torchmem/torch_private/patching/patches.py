@@ -14,6 +14,12 @@ from torch import Tensor
 
 from pytest_torchmem.torch_private.dispatch.overrides import of_tensors
 from pytest_torchmem.torch_private.names import Missing, find, methods_name, private, unsupported
+from pytest_torchmem.torch_private.patching.program_functions import (
+    HeldOriginal,
+    held_originals,
+    is_left_over,
+    is_of_program,
+)
 from pytest_torchmem.torch_private.tensors.holders import HOLDERS
 
 ABSENT: Any = object()
@@ -102,12 +108,21 @@ class _Place(NamedTuple):
             setattr(owner, name, attribute)
 
     def put_back(self) -> None:
-        """Have there what was before, also where not all was replaced."""
+        """Have there what was before, also where not all was replaced, and nowhere where a program
+        has put something meanwhile.
+        """
+        owner, own, before = self.owner, self.own, self.before
+        now = map(own.get, self.replacements, repeat(ABSENT))
+        if not all(map(is_, now, self.replacements.values())):
+            before = {
+                name: attribute
+                for name, attribute in before.items()
+                if not is_of_program(owner, name, own.get(name))
+            }
         if self.at_once:
-            vars(self.owner).update(self.before)
+            vars(owner).update(before)
             return
-        owner, own = self.owner, self.own
-        for name, attribute in self.before.items():
+        for name, attribute in before.items():
             if attribute is ABSENT:
                 if name in own:
                     delattr(owner, name)
@@ -118,12 +133,15 @@ class _Place(NamedTuple):
 class Patch:
     """Replacements that are made once and put in the place of torch's own again and again.
 
-    ``looked_at`` is what else they depend on. Raises ``UnsupportedTorchError`` for attributes that
-    are not there, or of another kind.
+    What a program has put there itself stays (``program_functions.py``). ``looked_at`` is what else
+    they depend on. Raises ``UnsupportedTorchError`` for attributes that are not there, or of
+    another kind.
     """
 
     standing: ClassVar[dict[int, Patch]] = {}
     """Those in place, in order; one is in place once at a time."""
+    originals: ClassVar[dict[tuple[int, str], tuple[Any, Any]]] = {}
+    """Owners and what was there before anything was replaced, by the owners' ids and the names."""
 
     def __init__(self, replacements: Replacements, looked_at: Sequence[LookedAt] = ()) -> None:
         _check(replacements)
@@ -134,11 +152,15 @@ class Patch:
         self._noted: dict[int, Any] | None = None
         """What stood first where these stand, by their ids: the same as long as this fits."""
         self._held: list[tuple[Any, str, Any, Any]] = []
+        self._in_programs: list[tuple[HeldOriginal, Any]] = []
+        """Where functions of the program hold what they have taken the place of."""
+        self._of_program: list[tuple[Any, str, Any]] = []
+        """Owners, names and what a program has put there itself."""
+        self._looked_at = [*looked_at]
         owners: dict[int, tuple[Any, dict[str, Any]]] = {}
         for owner, attributes in replacements:
             owners.setdefault(id(owner), (owner, {}))[1].update(attributes)
         self._places = [self._place(owner, attributes) for owner, attributes in owners.values()]
-        self._looked_at = looked_at
 
     def _place(self, owner: Any, attributes: Mapping[str, Any]) -> _Place:
         own, of_module, replacements = vars(owner), isinstance(owner, ModuleType), {}
@@ -146,14 +168,30 @@ class Patch:
         for name, replacement in attributes.items():
             if isinstance(owner, type) and isinstance(replacement, MethodType):
                 replacement = _unbound(replacement)
+            if is_left_over(before[name]) and not self._stands(before[name]):
+                before[name] = _give_back(owner, name)
+            if is_of_program(owner, name, before[name]):
+                self._stay_beside(owner, name, before.pop(name), replacement)
+                continue
             if owner is Tensor:
-                replacement = of_tensors(name, replacement)
+                replacement = of_tensors(replacement, getattr(Tensor, name))
             if of_module and callable(before[name]):
                 self._of_modules[id(before[name])] = before[name], replacement
                 self._given[id(replacement)] = before[name]
             replacements[name] = replacement
+            if not is_left_over(before[name]):
+                self.originals[id(owner), name] = owner, before[name]
         at_once = type(owner) is ModuleType and all(one is not ABSENT for one in before.values())
         return _Place(owner, own, replacements, before, at_once)
+
+    def _stay_beside(self, owner: Any, name: str, found: Any, replacement: Any) -> None:
+        """Leave what a program has put there, and replace what that calls."""
+        self._looked_at.append((vars(owner), name, found))
+        self._of_program.append((owner, name, found))
+        for place in held_originals(found, name):
+            instead = of_tensors(replacement, place.original) if owner is Tensor else replacement
+            self._in_programs.append((place, instead))
+            self._of_modules[id(place.original)] = place.original, instead
 
     def fits(self) -> bool:
         """Return whether what was there when this was made is there now."""
@@ -173,6 +211,8 @@ class Patch:
                 place.replace()
             for module, name, _, replacement in self._held:
                 vars(module)[name] = replacement
+            for held, replacement in self._in_programs:
+                held.put(replacement)
         except BaseException:  # one could not be replaced
             self.put_back()
             raise
@@ -187,8 +227,24 @@ class Patch:
             HOLDERS.forget(self._noted)
         for module, name, original, _ in held:
             vars(module)[name] = original
+        for one, _ in self._in_programs:
+            one.put(one.original)
         for place in self._places:
             place.put_back()
+        for owner, name, found in self._of_program:
+            now = vars(owner).get(name)
+            if now is not found and is_left_over(now) and not self._stands(now):
+                _give_back(owner, name)
+
+    @classmethod
+    def _stands(cls, found: Any) -> bool:
+        """Return whether one in place has put something there."""
+        return any(
+            one is found
+            for patch in cls.standing.values()
+            for place in patch._places
+            for one in place.replacements.values()
+        )
 
     def stood_before(self) -> Iterator[tuple[Any, str, Any]]:
         """Yield owners, names and what stood there before this, while it is in place."""
@@ -211,6 +267,18 @@ class Patch:
             (module, name, original, by_original[id(original)][1])
             for module, name, original in HOLDERS.of(self._firsts)
         ]
+
+
+def _give_back(owner: Any, name: str) -> Any:
+    """Put back, and return, what was there first: a program kept what a patch had put there, and
+    put that back when the patch was gone (``monkeypatch`` at the end of a test).
+    """
+    _, original = Patch.originals.get((id(owner), name), (owner, ABSENT))
+    if original is not ABSENT:
+        setattr(owner, name, original)
+    elif name in vars(owner):
+        delattr(owner, name)
+    return original
 
 
 @contextmanager
