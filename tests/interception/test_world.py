@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
@@ -225,6 +226,31 @@ def test_files_of_others_are_there_when_they_would_be(
 
     last = trace(step, device="cpu", world_size=3, rank=rank).timeline.allocations[-1]
     assert last.shape == (3,)
+
+
+def test_others_are_seldom_traced_for_files_that_are_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "looks_for_its_own.py").write_text(f"import os\nos.path.exists('{tmp_path}/own')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    runs = tmp_path / "runs"
+
+    def step(epochs: int) -> None:
+        with runs.open("a") as file:
+            file.write(os.environ["RANK"])
+        dist.init_process_group("gloo")
+        dist.barrier()
+        importlib.import_module("looks_for_its_own")
+        (tmp_path / "made" / "here").mkdir(parents=True, exist_ok=True)
+        for _ in range(epochs):
+            assert not (tmp_path / "stop").exists()
+            assert not (tmp_path / "pause").exists()
+            dist.barrier()
+
+    for epochs, expected in ((0, "1"), (1, "101"), (20, "101010101")):
+        runs.write_text("")
+        trace(step, epochs, device="cpu", world_size=2, rank=1)
+        assert runs.read_text() == expected
 
 
 def test_a_file_that_nobody_writes_ends_a_wait(tmp_path: Path) -> None:

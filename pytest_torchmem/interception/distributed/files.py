@@ -35,6 +35,10 @@ _MOST_LOOKS = {True: 100, False: 100_000}
 """What ends a wait for a file that nobody writes, with and without sleep."""
 
 
+_MAKING = frozenset({"makedirs", "mkdir", "rmtree"})
+_IMPORTING = "<frozen importlib._bootstrap>"
+
+
 @dataclass(slots=True)
 class _Looks:
     """How often a program has looked for a file that is not there."""
@@ -108,13 +112,24 @@ class FilesOfOthers:
 
 
 def _is_of_program(path: Any, frame: FrameType | None) -> bool:
-    """Return whether it is the program that looks for a file, and no library for its own."""
-    while frame is not None and _module(frame).partition(".")[0] in _HELPERS:
-        frame = frame.f_back
-    name = "" if frame is None else _module(frame)
+    """Return whether it is the program that looks for a file, and no library for its own.
+
+    What a module looks for as it is imported belongs to it: to end that pass would leave the module
+    half imported. ``os.makedirs`` looks for what it is about to make.
+    """
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
         return False
-    return name.startswith(_OF_PROGRAM) or name.partition(".")[0] not in _OWN_FILES
+    name = ""
+    while frame is not None:
+        if not name and _module(frame).partition(".")[0] not in _HELPERS:
+            name = _module(frame)
+            if name.partition(".")[0] in _OWN_FILES and not name.startswith(_OF_PROGRAM):
+                return False
+        code = frame.f_code
+        if (not name and code.co_name in _MAKING) or code.co_filename == _IMPORTING:
+            return False
+        frame = frame.f_back
+    return True
 
 
 def _module(frame: FrameType) -> str:

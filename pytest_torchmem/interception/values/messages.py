@@ -48,8 +48,8 @@ FILE, AWAITED_FILE = "file", "awaited file"
 """Kinds of messages that say whether a file is there, which is their name: when as many collectives
 as their number were called, or as soon as it is.
 """
-_LOOKS = 8
-"""Files that are asked about, of those that the program only looks for."""
+_LOOKS = 4
+"""How often the first process is asked about files that the program only looks for."""
 _POINT_TO_POINT = ("c10d::send", "c10d::recv_", "c10d::recv_any_source_")
 Messages = dict[Message, tuple[Any, ...]]
 """Values of the tensors of messages, None for those that the sender does not know."""
@@ -208,10 +208,12 @@ class Mailbox:
         it.
         """
         number, own = self._called_with(0), self._rank
-        message = Message(FILE, (), path, 0, own, number=number)
-        asked = sum(one.kind == FILE for one in self._messages)
-        if self._looks and own and number and asked < _LOOKS and message not in self._messages:
-            raise self._end(MessageNeeded(message))
+        asked = [one for one in self._messages if one.kind == FILE and one.receiver == own]
+        if not (self._looks and own and number) or len(asked) >= _LOOKS:
+            return
+        # It has done what it did until then, whatever it was asked about.
+        if all(one.number < number for one in asked):
+            raise self._end(MessageNeeded(Message(FILE, (), path, 0, own, number=number)))
 
     def wait_for(self, path: str, processes: int) -> None:
         """Ask the others, one by one, about a file that the program waits for."""
