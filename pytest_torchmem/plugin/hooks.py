@@ -6,6 +6,7 @@ does not need.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -242,6 +243,10 @@ class _RunHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Forget an earlier attempt at this test: a rerun starts anew."""
+        if "pyfakefs" in sys.modules:
+            from pytest_torchmem.plugin.fake_files import import_before
+
+            import_before(item)
         if _CHECKER in item.stash:
             from pytest_torchmem.reports.junit import without_ours
 
@@ -288,6 +293,17 @@ class _RunHooks:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Send the records of this phase along with its report."""
         report = yield
+        try:
+            self._send_along(report, item, call)
+        except Exception as error:  # raised here, it would end the run
+            from pytest_torchmem.plugin.failure import not_reported
+
+            report.outcome, report.longrepr = "failed", not_reported(error)
+        return report
+
+    def _send_along(
+        self, report: pytest.TestReport, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> None:
         if report.skipped:
             from pytest_torchmem.plugin.skipped import note_skip
 
@@ -302,7 +318,6 @@ class _RunHooks:
                     from pytest_torchmem.plugin.failure import shorten
 
                     shorten(report, call.excinfo.value)
-        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep every report until the run ends: what is written depends on all of them."""

@@ -11,7 +11,7 @@ With ``--torchmem-fake-cuda`` every test sees the GPU, and so does what is impor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -505,7 +505,10 @@ class StandingHooks:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
         """Print variables of a test that failed while tensors can say where they are."""
-        with self._gpus.still_seen(item) if call.excinfo is not None else ExitStack():
+        with ExitStack() as stack:
+            if call.excinfo is not None:
+                with suppress(Exception):  # raised here, it would end the run
+                    stack.enter_context(self._gpus.still_seen(item))
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -13,13 +13,15 @@ import os
 import re
 import signal
 import stat
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -38,13 +40,26 @@ def read_text(path: Path) -> str | None:
 
     Raises ``OSError`` where it cannot be read, and ``UnicodeDecodeError`` where it is not UTF-8.
     """
-    try:
-        mode = path.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise OSError(errno.EINVAL, "it is not a regular file")  # reading a pipe would wait
-        return path.read_bytes().decode("utf-8-sig")  # editors on Windows put a mark at the top
-    except FileNotFoundError:
-        return None
+    with _real_files():
+        try:
+            mode = path.stat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise OSError(errno.EINVAL, "it is not a regular file")  # reading a pipe would wait
+            return path.read_bytes().decode("utf-8-sig")  # editors on Windows put a mark at the top
+        except FileNotFoundError:
+            return None
+
+
+def _real_files() -> AbstractContextManager[object]:
+    """Return a context in which files are those of the machine, also where a test has put the file
+    system of pyfakefs in their place, as that does for reports (pyfakefs/pytest_plugin.py).
+    """
+    patching: Any = sys.modules.get("pyfakefs.fake_filesystem_unittest")
+    patcher = getattr(getattr(patching, "Patcher", None), "PATCHER", None)
+    if patcher is None or not patcher.is_patching:
+        return nullcontext()
+    paused: AbstractContextManager[object] = patching.Pause(patcher)
+    return paused
 
 
 def write(path: Path, text: str) -> None:

@@ -243,3 +243,21 @@ def test_memory_tests_that_were_skipped_are_counted(light):
         "never checked: no data",
     }
     assert main(["compare", *[str(light.path / "report.json")] * 2]) in (0, 2)
+
+
+def test_results_that_cannot_be_taken_fail_their_test_and_not_the_run(light):
+    light.write(
+        test_net="""
+import pytest
+
+def test_broken(torchmem, monkeypatch):
+    torchmem.check(10, device="cpu")
+    monkeypatch.setattr("pytest_torchmem.plugin.checker.replace", lambda *_, **__: 1 / 0)
+
+def test_other(torchmem):
+    torchmem.check(10, device="cpu")
+"""
+    )
+    result = light.run("--torchmem-update")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*could not take the results of this test's checks: ZeroDiv*"])

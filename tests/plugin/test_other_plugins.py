@@ -128,3 +128,28 @@ def test_an_asynchronous_body_is_refused_in_one_sentence(light: Any) -> None:
     assert "test_body is asynchronous, so" in told
     assert "Use the fixture: async def test(torchmem), and in it" in told
     assert "contextlib" not in result.stdout.str()
+
+
+def test_a_file_system_in_memory_hides_no_snapshot(project: Any) -> None:
+    pytest.importorskip("pyfakefs")
+    project.write(
+        test_net="""
+import os, pytest, torch
+
+def step():
+    torch.ones(int(open("/size").read()), requires_grad=True).sum().backward()
+
+@pytest.mark.parametrize("turn", range(2))
+def test_fake(fs, torchmem, turn):
+    fs.create_file("/size", contents="8")
+    torchmem.check(step, device="cpu")
+
+def test_real(torchmem):
+    torchmem.check(torch.nn.Linear(4, 4), torch.ones(1, 4), device="cpu")
+    assert not os.path.exists("/size")
+"""
+    )
+    project.run_apart("--torchmem-update").assert_outcomes(passed=3)
+    project.run_apart("--torchmem-strict").assert_outcomes(passed=3)
+    project.edit("test_fake[1] cpu", peak=10)
+    project.run_apart().assert_outcomes(passed=2, failed=1)
