@@ -63,8 +63,8 @@ def not_reported(error: Exception) -> str:
     """Return what is told of a test whose checks are not known, through no fault of its own."""
     lines, kind = "".join(traceback.format_exception(error)), type(error).__name__
     return (
-        f"{lines}\ntorchmem could not take the results of this test's checks: {kind}. Please report "
-        "the lines above to pytest-torchmem; -p no:torchmem runs the test without it"
+        f"{lines}\ntorchmem could not take the results of this test's checks: {kind}. Please "
+        "report the lines above to pytest-torchmem; -p no:torchmem runs the test without it"
     )
 
 
