@@ -80,6 +80,25 @@ def test_every_backend_is_there_and_gone_afterwards(device: str, backend: str | 
     assert dict(os.environ) == variables
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_backends_are_chosen_and_checked_as_in_a_process(device: str) -> None:
+    has_mpi = dist.is_mpi_available()
+
+    def step() -> None:
+        assert dist.is_mpi_available() is has_mpi
+        assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+        dist.init_process_group("gloo" if device == "cpu" else "nccl")
+        dist.all_reduce(torch.ones(1024, device=device))
+        dist.broadcast_object_list([1, 2])
+
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        assert trace(step, device=device, world_size=2).peak == 4096
+    finally:
+        dist.set_debug_level(before)
+
+
 def test_stores_and_addresses_wait_for_nobody() -> None:
     def program() -> None:
         store = dist.TCPStore("localhost", 1, 16, False, timedelta(seconds=300))

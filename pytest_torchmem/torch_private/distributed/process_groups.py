@@ -141,12 +141,34 @@ def groups_of_world(
     c10d = sys.modules[_C10D]
     gloo, new_gloo = _groups("ProcessGroupGloo", off)
     mpi, new_mpi = _groups("ProcessGroupMPI", off, (rank, size))
-    values = {flag: True for flag in ("_GLOO_AVAILABLE", "_MPI_AVAILABLE") if hasattr(c10d, flag)}
+    values: dict[str, Any] = {
+        flag: True for flag in ("_GLOO_AVAILABLE", "_MPI_AVAILABLE") if hasattr(c10d, flag)
+    }
     added = {
         module: {**new_gloo.get(module, {}), **new_mpi.get(module, {})}
         for module in {**new_gloo, **new_mpi}
     }
-    return [*gloo, *mpi, (c10d, values), _sequence_numbers(), _senders(rank, off)], added
+    # A program chooses by it (accelerate/state.py, ``_prepare_backend``), and torch's own check is
+    # that of ``distributed_c10d``: MPI can be named, and is chosen where it is built.
+    built = c10d.is_mpi_available()
+    public = (sys.modules["torch.distributed"], {"is_mpi_available": lambda: built})
+    values |= _without_details(c10d, off)
+    patched = [*gloo, *mpi, (c10d, values), public, _sequence_numbers(), _senders(rank, off)]
+    return patched, added
+
+
+def _without_details(c10d: Any, off: Callable[[], bool]) -> dict[str, Any]:
+    """Let no collective be compared with those of others, as TORCH_DISTRIBUTED_DEBUG=DETAIL asks.
+
+    The wrapper that does so numbers them, which the fake group does not (ProcessGroupWrapper.cpp).
+    """
+    original, levels = c10d.get_debug_level, c10d.DebugLevel
+
+    def debug_level() -> Any:
+        level = original()
+        return levels.INFO if level == levels.DETAIL and not off() else level
+
+    return {"get_debug_level": debug_level}
 
 
 def _sequence_numbers() -> tuple[Any, dict[str, Any]]:
