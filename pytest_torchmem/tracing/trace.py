@@ -367,6 +367,7 @@ _NO_CUDA = (
     "Could not run 'aten::empty_strided' with arguments from the 'CUDA' backend",
     # torch/distributed/distributed_c10d.py, ``_new_process_group_helper``; ProcessGroupNCCL.cpp
     "Distributed package doesn't have NCCL built in",
+    "nccl2 requires at least one CUDA device",  # of torch 2.15
     "ProcessGroupNCCL is only supported with GPUs",
 )
 

@@ -245,5 +245,5 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["advise", f"{file}:wrong"]) == 2
     told = capsys.readouterr().err
-    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x4 and 3x3)" in told
+    assert "mat1 and mat2 shapes cannot be multiplied (2x4 and 3x3)" in told
     assert str(Path(pytest_torchmem.__file__).parent) not in told

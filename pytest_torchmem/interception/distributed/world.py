@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, wraps
 from inspect import signature
 from typing import Any
 from weakref import WeakSet
@@ -298,6 +298,7 @@ def _splitting(original: Any, on_thread: Callable[[], bool]) -> Callable[..., An
     """
     arguments = signature(original)
 
+    @wraps(original)  # whose arguments are asked for where worlds stand on one another
     def split_group(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         world = torch.distributed.group.WORLD
