@@ -19,6 +19,7 @@ from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.patching.patches import LookedAt, Patch, Replacements
+from pytest_torchmem.torch_private.patching.program_functions import program_functions_aside
 
 _Owner = TypeVar("_Owner")
 
@@ -105,6 +106,9 @@ class _Lasting:
                 for above in names[names.index(name) :]:
                     del self._made[above]
             layer = make(self._trace)
+            with program_functions_aside(layer.replacements) as aside:
+                if aside:  # what stands there would call the program's function, which calls it
+                    layer = make(self._trace)
             patch = Patch(layer.replacements, layer.looked_at)
             found = self._made[name] = _Made(layer, patch, by)
         return found

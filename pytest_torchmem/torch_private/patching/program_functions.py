@@ -6,7 +6,8 @@ calls the function whose place it has taken (a spy, a wrapper) calls what a trac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import (
     BuiltinFunctionType,
@@ -95,6 +96,30 @@ class HeldOriginal(NamedTuple):
 def held_originals(found: Any, name: str) -> list[HeldOriginal]:
     """Return the places in a program's function, or mock, that hold torch's own of that name."""
     return list(_held(found, name, set(), _DEPTH))
+
+
+@contextmanager
+def program_functions_aside(
+    replacements: Sequence[tuple[Any, Mapping[str, Any]]],
+) -> Iterator[bool]:
+    """Have torch's own functions there, for a while, where a program's call them and stand in their
+    place. Yields whether there are any.
+    """
+    found = [
+        (owner, name, vars(owner)[name])
+        for owner, attributes in replacements
+        for name in attributes
+        if name in vars(owner) and is_of_program(owner, name, vars(owner)[name])
+    ]
+    calling = [(one, held_originals(one[2], one[1])) for one in found]
+    calling = [(one, held) for one, held in calling if held]
+    try:
+        for (owner, name, _), held in calling:
+            setattr(owner, name, held[0].original)
+        yield bool(calling)
+    finally:
+        for (owner, name, function), _ in calling:
+            setattr(owner, name, function)
 
 
 def _held(found: Any, name: str, seen: set[int], depth: int) -> Iterator[HeldOriginal]:
