@@ -34,7 +34,17 @@ def test_torch_has_put_nothing_of_a_program_there() -> None:
     assert [name for owner, name, found in replaced if is_of_program(owner, name, found)] == []
 
 
-@pytest.mark.parametrize("make", [Mock, lambda return_value: lambda *_, **__: return_value])
+def make_class(return_value: object) -> type:
+    """Return a class of a test's own, whose instances are never made."""
+    return type("Own", (), {"__new__": lambda *_, **__: return_value})
+
+
+def make_function(return_value: object) -> Any:
+    """Return a function that returns ``return_value``."""
+    return lambda *_, **__: return_value
+
+
+@pytest.mark.parametrize("make", [Mock, make_function, make_class])
 @pytest.mark.parametrize(
     "name",
     [
@@ -43,6 +53,9 @@ def test_torch_has_put_nothing_of_a_program_there() -> None:
         "cuda.get_device_properties",
         "cuda.max_memory_allocated",
         "cuda.memory.empty_cache",
+        "cuda.Stream",
+        "cuda.Event",
+        "Generator",
         "accelerator.device_count",
         "manual_seed",
         "get_rng_state",

@@ -19,6 +19,7 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.targets.device_index import index_of
 from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt
+from pytest_torchmem.torch_private.patching.program_functions import is_of_program
 
 Functions = Mapping[str, Callable[..., Any]]
 """Functions by their names in a module."""
@@ -124,7 +125,7 @@ def _functions(make_apis: Callable[[], Sequence[Api]], _: TraceContext) -> Layer
     for module, name, kind in api.classes:
         original = vars(module).get(name)
         looked_at.append((vars(module), name, ABSENT if original is None else original))
-        if original is not None:
+        if isinstance(original, type) and not is_of_program(module, name, original):
             replacements.append((module, {name: _class(original, kind)}))
     return Layer(replacements, None, looked_at=looked_at)
 

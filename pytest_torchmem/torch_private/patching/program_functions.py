@@ -71,7 +71,10 @@ def _is_own(found: Any) -> bool:
         found = found.__func__
     elif isinstance(found, property):
         found = found.fget
-    while found is not None and not isinstance(found, (*_IN_C, type)):
+    if isinstance(found, type):  # a class that torch's is the base of stands for that
+        bases = {one.__module__.partition(".")[0] for one in found.__mro__[:-1]}
+        return bool(bases & (_LIBRARIES | {"builtins"}))
+    while found is not None and not isinstance(found, _IN_C):
         if isinstance(found, MethodType):
             found = found.__func__
         names = found.__globals__ if isinstance(found, FunctionType) else vars(type(found))
@@ -155,7 +158,8 @@ def _places(found: Any) -> Iterator[tuple[Any, Callable[[Any], object]]]:
 
 
 def _attributes(found: Any) -> dict[str, Any]:
-    return getattr(found, "__dict__", {})
+    attributes = getattr(found, "__dict__", {})
+    return attributes if isinstance(attributes, dict) else {}
 
 
 def _is_mock(value: Any) -> bool:
