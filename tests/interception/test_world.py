@@ -362,3 +362,20 @@ def test_variables_are_those_of_torchrun() -> None:
 def test_nccl_asks_for_cuda() -> None:
     with pytest.raises(NoCudaError, match=r"test_world\.py"):
         trace(lambda: dist.init_process_group("nccl"), world_size=2)
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda tensor: dist.broadcast(tensor, src=7),
+        lambda tensor: dist.send(tensor, dst=3),
+        lambda tensor: dist.recv(tensor, src=3),
+    ],
+)
+def test_a_process_that_is_not_there_is_refused_as_by_a_backend(send: Any) -> None:
+    def step() -> None:
+        dist.init_process_group("gloo")
+        send(torch.ones(3))
+
+    with pytest.raises(RuntimeError, match="invalid root rank"):
+        trace(step, world_size=2)

@@ -308,28 +308,38 @@ _Parts = Iterator[tuple[str, int, int, int, Sequence[Tensor]]]
 _Ranks = tuple[int, ...]
 
 
+def _member(ranks: _Ranks, place: int, operation: str) -> int:
+    """Return the process in a place of a group. Raises ``RuntimeError`` as backends do for places
+    that a group has not (``assertRootRank``, torch/csrc/distributed/c10d/Utils.hpp).
+    """
+    if not 0 <= place < len(ranks):
+        raise RuntimeError(f"{operation}: invalid root rank: {place}")
+    return ranks[place]
+
+
 def _broadcast(
     ranks: _Ranks, own: int, tensors: Any, group: Any, root: int, *others: Any
 ) -> _Parts:
-    yield "broadcast", ranks[root], _EVERYBODY, 0, tensors
+    yield "broadcast", _member(ranks, root, "broadcast"), _EVERYBODY, 0, tensors
 
 
 def _send(ranks: _Ranks, own: int, tensors: Any, group: Any, to: int, tag: int) -> _Parts:
-    yield "send", own, ranks[to], tag, tensors
+    yield "send", own, _member(ranks, to, "send"), tag, tensors
 
 
 def _receive(ranks: _Ranks, own: int, tensors: Any, group: Any, source: int, tag: int) -> _Parts:
-    yield "send", ranks[source], own, tag, tensors
+    yield "send", _member(ranks, source, "recv"), own, tag, tensors
 
 
 def _scatter(
     ranks: _Ranks, own: int, outputs: Any, lists: Any, group: Any, root: int, *others: Any
 ) -> _Parts:
+    source = _member(ranks, root, "scatter")
     if lists:
         for rank, tensor in zip(ranks, lists[0], strict=True):
-            yield "scatter", ranks[root], rank, 0, (tensor,)
+            yield "scatter", source, rank, 0, (tensor,)
     else:
-        yield "scatter", ranks[root], own, 0, outputs
+        yield "scatter", source, own, 0, outputs
 
 
 #: torch/csrc/distributed/c10d/Ops.cpp
