@@ -25,6 +25,7 @@ from pytest_torchmem.torch_private.dispatch.autocast import (
     autocast_key_included,
     outside_autocast,
     own_autocast_kernels,
+    own_keys_are_no_autocast,
 )
 from pytest_torchmem.torch_private.dispatch.dispatcher import overload_of
 from pytest_torchmem.torch_private.dispatch.operators import find_operator, schema
@@ -153,6 +154,7 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
             set_autocast_enabled=set_autocast_enabled,
             clear_autocast_cache=clear_autocast_cache,
         ),
+        own_keys_are_no_autocast(),
     ):
         try:
             if torch.is_autocast_enabled("cuda"):  # the trace stands in a region itself

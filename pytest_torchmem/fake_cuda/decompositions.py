@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_torchmem.fake_cuda.autocast import cuda_autocast
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.refusals import REFUSALS, in_words_of_kernel
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.families import load
 from pytest_torchmem.operators.overlay import generation, taught_paths
@@ -103,6 +104,13 @@ def _path(spec: OperatorSpec, gpu: Gpu, trace: TraceContext) -> Callable[..., An
         trace.begin_beside(first)
         if not trace.is_on_gpu(first):
             return call()
-        return path(args, kwargs, machine=gpu, call=call)
+        try:
+            return path(args, kwargs, machine=gpu, call=call)
+        except REFUSALS as error:
+            with trace.working():
+                found = in_words_of_kernel(spec, args, kwargs, error, on_gpu=True)
+            if found is error:
+                raise
+            raise found from None
 
     return kernel

@@ -35,6 +35,11 @@ from pytest_torchmem.interception.plans import (
     geometry_of_arguments,
     with_types,
 )
+from pytest_torchmem.interception.refusals import (
+    REFUSALS,
+    Refusals,
+    in_words_of_kernel,
+)
 from pytest_torchmem.interception.staging import stage, staged_pairs
 from pytest_torchmem.interception.values.data_dependent import (
     equal_without_values,
@@ -89,6 +94,7 @@ class Kernels:
         self._ledger = parts.ledger
         self._layouts = layouts
         self._plans = Plans(parts.target)
+        self._refusals = Refusals()
         self._quantized = QuantizedTensors(parts)
         self._log = OperatorLog(parts.attribution, parts.ledger)
         self._decompositions = Decompositions(interceptor, parts.ledger, parts.numbers)
@@ -194,21 +200,29 @@ class Kernels:
         plan = self._plans.remembered(key)
         if plan is not None:
             return self._follow(call, plan, device, frame, is_new=False)
-        check = spec.on(device.device.type).check
+        check, on_gpu = spec.on(device.device.type).check, device.device != _CPU
+        self._refusals.check(spec, call.args, call.kwargs, on_gpu=on_gpu)
         if check is not None:
             check(call.args, call.kwargs)
         check_written_once(spec, call.args, call.kwargs)
         body = self._body(spec, device.device.type) if call.tensors else None
-        if body is None:
-            try:
+        try:
+            if body is not None:
+                result, plan = self._run_body(body, call, device, frame)
+            else:
                 given = planned or (call.args, call.kwargs)
                 plan = self._plans.make(key, call, given, device.device, captured=captured)
-            except (RuntimeError, NotImplementedError):
-                if not self._parts.values.can_show_geometry(spec):
-                    raise
+        except REFUSALS as error:
+            shows = body is None and isinstance(error, RuntimeError)
+            if shows and self._parts.values.can_show_geometry(spec):
                 return self._run_dynamic(call, device, frame)
+            found = in_words_of_kernel(spec, call.args, call.kwargs, error, on_gpu=on_gpu)
+            if found is error:
+                raise
+            raise found from None
+        if body is None:
+            assert plan is not None
             return self._follow(call, plan, device, frame, is_new=True)
-        result, plan = self._run_body(body, call, device, frame)
         # A body in Python may be differentiated through: only by running it is it recorded.
         if plan is not None and spec.overload.namespace in _WITH_BODIES_IN_CPP:
             self._plans.remember(key, plan)

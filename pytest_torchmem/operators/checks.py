@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.overlap import written_once
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import aten, operator
 
 _INDICES = (torch.int32, torch.int64)
 
@@ -74,6 +75,108 @@ def bias_of_product(input: Tensor, mat1: Tensor, mat2: Tensor) -> None:
     """``expand_size`` to the product; native/LinearAlgebra.cpp and native/cuda/Blas.cpp."""
     if mat1.dim() == mat2.dim() == 2:
         torch.empty((), device="meta").expand(input.shape).expand(mat1.shape[0], mat2.shape[1])
+
+
+@operator("aten::addbmm", "aten::addbmm_").check()
+def operands_of_products(batch1: Tensor, batch2: Tensor) -> None:
+    """The meta function of the addmm of each of them; native/LinearAlgebra.cpp, ADDMM_META."""
+    if batch1.dtype is not batch2.dtype:
+        raise RuntimeError(
+            "mat1 and mat2 must have the same dtype, but got "
+            f"{_scalar_type(batch1)} and {_scalar_type(batch2)}"
+        )
+
+
+@operator("aten::convolution", "aten::_convolution", "aten::convolution_overrideable").check("cuda")
+def weight_of_convolution(input: Tensor, weight: Tensor) -> None:
+    """native/Convolution.cpp, check_input_same_type_as_parameters."""
+    if input.dtype is not weight.dtype:
+        raise RuntimeError(
+            f"Input type ({_on_cuda(input)}) and weight type ({_on_cuda(weight)}) should be the "
+            "same"
+        )
+
+
+def _on_cuda(tensor: Tensor) -> str:
+    """Return what ``TensorBase::toString`` says: a legacy type has another name."""
+    scalar_type = _scalar_type(tensor)
+    legacy = hasattr(torch, f"{scalar_type}Tensor")
+    return f"torch.cuda.{scalar_type}Tensor" if legacy else f"CUDA{scalar_type}Type"
+
+
+@operator("aten::native_layer_norm", "aten::native_group_norm").check("cuda")
+def weights_of_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+    """native/cuda/layer_norm_kernel.cu, LayerNormKernelImpl, and group_norm_kernel.cu: their data
+    is asked for as that of the input's type.
+    """
+    for parameter in (weight, bias):
+        _data_of(input, parameter)
+
+
+@operator(
+    *aten("native_batch_norm _native_batch_norm_legit"), "aten::_native_batch_norm_legit.no_stats"
+).check("cuda")
+def weights_of_batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+    """native/cuda/Normalization.cu, batch_norm_cuda: those of an input in half precision may be
+    in single precision.
+    """
+    halves = input.dtype in (torch.float16, torch.bfloat16)
+    for parameter in (weight, bias):
+        if not (halves and parameter is not None and parameter.dtype is torch.float32):
+            _data_of(input, parameter)
+
+
+@operator("aten::nll_loss_forward", "aten::nll_loss2d_forward").check("cuda")
+def weight_of_classes(input: Tensor, weight: Tensor | None) -> None:
+    """native/cuda/NLLLoss.cu, nll_loss_forward_out_cuda_template, and NLLLoss2d.cu."""
+    _data_of(input, weight)
+
+
+@operator("aten::grid_sampler_2d", "aten::grid_sampler_3d").check("cuda")
+def type_of_grid(input: Tensor, grid: Tensor) -> None:
+    """native/cuda/GridSampler.cu, launch_grid_sampler_2d_forward_kernel: ``getTensorInfo``."""
+    _data_of(input, grid)
+
+
+def _data_of(input: Tensor, other: Tensor | None) -> None:
+    """Raise what ``Tensor::data_ptr`` of the type of ``input`` does of another's data."""
+    if other is not None and other.dtype is not input.dtype and input.numel():
+        raise RuntimeError(
+            f"expected scalar type {_scalar_type(input)} but found {_scalar_type(other)}"
+        )
+
+
+@operator("aten::binary_cross_entropy").check("cuda")
+def target_of_cross_entropy(input: Tensor, target: Tensor) -> None:
+    """native/cuda/Loss.cu, binary_cross_entropy_out_kernel: one TensorIterator of one type."""
+    if input.dtype is not target.dtype:
+        raise RuntimeError(f"Found dtype {_scalar_type(target)} but expected {_scalar_type(input)}")
+
+
+@operator(*aten("index_put index_put_ _index_put_impl_")).check()
+def values_at_positions(
+    input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> None:
+    """native/TensorAdvancedIndexing.cpp, make_index_put_iterator."""
+    if any(index is not None and not index.dtype.is_signed for index in indices):
+        return  # masks, whose shapes are counted elsewhere
+    if input.dtype is not values.dtype and not accumulate:
+        raise RuntimeError(
+            "Index put requires the source and destination dtypes match, got "
+            f"{_scalar_type(input)} for the destination and {_scalar_type(values)} for the source."
+        )
+    shape = torch.ops.aten.index(on_meta(input), [_meta_or_none(one) for one in indices]).shape
+    try:
+        torch.empty((), device="meta").expand(values.shape).expand(shape)
+    except RuntimeError:
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to "
+            f"indexing result of shape {list(shape)}"
+        ) from None
+
+
+def _meta_or_none(index: Tensor | None) -> Tensor | None:
+    return None if index is None else on_meta(index)
 
 
 @operator("aten::gelu", "aten::gelu_", "aten::gelu_backward").check()
@@ -169,6 +272,60 @@ def parts_of_complex(real: Tensor, imag: Tensor) -> None:
         raise RuntimeError(
             f"Expected object of scalar type {_scalar_type(real)} but got scalar type "
             f"{_scalar_type(imag)} for second argument"
+        )
+
+
+@operator("aten::complex.out").check()
+def output_of_complex(real: Tensor, imag: Tensor, out: Tensor) -> None:
+    """native/TensorFactories.cpp, complex_out."""
+    parts_of_complex(real, imag)
+    made = torch.complex(torch.zeros((), dtype=real.dtype), torch.zeros((), dtype=imag.dtype))
+    if out.dtype is not made.dtype:
+        raise RuntimeError(
+            f"Expected object of scalar type {_scalar_type(made)} but got scalar type "
+            f"{_scalar_type(out)} for argument 'out'"
+        )
+
+
+@operator(*aten("index_fill index_fill_", ".int_Scalar"), *aten("fill fill_", ".Scalar")).check()
+def number_that_fills(input: Tensor, value: complex) -> None:
+    """native/cpu/FillKernel.cpp, fill_kernel, and those like it: the tensor's type holds it."""
+    torch.full((), value, dtype=input.dtype)
+
+
+@operator("aten::constant_pad_nd").check()
+def number_around(input: Tensor, value: complex = 0) -> None:
+    """native/ConstantPadNd.cpp, which begins with a tensor that is filled."""
+    number_that_fills(input, value)
+
+
+@operator("aten::full").check()
+def number_of_factory(fill_value: complex, dtype: torch.dtype | None = None) -> None:
+    """native/TensorFactories.cpp, full, which fills."""
+    torch.full((), fill_value, dtype=dtype)
+
+
+@operator("aten::scalar_tensor").check()
+def number_in_tensor(s: complex, dtype: torch.dtype | None = None) -> None:
+    """native/TensorFactories.cpp, scalar_tensor, which fills."""
+    torch.full((), s, dtype=dtype)
+
+
+@operator("aten::full_like", "aten::new_full").check()
+def number_like_another(
+    input: Tensor, fill_value: complex, dtype: torch.dtype | None = None
+) -> None:
+    """native/TensorFactories.cpp, full_like and new_full, which fill."""
+    torch.full((), fill_value, dtype=dtype or input.dtype)
+
+
+@operator("aten::masked_scatter", "aten::masked_scatter_").check()
+def mask_of_elements(mask: Tensor) -> None:
+    """native/cuda/IndexKernel.cpp and native/TensorAdvancedIndexing.cpp, masked_scatter_."""
+    if mask.dtype is not torch.bool:
+        raise RuntimeError(
+            "masked_scatter_ only supports boolean masks, but got mask with dtype "
+            f"{_scalar_type(mask)}"
         )
 
 

@@ -101,3 +101,20 @@ def indexed(known: Known, input: Tensor, indices: Sequence[Tensor | None]) -> No
                 f"index {wrong} is out of bounds for dimension {dimension} with size {size}"
             )
         dimension += 1
+
+
+def check_masks(input: Tensor, indices: Sequence[Tensor | None]) -> None:
+    """Raise what expandTensors does for a mask of another shape; native/IndexingUtils.h."""
+    dimension = 0
+    for index in indices:
+        if index is None or index.dtype.is_signed:
+            dimension += 1
+            continue
+        for side, size in enumerate(index.shape):
+            place = dimension + side
+            if place < input.dim() and size != input.shape[place]:
+                raise IndexError(
+                    f"The shape of the mask {list(index.shape)} at index {side} does not match the "
+                    f"shape of the indexed tensor {list(input.shape)} at index {place}"
+                )
+        dimension += index.dim()

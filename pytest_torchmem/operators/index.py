@@ -47,8 +47,14 @@ NAMES = {
         _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     """,
     "checks": """
-        _fused_rms_norm addmm bmm bucketize.Tensor clamp clamp_ complex copy_ gelu gelu_
-        gelu_backward histc index_select max min mm multinomial put_ smooth_l1_loss std.correction
+        _convolution _fused_rms_norm _index_put_impl_ _native_batch_norm_legit
+        _native_batch_norm_legit.no_stats addbmm addbmm_ addmm binary_cross_entropy bmm
+        bucketize.Tensor clamp clamp_ complex complex.out constant_pad_nd convolution
+        convolution_overrideable copy_ fill.Scalar fill_.Scalar full full_like gelu gelu_
+        gelu_backward grid_sampler_2d grid_sampler_3d histc index_fill.int_Scalar
+        index_fill_.int_Scalar index_put index_put_ index_select masked_scatter masked_scatter_ max
+        min mm multinomial native_batch_norm native_group_norm native_layer_norm new_full
+        nll_loss2d_forward nll_loss_forward put_ scalar_tensor smooth_l1_loss std.correction
         uniform_ var.correction
     """,
     "checks_of_values": """
@@ -158,8 +164,8 @@ NAMES = {
     """,
     "losses.elementwise": """
         binary_cross_entropy binary_cross_entropy_backward huber_loss huber_loss_backward mse_loss
-        mse_loss_backward multi_margin_loss_backward multilabel_margin_loss_backward smooth_l1_loss
-        smooth_l1_loss_backward
+        mse_loss_backward multi_margin_loss_backward multilabel_margin_loss_backward
+        multilabel_margin_loss_forward smooth_l1_loss smooth_l1_loss_backward
     """,
     "losses.likelihood": """
         nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward

@@ -34,12 +34,12 @@ _WRITE_TWICE = _names(
 _APART = _names(
     "_logcumsumexp addbmm addmm addmv addr baddbmm bernoulli cat copy_ cumprod cumsum floor_divide "
     "gather gelu hardshrink index_add index_add_ index_copy index_copy_ index_reduce index_reduce_ "
-    "index_select linalg_cross logcumsumexp normal renorm scatter scatter_ scatter_add "
+    "index_select kthvalue linalg_cross logcumsumexp normal renorm scatter scatter_ scatter_add "
     "scatter_add_ scatter_reduce scatter_reduce_ softplus softshrink sort where"
 )
 """Operators that are not pointwise and ask whether an operand overlaps with what is written."""
 _WHOLLY_APART = _names(
-    "cat gather index_add_ index_copy_ index_reduce_ index_select linalg_cross scatter_ "
+    "cat gather index_add_ index_copy_ index_reduce_ index_select kthvalue linalg_cross scatter_ "
     "scatter_add_ scatter_reduce_"
 )
 """Those that refuse an operand which is the written tensor itself (``assert_no_overlap``)."""

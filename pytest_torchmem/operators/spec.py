@@ -328,7 +328,9 @@ class OperatorSpec:
         converted = list(args)
         for position in positions:
             dtype = _dtype_beside(first, args[position])
-            converted[position] = torch.full((), args[position], dtype=dtype, device=device)
+            made = torch.full((), args[position], device=device)
+            # Not of that type from the beginning, which refuses what wraps around: ``int8 + 300``.
+            converted[position] = made if dtype is None else made.to(dtype)
         return tuple(converted)
 
     def held(

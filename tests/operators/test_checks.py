@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -53,10 +54,46 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
     "output in one place": lambda d: torch.mm(
         numbers(2, 2, device=d), numbers(2, 2, device=d), out=numbers(2, device=d).expand(2, 2)
     ),
+    "target of a loss": lambda d: functional.multi_margin_loss(
+        numbers(5, 4, device=d), numbers(5, 4, dtype=torch.long, device=d)
+    ),
+    "rate of decay": lambda d: numbers(3, device=d).exponential_(0.0),
+    "matrix": lambda d: numbers(2, 2, 2, device=d).trace(),
+    "stride of a pool": lambda d: functional.max_pool1d(numbers(2, 8, device=d), 2, stride=0),
+    "number that fills": lambda d: large(d).fill_(1e300),
+    "number at a mask": lambda d: large(d).masked_fill_(large(d, torch.bool), 1j),
+    "number at rows": lambda d: large(d).index_fill_(0, large(d, torch.long)[:1], 1e300),
+    "number around": lambda d: functional.pad(large(d), (1, 1), value=1e300),
+    "numbers of a factory": lambda d: torch.full((9,), 300, dtype=torch.uint8, device=d),
+    "number of a factory": lambda d: torch.scalar_tensor(1j, dtype=torch.float, device=d),
+    "number of an activation": lambda d: functional.softshrink(large(d), -0.5),
+    "number for a list": lambda d: torch._foreach_mul_([large(d, torch.long)], 1.5),
+    "complex number for a list": lambda d: torch._foreach_add_([large(d)], 1j),
+    "power for a list": lambda d: torch._foreach_pow([large(d, torch.long)], -1),
+    "norms of a list": lambda d: torch._foreach_norm([large(d, torch.long)]),
+    "value at rows": lambda d: numbers(9, device=d).index_put_(
+        (numbers(2, dtype=torch.long, device=d),), numbers(3, device=d)
+    ),
+    "type at rows": lambda d: large(d).__setitem__(large(d, torch.long), large(d, torch.double)),
+    "types of products": lambda d: torch.addbmm(
+        numbers(2, 2, device=d),
+        numbers(3, 2, 2, dtype=torch.half, device=d),
+        numbers(3, 2, 2, device=d),
+    ),
+    "type of a mask": lambda d: large(d).masked_scatter(large(d, torch.uint8), large(d)),
+    "output of complex": lambda d: torch.complex(large(d), large(d), out=large(d)),
+    "overlap of a value": lambda d: torch.kthvalue(
+        (kept := large(d)), 1, out=(kept, large(d, torch.long))
+    ),
     "position": lambda d: numbers(1 << 16, 64, device=d).gather(
         0, torch.full((1, 1), 1 << 16, device=d)
     ),
 }
+
+
+def large(device: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return a tensor that is too large for its values to be known."""
+    return torch.empty(1 << 20, dtype=dtype, device=device)
 
 
 def shifted(run: Callable[..., Any], device: str) -> None:
@@ -91,6 +128,7 @@ def test_what_kernels_take_is_not_refused() -> None:
         found.extend(numbers(3, device="cuda").copy_(5).tolist())
         in_one_place = numbers(1, device="cuda").expand(3)
         torch.mv(numbers(3, 2, device="cuda"), numbers(2, device="cuda"), out=in_one_place)
+        large("cuda", torch.int8).add_(300)  # wraps around
 
     trace(program, device="cuda")
     assert found == [5.0] * 3
@@ -101,6 +139,72 @@ def test_a_layer_in_another_dtype_than_its_input(device: str, names: str) -> Non
     layer = torch.nn.Linear(4, 5, bias=False).half()
     with pytest.raises(RuntimeError, match=f"expected {names} to have the same dtype"):
         trace(lambda: layer.to(device)(numbers(3, 4, device=device)), device=device)
+
+
+#: Programs that the CPU refuses, most of them by its own name for the kernel.
+TYPES: dict[str, Callable[[], Any]] = {
+    "softmax of integers": lambda: large("cpu", torch.long)[:9].softmax(0),
+    "loss of integers": lambda: functional.mse_loss(
+        *[numbers(9, dtype=torch.long, device="cpu")] * 2
+    ),
+    "gelu of integers": lambda: functional.gelu(large("cpu", torch.long)),
+    "greatest of complex": lambda: numbers(9, dtype=torch.cfloat, device="cpu").max(),
+    "bits of numbers": lambda: large("cpu") & large("cpu"),
+    "inverse in half precision": lambda: torch.linalg.inv(
+        numbers(3, 3, dtype=torch.half, device="cpu")
+    ),
+    "convolution of two types": lambda: functional.conv2d(
+        numbers(1, 3, 9, 9, dtype=torch.half, device="cpu"), numbers(4, 3, 3, 3, device="cpu")
+    ),
+    "norm of two types": lambda: functional.layer_norm(
+        numbers(3, 4, device="cpu"), (4,), numbers(4, dtype=torch.half, device="cpu")
+    ),
+    "products of two types": lambda: torch.bmm(
+        numbers(2, 3, 4, dtype=torch.half, device="cpu"), numbers(2, 4, 5, device="cpu")
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", TYPES.values(), ids=TYPES)
+def test_types_that_the_cpu_refuses(mistake: Callable[[], Any]) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError)) as real:
+        mistake()
+    with pytest.raises(real.type) as traced:
+        trace(mistake, values="none")
+    assert str(traced.value) == str(real.value)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (
+            torch.nn.Conv2d(3, 4, 3, bias=False),
+            "Input type (torch.cuda.HalfTensor) and weight type",
+        ),
+        (torch.nn.ConvTranspose2d(3, 4, 3, bias=False), "(torch.cuda.FloatTensor) should be the"),
+        (torch.nn.LayerNorm(9), "expected scalar type Half but found Float"),
+        (torch.nn.GroupNorm(1, 9), "expected scalar type Half but found Float"),
+        (torch.nn.LSTM(9, 9), "RNN input dtype (torch.float16) does not match weight dtype"),
+        (torch.nn.BCELoss(), "Found dtype Double but expected Half"),
+    ],
+    ids=str,
+)
+def test_types_that_the_gpu_refuses(mistake: torch.nn.Module, words: str) -> None:
+    given = numbers(3, 9, 9, dtype=torch.half, device="cpu")
+    others = [given.double()] if isinstance(mistake, torch.nn.BCELoss) else []
+    with pytest.raises((RuntimeError, ValueError), match=re.escape(words)):
+        trace(mistake, given, *others, device="cuda", loss_fn=lambda output: output.sum())
+
+
+def test_a_mask_of_another_shape() -> None:
+    def program(device: str) -> None:
+        numbers(9, device=device)[numbers(8, dtype=torch.bool, device=device)]
+
+    with pytest.raises(IndexError) as real:
+        program("cpu")
+    for device in ("cpu", "cuda"):
+        with pytest.raises(IndexError, match=re.escape(str(real.value))):
+            trace(lambda device=device: program(device), device=device)
 
 
 @pytest.mark.parametrize(

@@ -212,3 +212,21 @@ def test_counts(threads: int) -> None:
             lambda: tokens.bincount(halves.float()),
         )
     )
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("shape", [(4, 3), (3,)])
+def test_losses_of_labels(shape: tuple[int, ...], reduction: str) -> None:
+    labels = torch.tensor([0, 1, -1]).expand(shape)
+
+    def step(scores: Tensor, labels: Tensor) -> Tensor:
+        loss = F.multilabel_margin_loss(scores, labels, reduction=reduction)
+        loss.sum().backward()
+        return loss
+
+    given = image(*shape[::-1]).detach().t().requires_grad_(), labels
+    traced, measured = trace(step, *given, host="here"), measure(step, *given)
+    assert (traced.forward_peak, traced.backward_peak) == (
+        measured.forward_peak,
+        measured.backward_peak,
+    )

@@ -11,6 +11,7 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Plan, plan_of_result
 from pytest_torchmem.interception.values.assumptions import is_same
 from pytest_torchmem.interception.values.known import KnownValues
+from pytest_torchmem.operators.checks_of_values import check_masks
 
 _MASKS = (torch.bool, torch.uint8)
 
@@ -85,6 +86,7 @@ def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:
     indices = call.args[1]
     if not any(index is not None and index.dtype in _MASKS for index in indices):
         return call.args
+    check_masks(call.args[0], indices)
     known = {id(tensor): record for tensor, record in zip(call.tensors, call.records, strict=True)}
     plain: list[Tensor | None] = []
     for index in indices:

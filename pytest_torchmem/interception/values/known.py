@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Output, Plan, Same
+from pytest_torchmem.interception.refusals import LinAlgError
 from pytest_torchmem.interception.values.answers import Answers
 from pytest_torchmem.interception.values.assumptions import assume, assumed_output, even_counts
 from pytest_torchmem.interception.values.captured import Captured, Recording, not_permitted
@@ -57,8 +58,6 @@ from pytest_torchmem.torch_private.dispatch.operators import has_kernel
 from pytest_torchmem.torch_private.state.intra_op import OneThread
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
-#: ``torch.linalg.LinAlgError``, which its module does not export.
-_LinAlgError: type[RuntimeError] = cast(Any, torch.linalg).LinAlgError
 #: What a kernel of the CPU raises for what it cannot compute; a user's own may raise anything.
 _NOT_COMPUTED = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
@@ -562,7 +561,7 @@ class KnownValues(Answers):
         operator = call.operator
         try:
             return compute()
-        except (IndexError, _LinAlgError):
+        except (IndexError, LinAlgError):
             raise  # as it would for real
         except Exception as error:
             if not operator.opaque and not isinstance(error, _NOT_COMPUTED):

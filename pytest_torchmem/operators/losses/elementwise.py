@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.formats import CONTIGUOUS, made_like
+from pytest_torchmem.operators.formats import CONTIGUOUS, dense_copy, made_like
 from pytest_torchmem.operators.geometry import dense_bytes, like
 from pytest_torchmem.operators.reduction.cpu_buffers import mean_workspace, partial_results
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
@@ -18,10 +18,39 @@ _NONE, _MEAN, _SUM = range(3)
 
 _distance = operator("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss")
 _cross_entropy = operator("aten::binary_cross_entropy")
+_labels = operator("aten::multilabel_margin_loss_forward")
+_labels_backward = operator("aten::multilabel_margin_loss_backward")
 # native/LossMultiMargin.cpp, LossMultiLabelMargin.cpp
 operator("aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backward").meta()(
     made_like(self=CONTIGUOUS)
 )
+
+
+@_labels.meta()
+def losses_of_labels(
+    input: Tensor, target: Tensor, reduction: int = _MEAN
+) -> tuple[Tensor, Tensor]:
+    """Of one sample without a batch it is one number, also where nothing is reduced."""
+    made, is_target = torch.ops.aten.multilabel_margin_loss_forward(input, target, reduction)
+    return (made if input.dim() > 1 else made.new_empty(())), is_target
+
+
+@_labels.workspace("cpu")
+def least_and_greatest_label(input: Tensor, target: Tensor) -> int:
+    """One after the other, and then dense copies; LossMultiLabelMargin.cpp."""
+    if not input.numel():
+        return 0
+    copy = dense_copy(target)
+    return max(copy + target.element_size(), copy + dense_copy(input))
+
+
+@_labels_backward.workspace("cpu")
+def least_and_greatest_of_copies(input: Tensor, target: Tensor) -> int:
+    """The same, and then of which labels are there; multilabel_margin_loss_backward_out_frame."""
+    if not input.numel():
+        return 0
+    copies = dense_copy(target) + dense_copy(input)
+    return max(dense_copy(target) + target.element_size(), copies + input.element_size())
 
 
 @operator("aten::mse_loss", "aten::smooth_l1_loss").meta()

@@ -1,0 +1,193 @@
+"""Why an operator refuses its arguments, in the words of torch's own kernel.
+
+``meta`` is written in Python for many operators. It refuses what kernels refuse, often with another
+sentence (``torch.Size([5, 4])`` for ``[5, 4]``), and at times with another type of exception, for
+which programs have no ``except``. So the kernel is asked, once it is known that there is no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from pytest_torchmem.errors import TorchmemError
+from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.step.trees import argument_leaves, argument_tensors, replace_tensors
+from pytest_torchmem.torch_private.dispatch.keys import at_kernels
+from pytest_torchmem.torch_private.tensors.storages import storage_address, tensor_on
+
+#: ``torch.linalg.LinAlgError``, which its module does not export.
+LinAlgError: type[RuntimeError] = cast(Any, torch.linalg).LinAlgError
+REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
+"""What operators raise for arguments that they do not accept."""
+_MOST = 256 << 20
+"""Bytes of arguments that are made. They are zero and pages that nobody reads take no memory; but a
+kernel that does not refuse after all computes something."""
+_OF_THE_CPU = ("cpu", "CPU", "not implemented for", "ZeroDivisionError")
+"""What is in the sentence of a kernel for the CPU where that for a GPU has another, or none."""
+_FEW = 1 << 18
+"""Elements up to which a kernel is asked about types, which may be a moment's work."""
+_OF_NUMBERS = frozenset({torch.float32, torch.float64, torch.bfloat16})
+_COMMON = _OF_NUMBERS | {torch.int64, torch.bool}
+"""Types of which every kernel that has tensors of one of the former takes some."""
+_ABOUT_TYPES = ("type", "not implemented for", "Boolean", "complex", "Complex", "integral")
+"""What is in a sentence about types."""
+_REFUSE_VALUES = frozenset({"mvlgamma"})
+"""Pointwise operators that look at their values first."""
+_LISTS = "_foreach_"
+"""Begins the names of what runs a pointwise operator on each tensor of a list."""
+
+
+def in_words_of_kernel(
+    operator: OperatorSpec,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    error: Exception,
+    *,
+    on_gpu: bool,
+) -> Exception:
+    """Return what torch's kernel raises for a call that was refused with ``error``, or ``error``.
+
+    That is the CPU's kernel; those for a GPU share the functions that look at arguments.
+    """
+    if isinstance(error, (TorchmemError, torch.OutOfMemoryError, LinAlgError)):
+        return error
+    if operator.overload.namespace != "aten":
+        return error
+    found = _asked(operator, args, kwargs)
+    if found is None or (on_gpu and _is_of_the_cpu(found)):
+        return error
+    return found.with_traceback(None)
+
+
+def _asked(
+    operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Exception | None:
+    """Run an operator on zeros, and return what it raises."""
+    tensors, made = argument_tensors((args, kwargs)), dict[int, torch.UntypedStorage]()
+    if not tensors or any(one.layout is not torch.strided or one.is_meta for one in tensors):
+        return None
+    sizes = {storage_address(one): one.untyped_storage().nbytes() for one in tensors}
+    if sum(sizes.values()) > _MOST:
+        return None
+
+    def zeros(tensor: Tensor) -> Tensor:
+        address = storage_address(tensor)
+        if address not in made:
+            nbytes = tensor.untyped_storage().nbytes()
+            made[address] = torch.zeros(nbytes, dtype=torch.uint8).untyped_storage()
+        place = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+        return tensor_on(made[address], tensor.dtype, *place)
+
+    random_numbers = torch.get_rng_state()
+    real = {id(tensor): zeros(tensor) for tensor in tensors}
+    args, kwargs = operator.placed(args, kwargs, torch.device("cpu"))
+    args, kwargs = replace_tensors((args, kwargs), lambda tensor: real[id(tensor)])
+    if "generator" in kwargs:
+        kwargs["generator"] = None
+    try:
+        with at_kernels():
+            operator.overload(*operator.with_numbers_as_tensors(args, "cpu"), **kwargs)
+    except REFUSALS as error:
+        return error
+    finally:
+        torch.set_rng_state(random_numbers)
+    return None
+
+
+class Refusals:
+    """What kernels refuse and ``meta`` takes, by types and numbers; one of these for each trace."""
+
+    def __init__(self) -> None:
+        self._asked: set[tuple[str, tuple[torch.dtype, ...]]] = set()
+        """The operators and types that torch's kernels were asked about."""
+
+    def check(
+        self,
+        operator: OperatorSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        on_gpu: bool,
+    ) -> None:
+        """Raise what the kernel raises for numbers and types of a call that is new.
+
+        ``meta`` does not convert a number (``masked_fill(mask, 1e300)``), and takes all types
+        (``softmax`` of integers, a weight in half precision).
+        """
+        if operator.overload.namespace != "aten":
+            return
+        tensors = argument_tensors((args, kwargs))
+        if not tensors or any(one.layout is not torch.strided or one.is_meta for one in tensors):
+            return
+        key = operator.name, tuple([tensor.dtype for tensor in tensors])
+        is_new, error = key not in self._asked, None
+        if _takes_any_size(operator):
+            numbers = argument_leaves((args, kwargs), (int, float, complex))
+            if numbers or is_new:
+                self._asked.add(key)
+                error = _asked_in_small(operator, args, kwargs)
+                if error is not None:  # whose words may be about sizes
+                    error = _asked(operator, args, kwargs) or error
+        elif is_new and not on_gpu and _are_uncommon(key[1]):
+            # Where it is not refused, it is computed.
+            if sum([tensor.numel() for tensor in tensors]) <= _FEW:
+                self._asked.add(key)
+                error = _asked(operator, args, kwargs)
+            if error is not None and not any(word in str(error) for word in _ABOUT_TYPES):
+                return
+        if error is not None and not (on_gpu and _is_of_the_cpu(error)):
+            raise error.with_traceback(None)
+
+
+def _are_uncommon(types: Sequence[torch.dtype]) -> bool:
+    """Return whether there may be kernels that refuse ``types``."""
+    one_of_numbers = types[0] in _OF_NUMBERS and len(_OF_NUMBERS.intersection(types)) == 1
+    return not (one_of_numbers and _COMMON.issuperset(types))
+
+
+def _is_of_the_cpu(error: Exception) -> bool:
+    return any(word in str(error) for word in _OF_THE_CPU)
+
+
+def _asked_in_small(
+    operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Exception | None:
+    """Run an operator on one element of each tensor, and return what it raises."""
+
+    def one(tensor: Tensor) -> Tensor:
+        return torch.ones((1,) * tensor.dim(), dtype=tensor.dtype)
+
+    def none(tensor: Tensor) -> Tensor:
+        return torch.empty(0, dtype=tensor.dtype)  # which it gives the size that it has
+
+    small = replace_tensors(args, one)
+    options = {
+        name: replace_tensors(value, none if name in operator.mutated_names else one)
+        for name, value in kwargs.items()
+    }
+    try:
+        with at_kernels():
+            operator.overload(*operator.with_numbers_as_tensors(small, "cpu"), **options)
+    except REFUSALS as error:
+        return error
+    return None
+
+
+@cache
+def _takes_any_size(operator: OperatorSpec) -> bool:
+    """Return whether one of torch's operators is pointwise, of tensors or lists of them, and
+    refuses no values.
+    """
+    family = operator.name.removeprefix("aten::").partition(".")[0]
+    functional = family.rstrip("_")
+    if operator.random or functional in _REFUSE_VALUES:
+        return False
+    packet = getattr(torch.ops.aten, functional, operator.overload.overloadpacket)
+    overloads = (operator.overload, *(getattr(packet, name) for name in packet.overloads()))
+    tagged = any(torch.Tag.pointwise in overload.tags for overload in overloads)
+    return tagged or family.startswith(_LISTS)
