@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row
+from pytest_torchmem.diagnosis.moved_lines import moved_lines
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.profile.facts import OPERATORS, FactChange, Facts, changed_facts
 from pytest_torchmem.profile.lifetimes import Role
@@ -158,6 +159,10 @@ class Evidence:
         alive = self.before.alive
         return (one.what for one in (alive.groups if alive is not None else ()))
 
+    def moved_lines(self) -> dict[str, str]:
+        """Return by the lines of the snapshot what they are now, where that can be told."""
+        return moved_lines(self.known(), (group.what for group in self.alive.groups))
+
     def gone(self, module: str, source: str) -> Iterator[What]:
         """Yield what an operator made in a module, and makes no more."""
         now = {group.what[1:5] for group in self.alive.groups}
@@ -221,6 +226,11 @@ def cause(name: str, rows: Iterable[Row], **values: str) -> Cause | None:
         return None
     explained = sum(row.change for row in found)
     return Cause(name, values, shown_by(found), explained, rows=tuple(found))
+
+
+def largest(found: Iterable[Cause | None]) -> Cause | None:
+    """Return what explains most, the first of equal ones."""
+    return max((one for one in found if one is not None), key=lambda one: one.nbytes, default=None)
 
 
 def times(number: int) -> str:

@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING
 
 from pytest_torchmem.diagnosis import rules  # noqa: F401
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, Watched, find_causes
-from pytest_torchmem.diagnosis.difference import MomentDifference, difference
+from pytest_torchmem.diagnosis.difference import MomentDifference, Row, difference
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.figures import PEAK, PEAKS
+from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
+from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive
 from pytest_torchmem.snapshots.compare import Comparison, Verdict
 from pytest_torchmem.snapshots.format import Entry
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
+
+_OF_BACKWARD = (Role.GRADIENT.value, Role.GRADIENT_TEMPORARY.value, Role.WORKSPACE.value)
+"""What operators make that the program has not called by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,22 @@ class Diagnosis:
     """Outermost modules of installed libraries, and the program's lines that call them."""
     functions: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
     """By module, operator and line: the function of another name that the source calls there."""
+    written: Origin | None = None
+    """The operator of the forward whose backward made what stands for the growth."""
+
+    @property
+    def leading_row(self) -> Row | None:
+        """The row that stands for the growth: that of the first cause, else the largest."""
+        for cause in self.causes[:1]:
+            if cause.row is not None:
+                return cause.row
+        return next(iter(self.difference.came), None)
+
+    @property
+    def origin(self) -> Origin | None:
+        """Who is to blame, where that is another one than who made the leading row."""
+        named = next((cause.origin for cause in self.causes[:1]), None)
+        return named or self.written
 
 
 def grown_moment(comparison: Comparison) -> str:
@@ -79,13 +100,17 @@ def diagnose(
         ran = Provenance(profile.timeline, profile.calls or (), dict(profile.broadcasts))
     evidence = Evidence(before, now, found, whole, ran, watched or Watched())
     inputs = [change for change in evidence.facts if change.topic == "inputs"]
-    return Diagnosis(
+    said = Diagnosis(
         found,
         find_causes(evidence),
         tuple((change.name, change.before, change.now) for change in inputs),
         dict(profile.callers) if profile is not None else {},
         _functions_of(profile) if profile is not None else {},
     )
+    row = said.leading_row
+    if row is None or row.what.role not in _OF_BACKWARD or not row.what.line:
+        return said
+    return replace(said, written=ran.written(row.what.module, row.what.source, row.what.line))
 
 
 def _functions_of(profile: MemoryProfile) -> dict[tuple[str, str, str], str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from pytest_torchmem.diagnosis.moved_lines import moved_lines
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import EveryNumber, only_in, unfold
 from pytest_torchmem.snapshots.alive import Alive, Group, What
@@ -110,6 +111,7 @@ def difference_between(
     ``figure`` is what was alive then, where it is known from elsewhere.
     """
     total, old = now.total(moment), known.total(moment) if figure is None else figure
+    known = _with_lines_of(known, now)
     left, left_now = _Remaining(known.groups, moment), _Remaining(now.groups, moment)
     rows: list[Row] = []
     moved: list[Row] = []
@@ -147,6 +149,20 @@ def difference_between(
     )
     moved += [row for row in rows if not row.change]
     return MomentDifference(moment, old, total, tuple(changed), tuple(moved), rest)
+
+
+def _with_lines_of(known: Alive, now: Alive) -> Alive:
+    """Return what is known with the lines that its operators stand at now."""
+    moved = moved_lines(
+        (group.what for group in known.groups), (group.what for group in now.groups)
+    )
+    if all(line == other for line, other in moved.items()):
+        return known
+    groups = (
+        replace(one, what=one.what._replace(line=moved.get(one.what.line, one.what.line)))
+        for one in known.groups
+    )
+    return replace(known, groups=tuple(groups))
 
 
 class _Remaining:

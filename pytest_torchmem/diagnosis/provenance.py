@@ -126,6 +126,19 @@ class Provenance:
         found = max(made, key=lambda one: (bool(one.origin.line), one.nbytes), default=None)
         return found.origin if found is not None else None
 
+    def written(self, module: str, source: str, line: str) -> Origin | None:
+        """Return the operator of the forward whose backward called ``source`` at a place; ``None``
+        where that is not known.
+        """
+        forward = {call.node: call.origin for call in self._calls if call.node > 0}
+        for call in self._calls:
+            own = call.origin
+            if call.node < 0 and (own.operator, own.line) == (source, line):
+                found = forward.get(-call.node)
+                if found is not None and fold(own.module)[0] == module and found.line == line:
+                    return found
+        return None
+
     def zeroed_gradients(self) -> Origin | None:
         """Return where gradients were set to zero, and so kept."""
         allocations = self._timeline.allocations

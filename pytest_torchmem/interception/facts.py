@@ -68,6 +68,8 @@ _TENSORS = frozenset({Tensor, nn.Parameter})
 """Classes whose sizes are numbers: those of a subclass may have names that change."""
 _PLAIN = frozenset({bool, int, float, str})
 """Of exactly these, and not of what a program or a trace derives from them."""
+_CONTAINERS = (bool, int, float, str, list, tuple, dict, set)
+"""Arguments that are not told by their class."""
 _OF_TORCH = ("torch.nn.modules.", "torch.ao.nn.")
 _OF_ONE_MODULE = re.compile(r"^training$|(^|_)(idx|index|id|number|i)$")
 """Attributes that tell one of equal modules from the others."""
@@ -215,6 +217,8 @@ class FactCollector:
                 found[f"{key}={text}"] = None
             elif any(True for _ in tensors_in(value)):
                 found[key] = None
+            elif value is not None and not isinstance(value, _CONTAINERS):
+                found[f"{key}={type(value).__name__}"] = None
 
     def backward(self, keeps: bool, creates: bool, vmapped: bool, line: str) -> None:
         """Take note of a backward that begins, and of what ``line`` asked the engine for."""

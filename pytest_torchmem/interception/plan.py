@@ -243,6 +243,8 @@ def broadcast_of(operator: OpOverload, tensors: list[Tensor], plan: Plan) -> str
     if whole < 2 or any(prod(shape) >= whole for shape in own):
         return ""
     made = torch.broadcast_shapes(*own)
+    if prod(made) <= max(map(prod, own)):  # what is expanded was expanded before
+        return ""
     return f"{' with '.join(f'{list(shape)}' for shape in own)} made {list(made)}"
 
 

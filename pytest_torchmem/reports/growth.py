@@ -37,7 +37,7 @@ def why(diagnosis: Diagnosis) -> str:
         said = operator.removeprefix("aten::") if cause.rule == "operators" else operator
         said = rf"(?<![\w.:]){re.escape(said)}(?![\w.])"
         return re.sub(said, lambda _: name, cause.text, count=1) if name else cause.text
-    row = leading_row(diagnosis)
+    row = diagnosis.leading_row
     if row is not None:
         return f"{describe(row)}"
     if diagnosis.difference.totals:
@@ -50,15 +50,14 @@ def place(diagnosis: Diagnosis) -> str:
     program's line that calls it.
     """
     operator, name = _function(diagnosis)
-    for cause in diagnosis.causes[:1]:
-        if (made := cause.origin) is not None:
-            caller = _caller(diagnosis, made.module, made.line)
-            module = fold(made.module)[0]
-            if cause.row is not None and cause.row.what.module == module:
-                module = cause.row.module  # with the numbers of those that it is about
-            made = made._replace(operator=name or operator)
-            return joined(_place_of_origin(made, module), caller)
-    row = leading_row(diagnosis)
+    row = diagnosis.leading_row
+    if (made := diagnosis.origin) is not None:
+        caller = _caller(diagnosis, made.module, made.line)
+        module = fold(made.module)[0]
+        if row is not None and row.what.module == module:
+            module = row.module  # with the numbers of those that it is about
+        made = made._replace(operator=name or operator)
+        return joined(_place_of_origin(made, module), caller)
     if row is not None:
         caller = _caller(diagnosis, row.what.module, row.what.line)
         what = row.what._replace(source=name) if name else row.what
@@ -72,8 +71,7 @@ def _function(diagnosis: Diagnosis) -> tuple[str, str]:
     """Return the operator to name, and both it and the function that the program calls there, ""
     where that is the operator.
     """
-    origin = next((cause.origin for cause in diagnosis.causes[:1]), None)
-    row = leading_row(diagnosis)
+    origin, row = diagnosis.origin, diagnosis.leading_row
     if origin is not None:
         key = fold(origin.module)[0], origin.operator, origin.line
     elif row is not None and row.what.role != Role.GRADIENT_TEMPORARY.value:
@@ -82,14 +80,6 @@ def _function(diagnosis: Diagnosis) -> tuple[str, str]:
         return "", ""
     name = diagnosis.functions.get(key, "")
     return key[1], f"{name} ({key[1]})" if name else ""
-
-
-def leading_row(diagnosis: Diagnosis) -> Row | None:
-    """Return the row that stands for the growth: that of the first cause, else the largest."""
-    for cause in diagnosis.causes[:1]:
-        if cause.row is not None:
-            return cause.row
-    return next(iter(diagnosis.difference.came), None)
 
 
 def place_of(what: What | None, module: str) -> str:

@@ -1329,6 +1329,117 @@ def masks_of_every_length(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
+@planted("operators", "F.unfold (aten::im2col)", "Patches", "F.unfold (aten::im2col)")
+def convolution_by_hand(wrong: bool) -> Step:
+    """Most of it is made in the backward, by operators that nobody has called."""
+
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(16, 16, 3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not wrong:
+                return F.conv2d(x, self.weight, padding=1)
+            columns = F.unfold(x, 3, padding=1)  # here: convolution_by_hand
+            return self.weight.flatten(1) @ columns
+
+    return Patches(), (torch.zeros(4, 16, 32, 32, requires_grad=True),), {}
+
+
+@planted("inputs", "input 1 float32[4, 3, 16, 16] is new and 1 more", "Crops", "aten::", ("cpu",))
+def more_crops(wrong: bool) -> Step:
+    class Crops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 16, 3)
+
+        def forward(self, crops: list[Tensor]) -> Tensor:
+            return torch.stack([self.stem(crop).tanh().mean() for crop in crops])
+
+    return Crops(), ([images() for _ in range(3 if wrong else 1)],), {}
+
+
+@planted("type", "float32 from aten::mul.Tensor on", "Scaled.*", "aten::mul", ("cpu",))
+def not_cast_back(wrong: bool) -> Step:
+    """What was float32 before, too, is no news, though more is cast than was."""
+
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.float()
+            y = y * y.square().mean(-1, keepdim=True).rsqrt()
+            weight, y = (self.weight.float(), y) if wrong else (self.weight, y.to(x.dtype))
+            return torch.sin((weight * y).to(x.dtype))  # here: not_cast_back
+
+    class Scaled(nn.Sequential):
+        pass
+
+    model = Scaled(Norm(), Norm(), Norm()).bfloat16()
+    return model, (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
+
+
+@planted("gradients recorded", "Sequential runs with gradients", "Sequential.1", "aten::")
+def encoder_with_gradients(wrong: bool) -> Step:
+    """Two modules, of which one has nothing at the peak, and beside them a library's buffer."""
+
+    def run(device: str) -> None:
+        narrow = nn.Conv2d(3, 1, 1).to(device)
+        wide = nn.Sequential(nn.Linear(16, 2048), nn.Tanh(), nn.Linear(2048, 64)).to(device)
+        scale = torch.ones(64, device=device, requires_grad=True)
+        with torch.set_grad_enabled(wrong):
+            made = narrow(images().to(device))
+            made = wide(made.flatten(0, 2)).sum(0)
+        (made * scale).sum().backward()
+
+    return Program(run), (), {}
+
+
+@planted("arguments", "Turns is called with past=Past", "Turns", "aten::cat")
+def turns_are_joined(wrong: bool) -> Step:
+    """An argument that is an object of the program's."""
+
+    class Past:
+        def __init__(self, seen: Tensor) -> None:
+            self.seen = seen
+
+    class Turns(nn.Module):
+        def forward(self, x: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
+            x = x if past is None else torch.cat([past.seen, x])  # here: turns_are_joined
+            return x.sin().sum(), Past(x)
+
+    @torch.no_grad()
+    def run(device: str) -> None:
+        model, past = Turns(), None
+        for _ in range(3):
+            _, made = model(torch.zeros(256, 16, device=device), past=past)
+            past = made if wrong else None
+
+    return Program(run), (), {}
+
+
+@planted("checkpoint", "a part of Dense is no longer", "Dense", "aten::", ("cpu",))
+def some_layers_recomputed(wrong: bool) -> Step:
+    """Layers that a function calls: not all that the module has."""
+
+    class Dense(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.first, self.last = (nn.Linear(64, 64) for _ in range(3))
+
+        def both(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x).tanh()).tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            return self.both(x) if wrong else checkpoint(self.both, x, use_reentrant=False)
+
+    return Dense(), (torch.zeros(512, 64),), {}
+
+
 # What must not be named: the rule, and a change that looks like its cause and is another.
 
 
@@ -1448,7 +1559,21 @@ def no_longer_reentrant(wrong: bool) -> Step:
     return Stage(), (torch.zeros(512, 64),), {}
 
 
+def masked_with_numbers(wrong: bool) -> Step:
+    """A mask is expanded where it is used, which makes no matrix of vectors."""
+
+    class Masking(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            every = mask[None, None].expand(len(x), 4, -1, -1)
+            chosen = torch.where(every, 0.0, -1.0) if wrong else x.new_zeros(1)
+            return x + chosen
+
+    mask = torch.ones(64, 64, dtype=torch.bool)
+    return Masking(), (torch.zeros(8, 4, 64, 64, requires_grad=True), mask), {}
+
+
 NOT_THE_CAUSE = {
+    masked_with_numbers: {"broadcast"},
     no_longer_reentrant: {"gradients recorded"},
     dropout_by_hand: {"in place"},
     softmax_of_a_loss: {"attention"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from pytest_torchmem.diagnosis.causes import MADE, Cause, Evidence, cause, rule
+from pytest_torchmem.diagnosis.causes import MADE, WEIGHTY, Cause, Evidence, cause, rule
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
@@ -72,6 +72,8 @@ def _called(evidence: Evidence, one: Allocation) -> str:
 @rule("library buffer", "{library} keeps a buffer", last=True)
 def library_buffer(evidence: Evidence) -> Cause | None:
     """A library that was not asked before takes a workspace, and keeps it."""
-    for row in evidence.came(Role.LIBRARY.value):
-        return cause("library buffer", [row], library=row.what.source)
-    return None
+    rows = [*evidence.came(Role.LIBRARY.value)]
+    more = sum(row.change for row in evidence.came() if row not in rows)
+    if not rows or more > WEIGHTY * evidence.difference.change:
+        return None  # something else came, for which the library may have been asked
+    return cause("library buffer", rows, library=rows[0].what.source)

@@ -126,12 +126,15 @@ def _is_resized(row: Row) -> bool:
 
 
 def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
-    """Return what these operators made; else what came of the lines in which they were called."""
+    """Return what these operators made; where that is little, with what came of the lines in which
+    they were called, as their backwards.
+    """
     rows = [row for row in evidence.came(*MADE) if row.what.source in more]
-    if rows:
+    growth = sum(row.change for row in evidence.difference.came)
+    if rows and sum(row.change for row in rows) >= WEIGHTY * growth:
         return rows
     lines = {origin.line for name in more for origin in evidence.ran.places(name)} - {""}
-    return [row for row in evidence.came() if row.what.line in lines]
+    return rows + [row for row in evidence.came() if row.what.line in lines and row not in rows]
 
 
 def _names_of(

@@ -10,6 +10,7 @@ from pytest_torchmem.diagnosis.causes import (
     Cause,
     Evidence,
     cause,
+    largest,
     placed_in,
     rule,
     shown_by,
@@ -51,11 +52,17 @@ _COUNT = re.compile(r"\d+")
 def inputs_changed(evidence: Evidence) -> Cause | None:
     """A batch, a sequence or a type of the inputs is another one."""
     changed = [one for one in evidence.about(INPUTS) if one.before and one.now]
+    changed = changed or [one for one in evidence.about(INPUTS) if _is_one_more(one)]
     if not changed:
         return None
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
     text = _step_of_input(changed[0]) + more + _fewer_calls(evidence, changed[0].name)
     return cause("inputs", evidence.came(), change=text)
+
+
+def _is_one_more(change: FactChange) -> bool:
+    """Tell whether the step itself is given something new, and not a module that it calls."""
+    return bool(change.now) and not change.before and " of " not in change.name
 
 
 def _fewer_calls(evidence: Evidence, name: str) -> str:
@@ -69,6 +76,8 @@ def _fewer_calls(evidence: Evidence, name: str) -> str:
 
 def _step_of_input(change: FactChange) -> str:
     before, now = change.before, change.now
+    if not before:
+        return f"{change.name} {now} is new"
     dtype = before.partition("[")[0]
     if now.startswith(f"{dtype}[") and ";" not in now:
         now = now.removeprefix(dtype)
@@ -91,7 +100,7 @@ def another_loss(evidence: Evidence) -> Cause | None:
         return None
     places = [origin for name in rising for origin in evidence.ran.places(name) if origin.line]
     rows = [row for row in evidence.came() if row.what.line in {one.line for one in places}]
-    known = {what.line for what in evidence.known()}
+    known = {*evidence.moved_lines().values()}
     new = (one for one in places if one.operator == rising[0] and one.line not in known)
     one = counts[rising[0]]
     now, before = times(one.now), times(one.before)
@@ -121,49 +130,65 @@ def _is_loss(operator: str) -> bool:
 @rule("gradients recorded", "{module} runs with gradients, and ran under no_grad{lines}", sure=True)
 def runs_with_gradients(evidence: Evidence) -> Cause | None:
     """A teacher, a target network or an evaluation is no longer under ``no_grad``."""
+    found = []
     for change, word, numbers in _lost_modes(evidence, "no_grad"):
         if {"recomputed", "recomputed in part"} & {*_modes(change.before)}:
             continue  # so runs what a checkpoint with ``use_reentrant=True`` is given
         module = evidence.module(change.name, numbers)
         rows = rows_of(evidence, change.name)
         lines = _called_at(evidence, change.name)
-        return cause("gradients recorded", rows, module=module, mode=word, lines=lines)
-    return None
+        found.append(cause("gradients recorded", rows, module=module, mode=word, lines=lines))
+    return largest(found)
 
 
 @rule("autocast", "{module} runs without autocast, and ran with {mode}", sure=True)
 def autocast_left(evidence: Evidence) -> Cause | None:
     """A module is no longer called within autocast."""
-    for change, word, numbers in _lost_modes(evidence, "autocast"):
-        if word == "autocast off":
-            continue
-        module, mode = evidence.module(change.name, numbers), word.partition(" ")[2]
-        return cause("autocast", rows_of(evidence, change.name), module=module, mode=mode)
-    for change in evidence.about(MODES):
-        if "autocast off" in _modes(change.now) and "autocast off" not in _modes(change.before):
-            module = evidence.module(change.name, _modes(change.now)["autocast off"])
-            rows = rows_of(evidence, change.name)
-            return cause("autocast", rows, module=module, mode="it")
-    return None
+    left = [
+        (change.name, numbers, word.partition(" ")[2])
+        for change, word, numbers in _lost_modes(evidence, "autocast")
+        if word != "autocast off"
+    ] or [
+        (change.name, _modes(change.now)["autocast off"], "it")
+        for change in evidence.about(MODES)
+        if "autocast off" in _modes(change.now) and "autocast off" not in _modes(change.before)
+    ]
+    return largest(
+        cause(
+            "autocast",
+            rows_of(evidence, name),
+            module=evidence.module(name, numbers),
+            mode=mode,
+        )
+        for name, numbers, mode in left
+    )
 
 
 @rule("training mode", "{module} is in training mode, and was in eval mode", sure=True)
 def training_mode(evidence: Evidence) -> Cause | None:
     """``eval()`` is no longer called."""
-    for change, _, numbers in _lost_modes(evidence, "eval"):
-        module = evidence.module(change.name, numbers)
-        return cause("training mode", rows_of(evidence, change.name), module=module)
-    return None
+    return largest(
+        cause(
+            "training mode",
+            rows_of(evidence, change.name),
+            module=evidence.module(change.name, numbers),
+        )
+        for change, _, numbers in _lost_modes(evidence, "eval")
+    )
 
 
 @rule("packed", "{module} no longer runs within {hooks}", sure=True)
 def no_longer_packed(evidence: Evidence) -> Cause | None:
     """What a module saves for the backward stays on the device: it is not offloaded any more."""
-    for change, word, numbers in _lost_modes(evidence, PACKED):
-        module = evidence.module(change.name, numbers)
-        rows = rows_of(evidence, change.name)
-        return cause("packed", rows, module=module, hooks=word.removeprefix(PACKED))
-    return None
+    return largest(
+        cause(
+            "packed",
+            rows_of(evidence, change.name),
+            module=evidence.module(change.name, numbers),
+            hooks=word.removeprefix(PACKED),
+        )
+        for change, word, numbers in _lost_modes(evidence, PACKED)
+    )
 
 
 @rule("checkpoint", "{module} is no longer checkpointed", sure=True)
@@ -191,8 +216,16 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
     numbers = lost.get(place) or next(iter(lost.values()))
     shown = evidence.module(place, "/".join(numbers.split("/")[: place.count("*")]))
     own = [change for change in evidence.about(MODES) if change.name in lost]
-    part = all("recomputed in part" in _modes(change.before) for change in own)
+    whole = [one.name for one in own if "recomputed" in _modes(one.before)]
+    part = not whole or (place not in whole and _has_others(evidence, place, whole))
     return cause("checkpoint", rows, module=f"a part of {shown}" if part else shown)
+
+
+def _has_others(evidence: Evidence, place: str, modules: Iterable[str]) -> bool:
+    """Tell whether there are modules in one that are none of these, and in none of them."""
+    layers = (path for path in evidence.before.facts.get(LAYERS, {}) if path != place)
+    inside = (path for path in layers if within(place, path))
+    return any(not any(within(one, path) for one in modules) for path in inside)
 
 
 @rule(
@@ -343,19 +376,14 @@ def another_state(evidence: Evidence) -> Cause | None:
 @rule("settings", "{module} has {now}, and had {before}", sure=True)
 def another_setting(evidence: Evidence) -> Cause | None:
     """A configuration of transformers asks for another attention, or for more outputs."""
+    found = []
     for change in evidence.about(MODULES):
         before, now = change.before.split(", "), change.now.split(", ")
-        gone = [part for part in before if part and part not in now]
-        new = [part for part in now if part and part not in before]
+        gone = ", ".join(part for part in before if part and part not in now) or "not"
+        new = ", ".join(part for part in now if part and part not in before) or "nothing of that"
         rows = rows_of(evidence, change.name)
-        return cause(
-            "settings",
-            rows,
-            module=change.name,
-            before=", ".join(gone) or "not",
-            now=", ".join(new) or "nothing of that",
-        )
-    return None
+        found.append(cause("settings", rows, module=change.name, before=gone, now=new))
+    return largest(found)
 
 
 @rule("in place", "{operator} is no longer in place ({lost} of {calls} calls)", sure=True)

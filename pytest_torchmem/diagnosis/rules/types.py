@@ -143,13 +143,20 @@ def wider_type(evidence: Evidence) -> Cause | None:
     found = _from(evidence, "type", first, wider, **types)
     if found is None or found.origin is None:
         return found
-    if not _converted_before(evidence, found.origin.operator):
+    made = evidence.ran.first_of_type(evidence.first(first))
+    if not _is_known(evidence, made) and not _converted_before(evidence, made.origin.operator):
         return found
     place = _first_of_place(evidence, [rows[id(row)] for row in wider], first.what.dtype)
     if place is None:
         return found
     values = {**found.values, "source": place.origin.operator}
     return replace(found, values=values, origin=place.origin)
+
+
+def _is_known(evidence: Evidence, one: Allocation) -> bool:
+    """Tell whether the snapshot has the same of the same operator."""
+    same = (fold(one.origin.module)[0], one.origin.operator, one.dtype, one.shape)
+    return any(what[1:5] == same for what in evidence.known())
 
 
 def _converted_before(evidence: Evidence, operator: str) -> bool:
@@ -161,9 +168,9 @@ def _converted_before(evidence: Evidence, operator: str) -> bool:
 
 def _first_of_place(evidence: Evidence, known: list[What], dtype: str) -> Allocation | None:
     """Return what was made first where a snapshot has the same in a narrower type."""
-    return evidence.ran.made(
-        {(one.module, one.source, one.line, one.shape) for one in known}, dtype
-    )
+    now = evidence.moved_lines()
+    places = {(one.module, one.source, now.get(one.line, one.line), one.shape) for one in known}
+    return evidence.ran.made(places, dtype)
 
 
 def _narrower(evidence: Evidence, row: Row) -> What | None:
