@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_torchmem.checks.request import Target
 from pytest_torchmem.diagnosis.causes import Watched
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
+from pytest_torchmem.figures import END
 from pytest_torchmem.profile.lifetimes import Lifetimes, Role, live_indices
 from pytest_torchmem.snapshots.alive import What, positions_of, what_of
 from pytest_torchmem.snapshots.format import Key
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
     from pytest_torchmem.tracing.watch import Watch
 
 _ATTENTION = "attention"
-_KEPT = ("held", "held between", "earlier steps", "lives longer", "graph kept", "backwards")
-_ROLES = tuple(
-    role.value for role in (Role.HELD, Role.EARLIER, Role.OTHER, Role.SAVED, Role.ACTIVATION)
-)
+_KEPT = ("held", "held between", "earlier steps", "left", "lives longer", "graph kept", "backwards")
+_MADE = (Role.HELD, Role.EARLIER, Role.OTHER, Role.SAVED, Role.ACTIVATION)
+_OF_MODELS = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT)
+_ROLES = tuple(role.value for role in _MADE)
+_ROLES_AT_END = tuple(role.value for role in (*_OF_MODELS, *_MADE))
 _MOST = 50
 
 
@@ -91,7 +93,8 @@ def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What],
     was made last at the moment, which is what made it the largest.
     """
     timeline, moment = profile.timeline, found.difference.moment
-    came = {row.now for row in found.difference.came if row.now and row.now.role in _ROLES}
+    roles = _ROLES_AT_END if moment == END else _ROLES
+    came = {row.now for row in found.difference.came if row.now and row.now.role in roles}
     at = positions_of(profile).get(moment)
     if at is None or not came:
         return {}, 0

@@ -130,7 +130,7 @@ def section(diagnosis: Diagnosis, most: int = MOST_ROWS) -> str:
     found = diagnosis.difference
     if not found.rows and not found.totals:
         return ""
-    head = f"What changed at the {title(found.moment)}" + _memory(found.moment)
+    head = f"What changed at the {title(found.moment)}"
     if not found.recorded:
         head += "; the snapshot, of an older version, has the modules alone"
         rows = list(_total_lines(found.totals[:most]))
@@ -153,10 +153,6 @@ def rows_that_fit(diagnosis: Diagnosis, most: int = 10) -> Iterator[str]:
     for row in diagnosis.difference.rows[:most]:
         yield from row_lines(row)
     yield from _rest(diagnosis.difference, most)
-
-
-def _memory(moment: str) -> str:
-    return " of the step" if moment == "end" else ""
 
 
 def row_lines(row: Row) -> Iterator[str]:

@@ -10,9 +10,11 @@ import gc
 import linecache
 import re
 import sys
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from types import CellType, FrameType, FunctionType, ModuleType
+from functools import lru_cache, partial
+from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,7 +26,9 @@ _MOST_NODES = 100_000
 _NOT_OF_PROGRAMS = ("pytest_torchmem.", "torch.", "_pytest.", "pluggy.")
 _OF_MODULES = ("._parameters", "._buffers")
 """Where modules keep what their attributes seem to be."""
-_CONTAINERS = (list, tuple, dict, set)
+_CONTAINERS = (list, tuple, dict, set, deque, partial, MethodType)
+_CACHES = (type(lru_cache(str)),)
+"""What ``functools.lru_cache`` makes of a function: of C, and with an ordinary dictionary."""
 _MOST_TOGETHER = 2_000
 """Objects whose referrers are looked for at once: each object that Python knows is compared with
 all of them (Modules/gcmodule.c, gc_referrers_for)."""
@@ -43,6 +47,7 @@ class _Referrers:
         self._known: dict[int, list[object]] = {}
         self._own = {id(self._known)}
         """What is made here and refers to objects, too."""
+        self._running = _running_frames()
 
     def of(self, value: object) -> list[object]:
         """Return what refers to a value, but for the frames of functions."""
@@ -61,7 +66,7 @@ class _Referrers:
                 one
                 for value in waiting
                 for one in self._known[id(value)]
-                if isinstance(one, (*_CONTAINERS, CellType)) and id(one) not in self._known
+                if _is_container(one) and id(one) not in self._known
             ]
             waiting = [*{id(one): one for one in around}.values()]
             del around
@@ -77,7 +82,7 @@ class _Referrers:
         self._own.update(map(id, wanted.values()))
         referrers = gc.get_referrers(*values)
         for one in referrers:
-            if one is values or id(one) in self._own or isinstance(one, FrameType):
+            if one is values or id(one) in self._own or id(one) in self._running:
                 continue
             for referred in {id(other) for other in gc.get_referents(one)} & wanted.keys():
                 wanted[referred].append(one)
@@ -129,9 +134,7 @@ class Names:
             if name := self._direct(one, value):
                 return name
         for one in referrers if depth < _DEEPEST else ():
-            if isinstance(one, (*_CONTAINERS, CellType)) and (
-                name := self._of(one, seen, depth + 1)
-            ):
+            if _is_container(one) and (name := self._of(one, seen, depth + 1)):
                 return _inside(one, name, value)
         return ""
 
@@ -148,7 +151,12 @@ class Names:
     def _direct(self, holder: object, value: object) -> str:
         """Return the name that ``holder`` gives to what it refers to, "" where it gives none."""
         if isinstance(holder, FunctionType):
-            return f"the closure of {holder.__qualname__}" if _closes_over(holder, value) else ""
+            closure = f"the closure of {holder.__qualname__}"
+            return closure + self._within(holder) if _closes_over(holder, value) else ""
+        if isinstance(holder, _CACHES):
+            return f"the lru_cache of {getattr(holder, '__qualname__', 'a function')}"
+        if isinstance(holder, TracebackType):
+            return self._of_traceback(holder)
         if isinstance(holder, dict):
             owner = next(
                 (
@@ -160,8 +168,6 @@ class Names:
             )
             key = _key_of(holder, value)
             return self._attribute_of(owner, key) if owner is not None else ""
-        if isinstance(holder, FrameType):
-            return ""
         attributes = getattr(holder, "__dict__", None)
         if isinstance(attributes, dict) and not isinstance(holder, type):
             key = _key_of(attributes, value)
@@ -174,6 +180,22 @@ class Names:
         if not key or of_trace:
             return ""
         return _attribute(self._called(owner), key) + self._around(owner)
+
+    def _of_traceback(self, traceback: TracebackType) -> str:
+        """Return the name of the error that a traceback belongs to, "" where nothing holds one."""
+        for one in self._referrers.of(traceback):
+            if isinstance(one, BaseException):
+                return f"the traceback of {type(one).__name__}{self._within(one)}"
+            if isinstance(one, TracebackType) and (name := self._of_traceback(one)):
+                return name
+        return ""
+
+    def _within(self, owner: object) -> str:
+        """Return in words what of the program holds a function or an error, "" if that is named
+        by itself, or not at all.
+        """
+        found = self._of(owner, {*self._ignore}, 1)
+        return f" in {found}" if found.startswith("the ") else ""
 
     def _around(self, owner: object) -> str:
         """Return in words what of the program holds an object of a library's, such as a cache, ""
@@ -224,7 +246,7 @@ def _attribute(name: str, path: str) -> str:
 
 def _inside(container: object, name: str, value: object) -> str:
     """Return what is called ``name``, with what it is unless the name says so."""
-    if isinstance(container, CellType) or name.startswith("the "):
+    if isinstance(container, (CellType, FrameType)) or name.startswith("the "):
         return name
     for registry in _OF_MODULES:
         own, of, function = name.partition(" of ")
@@ -246,8 +268,25 @@ def _frames_of_program() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def _running_frames() -> set[int]:
+    """Return which frames are those of functions that run; others are what a traceback holds."""
+    found: set[int] = set()
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            found.add(id(frame))
+            frame = frame.f_back
+    return found
+
+
+def _is_container(value: object) -> bool:
+    """Tell whether what holds a value is to be asked about instead."""
+    return isinstance(value, (*_CONTAINERS, CellType, FrameType))
+
+
 def _closes_over(function: FunctionType, value: object) -> bool:
-    return any(cell is value for cell in function.__closure__ or ())
+    closure = function.__closure__ or ()
+    return closure is value or any(cell is value for cell in closure)
 
 
 def _is_imported(holder: object, value: object) -> bool:

@@ -22,6 +22,7 @@ from pytest_torchmem.operators.attention.reasons import why_not_fused
 from pytest_torchmem.profile.timeline import Allocation
 from pytest_torchmem.torch_private.patching.patches import replaced
 from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.tracing import cycles
 from pytest_torchmem.tracing.holders import Names, holding_graphs, tensors_alive
 
 _MOST_TENSORS = 20
@@ -95,7 +96,13 @@ class Watch:
             if record.ledger is device
             and device.entries[record.index - 1].nbytes == self._wanted.get(record.index - 1)
         }
-        found = tensors_alive() if alive else []
+        if alive:
+            self._name(device, alive)
+            self._find_cycles(ledger, alive)
+
+    def _name(self, device: DeviceLedger, alive: Mapping[int, int]) -> None:
+        """Name what refers to allocations: ``alive`` has their indices by their addresses."""
+        found = tensors_alive()
         names = Names(ignore=found)
         asked = [(index, one) for one in found if (index := alive.get(_address(one))) is not None]
         names.prepare(tensor for _, tensor in asked)
@@ -108,6 +115,16 @@ class Watch:
         if rest:
             self.holders |= holding_graphs(found, _nodes_of(device, rest), names)
         names.clear()
+
+    def _find_cycles(self, ledger: Ledger, alive: Mapping[int, int]) -> None:
+        """Find out what is alive only because Python has not collected garbage: have it do so."""
+        through = cycles.collect(_address, alive)
+        for address, index in alive.items():
+            record = ledger.records.get(address)
+            if record is None or record.index - 1 != index:
+                name, owner = self.holders.get(index), through.get(address)
+                cycle = f"a reference cycle of {owner}" if owner else "a reference cycle"
+                self.holders[index] = f"{name}, in {cycle}" if name else cycle
 
 
 def _address(tensor: Tensor) -> int:

@@ -1440,6 +1440,25 @@ def some_layers_recomputed(wrong: bool) -> Step:
     return Dense(), (torch.zeros(512, 64),), {}
 
 
+@planted("left", "Hooked is still there when the step has ended: ", "Hooked", "aten::", ("cpu",))
+def model_in_a_cycle(wrong: bool) -> Step:
+    class Hooked(nn.Linear):
+        pass
+
+    class Trainer:
+        def __init__(self, device: str) -> None:
+            self.model, self.seen = Hooked(32, 64).to(device), None
+            if wrong:
+                self.model.register_forward_hook(
+                    lambda *made: setattr(self, "seen", made[-1].mean())
+                )
+
+    def run(device: str) -> None:
+        Trainer(device).model(torch.zeros(8, 32, device=device)).sum().backward()
+
+    return Program(run), (), {}
+
+
 # What must not be named: the rule, and a change that looks like its cause and is another.
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from collections import deque
+from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
 
 import pytest
@@ -81,3 +84,72 @@ def test_what_a_librarys_object_holds_is_told_with_what_holds_that(
     caches_of._variables.pop(id(tensor))  # the variable of this test
     named = caches_of.of(tensor)
     assert named.startswith("Layer.keys in the list caches of test_what_a_librarys")
+
+
+class Keeper:
+    """Keeps tensors as programs do."""
+
+    def __init__(self) -> None:
+        self.memory: deque[tuple[Tensor, ...]] = deque()
+        self.callbacks: list[Callable[[], object]] = []
+        self.errors: list[Exception] = []
+
+    def remember(self) -> Tensor:
+        self.memory.append((torch.zeros(1),))
+        return self.memory[0][0]
+
+    def listen(self) -> Tensor:
+        tensor = torch.zeros(1)
+        self.callbacks.append(lambda: tensor)
+        return tensor
+
+    def bind(self) -> Tensor:
+        tensor = torch.zeros(1)
+        self.callbacks.append(partial(print, tensor))
+        return tensor
+
+    def cache(self) -> Tensor:
+        self.table = lru_cache(torch.zeros)  # made here: what is made before tests is frozen
+        return self.table(1)
+
+    def fail(self) -> Tensor:
+        tensor = torch.zeros(1)
+        try:
+            raise ValueError
+        except ValueError as error:
+            self.errors.append(error)
+        return tensor
+
+
+@pytest.mark.parametrize(
+    ("keep", "name"),
+    [
+        (Keeper.remember, "the deque Keeper.memory"),
+        (Keeper.listen, "the closure of Keeper.listen.<locals>.<lambda> in the list Keeper."),
+        (Keeper.bind, "the list Keeper.callbacks"),
+        (Keeper.fail, "the traceback of ValueError in the list Keeper.errors"),
+        (Keeper.cache, "the lru_cache of _VariableFunctionsClass.zeros"),
+    ],
+)
+def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: str) -> None:
+    keeper = Keeper()
+    kept = [keep(keeper)]
+    assert Names(ignore=kept).of(kept[0]).startswith(name)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_cycle_is_told_with_the_programs_object_in_it(device: str) -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.made: Tensor | None = None
+            self.done = lambda made: setattr(self, "made", made)
+
+    def program() -> None:
+        trainer = Trainer()
+        trainer.done(torch.zeros(64, device=device))
+
+    with watching(device, {0: 256}) as watch:
+        trace(program, device=device)
+    [name] = watch.holders.values()
+    assert name.partition(" in ")[2].startswith("a reference cycle of ")
+    assert "Trainer" in name.partition(" in ")[2]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pytest_torchmem.diagnosis.causes import Cause, Counted, Evidence, cause, rule, shown_by
 from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.figures import END
 from pytest_torchmem.profile.facts import BACKWARD, INPUTS
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
@@ -93,6 +94,25 @@ def earlier_steps(evidence: Evidence) -> Cause | None:
     in_step = any(row.what.module for row in rows)  # else it may have been made for all steps
     made = "of an earlier step" if in_step else "made before this step"
     return cause("earlier steps", rows, made=made, holder=_holder(evidence, rows))
+
+
+@rule("left", "{what} still there when the step has ended{holder}")
+def left_at_end(evidence: Evidence) -> Cause | None:
+    """What the step has made, and freed before its end: a model that something refers to."""
+    if evidence.difference.moment != END:
+        return None
+    known = {what[1:5] for what in evidence.known()}
+    rows = [row for row in evidence.came() if row.before is None and row.what[1:5] in known]
+    if not rows:
+        return None
+    roots = {row.what.module.partition(".")[0] for row in rows}
+    parameters = any(row.what.role == Role.PARAMETER.value for row in rows)
+    if parameters and len(roots) == 1 and (root := min(roots)):
+        what = f"{root} is"
+    else:
+        first = shown_by(rows)
+        what = f"{first.what.tensor or 'memory'} of {first.what.source} is"
+    return cause("left", rows, what=what, holder=_holder(evidence, rows))
 
 
 @rule("held", "the program keeps what it made in the forward{holder}")

@@ -23,6 +23,7 @@ from pytest_torchmem.diagnosis.rules.layer_texts import (
     is_switched,
     set_otherwise,
 )
+from pytest_torchmem.diagnosis.rules.lifetimes import left_at_end
 from pytest_torchmem.profile.facts import (
     CALLS,
     COMPILED,
@@ -458,7 +459,7 @@ def _size_of_no_layer(evidence: Evidence) -> Cause | None:
 @rule("new tensor", "the {role} {tensor} is new", sure=True)
 def new_tensor(evidence: Evidence) -> Cause | None:
     """A module that was there before has another buffer or parameter, or one of its own."""
-    if evidence.before.alive is None:
+    if evidence.before.alive is None or left_at_end(evidence) is not None:
         return None
     named = {(what.module, what.source) for what in evidence.known()}
     untied = {change.name for change in evidence.about(PARAMETERS) if change.before}
