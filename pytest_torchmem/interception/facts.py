@@ -27,6 +27,7 @@ from pytest_torchmem.profile.facts import (
     CALLS,
     COMPILED,
     CONFIGURATION,
+    FORMATS,
     GIVEN,
     IN_PLACE,
     INPUTS,
@@ -81,6 +82,9 @@ _SETTINGS = {
 }
 """Attributes of a transformers configuration that change what a step keeps, by the names that its
 versions have for them, and how they read."""
+_CHANNELS_LAST = "channels last"
+_OF_IMAGES = 4
+"""The dimensions of what can be that."""
 _OPTIONS = ("amsgrad", "momentum", "centered", "differentiable")
 """Options of optimizers that cost memory."""
 
@@ -203,6 +207,8 @@ class FactCollector:
             own = f"{name}[{position}]" if position else name
             geometry = f"{str(tensor.dtype).removeprefix('torch.')}{shape_text(tensor)}"
             before = known.get(own, "").split("; ") if own in known else []
+            if _is_channels_last(tensor):
+                self._known[FORMATS][own] = _CHANNELS_LAST
             if geometry not in before and len(before) < _MOST_GEOMETRIES:
                 known[own] = "; ".join([*before, geometry])
 
@@ -250,6 +256,8 @@ class FactCollector:
                 pattern, place = fold(f"{name}.{path}")
                 size = str([*parameter.shape])
                 self._sizes.setdefault((pattern, size), set()).add(place)
+            if _is_channels_last(parameter):
+                self._known[FORMATS][name] = _CHANNELS_LAST
         self._find_frozen(root, name, frozen)
         for pattern, numbers in frozen.items():
             known[pattern] = ", ".join(filter(None, ("frozen", write_numbers(numbers))))
@@ -257,6 +265,7 @@ class FactCollector:
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of an optimizer that has made a step."""
         options = [name for name in _OPTIONS if optimizer.defaults.get(name)]
+        options += _numbers_of(optimizer)
         name = type(optimizer).__name__
         if name not in self._known[OPTIMIZERS]:
             self._known[OPTIMIZERS][name] = ", ".join(options)
@@ -458,6 +467,20 @@ def _called_of(hook: Any) -> str:
     """Return what a hook of saved tensors belongs to, "" for a checkpoint's."""
     name = getattr(hook, "__qualname__", type(hook).__name__).partition(".")[0]
     return "" if name in _CHECKPOINT else name
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    """Tell whether channels come last in memory, and would not in a contiguous tensor."""
+    if tensor.layout is not torch.strided or tensor.dim() != _OF_IMAGES or is_lazy(tensor):
+        return False
+    channels_last = tensor.is_contiguous(memory_format=torch.channels_last)
+    return channels_last and not tensor.is_contiguous()
+
+
+def _numbers_of(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the counts among an optimizer's options, such as ``history_size=100``."""
+    numbers = ((name, value) for name, value in optimizer.defaults.items() if name != "lr")
+    return [f"{name}={value}" for name, value in numbers if type(value) is int]
 
 
 def _tensors_of(state: object) -> Iterator[str]:

@@ -22,6 +22,8 @@ PARAMETERS = "parameters"
 """What is frozen, and which parameters are one: ``{"GPT.head.weight": "is GPT.embed.weight"}``."""
 GIVEN = "given"
 """The shapes of what layers with parameters are called with first: ``{"Net.head": "[8, 128]"}``."""
+FORMATS = "memory formats"
+"""Models with parameters, and inputs, that are channels last: ``{"ResNet": "channels last"}``."""
 SIZES = "sizes"
 """Parameters that no layer of their own is called with: ``{"Vit.position": "[197, 768]"}``."""
 COMPILED = "compiled"
@@ -59,6 +61,7 @@ TOPICS = (
     LAYERS,
     GIVEN,
     SIZES,
+    FORMATS,
     COMPILED,
     OPTIMIZERS,
     STATES,
@@ -68,7 +71,7 @@ TOPICS = (
 )
 
 Facts = Mapping[str, Mapping[str, str]]
-ADDED = frozenset({CALLS, COMPILED, GIVEN, SIZES, STATES})
+ADDED = frozenset({CALLS, COMPILED, FORMATS, GIVEN, SIZES, STATES})
 """Topics that snapshots of before lack: nothing is known to have changed of what one lacks.
 
 A snapshot that has one of them lacks the others because its step had nothing of the kind.

@@ -169,7 +169,7 @@ def _two_lines(size: str, what: str, where: str) -> Iterator[str]:
     indent = " " * len(start)
     for part in (what, where):
         if part:
-            yield from wrapped(f"{start}{part}", indent).split("\n")
+            yield from wrapped(part, indent, start=start).split("\n")
             start = indent
 
 

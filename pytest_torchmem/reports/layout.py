@@ -1,4 +1,6 @@
-"""How wide messages are: what does not fit goes to a line of its own, and is never cut."""
+"""How wide messages are: what does not fit goes to a line of its own, and is never cut, but a long
+path at its dots.
+"""
 
 from __future__ import annotations
 
@@ -47,22 +49,31 @@ _TOGETHER = re.compile(
     r"|\w+ \([\w-]+\)"  # cuda (a100-80gb)
 )
 """What is read as one: shapes, sizes and devices."""
+_CUT = "\1"
+"""Stands for where a line may end in a word, while lines are made."""
 
 
-def wrapped(text: str, indent: str = "  ", *, first: bool = False) -> str:
-    """Return ``text`` on as many lines as it needs; those after the first are indented.
+def wrapped(text: str, indent: str = "  ", *, first: bool = False, start: str = "") -> str:
+    """Return ``text`` on as many lines as it needs; those after the first are indented, and the
+    first begins with ``start``.
 
     The ``first`` of a message stands behind the name of the exception.
     """
+    longest = max(width() - len(indent), 1)
+    too_long = rf"[^\s]{{{longest + 1},}}"
     lines = textwrap.wrap(
-        _TOGETHER.sub(lambda found: found.group().replace(" ", _KEPT), text),
+        re.sub(
+            too_long,
+            lambda found: found.group().replace(".", f".{_CUT} "),
+            _TOGETHER.sub(lambda found: found.group().replace(" ", _KEPT), text),
+        ),
         width(),
-        initial_indent=_NAME if first else "",
+        initial_indent=_NAME if first else start,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    text = "\n".join(lines).replace(_KEPT, " ")
+    text = "\n".join(lines).replace(f"{_CUT} ", "").replace(_CUT, "").replace(_KEPT, " ")
     return text.lstrip() if first else text
 
 

@@ -6,7 +6,8 @@ import gc
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable
-from types import FunctionType
+from types import FunctionType, ModuleType
+from typing import cast
 
 from torch import Tensor
 
@@ -46,11 +47,11 @@ def collect(address_of: Callable[[Tensor], int], wanted: Iterable[int]) -> dict[
 
 def _name_of(one: object) -> str:
     """Return what one of the program's own objects is, "" for any other."""
-    if isinstance(one, FunctionType):
-        code = one.__code__
+    kind = type(one)  # to ask an object for its class may run code of its own
+    if issubclass(kind, FunctionType):
+        code = cast(FunctionType, one).__code__
         is_program = not is_own(code) and _is_of_program(code.co_filename)
-        return one.__qualname__ if is_program else ""
-    kind = type(one)
+        return cast(FunctionType, one).__qualname__ if is_program else ""
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     return kind.__qualname__ if isinstance(file, str) and _is_of_program(file) else ""
@@ -60,15 +61,20 @@ def _is_of_program(file: str) -> bool:
     return not (is_installed(file) or file.startswith((_STANDARD_LIBRARY, "<")))
 
 
+def _is_globals(one: object) -> bool:
+    return type(one) is dict and "__builtins__" in cast(dict[object, object], one)
+
+
 def _tensors_below(one: object) -> list[Tensor]:
     """Return the tensors that an object leads to."""
     seen, waiting, found = {id(one)}, [one], []
     while waiting and len(seen) < _MOST:
         for other in gc.get_referents(waiting.pop()):
-            if id(other) in seen or isinstance(other, type):
+            kind = type(other)
+            if id(other) in seen or issubclass(kind, type | ModuleType) or _is_globals(other):
                 continue
             seen.add(id(other))
-            if isinstance(other, Tensor):
-                found.append(other)
+            if issubclass(kind, Tensor):
+                found.append(cast(Tensor, other))
             waiting.append(other)
     return found

@@ -1459,6 +1459,72 @@ def model_in_a_cycle(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
+@planted("memory format", "Images is contiguous, and was channels last", "Images", "", ("cpu",))
+def no_longer_channels_last(wrong: bool) -> Step:
+    class Images(nn.Sequential):
+        pass
+
+    model = Images(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3))
+    last = images().contiguous(memory_format=torch.channels_last)
+    return model if wrong else model.to(memory_format=torch.channels_last), (last,), {}
+
+
+@planted("twice", "the parameters of Wide are there twice, and were once", "Wide", "", ("cpu",))
+def copied_for_an_evaluation(wrong: bool) -> Step:
+    class Wide(nn.Linear):
+        pass
+
+    def run(device: str) -> None:
+        model, x = Wide(256, 256).to(device), torch.zeros(4, 256, device=device)
+        model(x).sum().backward()
+        own = copy.deepcopy(model) if wrong else model
+        with torch.no_grad():
+            own(x)
+
+    return Program(run), (), {}
+
+
+@planted("optimizer", "history_size=20), and was LBFGS (loop, max_iter=4, ", "", "aten::", ("cpu",))
+def longer_history(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Linear(64, 64).to(device)
+        size = 20 if wrong else 2
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=size)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.ones(4, 64, device=device)).square().sum()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+
+    return Program(run), (), {}
+
+
+@planted("given", "is given [5, 64, 20] of aten::add.Tensor", "Sampled", "aten::add", ("cpu",))
+def more_samples(wrong: bool) -> Step:
+    """What is given was made larger by the same operator: there, and not where it is given."""
+
+    class Sampled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encode, self.mean = nn.Linear(784, 256), nn.Linear(256, 20)
+            self.decode = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 784))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            mean = self.mean(F.relu(self.encode(x)))
+            noise = torch.randn(*([5] if wrong else []), *mean.shape, device=x.device)
+            made = mean + torch.exp(0.5 * mean) * noise  # here: more_samples
+            return self.decode(made), mean
+
+    def loss(made: tuple[Tensor, Tensor]) -> Tensor:
+        return made[0].sigmoid().mean() + made[1].exp().mean()
+
+    return Sampled(), (torch.zeros(64, 784),), {"loss_fn": loss}
+
+
 # What must not be named: the rule, and a change that looks like its cause and is another.
 
 

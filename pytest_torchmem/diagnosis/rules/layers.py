@@ -253,6 +253,7 @@ def given_more(evidence: Evidence) -> Cause | None:
     placed = [row for row in own if within(first, row.what.module)]
     counted = evidence.counted(made.operator) if made is not None else None
     is_new = counted is not None and counted.rose
+    is_new = is_new or (made is not None and _made_otherwise(evidence, made, shape))
     origin = made if is_new or not placed else None  # else what it is given to
     return found and replace(found, row=shown_by(placed or own or rows), origin=origin)
 
@@ -263,6 +264,12 @@ def _maker_of(evidence: Evidence, module: str, shape: str) -> Origin | None:
         if str([*read.shape]) == shape and read.origin.operator and read.origin.line:
             return read.origin
     return None
+
+
+def _made_otherwise(evidence: Evidence, made: Origin, shape: str) -> bool:
+    """Tell whether an operator made something of another shape at its place."""
+    gone = evidence.gone(fold(made.module)[0], made.operator)
+    return any(str([*one.shape]) != shape for one in gone)
 
 
 def _other_parts(evidence: Evidence, name: str, topic: str) -> Cause | None:

@@ -27,6 +27,7 @@ from pytest_torchmem.diagnosis.rules.lifetimes import left_at_end
 from pytest_torchmem.profile.facts import (
     CALLS,
     COMPILED,
+    FORMATS,
     IN_PLACE,
     INPUTS,
     LAYERS,
@@ -343,6 +344,15 @@ def untied(evidence: Evidence) -> Cause | None:
     return None
 
 
+@rule("memory format", "{what} is {now}, and was {before}")
+def another_memory_format(evidence: Evidence) -> Cause | None:
+    """A model or its input is no longer channels last, and what meets is converted."""
+    for change in evidence.about(FORMATS):
+        now, before = (text or "contiguous" for text in (change.now, change.before))
+        return cause("memory format", evidence.came(), what=change.name, now=now, before=before)
+    return None
+
+
 @rule("optimizer", "{change}", sure=True)
 def another_optimizer(evidence: Evidence) -> Cause | None:
     """Another optimizer, or another implementation of it."""
@@ -478,6 +488,31 @@ def new_tensor(evidence: Evidence) -> Cause | None:
     first = shown_by(rows)
     name = evidence.short(f"{first.module}.{first.what.source}")
     return cause("new tensor", rows, role=first.what.role, tensor=name)
+
+
+@rule("twice", "the parameters of {module} are there {now}, and were {before}", sure=True)
+def parameters_twice(evidence: Evidence) -> Cause | None:
+    """A model is copied, or another one of its kind is made."""
+    alive = evidence.before.alive
+    if alive is None or left_at_end(evidence) is not None:
+        return None
+    moment = evidence.difference.moment
+    known = {one.what[1:5]: one.counts.get(moment, 0) for one in alive.groups}
+    rows = [
+        row
+        for row in evidence.came(Role.PARAMETER.value, Role.BUFFER.value)
+        if row.before is None and known.get(row.what[1:5])
+    ]
+    if not rows or new_tensor(evidence) is not None or untied(evidence) is not None:
+        return None
+    first = shown_by(rows)
+    roots = {row.what.module.partition(".")[0] for row in rows}
+    before = known[first.what[1:5]]
+    now = before + first.count_now
+    if now % before == 0:
+        now, before = now // before, 1
+    module = min(roots) if len(roots) == 1 else first.module
+    return cause("twice", rows, module=module, now=times(now), before=times(before))
 
 
 def _is_in_known(row: Row, layers: Mapping[str, str]) -> bool:
