@@ -10,6 +10,7 @@ from pytest_torchmem.diagnosis import rules  # noqa: F401
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, Watched, find_causes
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row, difference
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
+from pytest_torchmem.diagnosis.renamed import with_names_of
 from pytest_torchmem.figures import PEAK, PEAKS
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
@@ -35,6 +36,8 @@ class Diagnosis:
     """Inputs that changed: name, then and now."""
     callers: Mapping[str, str] = field(default_factory=dict)
     """Outermost modules of installed libraries, and the program's lines that call them."""
+    library_lines: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """By modules and lines of installed libraries: the program's that call them."""
     functions: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
     """By module, operator and line: the function of another name that the source calls there."""
     written: Origin | None = None
@@ -94,6 +97,7 @@ def diagnose(
     """
     whole = alive or now.alive or Alive()
     before = _with_peak(before) if moment == PEAK else before
+    before = with_names_of(before, now.facts)
     found = difference(before, whole, moment)
     ran = NOTHING_RAN
     if profile is not None:
@@ -105,6 +109,7 @@ def diagnose(
         find_causes(evidence),
         tuple((change.name, change.before, change.now) for change in inputs),
         dict(profile.callers) if profile is not None else {},
+        profile.library_lines if profile is not None else {},
         _functions_of(profile) if profile is not None else {},
     )
     row = said.leading_row

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import threading
 import weakref
 from bisect import bisect_right
@@ -24,6 +25,7 @@ from torch import nn
 
 from pytest_torchmem.interception.facts import Called, FactCollector, Mode, is_installed
 from pytest_torchmem.paths import working_directory
+from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, not_jit_tracing
 from pytest_torchmem.torch_private.patching.module_calls import ModuleMethods
@@ -179,6 +181,8 @@ class Attribution:
             self.facts.calls.append(called)
             if phase is Phase.FORWARD and task == -1 and (site := _site_of(frame)) is not None:
                 self.facts.sites[made_by] = site
+            if task == -1 and (caller := _caller_of_library(frame)):
+                self.facts.library_lines.setdefault((fold(module)[0], line), caller)
             if phase is Phase.FORWARD:
                 self._forward_lines.setdefault((module, operator), line)
         called.times += 1
@@ -457,6 +461,31 @@ def line_of_program() -> str:
             return f"{short_path(filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def _caller_of_library(frame: FrameType | None) -> str:
+    """Return the program's line that calls an installed library in which ``frame`` runs, "" where
+    it runs in the program itself, or nothing of the program calls.
+    """
+    is_within = False
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        kind = _classify(filename)
+        if kind == _END:
+            break
+        if kind == _USER:
+            if not is_installed(filename) and not _is_generated(filename):
+                return f"{short_path(filename)}:{frame.f_lineno}" if is_within else ""
+            is_within = True
+        frame = frame.f_back
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def _is_generated(filename: str) -> bool:
+    """Tell whether a file was written for the process, as torch_geometric writes some."""
+    temporary = os.path.join(tempfile.gettempdir(), "")
+    return filename.startswith(temporary) and not filename.startswith(os.getcwd() + os.sep)
 
 
 def _site_of(frame: FrameType | None) -> tuple[CodeType, int] | None:

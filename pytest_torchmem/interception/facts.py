@@ -137,6 +137,8 @@ class FactCollector:
         """Returns the program's line that runs, "" for none."""
         self.callers: dict[str, str] = {}
         """Outermost modules of installed libraries, and the program's lines that call them."""
+        self.library_lines: dict[tuple[str, str], str] = {}
+        """By modules, as patterns, and libraries' lines: the program's that call them."""
         self.device = "cpu"
         """The device that autocast is asked for."""
         self.calls: list[Called] = []
@@ -478,9 +480,11 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 
 def _numbers_of(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Return the counts among an optimizer's options, such as ``history_size=100``."""
-    numbers = ((name, value) for name, value in optimizer.defaults.items() if name != "lr")
-    return [f"{name}={value}" for name, value in numbers if type(value) is int]
+    """Return the counts among an optimizer's options, such as ``history_size=100``: rates and
+    weights that were written without a point are 0 or 1.
+    """
+    numbers = optimizer.defaults.items()
+    return [f"{name}={value}" for name, value in numbers if type(value) is int and value > 1]
 
 
 def _tensors_of(state: object) -> Iterator[str]:

@@ -99,6 +99,10 @@ class MemoryProfile(ComputedLater):
     """Where operators made more elements than any input has, and the inputs' shapes."""
     callers: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
     """Outermost modules of installed libraries, and the lines of the program that call them."""
+    library_lines: Mapping[tuple[str, str], str] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """By modules and lines of installed libraries: the lines of the program that call them."""
     functions: tuple[tuple[Origin, str], ...] = field(default=(), repr=False, compare=False)
     """Functions that the program's source calls where operators of other names run."""
     timeline: Timeline = field(default=Timeline(), repr=False)

@@ -92,6 +92,8 @@ def place_of(what: What | None, module: str) -> str:
 
 def _caller(diagnosis: Diagnosis, module: str, line: str) -> str:
     """Return the program's line behind a library's, "" for a line of the program's own."""
+    if found := diagnosis.library_lines.get((fold(module)[0], line)):
+        return f"called in {found}"
     around = [fold(path)[0] for path in prefixes(module)]
     for path, caller in diagnosis.callers.items():
         own = caller.rpartition(":")[0] == line.rpartition(":")[0]

@@ -335,6 +335,7 @@ def _profile(
         cast(Facts, noted),
         tuple(facts.broadcasts.items()),
         tuple(facts.callers.items()),
+        dict(facts.library_lines),
         cast(Any, functions),
     )
     ran = compiled.level, tuple(compiled.graphs)
@@ -393,6 +394,7 @@ class _Seen(NamedTuple):
     facts: Facts
     broadcasts: tuple[tuple[Origin, str], ...]
     callers: tuple[tuple[str, str], ...]
+    library_lines: dict[tuple[str, str], str]
     functions: tuple[tuple[Origin, str], ...]
 
 
@@ -426,6 +428,7 @@ def _profile_of(
         facts=seen.facts,
         broadcasts=seen.broadcasts,
         callers=seen.callers,
+        library_lines=seen.library_lines,
         functions=seen.functions,
         level=ran[0],
         graphs=ran[1],

@@ -1201,7 +1201,7 @@ def no_longer_packed(wrong: bool) -> Step:
 
 @planted(
     "given",
-    "UpThenMix.mix is given [4, 32, 64, 64] of aten::upsample_nearest2d, and",
+    "is given [4, 32, 64, 64] of F.interpolate (aten::upsample_nearest2d), and was",
     "UpThenMix",
     "aten::",
     ("cpu",),

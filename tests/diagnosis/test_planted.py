@@ -130,6 +130,34 @@ def test_what_only_looks_like_a_cause_is_not_named(
     assert not {cause.rule for cause in found.causes} & NOT_THE_CAUSE[build]
 
 
+def test_a_function_of_a_library_is_told_with_the_line_that_calls_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "some_functions.py").write_text(
+        "def squares(x, times):\n    return [x.square() for _ in range(times)]\n"
+    )
+    monkeypatch.syspath_prepend(installed)
+    squares = importlib.import_module("some_functions").squares
+
+    class Own(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sum(squares(super().forward(x), self.times))
+
+    def build(wrong: bool) -> Step:
+        model = Own(8, 64)
+        model.times = 4 if wrong else 1
+        return model, (torch.zeros(32, 8),), {}
+
+    text, _ = told(build, "cpu")
+    line = Own.forward.__code__.co_firstlineno + 1
+    second = text.splitlines()[1]
+    assert "in Own, some_functions.py:2, called in " in second
+    assert second.endswith(f"test_planted.py:{line}")
+
+
 def test_a_module_of_a_library_is_told_with_the_line_that_calls_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

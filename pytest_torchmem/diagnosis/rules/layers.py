@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 
 from pytest_torchmem.diagnosis.causes import (
     MADE,
@@ -267,9 +268,9 @@ def _maker_of(evidence: Evidence, module: str, shape: str) -> Origin | None:
 
 
 def _made_otherwise(evidence: Evidence, made: Origin, shape: str) -> bool:
-    """Tell whether an operator made something of another shape at its place."""
+    """Tell whether an operator made something smaller at its place."""
     gone = evidence.gone(fold(made.module)[0], made.operator)
-    return any(str([*one.shape]) != shape for one in gone)
+    return any(0 < prod(one.shape) < element_count(shape) for one in gone)
 
 
 def _other_parts(evidence: Evidence, name: str, topic: str) -> Cause | None:

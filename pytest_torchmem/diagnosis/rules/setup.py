@@ -498,10 +498,13 @@ def parameters_twice(evidence: Evidence) -> Cause | None:
         return None
     moment = evidence.difference.moment
     known = {one.what[1:5]: one.counts.get(moment, 0) for one in alive.groups}
+    most = {one.what[1:5]: max(one.counts.values(), default=0) for one in alive.groups}
     rows = [
         row
         for row in evidence.came(Role.PARAMETER.value, Role.BUFFER.value)
-        if row.before is None and known.get(row.what[1:5])
+        if row.before is None
+        and known.get(row.what[1:5], 0) > 0
+        and known[row.what[1:5]] + row.count_now > most[row.what[1:5]]
     ]
     if not rows or new_tensor(evidence) is not None or untied(evidence) is not None:
         return None

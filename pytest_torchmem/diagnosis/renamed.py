@@ -1,0 +1,89 @@
+"""A snapshot with the names that its modules have now: a rename is no cause of anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from pytest_torchmem.profile.facts import LAYERS, Facts
+from pytest_torchmem.profile.module_paths import prefixes
+from pytest_torchmem.snapshots.format import Entry
+
+_Tree = Mapping[str, str]
+"""What a module and those in it are, by their paths within it."""
+
+
+def with_names_of(before: Entry, now: Facts) -> Entry:
+    """Return an entry with the modules' names of the present facts, where the same modules, with
+    the same settings and numbers, stand under another name: an attribute, a class, a wrapper.
+    """
+    names = _renames(before.facts.get(LAYERS, {}), now.get(LAYERS, {}))
+    if not names:
+        return before
+    facts = {
+        topic: {_renamed(name, names): _value(text, names) for name, text in known.items()}
+        for topic, known in before.facts.items()
+    }
+    alive = before.alive
+    if alive is not None:
+        groups = (
+            replace(one, what=one.what._replace(module=_renamed(one.what.module, names)))
+            for one in alive.groups
+        )
+        alive = replace(alive, groups=tuple(groups))
+    return replace(before, facts=facts, alive=alive)
+
+
+def _renames(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Return the present names of modules by those that are gone, the outermost ones."""
+    old, new = _paths(before), _paths(now)
+    came = [path for path in new if path not in old]
+    trees = {path: _tree(path, now) for path in came}
+    found: dict[str, str] = {}
+    for path in (one for one in old if one not in new):
+        if any(one in found for one in prefixes(path)):
+            continue
+        own = _tree(path, before)
+        same = [one for one in came if own and _are_same(path, own, one, trees[one])]
+        outermost = [one for one in same if not any(one.startswith(f"{two}.") for two in same)]
+        if len(outermost) == 1 and outermost[0] not in found.values():
+            found[path] = outermost[0]
+    return found
+
+
+def _are_same(path: str, own: _Tree, other: str, tree: _Tree) -> bool:
+    """Tell whether two modules are the same but for their names; of an outermost one, which is
+    called by its class, only what is in it.
+    """
+    if path.count("*") != other.count("*"):
+        return False
+    if "." in path and "." in other:
+        return own == tree
+    inner = [{name: text for name, text in each.items() if name} for each in (own, tree)]
+    return bool(inner[0]) and inner[0] == inner[1]
+
+
+def _paths(layers: Iterable[str]) -> list[str]:
+    return [*dict.fromkeys(path for name in layers for path in prefixes(name))]
+
+
+def _tree(path: str, layers: Mapping[str, str]) -> _Tree:
+    """Return a module and those in it."""
+    return {
+        name.removeprefix(path): text
+        for name, text in layers.items()
+        if name == path or name.startswith(f"{path}.")
+    }
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    """Return a path, or what ends in one (``input of Net``), with its present name."""
+    start, of, path = name.rpartition(" of ")
+    for old, new in names.items():
+        if path == old or path.startswith(f"{old}."):
+            return f"{start}{of}{new}{path.removeprefix(old)}"
+    return name
+
+
+def _value(text: str, names: Mapping[str, str]) -> str:
+    return f"is {_renamed(text[3:], names)}" if text.startswith("is ") else text
