@@ -169,7 +169,8 @@ def _hook(step: Step, values: list[Tensor], parameters: list[Tensor]) -> None:
     if step.name == "retains":
         value.retain_grad()
     elif step.name == "replaces":
-        value.register_hook(lambda gradient: gradient * 2.0)
+        # A checkpoint that enters the engine again may give none.
+        value.register_hook(lambda gradient: None if gradient is None else gradient * 2.0)
     else:
         value.register_hook(lambda gradient: None)
 

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from pytest_torchmem.tracing.watch import Watch
 
 _ATTENTION = "attention"
-_KEPT = ("held", "held between", "earlier steps", "left", "lives longer", "graph kept", "backwards")
+_KEPT = (
+    "held",
+    "held between",
+    "earlier steps",
+    "gradients kept",
+    "left",
+    "lives longer",
+    "graph kept",
+    "backwards",
+)
 _MADE = (Role.HELD, Role.EARLIER, Role.OTHER, Role.SAVED, Role.ACTIVATION)
 _OF_MODELS = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT)
 _ROLES = tuple(role.value for role in _MADE)
@@ -93,7 +102,8 @@ def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What],
     was made last at the moment, which is what made it the largest.
     """
     timeline, moment = profile.timeline, found.difference.moment
-    roles = _ROLES_AT_END if moment == END else _ROLES
+    gradients = any(cause.rule == "gradients kept" for cause in found.causes)
+    roles = _ROLES_AT_END if moment == END or gradients else _ROLES
     came = {row.now for row in found.difference.came if row.now and row.now.role in roles}
     at = positions_of(profile).get(moment)
     if at is None or not came:

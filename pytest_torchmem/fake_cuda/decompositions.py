@@ -109,8 +109,11 @@ def _path(spec: OperatorSpec, gpu: Gpu, trace: TraceContext) -> Callable[..., An
         except REFUSALS as error:
             with trace.working():
                 found = in_words_of_kernel(spec, args, kwargs, error, on_gpu=True)
-            if found is error:
-                raise
-            raise found from None
+            try:
+                if found is error:
+                    raise
+                raise found from None
+            finally:
+                del found  # a frame that holds what it raised is a cycle, and holds the tensors
 
     return kernel

@@ -485,7 +485,9 @@ def _caller_of_library(frame: FrameType | None) -> str:
 def _is_generated(filename: str) -> bool:
     """Tell whether a file was written for the process, as torch_geometric writes some."""
     temporary = os.path.join(tempfile.gettempdir(), "")
-    return filename.startswith(temporary) and not filename.startswith(os.getcwd() + os.sep)
+    here = working_directory()
+    is_of_program = bool(here) and filename.startswith(os.path.join(here, ""))
+    return filename.startswith(temporary) and not is_of_program
 
 
 def _site_of(frame: FrameType | None) -> tuple[CodeType, int] | None:

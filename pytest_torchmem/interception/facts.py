@@ -473,7 +473,7 @@ def _called_of(hook: Any) -> str:
 
 def _is_channels_last(tensor: Tensor) -> bool:
     """Tell whether channels come last in memory, and would not in a contiguous tensor."""
-    if tensor.layout is not torch.strided or tensor.dim() != _OF_IMAGES or is_lazy(tensor):
+    if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.dim() != _OF_IMAGES:
         return False
     channels_last = tensor.is_contiguous(memory_format=torch.channels_last)
     return channels_last and not tensor.is_contiguous()

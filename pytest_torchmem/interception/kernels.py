@@ -217,9 +217,12 @@ class Kernels:
             if shows and self._parts.values.can_show_geometry(spec):
                 return self._run_dynamic(call, device, frame)
             found = in_words_of_kernel(spec, call.args, call.kwargs, error, on_gpu=on_gpu)
-            if found is error:
-                raise
-            raise found from None
+            try:
+                if found is error:
+                    raise
+                raise found from None
+            finally:
+                del found  # a frame that holds what it raised is a cycle, and holds the tensors
         if body is None:
             assert plan is not None
             return self._follow(call, plan, device, frame, is_new=True)

@@ -7,6 +7,7 @@ which programs have no ``except``. So the kernel is asked, once it is known that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, cast
@@ -14,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pytest_torchmem.errors import TorchmemError
+from pytest_torchmem.errors import TorchmemError, UnsupportedOperatorError
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.dispatch.keys import at_kernels
@@ -27,14 +28,20 @@ REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
 _MOST = 256 << 20
 """Bytes of arguments that are made. They are zero and pages that nobody reads take no memory; but a
 kernel that does not refuse after all computes something."""
-_OF_THE_CPU = ("cpu", "CPU", "not implemented for", "ZeroDivisionError")
+_OF_THE_CPU = ("cpu", "CPU", "ZeroDivisionError")
 """What is in the sentence of a kernel for the CPU where that for a GPU has another, or none."""
+_NO_KERNEL = re.compile(r"not implemented for '(\w+)'")
+"""Ends the sentence of AT_DISPATCH (ATen/Dispatch.h), whose beginning names the kernel."""
+_EVERYWHERE = frozenset(["Float", "Double", "Bool", "Byte", "Char", "Short", "Int", "Long"])
+"""Types that no kernel for a GPU knows where the one for the CPU does not."""
+_MORE_ON_GPU = frozenset({"histc"})
+"""Operators of which a GPU's kernel knows more of these (native/cuda/SummaryOps.cu)."""
 _FEW = 1 << 18
 """Elements up to which a kernel is asked about types, which may be a moment's work."""
 _OF_NUMBERS = frozenset({torch.float32, torch.float64, torch.bfloat16})
 _COMMON = _OF_NUMBERS | {torch.int64, torch.bool}
 """Types of which every kernel that has tensors of one of the former takes some."""
-_ABOUT_TYPES = ("type", "not implemented for", "Boolean", "complex", "Complex", "integral")
+_ABOUT_TYPES = ("not implemented for", "type", "Boolean", "complex", "Complex", "integral")
 """What is in a sentence about types."""
 _REFUSE_VALUES = frozenset({"mvlgamma"})
 """Pointwise operators that look at their values first."""
@@ -54,14 +61,15 @@ def in_words_of_kernel(
 
     That is the CPU's kernel; those for a GPU share the functions that look at arguments.
     """
-    if isinstance(error, (TorchmemError, torch.OutOfMemoryError, LinAlgError)):
+    without_meta = isinstance(error, UnsupportedOperatorError)  # or one that said so by refusing
+    if isinstance(error, (TorchmemError, torch.OutOfMemoryError, LinAlgError)) and not without_meta:
         return error
     if operator.overload.namespace != "aten":
         return error
     found = _asked(operator, args, kwargs)
-    if found is None or (on_gpu and _is_of_the_cpu(found)):
-        return error
-    return found.with_traceback(None)
+    if found is not None and on_gpu:
+        found = _of_gpu(operator, found)
+    return error if found is None else found
 
 
 def _asked(
@@ -93,7 +101,7 @@ def _asked(
         with at_kernels():
             operator.overload(*operator.with_numbers_as_tensors(args, "cpu"), **kwargs)
     except REFUSALS as error:
-        return error
+        return error.with_traceback(None)  # whose frames hold the arguments, and it them
     finally:
         torch.set_rng_state(random_numbers)
     return None
@@ -133,25 +141,47 @@ class Refusals:
                 error = _asked_in_small(operator, args, kwargs)
                 if error is not None:  # whose words may be about sizes
                     error = _asked(operator, args, kwargs) or error
-        elif is_new and not on_gpu and _are_uncommon(key[1]):
+        elif is_new and _are_uncommon(key[1], on_gpu):
             # Where it is not refused, it is computed.
             if sum([tensor.numel() for tensor in tensors]) <= _FEW:
                 self._asked.add(key)
                 error = _asked(operator, args, kwargs)
-            if error is not None and not any(word in str(error) for word in _ABOUT_TYPES):
+            about = _ABOUT_TYPES[:1] if on_gpu else _ABOUT_TYPES
+            if error is not None and not any(word in str(error) for word in about):
                 return
-        if error is not None and not (on_gpu and _is_of_the_cpu(error)):
-            raise error.with_traceback(None)
+        if error is not None and on_gpu:
+            error = _of_gpu(operator, error)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # a frame that holds what it raised is a cycle, and holds the tensors
 
 
-def _are_uncommon(types: Sequence[torch.dtype]) -> bool:
-    """Return whether there may be kernels that refuse ``types``."""
+def _are_uncommon(types: Sequence[torch.dtype], on_gpu: bool) -> bool:
+    """Return whether there may be kernels that refuse ``types``.
+
+    Which types a GPU's kernels mix is their own affair: the CPU is asked about integers alone.
+    """
+    if on_gpu:
+        return not (types[0].is_floating_point or types[0].is_complex)
     one_of_numbers = types[0] in _OF_NUMBERS and len(_OF_NUMBERS.intersection(types)) == 1
     return not (one_of_numbers and _COMMON.issuperset(types))
 
 
-def _is_of_the_cpu(error: Exception) -> bool:
-    return any(word in str(error) for word in _OF_THE_CPU)
+def _of_gpu(operator: OperatorSpec, error: Exception) -> Exception | None:
+    """Return what a GPU's kernel raises where the CPU's raises ``error``, if it does."""
+    text = str(error)
+    found = _NO_KERNEL.search(text)
+    if found is None:
+        return None if any(word in text for word in _OF_THE_CPU) else error
+    if found[1] not in _EVERYWHERE or _family(operator) in _MORE_ON_GPU:
+        return None
+    return type(error)(text.replace("_cpu", "_cuda"))
+
+
+def _family(operator: OperatorSpec) -> str:
+    return operator.name.removeprefix("aten::").partition(".")[0]
 
 
 def _asked_in_small(
@@ -174,7 +204,7 @@ def _asked_in_small(
         with at_kernels():
             operator.overload(*operator.with_numbers_as_tensors(small, "cpu"), **options)
     except REFUSALS as error:
-        return error
+        return error.with_traceback(None)  # whose frames hold the arguments, and it them
     return None
 
 
@@ -183,7 +213,7 @@ def _takes_any_size(operator: OperatorSpec) -> bool:
     """Return whether one of torch's operators is pointwise, of tensors or lists of them, and
     refuses no values.
     """
-    family = operator.name.removeprefix("aten::").partition(".")[0]
+    family = _family(operator)
     functional = family.rstrip("_")
     if operator.random or functional in _REFUSE_VALUES:
         return False

@@ -74,17 +74,24 @@ def operands_of_batch(input: Tensor, mat2: Tensor) -> None:
 def bias_of_product(input: Tensor, mat1: Tensor, mat2: Tensor) -> None:
     """``expand_size`` to the product; native/LinearAlgebra.cpp and native/cuda/Blas.cpp."""
     if mat1.dim() == mat2.dim() == 2:
-        torch.empty((), device="meta").expand(input.shape).expand(mat1.shape[0], mat2.shape[1])
+        torch.zeros((), dtype=input.dtype).expand(input.shape).expand(mat1.shape[0], mat2.shape[1])
 
 
 @operator("aten::addbmm", "aten::addbmm_").check()
-def operands_of_products(batch1: Tensor, batch2: Tensor) -> None:
+def operands_of_products(input: Tensor, batch1: Tensor, batch2: Tensor) -> None:
     """The meta function of the addmm of each of them; native/LinearAlgebra.cpp, ADDMM_META."""
-    if batch1.dtype is not batch2.dtype:
-        raise RuntimeError(
-            "mat1 and mat2 must have the same dtype, but got "
-            f"{_scalar_type(batch1)} and {_scalar_type(batch2)}"
-        )
+    for name, one in (("self", input), ("mat1", batch1)):
+        if one.dtype is not batch2.dtype:
+            raise RuntimeError(
+                f"{name} and mat2 must have the same dtype, but got "
+                f"{_scalar_type(one)} and {_scalar_type(batch2)}"
+            )
+
+
+@operator("aten::_cdist_forward").check("cuda")
+def points(x1: Tensor, x2: Tensor) -> None:
+    """native/cuda/DistanceKernel.cu, cdist_kernel_impl."""
+    _data_of(x1, x2)
 
 
 @operator("aten::convolution", "aten::_convolution", "aten::convolution_overrideable").check("cuda")
@@ -317,6 +324,41 @@ def number_like_another(
 ) -> None:
     """native/TensorFactories.cpp, full_like and new_full, which fill."""
     torch.full((), fill_value, dtype=dtype or input.dtype)
+
+
+@operator("aten::ormqr").check()
+def reflectors(input: Tensor, input2: Tensor, input3: Tensor, left: bool = True) -> None:
+    """native/BatchLinearAlgebra.cpp, ormqr; the other sizes ``meta`` compares."""
+    tau, other = input2, input3
+    if min(input.dim(), other.dim()) < 2 or not tau.dim():
+        return
+    side = -2 if left else -1
+    size, most = tau.shape[-1], min(other.shape[side], input.shape[-1])
+    if other.shape[side] == input.shape[-2] and size < most:
+        raise RuntimeError(
+            f"torch.ormqr: tau.shape[-1] must be equal to min(other.shape[{side}], input.shape[-1])"
+        )
+
+
+@operator("aten::aminmax.out").check()
+def outputs_of_extremes(input: Tensor, min: Tensor, max: Tensor) -> None:
+    """The outputs of a structured kernel; torchgen/dest/register_dispatch_key.py, resize_out."""
+    _output_of_type(input, min)
+    _output_of_type(input, max)
+
+
+@operator("aten::linalg_cross.out").check()
+def output_of_cross(input: Tensor, out: Tensor) -> None:
+    """The same."""
+    _output_of_type(input, out)
+
+
+def _output_of_type(input: Tensor, out: Tensor) -> None:
+    if out.dtype is not input.dtype:
+        raise RuntimeError(
+            f"Expected out tensor to have dtype {_NAMES.get(input.dtype, input.dtype)}, but got "
+            f"{_NAMES.get(out.dtype, out.dtype)} instead"
+        )
 
 
 @operator("aten::masked_scatter", "aten::masked_scatter_").check()

@@ -48,6 +48,19 @@ def rows(known: Known, weight: Tensor, indices: Tensor) -> None:
         raise IndexError("index out of range in self")
 
 
+@operator("aten::_embedding_bag", "aten::_embedding_bag_forward_only").check_values()
+def rows_of_bags(known: Known, weight: Tensor, indices: Tensor) -> None:
+    """native/EmbeddingBag.cpp, which looks at every index before it adds up rows."""
+    found = known(indices)
+    wrong = None if found is None else _out_of(found, 0, weight.shape[0])
+    if found is not None and wrong is not None:
+        position = int((found.reshape(-1) == wrong).nonzero()[0])
+        raise RuntimeError(
+            f"Index {position} of input takes value {wrong} which is not in the valid range [0, "
+            f"{weight.shape[0]})"
+        )
+
+
 @operator("aten::index_select").check_values()
 def selected(known: Known, input: Tensor, dim: int, index: Tensor) -> None:
     """native/TensorAdvancedIndexing.cpp, index_select_out_cpu_."""

@@ -93,6 +93,26 @@ def converted(operand: object, common: torch.dtype) -> int:
     return own.itemsize + (0 if own == common else common.itemsize)
 
 
+_NUMBERS: dict[torch.dtype, Any] = {
+    torch.bool: True,
+    torch.int64: 1,
+    torch.float64: 1.0,
+    torch.complex128: 1j,
+}
+"""A number of each type that numbers have in a tensor of their own."""
+
+
+def common_type(one: Tensor, other: Operand, *, given: Tensor) -> torch.dtype:
+    """Return the type that both are computed in; native/TypeProperties.cpp, result_type.
+
+    A tensor without data beside those that a call was ``given`` stands for a Python number, which
+    decides less than a tensor without sides.
+    """
+    if isinstance(other, Tensor) and other.is_meta and not (given.is_meta or other.dim()):
+        other = _NUMBERS.get(other.dtype, other)
+    return torch.result_type(one, other)
+
+
 @operator(*aten(_ARITHMETIC + _ARITHMETIC_OUT_OF_PLACE)).workspace("cpu")
 def arithmetic(outputs: Tensor, operands: list[Any]) -> int:
     """Operands in another type than the result's; build_binary_op and its kin."""
@@ -106,9 +126,8 @@ def arithmetic_in_place(operands: list[Any]) -> int:
     common = target.dtype
     for operand in operands:
         if isinstance(operand, Tensor):
-            common = torch.result_type(
-                torch.empty(target.shape, dtype=common, device="meta"), operand
-            )
+            like_target = torch.empty(target.shape, dtype=common, device="meta")
+            common = common_type(like_target, operand, given=target)
     copies = sum(converted(operand, common) for operand in operands)
     return copies + 2 * converted(target, common)
 
@@ -124,10 +143,13 @@ def clamp(outputs: Tensor, tensors: list[Tensor]) -> int:
 
 
 @operator(*aten(_COMPARISONS), *aten(_LOGICAL), *aten(_COMPARISONS, "_")).workspace("cpu")
-def comparison(input: Tensor, other: Operand) -> int:
-    """Both sides in their common type; build_comparison_op."""
-    common = torch.result_type(input, other)
-    return converted(input, common) + converted(other, common)
+def comparison(outputs: Tensor, input: Tensor, other: Operand) -> int:
+    """Both sides in their common type, and an output that is given in neither it nor truth values;
+    build_comparison_op.
+    """
+    common = common_type(input, other, given=input)
+    answers = 0 if outputs.dtype in (torch.bool, common) else dense_bytes(outputs, common)
+    return converted(input, common) + converted(other, common) + answers
 
 
 @operator(*aten(_UNARY_FLOAT)).workspace("cpu")

@@ -47,15 +47,15 @@ NAMES = {
         _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     """,
     "checks": """
-        _convolution _fused_rms_norm _index_put_impl_ _native_batch_norm_legit
-        _native_batch_norm_legit.no_stats addbmm addbmm_ addmm binary_cross_entropy bmm
+        _cdist_forward _convolution _fused_rms_norm _index_put_impl_ _native_batch_norm_legit
+        _native_batch_norm_legit.no_stats addbmm addbmm_ addmm aminmax.out binary_cross_entropy bmm
         bucketize.Tensor clamp clamp_ complex complex.out constant_pad_nd convolution
         convolution_overrideable copy_ fill.Scalar fill_.Scalar full full_like gelu gelu_
         gelu_backward grid_sampler_2d grid_sampler_3d histc index_fill.int_Scalar
-        index_fill_.int_Scalar index_put index_put_ index_select masked_scatter masked_scatter_ max
-        min mm multinomial native_batch_norm native_group_norm native_layer_norm new_full
-        nll_loss2d_forward nll_loss_forward put_ scalar_tensor smooth_l1_loss std.correction
-        uniform_ var.correction
+        index_fill_.int_Scalar index_put index_put_ index_select linalg_cross.out masked_scatter
+        masked_scatter_ max min mm multinomial native_batch_norm native_group_norm
+        native_layer_norm new_full nll_loss2d_forward nll_loss_forward ormqr put_ scalar_tensor
+        smooth_l1_loss std.correction uniform_ var.correction
     """,
     "checks_of_values": """
         _ctc_loss _dirichlet_grad _embedding_bag _embedding_bag_forward_only _sample_dirichlet

@@ -22,6 +22,8 @@ from pytest_torchmem.torch_private.patching.replaceable import default_generator
 _NUMPY = "numpy.random"
 
 
+#: As it is, whatever stands in its place in a test.
+_Generator = torch.Generator
 #: Numbers up to which a program is taken to decide by what it draws.
 _FEW = 1024
 #: Draws after which a program that waits for another number gets one.
@@ -137,7 +139,7 @@ def own_generators(on_thread: Callable[[], bool]) -> Iterator[None]:
     """Have torch's functions, ``random``'s and numpy's draw from generators of this trace's own
     where ``on_thread()`` is true.
     """
-    made = torch.Generator()
+    made = _Generator()
     made.manual_seed(0)
     default: Any = default_generator.original
     with ExitStack() as stack:

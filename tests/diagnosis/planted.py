@@ -1525,6 +1525,38 @@ def more_samples(wrong: bool) -> Step:
     return Sampled(), (torch.zeros(64, 784),), {"loss_fn": loss}
 
 
+@planted("gradients kept", "are alive in the forward: the list seen of run", "", "aten::", ("cpu",))
+def gradients_of_outputs_kept(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model, seen = nn.Sequential(nn.Linear(64, 256), nn.Tanh()).to(device), []
+        for _ in range(3):
+            made = model(torch.zeros(128, 64, device=device))
+            if wrong:
+                made.register_hook(seen.append)
+            made.square().sum().backward()
+            model.zero_grad()
+
+    return Program(run), (), {}
+
+
+@planted("called", "Wide is called 5 times, and was twice", "Wide", "weight", ("cpu",))
+def more_models(wrong: bool) -> Step:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x)
+
+    def run(device: str) -> None:
+        models = [Wide().to(device) for _ in range(5 if wrong else 2)]
+        x = torch.zeros(8, 64, device=device)
+        torch.stack([model(x).square().mean() for model in models]).sum().backward()
+
+    return Program(run), (), {}
+
+
 # What must not be named: the rule, and a change that looks like its cause and is another.
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -80,6 +82,22 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
         numbers(3, 2, 2, dtype=torch.half, device=d),
         numbers(3, 2, 2, device=d),
     ),
+    "reflectors": lambda d: torch.ormqr(
+        numbers(3, 3, device=d), numbers(2, device=d), numbers(3, 3, device=d)
+    ),
+    "type of extremes": lambda d: torch.aminmax(
+        large(d), dim=0, out=(large(d, torch.double), large(d, torch.double))
+    ),
+    "type of a cross product": lambda d: torch.cross(
+        numbers(9, 3, device=d),
+        numbers(9, 3, device=d),
+        dim=1,
+        out=numbers(9, 3, dtype=torch.double, device=d),
+    ),
+    "row of a bag": lambda d: functional.embedding_bag(
+        torch.full((2, 2), 5, device=d), numbers(5, 3, device=d)
+    ),
+    "floor of complex": lambda d: large(d, torch.cfloat).floor(),
     "type of a mask": lambda d: large(d).masked_scatter(large(d, torch.uint8), large(d)),
     "output of complex": lambda d: torch.complex(large(d), large(d), out=large(d)),
     "overlap of a value": lambda d: torch.kthvalue(
@@ -119,6 +137,22 @@ def test_they_are_refused_in_the_words_of_torch() -> None:
 
         trace(program, device=device)
         assert found == real
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_was_refused_holds_nothing(device: str) -> None:
+    """A program that goes on with less has what the arguments took, without a collection."""
+
+    def program() -> None:
+        for mistake in MISTAKES.values():
+            with suppress(RuntimeError, IndexError, ValueError, TypeError):
+                mistake(device)
+
+    gc.disable()
+    try:
+        assert trace(program, device=device).end == 0
+    finally:
+        gc.enable()
 
 
 def test_what_kernels_take_is_not_refused() -> None:
@@ -194,6 +228,35 @@ def test_types_that_the_gpu_refuses(mistake: torch.nn.Module, words: str) -> Non
     others = [given.double()] if isinstance(mistake, torch.nn.BCELoss) else []
     with pytest.raises((RuntimeError, ValueError), match=re.escape(words)):
         trace(mistake, given, *others, device="cuda", loss_fn=lambda output: output.sum())
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (
+            lambda: numbers(9, dtype=torch.long, device="cuda").softmax(0),
+            "not implemented for 'Long'",
+        ),
+        (lambda: functional.gelu(large("cuda", torch.long)), "not implemented for 'Long'"),
+        (lambda: large("cuda") & large("cuda"), "\"bitwise_and_cuda\" not implemented for 'Float'"),
+    ],
+)
+def test_types_that_no_kernel_knows(mistake: Callable[[], Any], words: str) -> None:
+    with pytest.raises(NotImplementedError, match=words):
+        trace(mistake, device="cuda", values="none")
+
+
+def test_what_only_kernels_of_the_gpu_take() -> None:
+    def program() -> None:
+        torch.histc(numbers(9, dtype=torch.long, device="cuda"))
+        torch.linalg.norm(numbers(9, dtype=torch.half, device="cuda"))
+        functional.batch_norm(
+            numbers(2, 3, 4, dtype=torch.half, device="cuda"),
+            numbers(3, device="cuda"),
+            numbers(3, device="cuda"),
+        )
+
+    trace(program, device="cuda")
 
 
 def test_a_mask_of_another_shape() -> None:

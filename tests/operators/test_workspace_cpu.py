@@ -230,3 +230,18 @@ def test_losses_of_labels(shape: tuple[int, ...], reduction: str) -> None:
         measured.forward_peak,
         measured.backward_peak,
     )
+
+
+@pytest.mark.parametrize("shape", [(), (5,)])
+def test_numbers_in_place(threads: int, shape: tuple[int, ...]) -> None:
+    """A Python number decides less than a tensor without sides, and an answer is converted."""
+    x, counts = image(*shape).detach(), torch.ones(shape, dtype=torch.int64)
+    assert_predicted(
+        calls_of(
+            lambda: x.clone().div_(2.0),
+            lambda: x.bfloat16().mul_(2.0),
+            lambda: x.lt(2.0),
+            lambda: counts.clone().eq_(2.5),
+            lambda: torch.lt(counts, 2.5, out=torch.empty(shape)),
+        )
+    )

@@ -75,6 +75,8 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
     zeroed = evidence.ran.zeroed_gradients()
     if zeroed is not None:
         why = "they are set to zero, and not to none"
+    elif holder := _holder(evidence, rows):
+        why = holder.removeprefix(": ")
     else:
         why = "nothing sets them to none before it"
     found = cause("gradients kept", rows, phase=phase, why=why)

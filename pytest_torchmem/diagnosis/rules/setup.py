@@ -482,6 +482,7 @@ def new_tensor(evidence: Evidence) -> Cause | None:
         and row.what.module in known
         and ((row.what.module, row.what.source) not in named or _is_in_known(row, layers))
         and f"{row.what.module}.{row.what.source}" not in untied
+        and not _is_one_more_of(evidence, row)
     ]
     if not rows:
         return None
@@ -516,6 +517,15 @@ def parameters_twice(evidence: Evidence) -> Cause | None:
         now, before = now // before, 1
     module = min(roots) if len(roots) == 1 else first.module
     return cause("twice", rows, module=module, now=times(now), before=times(before))
+
+
+def _is_one_more_of(evidence: Evidence, row: Row) -> bool:
+    """Tell whether as much was there before in all modules of these numbers: of another model."""
+    before = evidence.before.alive.groups if evidence.before.alive is not None else ()
+    own = {one.numbers for one in before if one.what[1:5] == row.what[1:5]}
+    return bool(own) and own == {
+        one.numbers for one in evidence.alive.groups if one.what[1:5] == row.what[1:5]
+    }
 
 
 def _is_in_known(row: Row, layers: Mapping[str, str]) -> bool:

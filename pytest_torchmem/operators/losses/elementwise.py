@@ -31,8 +31,11 @@ def losses_of_labels(
     input: Tensor, target: Tensor, reduction: int = _MEAN
 ) -> tuple[Tensor, Tensor]:
     """Of one sample without a batch it is one number, also where nothing is reduced."""
-    made, is_target = torch.ops.aten.multilabel_margin_loss_forward(input, target, reduction)
-    return (made if input.dim() > 1 else made.new_empty(())), is_target
+    labels = target
+    if input.dim() < 2 and target.dim() < 2 and target.numel() == input.numel():
+        labels = target.reshape(input.shape)  # the kernel asks for no more
+    made, is_target = torch.ops.aten.multilabel_margin_loss_forward(input, labels, reduction)
+    return (made if input.dim() > 1 else made.new_empty(())), is_target.reshape(target.shape)
 
 
 @_labels.workspace("cpu")
