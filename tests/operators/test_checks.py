@@ -95,7 +95,7 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
         out=numbers(9, 3, dtype=torch.double, device=d),
     ),
     "row of a bag": lambda d: functional.embedding_bag(
-        torch.full((2, 2), 5, device=d), numbers(5, 3, device=d)
+        torch.full((1, 2), 5, device=d), numbers(5, 3, device=d)
     ),
     "floor of complex": lambda d: large(d, torch.cfloat).floor(),
     "type of a mask": lambda d: large(d).masked_scatter(large(d, torch.uint8), large(d)),
