@@ -43,6 +43,8 @@ _COMMON = _OF_NUMBERS | {torch.int64, torch.bool}
 """Types of which every kernel that has tensors of one of the former takes some."""
 _ABOUT_TYPES = ("not implemented for", "type", "Boolean", "complex", "Complex", "integral")
 """What is in a sentence about types."""
+_SMALL = 127
+"""The largest number that every type holds but that of truth values."""
 _REFUSE_VALUES = frozenset({"mvlgamma"})
 """Pointwise operators that look at their values first."""
 _LISTS = "_foreach_"
@@ -111,8 +113,8 @@ class Refusals:
     """What kernels refuse and ``meta`` takes, by types and numbers; one of these for each trace."""
 
     def __init__(self) -> None:
-        self._asked: set[tuple[str, tuple[torch.dtype, ...]]] = set()
-        """The operators and types that torch's kernels were asked about."""
+        self._asked: set[tuple[Any, ...]] = set()
+        """The operators, types and kinds of numbers that torch's kernels were asked about."""
 
     def check(
         self,
@@ -132,16 +134,18 @@ class Refusals:
         tensors = argument_tensors((args, kwargs))
         if not tensors or any(one.layout is not torch.strided or one.is_meta for one in tensors):
             return
-        key = operator.name, tuple([tensor.dtype for tensor in tensors])
-        is_new, error = key not in self._asked, None
+        types = tuple([tensor.dtype for tensor in tensors])
+        key: tuple[Any, ...] = operator.name, types
+        error = None
         if _takes_any_size(operator):
             numbers = argument_leaves((args, kwargs), (int, float, complex))
-            if numbers or is_new:
+            key = (*key, *map(_kind_of_number, numbers))
+            if key not in self._asked:
                 self._asked.add(key)
                 error = _asked_in_small(operator, args, kwargs)
                 if error is not None:  # whose words may be about sizes
                     error = _asked(operator, args, kwargs) or error
-        elif is_new and _are_uncommon(key[1], on_gpu):
+        elif key not in self._asked and _are_uncommon(types, on_gpu):
             # Where it is not refused, it is computed.
             if sum([tensor.numel() for tensor in tensors]) <= _FEW:
                 self._asked.add(key)
@@ -149,6 +153,8 @@ class Refusals:
             about = _ABOUT_TYPES[:1] if on_gpu else _ABOUT_TYPES
             if error is not None and not any(word in str(error) for word in about):
                 return
+        if error is not None:
+            self._asked.discard(key)  # the next such call is as wrong
         if error is not None and on_gpu:
             error = _of_gpu(operator, error)
         if error is not None:
@@ -156,6 +162,13 @@ class Refusals:
                 raise error
             finally:
                 del error  # a frame that holds what it raised is a cycle, and holds the tensors
+
+
+def _kind_of_number(number: complex) -> tuple[Any, ...]:
+    """Return what kernels may refuse a number for: small ones all types hold alike."""
+    if isinstance(number, (bool, complex)) or not abs(number) <= _SMALL:
+        return type(number), number
+    return number > 0, number < 0, number == int(number)
 
 
 def _are_uncommon(types: Sequence[torch.dtype], on_gpu: bool) -> bool:
