@@ -117,6 +117,18 @@ class Evidence:
         """Yield the rows that grew, the largest first; of some ``roles`` alone, if any is given."""
         return (row for row in self.difference.came if not roles or row.what.role in roles)
 
+    def of_module(self, pattern: str) -> list[Row]:
+        """Return the rows of a module and of those in it: what they make, and what they were given
+        and keep for their backward, which another has made.
+        """
+        given = self.ran.given_to(pattern)
+        return [
+            row
+            for row in self.came()
+            if within(pattern, row.what.module)
+            or (row.what.role == Role.SAVED.value and row.what[1:5] in given)
+        ]
+
     def first(self, row: Row) -> int:
         """Return the index of the first allocation of a row, -1 where it is not known."""
         group = next((one for one in self.alive.groups if one.what == row.now), None)

@@ -113,6 +113,28 @@ class Provenance:
             if fold(call.origin.module)[0] == module and call.origin.phase is Phase.FORWARD:
                 yield from (allocations[one - 1] for one in call.reads if one > 0)
 
+    def given_to(self, pattern: str) -> set[tuple[str, str, str, tuple[int, ...]]]:
+        """Return what the forward of a module and of those in it read: by the modules, operators,
+        types and shapes of who made it.
+        """
+        start = f"{pattern}."
+        inside = (one for one in self._given if one == pattern or one.startswith(start))
+        return set().union(*(self._given[one] for one in inside))
+
+    @cached_property
+    def _given(self) -> dict[str, set[tuple[str, str, str, tuple[int, ...]]]]:
+        """By the pattern of the module that read it."""
+        allocations = self._timeline.allocations
+        found: dict[str, set[tuple[str, str, str, tuple[int, ...]]]] = {}
+        for call in self._calls:
+            if call.origin.phase is not Phase.FORWARD or not call.origin.module:
+                continue
+            own = found.setdefault(fold(call.origin.module)[0], set())
+            for one in (allocations[read - 1] for read in call.reads if read > 0):
+                made = one.origin
+                own.add((fold(made.module)[0], made.operator, one.dtype, one.shape))
+        return found
+
     def largest_in(self, module: str) -> Origin | None:
         """Return who made the largest tensor in a module, a pattern, outside of the backward."""
         events, allocations = self._timeline.events, self._timeline.allocations

@@ -87,6 +87,15 @@ def join_numbers(texts: Iterable[str]) -> str:
     return "/".join(_ranges(sorted(set().union(*column))) for column in columns)
 
 
+def are_among(numbers: str, others: str) -> bool:
+    """Tell whether all of some numbers are among others, star by star; of no stars all are."""
+    stars, known = read_numbers(numbers), read_numbers(others)
+    return len(stars) == len(known) and all(
+        not other or (bool(star) and star <= other)
+        for star, other in zip(stars, known, strict=True)
+    )
+
+
 class EveryNumber:
     """All numbers that modules of each pattern have, to tell one block from all of them."""
 

@@ -151,6 +151,8 @@ class Names:
     def _direct(self, holder: object, value: object) -> str:
         """Return the name that ``holder`` gives to what it refers to, "" where it gives none."""
         if isinstance(holder, FunctionType):
+            if f"{holder.__module__}.".startswith(_NOT_OF_PROGRAMS[0]):
+                return ""  # what makes a tensor of a trace has it in its closure
             closure = f"the closure of {holder.__qualname__}"
             return closure + self._within(holder) if _closes_over(holder, value) else ""
         if isinstance(holder, _CACHES):

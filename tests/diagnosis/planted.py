@@ -1557,6 +1557,139 @@ def more_models(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
+class Strided(nn.Module):
+    """A net whose layers make less of what they are given, each at its place."""
+
+    def __init__(self, first: int, last: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, stride=first, padding=1)
+        self.body = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(2))
+        self.down = nn.Conv2d(16, 32, 3, stride=last, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu_()  # here: stride_moved
+        for layer in self.body:
+            x = layer(x).relu_()
+        return self.down(x).mean((2, 3))
+
+
+@planted(
+    "layer", "stem is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2, 2))", "Strided.stem", ""
+)
+def stride_moved(wrong: bool) -> Step:
+    """Of two layers that changed, the one that is given as much as before is to blame."""
+    return Strided(1 if wrong else 2, 2 if wrong else 1), (images(),), {}
+
+
+@planted("layer", "0.conv is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2", "Staged.*.conv", "")
+def stride_of_the_first_of_several(wrong: bool) -> Step:
+    """Layers of one pattern, of which the later ones are given more."""
+
+    class Stage(nn.Module):
+        def __init__(self, stride: int) -> None:
+            super().__init__()
+            self.norm, self.conv = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, stride, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(self.norm(x).relu_())  # here: stride_of_the_first_of_several
+
+    class Staged(nn.Sequential):
+        pass
+
+    stages = (Stage(1 if wrong else 2), Stage(1), Stage(1))
+    return Staged(*stages), (torch.zeros(4, 8, 32, 32, requires_grad=True),), {}
+
+
+@planted("trained", "Tuned.last is trained, and was frozen", "Tuned.last", "aten::")
+def last_layer_is_trained(wrong: bool) -> Step:
+    """What grows is what another layer has made: the one that is trained keeps what it is given."""
+
+    class Tuned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.last = nn.Linear(16, 1024), nn.Linear(1024, 4)
+            self.scale = nn.Parameter(torch.ones(4))
+            self.wide.requires_grad_(False)
+            self.last.requires_grad_(wrong)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.wide(x)
+            return (self.last(x) * self.scale).exp()  # here: last_layer_is_trained
+
+    return Tuned(), (torch.zeros(256, 16),), {}
+
+
+@planted("layer", "Normed.norm is BatchNorm2d, and was Affine", "Normed.norm", "batch_norm")
+def norm_of_the_batch(wrong: bool) -> Step:
+    """What grows is what the norm is given, and keeps, and it makes as much as it did."""
+
+    class Affine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(1, 32, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32) if wrong else Affine()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.conv(x)).relu_()  # here: norm_of_the_batch
+
+    return Normed(), (images(),), {}
+
+
+@planted("graph kept", "backward(create_graph=True) at ", "", "aten::")
+def gradient_penalty(wrong: bool) -> Step:
+    """Most of it is what the backward takes for a moment."""
+
+    def run(device: str) -> None:
+        critic = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).to(device)
+        x = images().to(device).requires_grad_(wrong)
+        score = critic(x).mean()
+        if wrong:
+            (gradient,) = torch.autograd.grad(score, x, create_graph=True)
+            score = score + gradient.square().mean()
+        score.backward()
+
+    return Program(run), (), {}
+
+
+@planted("layer", "Adapted.layer is Adapter, and was Linear(", "Adapted.layer.adapter", "aten::")
+def adapter_around_a_frozen_layer(wrong: bool) -> Step:
+    """The layer is as frozen as it was, and stands in what has an adapter of its own."""
+
+    class Adapter(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.inner = layer
+            self.adapter = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) + self.adapter(x)
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.Linear(64, 64).requires_grad_(False)
+            self.layer, self.head = Adapter(layer) if wrong else layer, nn.Linear(64, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.layer(x))
+
+    return Adapted(), (torch.zeros(128, 64),), {}
+
+
+@planted("type", "bfloat16 became float32 from the parameter Decoder.", "Decoder", "", ("cuda",))
+def model_in_float32(wrong: bool) -> Step:
+    """Attention takes another kernel because of the type, which is what changed."""
+    model = Decoder()
+    return model if wrong else model.bfloat16(), (ids(),), {}
+
+
 # What must not be named: the rule, and a change that looks like its cause and is another.
 
 

@@ -61,6 +61,16 @@ def test_what_keeps_a_tensor(device: str) -> None:
     assert {"Keeping.last", "the list Block.kept"} <= set(watch.holders.values())
 
 
+def test_functions_of_the_plugin_hold_nothing_that_a_program_knows() -> None:
+    def closure_of(value: Tensor) -> Callable[[], Tensor]:
+        return lambda: value
+
+    kept = closure_of(torch.zeros(1))
+    assert "the closure of " in Names().of(kept())
+    kept.__module__ = "pytest_torchmem.interception.materialize"
+    assert "the closure of " not in Names().of(kept())
+
+
 def test_a_module_that_a_variable_holds_is_told_by_its_path() -> None:
     average = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     named = Names().of(average[1].weight)

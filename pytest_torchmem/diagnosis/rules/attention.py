@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, counts_of, rule
+from pytest_torchmem.diagnosis.rules.types import wider_type
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
 
@@ -16,6 +17,7 @@ _KERNELS = {
 }
 """The operators of fused attention, by what they are called."""
 _ORDER = ("flash", "cuDNN", "memory-efficient")
+_OF_TYPE = ": the dtype is "
 _SOFTMAX = ("aten::_safe_softmax", "aten::_softmax")
 
 
@@ -45,9 +47,10 @@ def attention_fell(evidence: Evidence) -> Cause | None:
         ]
         if source == "aten::_softmax":  # math is ``_safe_softmax``; attention.cpp
             now = "eager, a softmax of its own"
-        found = cause(
-            "attention", at_line, before=before, now=now, reason=_reason(evidence, row.what.line)
-        )
+        reason = _reason(evidence, row.what.line)
+        if reason.startswith(_OF_TYPE) and wider_type(evidence) is not None:
+            return None  # which says why it is given that type
+        found = cause("attention", at_line, before=before, now=now, reason=reason)
         return found and replace(found, row=row)
     return _by_calls(evidence)
 

@@ -8,7 +8,13 @@ from math import prod
 
 from pytest_torchmem.diagnosis.causes import Evidence
 from pytest_torchmem.profile.facts import LAYERS
-from pytest_torchmem.profile.module_paths import join_numbers, read_numbers
+from pytest_torchmem.profile.module_paths import (
+    are_among,
+    join_numbers,
+    only_in,
+    prefixes,
+    read_numbers,
+)
 
 _LONG = 40
 """Letters of a layer beyond which another class is told by its name alone."""
@@ -46,6 +52,24 @@ def layers_of(fact: str) -> dict[str, str]:
     """Return the layers of a fact, and the numbers of the modules that are each."""
     parts = (part.rpartition(" @") for part in fact.split(" | "))
     return {text or last: last if text else "" for text, _, last in parts}
+
+
+def exchanged(before: str, now: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the layers of a fact that are no longer what they were, and what they are now, each
+    with its numbers: also where others of the pattern were that already, or are that still.
+    """
+    old, new = layers_of(before), layers_of(now)
+    gone = {text: numbers for text, numbers in old.items() if text not in new}
+    came = {text: numbers for text, numbers in new.items() if text not in old}
+    if join_numbers(old.values()) != join_numbers(new.values()):
+        return gone, came  # one is gone or new, and those after it have moved up or down
+    return gone or _left(old, new), came or _left(new, old)
+
+
+def _left(own: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
+    """Return the layers of which others have fewer, with the numbers of those."""
+    fewer = (text for text in own if text in others and not are_among(own[text], others[text]))
+    return {text: only_in(own[text], others[text]) for text in fewer}
 
 
 def numbers_of(fact: str) -> str:
@@ -110,9 +134,7 @@ def set_otherwise(evidence: Evidence) -> set[str]:
     """
     found = set()
     for pattern, (before, now) in changed_texts(evidence, LAYERS):
-        old, new = layers_of(before), layers_of(now)
-        gone = [text for text in old if text not in new]
-        came = [text for text in new if text not in old]
+        gone, came = (list(texts) for texts in exchanged(before, now))
         if not gone or not came or class_of(gone[0]) != class_of(came[0]):
             continue
         parts = [part for part in settings_of(came[0]) if part not in settings_of(gone[0])]
@@ -123,3 +145,26 @@ def set_otherwise(evidence: Evidence) -> set[str]:
         if any(name not in _WIDTHS for name, _, _ in settings):
             found.add(pattern)
     return found
+
+
+def new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """Yield the outermost modules that are new, each as a pattern and the numbers in it."""
+    known = evidence.before.facts.get(LAYERS, {})
+    parents = {path for name in known for path in prefixes(name)}
+    for name, (before, now) in changed_texts(evidence, LAYERS, also_new=True):
+        if not before and known.get(name.rpartition(".")[0]) == now:
+            continue  # it stood there itself, and has been wrapped
+        if not before:
+            yield next((path for path in prefixes(name) if path not in parents), name), ""
+            continue
+        own, other = numbers_of(now), numbers_of(before)
+        if own == other or "*" not in name:
+            continue
+        added = only_in(own, other)
+        changed = [a != b for a, b in zip(own.split("/"), other.split("/"), strict=False)]
+        if added == own or changed.count(True) != 1:
+            continue
+        star = changed.index(True) + 1
+        parts = name.split(".")
+        stars = [place for place, part in enumerate(parts) if part == "*"]
+        yield ".".join(parts[: stars[star - 1] + 1]), "/".join(added.split("/")[:star])

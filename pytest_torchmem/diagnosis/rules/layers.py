@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from typing import NamedTuple
 
 from pytest_torchmem.diagnosis.causes import (
     MADE,
@@ -24,8 +25,9 @@ from pytest_torchmem.diagnosis.rules.layer_texts import (
     changed_texts,
     class_of,
     element_count,
+    exchanged,
     layers_of,
-    numbers_of,
+    new_modules,
     set_otherwise,
     widths_of,
 )
@@ -39,7 +41,14 @@ from pytest_torchmem.profile.facts import (
     LAYERS,
 )
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.profile.module_paths import fold, only_in, prefixes, read_numbers, unfold
+from pytest_torchmem.profile.module_paths import (
+    are_among,
+    fold,
+    join_numbers,
+    prefixes,
+    read_numbers,
+    unfold,
+)
 from pytest_torchmem.profile.timeline import Origin
 
 _MOST_SHOWN = 3
@@ -65,28 +74,30 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
     """Return the changed modules that explain most: of another class or of torch, or others."""
     resized = [row for row in evidence.came(Role.PARAMETER.value) if _is_resized(row)]
     otherwise = set_otherwise(evidence) if resized else set()
+    larger = _given_larger(evidence)
     best: Cause | None = None
     for pattern, (before, now) in changed_texts(evidence, LAYERS):
         if resized and pattern not in otherwise:
             continue  # wider layers are another cause
-        old, new = layers_of(before), layers_of(now)
-        gone = [text for text in old if text not in new]
-        came = [text for text in new if text not in old]
+        old, new = exchanged(before, now)
+        gone, came = [*old], [*new]
         if not gone or not came:
             continue
         is_layer = class_of(came[0]) != class_of(gone[0]) or came[0].endswith(")")
         if is_layer is not of_torch:
             continue
-        own = [row for row in evidence.came() if within(pattern, row.what.module)]
+        numbers = join_numbers(new.values())
+        if pattern in larger and are_among(numbers, larger[pattern].numbers):
+            continue  # what is before it makes more
+        own = evidence.of_module(pattern)
         same_class = (is_layer or bool(resized)) and class_of(came[0]) == class_of(gone[0])
-        if same_class and (resized or widths_of(came[0]) != widths_of(gone[0])):
+        is_wider = bool(resized) or widths_of(came[0]) != widths_of(gone[0])
+        if same_class and (is_wider or _is_before(evidence, pattern, numbers, larger)):
             own = [*evidence.came()]  # what is computed of its output is larger, too
         if not own and class_of(came[0]) == _NOTHING and _KEEPS_SHAPE.search(class_of(gone[0])):
             continue  # what is given to others is as large without it
         rows = own or [row for row in evidence.came() if _is_resized(row)]
-        text, was, numbers = changed_alike(
-            {one: old[one] for one in gone}, {one: new[one] for one in came}
-        )
+        text, was, numbers = changed_alike(old, new)
         if not is_layer:
             text, was = _attributes(text), _attributes(was) or "not"
             if not text:
@@ -96,6 +107,24 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
         if found is not None and (best is None or found.nbytes > best.nbytes):
             best = placed_in(evidence, pattern, found)
     return best
+
+
+def _is_before(
+    evidence: Evidence, pattern: str, numbers: str, larger: Mapping[str, _Given]
+) -> bool:
+    """Tell whether a layer is called before all that are given more, and may be why they are."""
+    order = [*evidence.now.facts.get(GIVEN, {})]
+    first = next(iter(larger), None)
+    if first is None or pattern not in order:
+        return first is not None
+    around = (a for a, b in zip(prefixes(pattern), prefixes(first), strict=False) if a == b)
+    stars = max((path.count("*") for path in around), default=0)  # of the modules that both are in
+    own, other = _first_of(numbers, stars), _first_of(larger[first].numbers, stars)
+    return own < other or (own == other and order.index(pattern) <= order.index(first))
+
+
+def _first_of(numbers: str, stars: int) -> list[int]:
+    return [min(star, default=0) for star in read_numbers(numbers)[:stars]]
 
 
 def _attributes(text: str) -> str:
@@ -108,7 +137,7 @@ def layer_gone(evidence: Evidence) -> Cause | None:
     for pattern, (before, now) in changed_texts(evidence, LAYERS):
         old, new = layers_of(before), layers_of(now)
         gone = [text for text in old if text not in new and text.endswith(")")]
-        if gone and all(text in old for text in new):
+        if gone and all(text in old for text in new) and not exchanged(before, now)[1]:
             place = evidence.short(pattern.removesuffix(".*"))
             return cause("layer gone", evidence.came(), layer=gone[0], module=place)
     return None
@@ -120,7 +149,7 @@ def new_module(evidence: Evidence) -> Cause | None:
     if any(not change.now or not change.before for change in evidence.about(COMPILED)):
         return None  # compiled modules go by another path, and their calls are not to be seen
     best: Cause | None = None
-    for pattern, numbers in _new_modules(evidence):
+    for pattern, numbers in new_modules(evidence):
         rows = [row for row in evidence.came() if _is_in(row, pattern, numbers)]
         places = _places_of_more(evidence, pattern)
         rows += [row for row in evidence.came() if _place(row) in places and row not in rows]
@@ -164,27 +193,6 @@ def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
     return f", in the place of {shown[0]}{more}" if shown else ""
 
 
-def _new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    """Yield the outermost modules that are new, each as a pattern and the numbers in it."""
-    known = evidence.before.facts.get(LAYERS, {})
-    parents = {path for name in known for path in prefixes(name)}
-    for name, (before, now) in changed_texts(evidence, LAYERS, also_new=True):
-        if not before:
-            yield next((path for path in prefixes(name) if path not in parents), name), ""
-            continue
-        own, other = numbers_of(now), numbers_of(before)
-        if own == other or "*" not in name:
-            continue
-        added = only_in(own, other)
-        changed = [a != b for a, b in zip(own.split("/"), other.split("/"), strict=False)]
-        if added == own or changed.count(True) != 1:
-            continue
-        star = changed.index(True) + 1
-        parts = name.split(".")
-        stars = [place for place, part in enumerate(parts) if part == "*"]
-        yield ".".join(parts[: stars[star - 1] + 1]), "/".join(added.split("/")[:star])
-
-
 @rule("called", "{module} is called {now}, and was {before}{lines}")
 def called_more_often(evidence: Evidence) -> Cause | None:
     """A model is called once more: for a metric, for another loss, for a sample."""
@@ -224,18 +232,12 @@ def given_more(evidence: Evidence) -> Cause | None:
     """A layer works on more than it did: every position instead of one, a longer sequence."""
     if any(change.before for change in evidence.about(INPUTS)) or layer_gone(evidence):
         return None  # which says why
-    larger: dict[str, tuple[str, str, str]] = {}
-    shapes: set[str] = set()  # which a layer may save
-    for pattern, (before, now) in changed_texts(evidence, GIVEN):
-        old, new = layers_of(before), layers_of(now)
-        came = [shape for shape in new if shape not in old]
-        gone = [shape for shape in old if shape not in new]
-        if came and gone and element_count(came[0]) > element_count(gone[0]):
-            larger[pattern] = came[0], gone[0], new[came[0]]
-            shapes.update(came)
+    larger = _given_larger(evidence)
     if not larger:
         return None
-    first, (shape, was, numbers) = next(iter(larger.items()))  # in the order of their calls
+    shapes = {shape for one in larger.values() for shape in one.shapes}  # which a layer may save
+    first, found_first = next(iter(larger.items()))  # in the order of their calls
+    shape, was, numbers = found_first.shapes[0], found_first.before, found_first.first
     own = [row for row in evidence.came() if any(within(one, row.what.module) for one in larger)]
     around = {path for one in larger for path in ("", *prefixes(one))}
     rows = own + [
@@ -257,6 +259,32 @@ def given_more(evidence: Evidence) -> Cause | None:
     is_new = is_new or (made is not None and _made_otherwise(evidence, made, shape))
     origin = made if is_new or not placed else None  # else what it is given to
     return found and replace(found, row=shown_by(placed or own or rows), origin=origin)
+
+
+class _Given(NamedTuple):
+    """What layers of a pattern are given that were given less."""
+
+    shapes: list[str]
+    before: str
+    first: str
+    """The numbers of the modules that are given the first of the shapes."""
+    numbers: str
+    """Those of the modules that are given any of them."""
+
+
+def _given_larger(evidence: Evidence) -> dict[str, _Given]:
+    """Return by pattern what layers are given that is larger than it was, in the order of their
+    calls.
+    """
+    found: dict[str, _Given] = {}
+    for pattern, (before, now) in changed_texts(evidence, GIVEN):
+        old, new = layers_of(before), layers_of(now)
+        came = [shape for shape in new if shape not in old]
+        gone = [shape for shape in old if shape not in new]
+        if came and gone and element_count(came[0]) > element_count(gone[0]):
+            numbers = join_numbers([new[shape] for shape in came])
+            found[pattern] = _Given(came, gone[0], new[came[0]], numbers)
+    return found
 
 
 def _maker_of(evidence: Evidence, module: str, shape: str) -> Origin | None:

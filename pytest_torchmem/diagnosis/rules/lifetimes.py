@@ -17,6 +17,9 @@ _FORWARD = ("forward_peak", "retained")
 
 _OF_GRAPHS = (Role.EARLIER.value, Role.HELD.value, Role.SAVED.value, Role.GRADIENT.value)
 
+_OF_GRADIENTS = (Role.GRADIENT_TEMPORARY.value, Role.WORKSPACE.value)
+"""What a backward through the graph of another takes for a moment."""
+
 
 @rule("graph kept", "backward({option}=True) at {line} {news} its graph{holder}", sure=True)
 def graph_kept(evidence: Evidence) -> Cause | None:
@@ -25,7 +28,8 @@ def graph_kept(evidence: Evidence) -> Cause | None:
     for option in ("create_graph", "retain_graph"):
         if not before or _calls(now, option) <= _calls(before, option):
             continue
-        rows = [*evidence.came(*_OF_GRAPHS)]
+        of_gradients = _OF_GRADIENTS if option == "create_graph" else ()
+        rows = [*evidence.came(*_OF_GRAPHS, *of_gradients)]
         line = now[option].partition(", ")[2] or "some line"
         holder = _holder(evidence, rows).replace("the graph of ", "")
         values = {"option": option, "line": line, "holder": holder}

@@ -21,6 +21,7 @@ from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layer_texts import (
     element_count,
     is_switched,
+    new_modules,
     set_otherwise,
 )
 from pytest_torchmem.diagnosis.rules.lifetimes import left_at_end
@@ -292,10 +293,14 @@ def _around(modules: Iterable[str]) -> str:
 @rule("trained", "{modules} trained, and {were} frozen", sure=True)
 def no_longer_frozen(evidence: Evidence) -> Cause | None:
     """Parameters that were frozen require gradients."""
+    there = {path for name in evidence.now.facts.get(LAYERS, {}) for path in prefixes(name)}
     lost = [
         one
         for one in evidence.about(PARAMETERS)
-        if one.before.startswith("frozen") and not one.now.startswith("frozen")
+        if one.before.startswith("frozen")
+        and (one.name in there or one.name.rpartition(".")[0] in there or not there)
+        and not one.now.startswith("frozen")
+        and not _only_new_are_trained(evidence, one.name)
     ]
     rows = [row for one in lost for row in rows_of(evidence, one.name)]
     if not rows:
@@ -304,7 +309,21 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     shown = " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
     one = len(names) < 2
     modules, were = (f"{shown} is", "was") if one else (f"{shown} are", "were")
-    return cause("trained", _once(rows), modules=modules, were=were)
+    found = cause("trained", _once(rows), modules=modules, were=were)
+    if found is None or not one or _is_of(shown_by(found.rows), lost[0].name):
+        return found
+    return placed_in(evidence, lost[0].name, found)
+
+
+def _only_new_are_trained(evidence: Evidence, module: str) -> bool:
+    """Tell whether all that has gradients in a module is in new modules, such as adapters."""
+    trained = [
+        group.what.module
+        for group in evidence.alive.groups
+        if group.what.role == Role.GRADIENT.value and within(module, group.what.module)
+    ]
+    new = [pattern for pattern, _ in new_modules(evidence)]
+    return bool(trained) and all(any(within(one, path) for one in new) for path in trained)
 
 
 @rule("reached", "the backward goes through {modules} now, and did not")
@@ -574,7 +593,7 @@ def _lost_modes(evidence: Evidence, word: str) -> Iterator[tuple[FactChange, str
 
 def rows_of(evidence: Evidence, module: str) -> list[Row]:
     """Return the rows of a module and of what is in it; of all, where it has none of its own."""
-    return [row for row in evidence.came() if _is_of(row, module)]
+    return evidence.of_module(module)
 
 
 def _is_of(row: Row, module: str) -> bool:
