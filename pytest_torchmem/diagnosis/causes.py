@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row
 from pytest_torchmem.diagnosis.moved_lines import moved_lines
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
-from pytest_torchmem.profile.facts import OPERATORS, FactChange, Facts, changed_facts
+from pytest_torchmem.profile.facts import GIVEN, OPERATORS, FactChange, Facts, changed_facts
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
 from pytest_torchmem.profile.timeline import Origin
@@ -128,6 +128,12 @@ class Evidence:
             if within(pattern, row.what.module)
             or (row.what.role == Role.SAVED.value and row.what[1:5] in given)
         ]
+
+    def makers_before(self, operator: str) -> set[str]:
+        """Return the modules that made what an operator is called with, as far as the last layers
+        that were there before.
+        """
+        return self.ran.makers_before(operator, self.before.facts.get(GIVEN, {}))
 
     def first(self, row: Row) -> int:
         """Return the index of the first allocation of a row, -1 where it is not known."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from math import prod
 
 from pytest_torchmem.profile.module_paths import fold
@@ -11,6 +13,7 @@ from pytest_torchmem.profile.operator_calls import OperatorCall
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 
 _ZERO = ("aten::zero_", "aten::_foreach_zero_")
+_MOST_ANCESTORS, _MOST_CALLS = 200, 20
 _STANDING = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
 
 
@@ -25,6 +28,7 @@ class Provenance:
     ) -> None:
         self._timeline, self._calls = timeline, calls
         self.broadcasts: Mapping[Origin, str] = broadcasts or {}
+        self._makers: dict[str, set[str]] = {}
 
     @cached_property
     def _made_by(self) -> dict[int, OperatorCall]:
@@ -42,6 +46,40 @@ class Provenance:
         call = self._made_by.get(index)
         found = self._timeline.allocations
         return [found[one - 1] for one in call.reads if one > 0] if call is not None else []
+
+    def allocation(self, index: int) -> Allocation:
+        """Return an allocation by its index."""
+        return self._timeline.allocations[index]
+
+    def makers_before(self, operator: str, last: Collection[str]) -> set[str]:
+        """Return the modules that made what the first calls of an operator were computed of, but
+        for what is beyond the modules of the patterns ``last``.
+        """
+        if operator not in self._makers:
+            found = self._timeline.allocations
+            made = (one for one in self._made_by if found[one].origin.operator == operator)
+            paths = (
+                fold(found[one].origin.module)[0]
+                for index in islice(made, _MOST_CALLS)
+                for one in self.ancestors(index, last)
+            )
+            self._makers[operator] = {path for path in paths if path}
+        return self._makers[operator]
+
+    def ancestors(self, index: int, last: Collection[str] = ()) -> Iterator[int]:
+        """Yield the allocations that one was computed of, the nearest ones first; beyond what
+        modules of the patterns ``last`` made is not looked.
+        """
+        waiting, seen = deque([index]), {index}
+        while waiting and len(seen) < _MOST_ANCESTORS:
+            call = self._made_by.get(waiting.popleft())
+            for read in call.reads if call is not None else ():
+                if read > 0 and read - 1 not in seen:
+                    seen.add(read - 1)
+                    made = self._timeline.allocations[read - 1].origin
+                    if not last or fold(made.module)[0] not in last:
+                        waiting.append(read - 1)
+                    yield read - 1
 
     def original_of(self, index: int, copies: Collection[str]) -> Allocation | None:
         """Return of what an allocation is a copy, or a copy of one, as operators of ``copies`` make
@@ -106,11 +144,17 @@ class Provenance:
         )
         return max(made, key=lambda one: one.nbytes if one.dtype else 0, default=None)
 
-    def read_in(self, module: str) -> Iterator[Allocation]:
-        """Yield what the calls in a module, a pattern, read outside of the backward."""
+    def read_in(self, module: str, stars: Sequence[Collection[int]] = ()) -> Iterator[Allocation]:
+        """Yield what the calls in a module, a pattern, read outside of the backward: in the modules
+        of the numbers that ``stars`` has, where it has any.
+        """
         allocations = self._timeline.allocations
         for call in self._calls:
-            if fold(call.origin.module)[0] == module and call.origin.phase is Phase.FORWARD:
+            if call.origin.phase is not Phase.FORWARD:
+                continue
+            pattern, numbers = fold(call.origin.module)
+            wanted = zip(numbers, stars, strict=False)
+            if pattern == module and all(one in star or not star for one, star in wanted):
                 yield from (allocations[one - 1] for one in call.reads if one > 0)
 
     def given_to(self, pattern: str) -> set[tuple[str, str, str, tuple[int, ...]]]:

@@ -33,7 +33,7 @@ def collect(address_of: Callable[[Tensor], int], wanted: Iterable[int]) -> dict[
         gc.set_debug(flags)
     garbage = gc.garbage[known:]
     del gc.garbage[known:]
-    for one in garbage:
+    for one in sorted(garbage, key=lambda one: not issubclass(type(one), BaseException)):
         if name := _name_of(one):
             here = left & {address_of(tensor) for tensor in _tensors_below(one)}
             found.update(dict.fromkeys(here, name))
@@ -48,6 +48,8 @@ def collect(address_of: Callable[[Tensor], int], wanted: Iterable[int]) -> dict[
 def _name_of(one: object) -> str:
     """Return what one of the program's own objects is, "" for any other."""
     kind = type(one)  # to ask an object for its class may run code of its own
+    if issubclass(kind, BaseException):
+        return f"the traceback of {kind.__qualname__}"
     if issubclass(kind, FunctionType):
         code = cast(FunctionType, one).__code__
         is_program = not is_own(code) and _is_of_program(code.co_filename)

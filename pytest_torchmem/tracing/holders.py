@@ -103,6 +103,8 @@ class Names:
         """Whether what keeps a record is asked for: one within it is told by its type alone."""
         self._outwards = 0
         """How many objects of libraries are looked out of, each in the next."""
+        self._asked: set[int] = set()
+        """The functions and errors that are looked out of: what one holds may hold it."""
         for frame in _frames_of_program():
             for name, value in tuple(frame.f_locals.items()):
                 self._note(f"{name} of {frame.f_code.co_name}", value)
@@ -196,7 +198,13 @@ class Names:
         """Return in words what of the program holds a function or an error, "" if that is named
         by itself, or not at all.
         """
-        found = self._of(owner, {*self._ignore}, 1)
+        if id(owner) in self._asked:
+            return ""
+        self._asked.add(id(owner))
+        try:
+            found = self._of(owner, {*self._ignore}, 1)
+        finally:
+            self._asked.discard(id(owner))
         return f" in {found}" if found.startswith("the ") else ""
 
     def _around(self, owner: object) -> str:

@@ -1690,6 +1690,108 @@ def model_in_float32(wrong: bool) -> Step:
     return model if wrong else model.bfloat16(), (ids(),), {}
 
 
+@planted("new module", "Heads.more is new", "Heads.more", "aten::addmm")
+def another_head_with_its_loss(wrong: bool) -> Step:
+    """The loss of the new head is the largest part of what it costs."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(16, 8), nn.Linear(8, 500)
+            self.more = nn.Linear(8, 500) if wrong else None
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            x = self.stem(x)
+            made = [self.head(x)]
+            if self.more is not None:
+                made.append(self.more(x).sin())  # here: another_head_with_its_loss
+            return made
+
+    def loss(made: list[Tensor]) -> Tensor:
+        labels = torch.zeros(len(made[0]), dtype=torch.long, device=made[0].device)
+        losses = [F.cross_entropy(one, labels) for one in made]
+        return torch.stack(losses).sum()
+
+    return Heads(), (torch.zeros(256, 16),), {"loss_fn": loss}
+
+
+@planted("new gradient", "a gradient float32[512, 256] is new: what aten::addmm is", "", "addmm")
+def input_requires_gradients(wrong: bool) -> Step:
+    """In a program that never sets gradients to none, and kept those of its parameters before."""
+
+    def run(device: str) -> None:
+        model = nn.Linear(256, 8).to(device)
+        x = torch.zeros(512, 256, device=device, requires_grad=wrong)
+        for _ in range(2):
+            model(x).mean().backward()  # here: input_requires_gradients
+
+    return Program(run), (), {}
+
+
+@planted("larger", "[32, 4, 16] of z.repeat_interleave (aten::clone), which is new", "", "clone")
+def repeated_before_a_product(wrong: bool) -> Step:
+    """What is new makes little, and the product of it much."""
+
+    def loss(z: Tensor) -> Tensor:
+        if wrong:
+            z = z.repeat_interleave(4, 0)  # here: repeated_before_a_product
+        return (z @ z.T).log_softmax(-1).mean()
+
+    return nn.Linear(16, 16), (torch.zeros(32, 16),), {"loss_fn": loss}
+
+
+@planted("earlier steps", "of an earlier step are still alive: the graph of", "", "aten::")
+def queue_with_its_graph(wrong: bool) -> Step:
+    """The backward goes through the graph of the step before, which takes more than it keeps."""
+
+    def run(device: str) -> None:
+        model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)).to(device)
+        queue = torch.zeros(128, 64, device=device)
+        for _ in range(3):
+            made = model(torch.zeros(64, 64, device=device))
+            (made @ queue.T).mean().backward(retain_graph=True)
+            queue = torch.cat([made if wrong else made.detach(), queue.detach()])[:128]
+
+    return Program(run), (), {}
+
+
+@planted("left", "a reference cycle of the traceback of ValueError", "Wide", "", ("cpu",))
+def error_that_is_kept(wrong: bool) -> Step:
+    """What keeps the error is a variable of a function that the error's traceback keeps."""
+
+    class Wide(nn.Linear):
+        pass
+
+    def run(device: str) -> None:
+        model, errors = Wide(64, 256).to(device), []
+        for batch in range(2):
+            try:
+                model(torch.zeros(8, 64, device=device)).sum().backward()
+                raise ValueError(batch)
+            except ValueError as error:
+                errors.append(error if wrong else str(error))
+
+    return Program(run), (), {}
+
+
+@planted("given", "experts.*.0 is given [256, 16], and was given [64, 16]", "Mixed.experts.*.1", "")
+def every_expert_gets_all(wrong: bool) -> Step:
+    """What is given is an input, and something of its shape is made by another layer's output."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = (nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16), nn.Tanh())
+            self.experts = nn.ModuleList(copy.deepcopy(nn.Sequential(*layers)) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            parts = [x] * 4 if wrong else x.chunk(4)
+            made = [expert(part) for expert, part in zip(self.experts, parts, strict=True)]
+            return torch.stack([one.mean() for one in made])  # there is no line of the program's
+
+    return Mixed(), (torch.zeros(256, 16),), {}
+
+
 # What must not be named: the rule, and a change that looks like its cause and is another.
 
 

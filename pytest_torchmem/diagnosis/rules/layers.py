@@ -49,7 +49,7 @@ from pytest_torchmem.profile.module_paths import (
     read_numbers,
     unfold,
 )
-from pytest_torchmem.profile.timeline import Origin
+from pytest_torchmem.profile.timeline import Kind, Origin
 
 _MOST_SHOWN = 3
 _NOTHING = "Identity"
@@ -163,12 +163,15 @@ def new_module(evidence: Evidence) -> Cause | None:
 
 def _places_of_more(evidence: Evidence, pattern: str) -> set[tuple[str, str]]:
     """Return the modules and lines of operators that are called more often than they were, in new
-    modules among others: what a new one makes goes through others, too.
+    modules or with what they make: that goes through others, too.
     """
     found: set[tuple[str, str]] = set()
     for name, one in evidence.counts().items():
         places = [*evidence.ran.places(name)] if one.rose else []
-        if any(within(pattern, place.module) for place in places):
+        modules = {place.module for place in places}
+        if "" in modules:  # a loss of what a module makes
+            modules |= evidence.makers_before(name)
+        if any(within(pattern, module) for module in modules):
             found.update((fold(place.module)[0], place.line) for place in places)
     return found
 
@@ -250,7 +253,7 @@ def given_more(evidence: Evidence) -> Cause | None:
     begun = min((evidence.order(row) for row in own if within(first, row.what.module)), default=0)
     if any(_is_resized(row) and evidence.order(row) < begun for row in evidence.came(*MADE)):
         return None  # who made what the layer is given is nearer to the cause
-    made = _maker_of(evidence, first, shape)
+    made = _maker_of(evidence, first, numbers, shape)
     values = {"now": f"{shape} of {made.operator}" if made else shape, "before": was}
     found = cause("given", rows, module=evidence.module(first, numbers), **values)
     placed = [row for row in own if within(first, row.what.module)]
@@ -287,11 +290,11 @@ def _given_larger(evidence: Evidence) -> dict[str, _Given]:
     return found
 
 
-def _maker_of(evidence: Evidence, module: str, shape: str) -> Origin | None:
-    """Return who made what a layer is given now."""
-    for read in evidence.ran.read_in(module):
-        if str([*read.shape]) == shape and read.origin.operator and read.origin.line:
-            return read.origin
+def _maker_of(evidence: Evidence, module: str, numbers: str, shape: str) -> Origin | None:
+    """Return who made what a layer is given now; ``None`` where it is an input of the step."""
+    for read in evidence.ran.read_in(module, read_numbers(numbers)):
+        if str([*read.shape]) == shape and read.kind is not Kind.PARAMETER:
+            return read.origin if read.origin.operator and read.origin.line else None
     return None
 
 

@@ -76,6 +76,7 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
     rows = [*evidence.came(Role.GRADIENT.value)]
     if phase == "backward":  # where they are made anyway: only what was there all along counts
         rows = [row for row in rows if _in_forward(evidence, row)]
+    rows = [row for row in rows if not _is_new_gradient(evidence, row)]
     zeroed = evidence.ran.zeroed_gradients()
     if zeroed is not None:
         why = "they are set to zero, and not to none"
@@ -93,12 +94,48 @@ def _in_forward(evidence: Evidence, row: Row) -> bool:
     )
 
 
+@rule(
+    "new gradient",
+    "a gradient {tensor} is new: what {operator} is given had none",
+    last=True,
+)
+def new_gradient(evidence: Evidence) -> Cause | None:
+    """An input, or what the program itself has made, requires a gradient."""
+    rows = [row for row in evidence.came(Role.GRADIENT.value) if _is_new_gradient(evidence, row)]
+    if not rows:
+        return None
+    first = shown_by(rows)
+    shape = first.what.shape
+    rows += [row for row in evidence.came(Role.GRADIENT_TEMPORARY.value) if row.what.shape == shape]
+    made = evidence.ran.written(first.what.module, first.what.source, first.what.line)
+    operator = made.operator if made is not None else first.what.source
+    found = cause("new gradient", rows, tensor=first.what.tensor, operator=operator)
+    return found and replace(found, row=first)
+
+
+def _is_new_gradient(evidence: Evidence, row: Row) -> bool:
+    """Tell whether nothing of this shape had a gradient: it is not one that is kept longer."""
+    known = [*evidence.known()]
+    if any(one[1:5] == row.what[1:5] for one in known):
+        return False
+    gradients = (one for one in known if one.role == Role.GRADIENT.value)
+    standing = (
+        group.what.shape
+        for group in evidence.alive.groups
+        if group.what.role in (Role.PARAMETER.value, Role.BUFFER.value)
+    )
+    shape = row.what.shape
+    return bool(shape) and shape not in {one.shape for one in gradients} | {*standing}
+
+
 @rule("earlier steps", "tensors {made} are still alive{holder}")
 def earlier_steps(evidence: Evidence) -> Cause | None:
     """The graph of a step outlives it: a loss that was added up, a hidden state not detached."""
     rows = [*evidence.came(Role.EARLIER.value)]
     in_step = any(row.what.module for row in rows)  # else it may have been made for all steps
     made = "of an earlier step" if in_step else "made before this step"
+    if in_step and evidence.difference.moment == "backward_peak":  # which may go through it
+        rows += evidence.came(Role.GRADIENT_TEMPORARY.value)
     return cause("earlier steps", rows, made=made, holder=_holder(evidence, rows))
 
 

@@ -63,7 +63,7 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
         operator=first.what.source,
         now=first.what.tensor,
         before=was if first.before.dtype == first.what.dtype else first.before.tensor,
-        given=_given(evidence, given) if given is not None else "",
+        given=_given(evidence, given, first) if given is not None else "",
     )
     return found and replace(found, row=first, origin=given.origin if given is not None else None)
 
@@ -78,15 +78,31 @@ def _new_of_inputs(evidence: Evidence, row: Row) -> Allocation | None:
         is_large = read.dtype and prod(read.shape) >= size and read.origin.line
         if is_large and counted is not None and counted.rose:
             return read
+    return _first_expanded(evidence, row)
+
+
+def _first_expanded(evidence: Evidence, row: Row) -> Allocation | None:
+    """Return what a row was computed of that is larger than what it was made of itself, by an
+    operator that is called more often than it was.
+    """
+    for index in evidence.ran.ancestors(evidence.first(row)):
+        one = evidence.ran.allocation(index)
+        read = [prod(other.shape) for other in evidence.ran.read(index) if other.dtype]
+        counted = evidence.counted(one.origin.operator)
+        is_expanded = one.dtype and one.origin.line and 0 < max(read, default=0) < prod(one.shape)
+        if is_expanded and counted is not None and counted.rose:
+            return one
     return None
 
 
-def _given(evidence: Evidence, one: Allocation) -> str:
+def _given(evidence: Evidence, one: Allocation, row: Row) -> str:
     counted = evidence.counted(one.origin.operator)
     assert counted is not None
     called = f"is called {times(counted.now)}, and was {times(counted.before)}"
     news = called if counted.before else "is new"
-    return f", given {one.dtype}{list(one.shape)} of {one.origin.operator}, which {news}"
+    is_given = any(read is one for read in evidence.ran.read(evidence.first(row)))
+    verb = "given" if is_given else "computed of"
+    return f", {verb} {one.dtype}{list(one.shape)} of {one.origin.operator}, which {news}"
 
 
 def _follows_new_operators(evidence: Evidence, first: Row) -> bool:

@@ -101,6 +101,9 @@ def another_loss(evidence: Evidence) -> Cause | None:
     rising = [name for name, one in counts.items() if one.before and one.rose]
     if not rising or calls or evidence.about(INPUTS):
         return None
+    makers = evidence.makers_before(rising[0])
+    if any(within(new, one) for new, _ in new_modules(evidence) for one in makers):
+        return None  # a new module makes what it is called with, and says why
     places = [origin for name in rising for origin in evidence.ran.places(name) if origin.line]
     rows = [row for row in evidence.came() if row.what.line in {one.line for one in places}]
     known = {*evidence.moved_lines().values()}
