@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any, ClassVar
 
 import pytest
@@ -115,3 +117,64 @@ def test_a_mode_sees_what_the_program_calls(device: str) -> None:
     really = body("cpu")
     torchmem.trace(lambda: traced.extend(body(device)), device=device)
     assert traced == really
+
+
+class Wrapped:
+    """No tensor, and not one of torch's classes: what is done for it stands in a table."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.table: dict[Any, Any] = {
+            torch.empty_like: lambda x: x.tensor.device,
+            torch.full_like: lambda x, value: (x.tensor.device, value),
+        }
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        table = args[0].table
+        return table[func](*args, **(kwargs or {})) if func in table else NotImplemented
+
+
+def test_tables_that_a_trace_makes_find_torch_functions() -> None:
+    def body() -> None:
+        x = Wrapped(torch.ones(3, device="cuda"))
+        assert torch.empty_like(x).type == "cuda"
+        assert torch.full_like(x, 2) == (x.tensor.device, 2)
+        for made_before in (before, {torch.zeros_like}):
+            x.table = dict.fromkeys(made_before, lambda x: "found")
+            assert torch.zeros_like(x) == "found"
+
+    before = {torch.zeros_like}
+    torchmem.trace(body, device="cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_mode_is_asked_for_what_stands_in_torch(device: str) -> None:
+    class Named(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(next((name for name in names if getattr(torch, name) is func), func))
+            return func(*args, **(kwargs or {}))
+
+    def body(device: str) -> None:
+        seen.clear()
+        with Named(), Named():
+            torch.tensor([1.0], device=device)
+            torch.zeros_like(torch.zeros(3, device=device))
+            torch.arange(3), torch.as_tensor([1])
+
+    names = ["tensor", "zeros", "zeros_like", "arange", "as_tensor"]
+    seen: list[Any] = []
+    body("cpu")
+    really = list(seen)
+    torchmem.trace(body, device, device=device)
+    assert seen == really == [name for name in names for _ in range(2)]
+
+
+def test_functions_in_the_place_of_torchs_are_copied_and_pickled_as_these() -> None:
+    def body() -> None:
+        assert copy.deepcopy([torch.zeros])[0] is torch.zeros
+        assert pickle.loads(pickle.dumps(torch.zeros)) is torch.zeros
+
+    torchmem.trace(body, device="cuda")

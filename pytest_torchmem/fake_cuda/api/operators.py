@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -40,7 +41,10 @@ def _placing(original: Callable[..., Any], trace: TraceContext) -> Callable[...,
         if not (kwargs and "device" in kwargs) and self not in _PUTS:
             return original(self, *args, **kwargs)
         device = kwargs["device"] if "device" in kwargs else args[1] if len(args) > 1 else None
-        if device is None or not _is_program(trace) or is_own(sys._getframe(1).f_code):
+        if device is None or not _is_program(trace):
+            return original(self, *args, **kwargs)
+        caller = sys._getframe(1)
+        if is_own(caller.f_code) or _is_passed_on(self, caller):
             return original(self, *args, **kwargs)
         device = torch.device(device)
         if self in _COPIES and args[0].requires_grad:  # its gradient goes back to where it is
@@ -52,6 +56,20 @@ def _placing(original: Callable[..., Any], trace: TraceContext) -> Callable[...,
             return original(self, *args, **kwargs)
 
     return call
+
+
+def _is_passed_on(operator: Any, caller: FrameType | None) -> bool:
+    """Return whether a mode or a tensor subclass was asked for an operator, and calls it.
+
+    The device is C++'s then, and not the program's: what the program asked for is being placed.
+    """
+    while caller is not None and caller.f_code.co_name != "__torch_dispatch__":
+        caller = caller.f_back
+    if caller is None:
+        return False
+    code, values = caller.f_code, caller.f_locals
+    asked_for = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
+    return any(one is operator for one in asked_for)
 
 
 def _is_program(trace: TraceContext) -> bool:

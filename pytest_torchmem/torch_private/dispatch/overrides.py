@@ -1,6 +1,6 @@
-"""What takes the place of a method of ``torch.Tensor`` asks subclasses first, as torch's own does.
+"""What takes the place of torch's functions asks ``__torch_function__`` first, as these do.
 
-A subclass with a ``__torch_function__`` decides what ``tensor.to(device)`` does and returns
+A subclass decides what ``tensor.to(device)`` does and returns, a mode what ``torch.zeros`` does
 (torch/csrc/autograd/utils/wrap_outputs.h and python_arg_parser.cpp, ``handle_torch_function``).
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import update_wrapper
-from types import MethodDescriptorType, MethodType
+from types import BuiltinFunctionType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function
 
@@ -21,6 +22,11 @@ DisableTorchFunctionSubclass: Any = private("torch._C.DisableTorchFunctionSubcla
 torch_function_enabled: Callable[[], bool] = private("torch._C._is_torch_function_enabled")
 _DISABLED: Any = private("torch._C._disabled_torch_function_impl")
 _PLAIN: tuple[type, ...] = (Tensor, nn.Parameter)
+_OF_TORCH = (torch, torch.fft)
+_ASKING = "_VariableFunctionsClass."
+"""How the paths begin of functions of ``torch`` whose arguments torch's parser reads."""
+_NOT_ASKING = ("frombuffer",)
+"""Of these, those that ask nobody (csrc/autograd/python_torch_functions_manual.cpp)."""
 
 
 def overrides(kind: type) -> bool:
@@ -37,13 +43,66 @@ def of_tensors(replacement: Any, original: Any) -> Any:
     return TensorMethod(original, replacement)
 
 
-class TensorMethod:
-    """A method in the place of ``original``: equal to it, so that a subclass's table finds it."""
+def of_functions(owner: ModuleType, replacement: Any, original: Any) -> Any:
+    """Return what takes the place of an attribute of a module."""
+    if owner not in _OF_TORCH or isinstance(replacement, type):
+        return replacement
+    if type(original) not in (BuiltinFunctionType, TorchFunction):
+        return replacement
+    of_torch = original.__module__ == "torch"
+    asking = original.__qualname__.startswith(_ASKING) if of_torch else True
+    if not asking or original.__name__ in _NOT_ASKING:
+        return replacement
+    return TorchFunction(original, replacement)
+
+
+class _Equal:
+    """A callable in the place of ``original``, and equal to it: a table finds one by the other."""
+
+    __call__: Callable[..., Any]
 
     def __init__(self, original: Callable[..., Any], function: Callable[..., Any]) -> None:
         update_wrapper(self, original)  # first: another one below has these attributes too
         self._original = original
         self._function = function
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, _Equal):
+            return bool(self._original == other._original)
+        return bool(self._original == other)
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+
+class TorchFunction(_Equal):
+    """A function of ``torch`` in the place of ``original``, by which modes and classes know it.
+
+    A library that is imported in a trace registers what it does for ``torch.zeros_like`` under what
+    stands there; torch's function would ask for itself.
+    """
+
+    def __init__(self, original: Callable[..., Any], function: Callable[..., Any]) -> None:
+        super().__init__(original, function)
+        self._of_tensor = original.__name__.endswith("_like")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if self._of_tensor and args and type(args[0]) not in _PLAIN:
+            asks = getattr(type(args[0]), "__torch_function__", _DISABLED) is not _DISABLED
+            asked = args[:1] if asks else ()
+        else:
+            asked = ()
+        if (asked or function_modes()) and torch_function_enabled():
+            return handle_torch_function(self, asked, *args, **kwargs)
+        return self._function(*args, **kwargs)
+
+    def __reduce__(self) -> str:
+        return str(self.__name__)  # type: ignore[attr-defined]
+
+
+class TensorMethod(_Equal):
+    """A method in the place of ``original``."""
 
     def __get__(self, tensor: Tensor | None, owner: Any = None) -> Any:
         return self if tensor is None else MethodType(self, tensor)
@@ -58,14 +117,6 @@ class TensorMethod:
                     return found
             return handle_torch_function(self, asked, tensor, *args, **kwargs)
         return self._function(tensor, *args, **kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, TensorMethod):
-            return self._original == other._original
-        return bool(self._original == other)
-
-    def __hash__(self) -> int:
-        return hash(self._original)
 
 
 def _overridable(own: property) -> property:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from pytest_torchmem.torch_private.dispatch.overrides import of_tensors
+from pytest_torchmem.torch_private.dispatch.overrides import of_functions, of_tensors
 from pytest_torchmem.torch_private.names import Missing, find, methods_name, private, unsupported
 from pytest_torchmem.torch_private.patching.program_functions import (
     HeldOriginal,
@@ -175,6 +175,8 @@ class Patch:
                 continue
             if owner is Tensor:
                 replacement = of_tensors(replacement, getattr(Tensor, name))
+            elif of_module:
+                replacement = of_functions(owner, replacement, before[name])
             if of_module and callable(before[name]):
                 self._of_modules[id(before[name])] = before[name], replacement
                 self._given[id(replacement)] = before[name]
