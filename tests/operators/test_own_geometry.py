@@ -141,3 +141,14 @@ def test_scaled_products_are_written_to_what_is_given(shape: tuple[int, ...]) ->
     x, y = (torch.ones(rows, 32).to(torch.float8_e4m3fn) for rows in (16, 48))
     scale = torch.tensor(1.0)
     assert traced(into, x, y, scale) == [geometry(into(x, y, scale))]
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (2, 5, 3), (3, 5)])
+@pytest.mark.parametrize("full_matrices", [False, True])
+def test_singular_vectors_have_their_columns_first(shape: Any, full_matrices: bool) -> None:
+    def decomposed(x: Tensor) -> Any:
+        return tuple(torch.linalg.svd(x, full_matrices=full_matrices))
+
+    x = torch.ones(shape)
+    assert traced(decomposed, x) == [geometry(one) for one in decomposed(x)]
+    assert traced(torch.linalg.svdvals, x) == [geometry(torch.linalg.svdvals(x))]

@@ -227,3 +227,17 @@ def test_a_file_of_a_traced_program_has_the_size_of_a_real_one(tmp_path: Path) -
     save()
     trace(save)
     assert sizes[0] == sizes[-1]
+
+
+@pytest.mark.parametrize("values", ["auto", "none"])
+def test_exported_weights_are_counted_as_they_are_read(values: Any) -> None:
+    def program() -> None:
+        file = io.BytesIO()
+        torch.export.save(exported, file)
+        file.seek(0)
+        weight = torch.export.load(file).state_dict["weight"]
+        assert weight.shape == (64, 64)
+        weight.t() @ weight
+
+    exported = torch.export.export(nn.Linear(64, 64), (torch.ones(2, 64),))
+    assert trace(program, host="here", values=values).peak == measure(program).peak

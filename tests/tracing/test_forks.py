@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from pytest_torchmem import trace
+from pytest_torchmem import measure, trace
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
 
@@ -44,6 +44,14 @@ def test_workers_load_what_a_traced_program_trains_on(device: str) -> None:
 
     trace(program, device=device)
     assert labels == list(range(10))
+
+
+def test_batches_of_workers_are_counted() -> None:
+    def program() -> None:
+        for data, _ in DataLoader(Samples(), batch_size=5, num_workers=1):
+            data * 2
+
+    assert trace(program, host="here").figures() == measure(program).figures()
 
 
 def in_forked_process(body: Callable[[], object]) -> str:

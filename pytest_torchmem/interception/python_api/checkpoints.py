@@ -70,10 +70,15 @@ def sparse_files(trace: TraceContext, pickling: Pickling) -> Replacements:
             return found
 
         def get_storage_from_record(self, name: str, numel: int, dtype: Any) -> Any:
-            """Read a record, or return bytes that are not known."""
-            if name not in self._unknown or trace.off():
+            """Read a record into memory of the allocator, or return bytes that are not known."""
+            if trace.off():
                 return super().get_storage_from_record(name, numel, dtype)
-            return trace.unknown_bytes(numel)
+            if name in self._unknown:
+                size = dtype.itemsize if isinstance(dtype, torch.dtype) else 1
+                return trace.unknown_bytes(numel * size)
+            found = super().get_storage_from_record(name, numel, dtype)
+            trace.meet_storage(found.untyped_storage())
+            return found
 
     return [file_writer.by(Writer), file_reader.by(Reader)]
 

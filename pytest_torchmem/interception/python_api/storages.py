@@ -13,9 +13,14 @@ from torch import Tensor
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.checkpoints import unknown_regions
+from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.dispatch.type_calls import made_by, make
 from pytest_torchmem.torch_private.patching.patches import Replacements
-from pytest_torchmem.torch_private.patching.replaceable import set_from_file
+from pytest_torchmem.torch_private.patching.replaceable import (
+    RECEIVING,
+    next_batch,
+    set_from_file,
+)
 
 _SIZES = ("size", "nbytes", "__len__")
 """What says how many bytes a storage holds."""
@@ -44,6 +49,8 @@ class RealStorages:
         self._from_file: Any = torch.UntypedStorage.from_file
         self._from_buffer: Any = torch.UntypedStorage.from_buffer
         self._set_from_file: Any = set_from_file.original
+        self._next_batch: Any = next_batch.original
+        self._waiting = 0
         self._get: Any = torch.UntypedStorage.__getitem__
         self._get_rng_state = torch.random.get_rng_state
         self._resize: Any = torch.UntypedStorage.resize_
@@ -64,6 +71,8 @@ class RealStorages:
                 },
             ),
             set_from_file.by(self.set_from_file),
+            *[each.by(staticmethod(self._received(each.original))) for each in RECEIVING],
+            next_batch.by(self.next_batch),
             *[(module, {"get_rng_state": self.get_rng_state}) for module in (torch, torch.random)],
         ]
 
@@ -97,6 +106,36 @@ class RealStorages:
         if not self._trace.off():
             self._trace.expect_made(storage)
         return storage
+
+    def _received(self, original: Any) -> Callable[..., Any]:
+        """Book memory that processes share where it is mapped, as torch's profiler does
+        (aten/src/ATen/MapAllocator.cpp).
+        """
+
+        def received(*args: Any) -> Any:
+            storage = original(*args)
+            if not (self._waiting or self._trace.off()):
+                self._trace.meet_storage(storage)
+            return storage
+
+        return received
+
+    def next_batch(self, iterator: Any) -> Any:
+        """Book what a ``DataLoader``'s workers have loaded where the program gets it.
+
+        Which batches arrive before it, and wait for their turn, is a matter of time.
+        """
+        if self._trace.off():
+            return self._next_batch(iterator)
+        self._waiting += 1
+        try:
+            batch = self._next_batch(iterator)
+        finally:
+            self._waiting -= 1
+        for tensor in tensors_in(batch):
+            if tensor.layout is torch.strided and tensor.is_shared():
+                self._trace.meet_storage(tensor.untyped_storage())
+        return batch
 
     def set_from_file(self, storage: torch.UntypedStorage, *args: Any) -> Any:
         """Read a storage that is there already, as ``torch.load`` does files of the older format

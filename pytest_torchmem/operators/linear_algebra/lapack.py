@@ -13,7 +13,7 @@ from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import dense_bytes
 from pytest_torchmem.operators.libraries import lapack
 from pytest_torchmem.operators.registry import Kind, operator
-from pytest_torchmem.operators.structured import outputs
+from pytest_torchmem.operators.structured import empty_as, meta_result, outputs
 
 
 def empty_column_major(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -163,9 +163,12 @@ def linalg_eig(input: Tensor) -> tuple[Tensor, Tensor]:
 @operator("aten::_linalg_svd").decomposition("cpu")
 def linalg_svd(call: GivenCall, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_svd_out): a copy that is destroyed; LAPACK's work is in vectors that
-    torch's allocator does not see.
+    torch's allocator does not see. Rows first is what cuSOLVER has (torch/_meta_registrations.py).
     """
-    U, S, Vh = outputs(call)
+    *others, Vh_of_gpu = meta_result(call.overload, *call.args, **call.kwargs)
+    without_vectors = Vh_of_gpu.dim() < 2
+    Vh = Vh_of_gpu if without_vectors else Vh_of_gpu.mT.contiguous().mT
+    U, S, Vh = map(empty_as, (*others, Vh))
     if A.numel():
         infos = torch.zeros(A.shape[:-2], dtype=torch.int32)
         copied = column_major_clone(A)

@@ -276,12 +276,21 @@ def _flattened(indices: Tensor) -> Tensor:
 
 @operator("aten::sparse_mask").sparse()
 def masked(input: Tensor, mask: Tensor) -> Tensor:
-    """The entries of a tensor where the mask has some; sparse_mask."""
-    values = sparse_values(mask)
-    indices = sparse_indices(mask).clone()
-    of_input = input if input.layout is torch.strided else sparse_values(input)
-    picked = of_input.new_empty(values.shape)
-    return sparse_of(mask.shape, indices, picked, mask.is_coalesced())
+    """The entries of a tensor where the mask has some; SparseTensor.cpp, sparse_mask. What it
+    picks of a dense one is multiplied by a one; SparseTensorMath.cpp, _mul_dense_sparse_out.
+    """
+    values, indices = sparse_values(mask), sparse_indices(mask)
+    if input.layout is not torch.strided or not specified_elements(mask):
+        of_input = input if input.layout is torch.strided else sparse_values(input)
+        kept = of_input.new_empty(values.shape)
+        return sparse_of(mask.shape, indices.clone(), kept, mask.is_coalesced())
+    one = values.new_empty((1,))
+    picked = input.new_empty(values.shape)
+    copied = indices.clone()
+    kept = picked.new_empty(values.shape, dtype=torch.result_type(input, mask))
+    del one, picked
+    kept = kept.to(input.dtype)
+    return sparse_of(mask.shape, copied, kept, mask.is_coalesced())
 
 
 @operator("aten::addmm", asks_cusparse=True).sparse()

@@ -103,6 +103,11 @@ SHARING = (
     Replaceable("torch.UntypedStorage._share_fd_cpu_"),
     Replaceable("torch.UntypedStorage._share_filename_cpu_"),
 )
+#: What makes a storage of what another process handed over.
+RECEIVING = (
+    Replaceable("torch.UntypedStorage._new_shared_fd_cpu"),
+    Replaceable("torch.UntypedStorage._new_shared_filename_cpu"),
+)
 #: What ``torch.manual_seed`` and its like go to.
 default_generator = Replaceable("torch.random.default_generator")
 #: What writes the format of ``torch.save`` before archives, and what reads its storages.

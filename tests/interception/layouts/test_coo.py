@@ -29,6 +29,12 @@ def graph_convolution(device: str = "cpu") -> Any:
     return layer
 
 
+def entries_of(device: str = "cpu") -> Any:
+    """What ``SparseAdam`` takes of its states."""
+    rows = torch.sparse_coo_tensor([[0, 2, 3]], torch.ones(3, 64), (5, 64)).coalesce()
+    return torch.randn(5, 64, device=device).sparse_mask(rows.to(device))
+
+
 PROGRAMS: tuple[Callable[..., Any], ...] = (
     product,
     graph_convolution,
@@ -39,6 +45,7 @@ PROGRAMS: tuple[Callable[..., Any], ...] = (
     lambda device="cpu": matrix(device).coalesce().abs().sin(),
     lambda device="cpu": torch.sparse.softmax(matrix(device).coalesce(), 1),
     lambda device="cpu": torch.sparse.sum(matrix(device), 0),
+    entries_of,
     lambda device="cpu": torch.zeros(3, 4, layout=torch.sparse_coo, device=device),
 )
 
