@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import tomllib
+import tomli
 from tabulate import tabulate
 
 from benchmarks.conformance.report import machine
@@ -110,7 +110,7 @@ def _project(checkout: Path, directory: Path, checks: int) -> Path:
 
 def _run(checkout: Path, project: Path, checks: int, *options: str) -> Times:
     """Run a project's tests with the plugin of a checkout, and return the seconds by model."""
-    settings = tomllib.loads((checkout / "pyproject.toml").read_text())
+    settings = tomli.loads((checkout / "pyproject.toml").read_text())
     plugin = settings["project"]["entry-points"]["pytest11"]["torchmem"]
     times = project / "times"
     times.unlink(missing_ok=True)

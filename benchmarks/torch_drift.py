@@ -24,6 +24,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -60,6 +61,8 @@ _KERNELS = {
 """Dispatch keys, and what an operator with a kernel for one is called."""
 _NOTHING_YET = type(None).__name__
 """The shape of a variable that torch sets later, which tells nothing of what it will be."""
+_OF_PYTHON = ("($self, /)", "($self, object, /)", "(object, /)")
+"""What Python 3.13 and later write themselves for functions of C++ that say nothing."""
 _NAMED = re.compile(r"aten::\w+(\.\w*)?")
 
 
@@ -144,7 +147,11 @@ def _shape(found: Any) -> str:
     """Return the parameters of a function, or the type of anything else."""
     if not callable(found):
         return type(found).__name__
+    if isinstance(found, type) and issubclass(found, Enum):
+        return Enum.__name__  # whose arguments differ between versions of Python
     try:
+        if getattr(found, "__text_signature__", None) in _OF_PYTHON:
+            raise ValueError
         return " ".join(inspect.signature(found).parameters)
     except (TypeError, ValueError):  # of C++: pybind11 writes the signature into the docstring
         first = (found.__doc__ or "").strip().partition("\n")[0]

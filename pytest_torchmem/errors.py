@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from pytest_torchmem.printable import printable
 
 
@@ -45,3 +47,16 @@ class NoCudaError(UsageError, RuntimeError, AssertionError):
     It is what torch raises where it has no GPU: a ``RuntimeError``, and an ``AssertionError`` in a
     build without CUDA (``_lazy_init`` of torch/cuda/__init__.py).
     """
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a line to what is shown of an error: ``BaseException.add_note``.
+
+    Python 3.10 shows no notes, so there the line ends the message, if that is text.
+    """
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+        return
+    setattr(error, "__notes__", [*getattr(error, "__notes__", ()), note])  # noqa: B010
+    if error.args and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]}\n{note}", *error.args[1:])

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import tomllib
+import tomli
 
 from benchmarks.programs_of_others.classify import Outcome, Run, classify
 from benchmarks.programs_of_others.fetch import FetchError, digest, fetch
@@ -60,7 +60,7 @@ def test_the_manifest_is_read() -> None:
 
 def test_every_data_set_that_the_manifest_names_can_be_written() -> None:
     text = (HERE / "data.py").read_text()
-    for row in tomllib.loads(MANIFEST.read_text())["program"]:
+    for row in tomli.loads(MANIFEST.read_text())["program"]:
         for name in row.get("data", ()):
             assert f"@writer\ndef {name.partition(':')[0]}(" in text, row["name"]
 

@@ -287,7 +287,7 @@ def test_a_snapshot_is_read_from_a_file_and_runs_nothing(tmp_path: Path) -> None
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(recorded(random.Random(2))[0].snapshot()))
     assert isinstance(histories(path)[0], History)
-    with pytest.raises(SnapshotError, match=r"has no pathlib\.\w+ in it"):
+    with pytest.raises(SnapshotError, match=r"has no pathlib\.[\w.]+ in it"):
         plain(pickle.dumps(tmp_path))
     with pytest.raises(SnapshotError, match="not a pickle"):
         plain(b"<html>")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomllib
+import tomli
 
 HERE = Path(__file__).parent
 MANIFEST = HERE / "manifest.toml"
@@ -62,7 +62,7 @@ class Entry:
 
 def read_manifest(path: Path = MANIFEST) -> list[Entry]:
     """Return the programs of the manifest, each checked."""
-    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    document = tomli.loads(path.read_text(encoding="utf-8"))
     sources = {name: _source(name, row) for name, row in document["sources"].items()}
     entries = [_entry(row, sources) for row in document["program"]]
     names = [entry.name for entry in entries]

@@ -188,7 +188,7 @@ class FactCollector:
         if own not in self._seen:
             self._seen.add(own)
             self._note_layer(path, module, args)
-            if _is_of_library(type(module).__module__) and not self._is_in_library(path):
+            if _is_of_library(str(type(module).__module__)) and not self._is_in_library(path):
                 self.callers[path] = self._line()
         if mode != outer:
             text = mode.beside(outer)
@@ -359,7 +359,7 @@ class FactCollector:
             shape = f"packed {shape}" if packed else shape
             pattern, numbers = fold(path)
             self._given.setdefault(pattern, {}).setdefault(shape, set()).add(numbers)
-        if kind.__module__.startswith(_OF_TORCH):
+        if str(kind.__module__).startswith(_OF_TORCH):
             if own[CHILDREN]:
                 return
             text = f"{kind.__name__}()"
@@ -388,7 +388,8 @@ class FactCollector:
     def _note_configuration(self, path: str, config: Any, own: dict[str, Any]) -> None:
         """Note what a configuration says; to ask for that runs lines of its library."""
         wanted = list(own)
-        if type(config).__module__.startswith("transformers."):  # what is not as its class has it
+        if str(type(config).__module__).startswith("transformers."):
+            # what is not as its class has it
             with suppress(Exception):
                 wanted = [name for name in config.to_diff_dict() if name not in _NOT_OF_MEMORY]
         self._known[CONFIGURATION][path] = ", ".join(sorted(_scalars(own, wanted)))

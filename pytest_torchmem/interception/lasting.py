@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -24,7 +25,8 @@ from pytest_torchmem.torch_private.patching.program_functions import program_fun
 _Owner = TypeVar("_Owner")
 
 
-class Layer(NamedTuple, Generic[_Owner]):
+@dataclass(frozen=True)
+class Layer(Generic[_Owner]):
     """Replacements that are put in place together."""
 
     replacements: Replacements

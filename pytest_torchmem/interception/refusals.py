@@ -34,8 +34,10 @@ _NO_KERNEL = re.compile(r"not implemented for '(\w+)'")
 """Ends the sentence of AT_DISPATCH (ATen/Dispatch.h), whose beginning names the kernel."""
 _EVERYWHERE = frozenset(["Float", "Double", "Bool", "Byte", "Char", "Short", "Int", "Long"])
 """Types that no kernel for a GPU knows where the one for the CPU does not."""
-_MORE_ON_GPU = frozenset({"histc"})
-"""Operators of which a GPU's kernel knows more of these (native/cuda/SummaryOps.cu)."""
+_MORE_ON_GPU = frozenset({"abs", "histc", "trace"})
+"""Operators of which a GPU's kernel knows more of these; native/cuda/, AbsKernel.cu, SummaryOps.cu
+and TriangularOps.cu.
+"""
 _FEW = 1 << 18
 """Elements up to which a kernel is asked about types, which may be a moment's work."""
 _OF_NUMBERS = frozenset({torch.float32, torch.float64, torch.bfloat16})
@@ -188,7 +190,7 @@ def _of_gpu(operator: OperatorSpec, error: Exception) -> Exception | None:
     found = _NO_KERNEL.search(text)
     if found is None:
         return None if any(word in text for word in _OF_THE_CPU) else error
-    if found[1] not in _EVERYWHERE or _family(operator) in _MORE_ON_GPU:
+    if found[1] not in _EVERYWHERE or _family(operator).rstrip("_") in _MORE_ON_GPU:
         return None
     return type(error)(text.replace("_cpu", "_cuda"))
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
+from pytest_torchmem.torch_private.state.devices import has_gpu
 from pytest_torchmem.torch_private.tensors.recording import (
     clear_cublas_workspaces,
     memory_snapshot,
@@ -45,7 +46,7 @@ class Device:
             return "this build of torch has no CUDA"
         if torch.version.hip is not None:
             return "this build of torch is for ROCm, which is not supported"
-        if not torch.cuda.is_available():
+        if not has_gpu():
             return "there is no CUDA device here"
         return ""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_torchmem.errors import add_note
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class RankHooks:
                 except MemoryCheckFailed as error:
                     failed.append(error)
                 except Exception as error:
-                    error.add_note(f"(the test ran as {first})")
+                    add_note(error, f"(the test ran as {first})")
                     raise
                 for world in others:
                     try:
@@ -52,7 +53,7 @@ class RankHooks:
                     except MemoryCheckFailed as error:
                         failed.append(error)
                     except Exception as error:
-                        error.add_note(f"(the test ran as {world})")
+                        add_note(error, f"(the test ran as {world})")
                         raise
         finally:
             self._running = None

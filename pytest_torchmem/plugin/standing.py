@@ -19,7 +19,7 @@ import pytest
 
 from pytest_torchmem.checks.defaults import MARKER
 from pytest_torchmem.checks.request import gpu_name, read_budget
-from pytest_torchmem.errors import UsageError
+from pytest_torchmem.errors import UsageError, add_note
 from pytest_torchmem.plugin.collection import checks_memory
 from pytest_torchmem.plugin.items import (
     asks_for_world,
@@ -183,7 +183,7 @@ class StandingGpus:
         """Say on an error of a fixture why it sees no GPU, where other memory tests have one."""
         told = _NAMES_CPU in getattr(error, "__notes__", ())  # pytest keeps it for other tests
         if self._is_for_cpu(item) and str(error).startswith(_NO_CUDA) and not told:
-            error.add_note(_NAMES_CPU)
+            add_note(error, _NAMES_CPU)
 
     @contextmanager
     def still_seen(self, item: pytest.Item) -> Iterator[None]:
@@ -198,9 +198,9 @@ class StandingGpus:
         if self._real is None:
             self._real = find_torch() is None
             if not self._real and self._settings.measure != "never":
-                import torch
+                from pytest_torchmem.torch_private.state.devices import has_gpu
 
-                self._real = torch.cuda.is_available()
+                self._real = has_gpu()
         return self._real
 
     # -- one test ----------------------------------------------------------------------------------

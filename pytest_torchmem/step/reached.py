@@ -157,7 +157,7 @@ class Reached:
     def _look_at_classes(self) -> None:
         """Note what can be changed of classes, and of the files that define those of modules."""
         kinds = {base for kind in self._kinds for base in kind.__mro__}
-        kinds = {kind for kind in kinds if kind.__module__.partition(".")[0] not in _OTHERS}
+        kinds = {kind for kind in kinds if str(kind.__module__).partition(".")[0] not in _OTHERS}
         self.holders += [Holder(names_of_class(kind), shared=True) for kind in kinds]
         files = {kind.__module__ for kind in kinds if issubclass(kind, nn.Module)}
         for file in files & sys.modules.keys():
@@ -178,9 +178,9 @@ class Reached:
 
 def is_of_program(kind: type) -> bool:
     """Return whether objects of a class have state of the program: optimizers and modules do."""
-    if kind.__module__.startswith(("torch.optim", "torch.nn", "torch.distributions")):
+    if str(kind.__module__).startswith(("torch.optim", "torch.nn", "torch.distributions")):
         return True
-    return kind.__module__.partition(".")[0] not in _OTHERS
+    return str(kind.__module__).partition(".")[0] not in _OTHERS
 
 
 def is_code(one: Any) -> bool:

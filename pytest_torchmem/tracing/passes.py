@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from pytest_torchmem.errors import add_note
 from pytest_torchmem.interception.survivors import forget_cached
 from pytest_torchmem.interception.values.messages import (
     AWAITED_FILE,
@@ -94,13 +95,14 @@ def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _E
                 awaited.pop()
                 continue  # the program may be content without
             if lacks_file(error) and own and message in (None, FILES):
-                error.add_note(
+                add_note(
+                    error,
                     f"(rank {own} is traced, and rank 0 before it, which has not written the file: "
-                    "have it there before the trace)"
+                    "have it there before the trace)",
                 )
             elif message is not None:
                 what = "writes to files" if message is FILES else "sends to others"
-                error.add_note(f"(rank {rank} was traced for what it {what})")
+                add_note(error, f"(rank {rank} was traced for what it {what})")
             raise
         if message is FILES and isinstance(ended, MemoryProfile):
             messages[FILES] = ()

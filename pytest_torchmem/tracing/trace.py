@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from pytest_torchmem.allocator.options import parse_options
-from pytest_torchmem.errors import NoCudaError, UsageError
+from pytest_torchmem.errors import NoCudaError, UsageError, add_note
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.distributed.modules import refuse_wrapped
@@ -263,11 +263,11 @@ def _trace(
             raise ValuesNeeded from None
         if isinstance(error, TypeError) and UnknownNumber.__name__ in str(error):
             raise interceptor.parts.values.unknown(UnknownNumber.AS_SIZE) from error
-        if gpu is None and isinstance(error, RuntimeError) and str(error).startswith(_NO_CUDA):
+        if gpu is None and isinstance(error, _OF_NO_CUDA) and str(error).startswith(_NO_CUDA):
             line = attribution.line_of(error) or "the traced program"
             raise NoCudaError(asked_for_cuda(line)) from error
         if gpu is not None and isinstance(error, RuntimeError) and _is_of_host_and_gpu(error):
-            error.add_note(_CHOSE_ON_IMPORT)
+            add_note(error, _CHOSE_ON_IMPORT)
         raise
     if interceptor.parts.values.needed:
         raise ValuesNeeded
@@ -362,6 +362,8 @@ def _expect_what_stands(interceptor: Interceptor) -> None:
     ledger.enter(Phase.FORWARD)
 
 
+#: Of which types errors for want of a GPU are; ProcessGroupNCCL.cpp has the latter.
+_OF_NO_CUDA = (RuntimeError, ValueError)
 #: What a build without CUDA says where nothing that was replaced has noticed before.
 _NO_CUDA = (
     f"{NOT_LINKED} cuda",

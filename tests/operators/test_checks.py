@@ -250,6 +250,8 @@ def test_types_that_no_kernel_knows(mistake: Callable[[], Any], words: str) -> N
 def test_what_only_kernels_of_the_gpu_take() -> None:
     def program() -> None:
         torch.histc(numbers(9, dtype=torch.long, device="cuda"))
+        large("cuda", torch.bool).abs()
+        numbers(3, 3, dtype=torch.bool, device="cuda").trace()
         torch.linalg.norm(numbers(9, dtype=torch.half, device="cuda"))
         functional.batch_norm(
             numbers(2, 3, 4, dtype=torch.half, device="cuda"),

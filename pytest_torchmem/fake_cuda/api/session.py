@@ -155,16 +155,19 @@ def _function(original: Any, module: str, name: str) -> Callable[..., Any]:
     return function
 
 
+#: Functions of C++ that ``_exchange_device`` and its like are in a build with CUDA. They name no
+#: argument; from Python 3.13 on their signature is ``(object, /)``.
 _OF_A_DEVICE = ("_cuda_exchangeDevice", "_cuda_maybeExchangeDevice")
 
 
 def _device_argument(function: Any) -> tuple[int | None, str]:
     """Return position and name of the argument that says which device, if there is one."""
+    if getattr(function, "__name__", "") in _OF_A_DEVICE:
+        return 0, "device"
     try:
         names = list(signature(function).parameters)
-    except (TypeError, ValueError):  # of C++, as ``_exchange_device`` is in a build with CUDA
-        is_of_device = getattr(function, "__name__", "") in _OF_A_DEVICE
-        return (0, "device") if is_of_device else (None, "")
+    except (TypeError, ValueError):  # of C++
+        return None, ""
     for name in ("device", "device_index"):
         if name in names:
             return names.index(name), name

@@ -62,7 +62,7 @@ def _noticing(begin: Callable[[], None]) -> AbstractContextManager[None]:
 
 
 def _is_other(kind: type) -> bool:
-    return not kind.__module__.startswith(_OF_TORCH)
+    return not str(kind.__module__).startswith(_OF_TORCH)
 
 
 def _there_are_others(kind: type) -> bool:

@@ -96,7 +96,8 @@ def _states(module: nn.Module) -> Iterator[dict[str, Any]]:
 
 def _keeps_of_a_step(one: Any) -> bool:
     of_others = isinstance(one, (type, Enum, nn.Module))
-    return type(one).__module__.startswith(_PACKAGE) and not of_others and hasattr(one, "__dict__")
+    of_torch = str(type(one).__module__).startswith(_PACKAGE)
+    return of_torch and not of_others and hasattr(one, "__dict__")
 
 
 def _copied(one: Any) -> Any:

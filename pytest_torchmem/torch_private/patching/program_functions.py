@@ -62,7 +62,7 @@ def is_left_over(found: Any) -> bool:
         found = found.fget
     if isinstance(found, FunctionType):
         return str(found.__globals__.get("__name__")).startswith(_OURS)
-    return not isinstance(found, type) and type(found).__module__.startswith(_OURS)
+    return not isinstance(found, type) and str(type(found).__module__).startswith(_OURS)
 
 
 def _is_own(found: Any) -> bool:
@@ -72,7 +72,7 @@ def _is_own(found: Any) -> bool:
     elif isinstance(found, property):
         found = found.fget
     if isinstance(found, type):  # a class that torch's is the base of stands for that
-        bases = {one.__module__.partition(".")[0] for one in found.__mro__[:-1]}
+        bases = {str(one.__module__).partition(".")[0] for one in found.__mro__[:-1]}
         return bool(bases & (_LIBRARIES | {"builtins"}))
     while found is not None and not isinstance(found, _IN_C):
         if isinstance(found, MethodType):
