@@ -40,7 +40,8 @@ def measure(
     """Run the step of ``trace`` for real, and return the bytes that it requested.
 
     Models and tensors are copied to the device first, so the caller's own do not change; what a
-    callable uses in other ways, such as a closure, is not copied. Random states are restored. The
+    callable uses in other ways, such as a closure, is not copied, and counts only as far as the
+    step allocates it, whereas a trace counts it from the beginning. Random states are restored. The
     garbage collector is off during the step: memory that only a reference cycle keeps alive is not
     freed. What ``torch.compile`` takes on the host while it compiles, and gives back by the end, is
     left out. ``gpu`` and ``host`` are those of this machine, whatever is given.
