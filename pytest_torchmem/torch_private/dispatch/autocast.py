@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, cast
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -12,29 +12,13 @@ from pytest_torchmem.torch_private.dispatch.dispatcher import casting_kernels, k
 from pytest_torchmem.torch_private.dispatch.kernels import kernel_for
 from pytest_torchmem.torch_private.dispatch.keys import OWN_KEYS, set_excluded
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload
-from pytest_torchmem.torch_private.names import dispatch_key, private, private_name
-from pytest_torchmem.torch_private.patching.patches import replaced
+from pytest_torchmem.torch_private.names import dispatch_key, private
 
 _, _AUTOCAST = OWN_KEYS
 _AUTOCAST_CUDA = dispatch_key("AutocastCUDA")
 _registered_for: Callable[[str], list[str]] = private(
     "torch._C._dispatch_get_registrations_for_dispatch_key"
 )
-
-
-_ANY_ENABLED = private_name("torch._C._is_any_autocast_enabled")
-_DEVICES = ("cpu", "cuda", "xpu", "mps")
-
-
-def own_keys_are_no_autocast() -> AbstractContextManager[None]:
-    """Return a context in which torch does not take a trace's keys, which are those of two devices,
-    for autocast: at::autocast::is_autocast_enabled. An RNN refuses no input then.
-    """
-
-    def enabled() -> bool:
-        return any(map(torch.is_autocast_enabled, _DEVICES))
-
-    return replaced(cast(Any, torch)._C, **{_ANY_ENABLED: enabled})
 
 
 @contextmanager
