@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pathlib
 import sys
 import time
 from collections.abc import Callable
@@ -35,6 +36,8 @@ _MOST_LOOKS = {True: 100, False: 100_000}
 """What ends a wait for a file that nobody writes, with and without sleep."""
 
 
+_OF_PATHS = getattr(pathlib, "_NormalAccessor", None)
+"""Where the paths of Python 3.10 keep functions of ``os`` that they found as they were imported."""
 _MAKING = frozenset({"makedirs", "mkdir", "rmtree"})
 _IMPORTING = "<frozen importlib._bootstrap>"
 
@@ -62,8 +65,13 @@ class FilesOfOthers:
 
     def replacements(self) -> Replacements:
         """Return what takes the place of functions of Python."""
-        removes = {"unlink": self.unlink, "remove": self.unlink}
-        return [(os, {"stat": self.stat, **removes}), (time, {"sleep": self.sleep})]
+        of_os = {"stat": self.stat, "unlink": self.unlink, "remove": self.unlink}
+        of_paths = {"stat": staticmethod(self.stat), "unlink": staticmethod(self.unlink)}
+        return [
+            (os, of_os),
+            (time, {"sleep": self.sleep}),
+            *([(_OF_PATHS, of_paths)] if _OF_PATHS is not None else ()),
+        ]
 
     def stat(self, path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
         """Return what is known of a file, as soon as the process that writes it has done so."""
