@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,14 +9,14 @@ from functools import partial
 from pytest_torchmem.errors import add_note
 from pytest_torchmem.interception.survivors import forget_cached
 from pytest_torchmem.interception.values.messages import (
-    AWAITED_FILE,
-    FILE,
     FILES,
+    OF_FILES,
     Mailbox,
     Message,
     MessageNeeded,
     Messages,
     MessageSent,
+    is_there,
     lacks_file,
     never_sent,
 )
@@ -83,7 +82,7 @@ def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _E
         message = awaited[-1] if awaited else None
         rank = own if message is None else message.source
         process = machine if message is None else _as_rank(machine, rank)
-        of_file = message is not None and message.kind in (FILE, AWAITED_FILE)
+        of_file = message is not None and message.kind in OF_FILES
         awaiting = message if of_file or rank not in asked else None
         make = partial(Mailbox, messages, rank, awaiting, looks=message is None)
         try:
@@ -91,7 +90,7 @@ def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _E
             ended = _attempt(one_pass, reached, for_profile=message is None)
         except BaseException as error:
             if of_file and message is not None and isinstance(error, Exception):
-                messages[message] = (os.path.exists(message.name),)
+                messages[message] = (is_there(message),)
                 awaited.pop()
                 continue  # the program may be content without
             if lacks_file(error) and own and message in (None, FILES):
@@ -107,7 +106,7 @@ def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _E
         if message is FILES and isinstance(ended, MemoryProfile):
             messages[FILES] = ()
         elif of_file and message is not None and isinstance(ended, MemoryProfile):
-            messages[message] = (os.path.exists(message.name),)
+            messages[message] = (is_there(message),)
         if isinstance(ended, ValuesNeeded):
             return ended
         if message in messages:  # what it needs from then on, it may be sent later

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +99,8 @@ def test_the_first_two_lines_name_cause_module_operator_and_line(
     print(text)
     assert first.startswith("+")
     assert [one.rule for one in found.causes][:1] == [planted.rule]
-    assert planted.words in first
+    if sys.version_info >= (3, 11) or " (aten::" not in planted.words:  # which call of a line it is
+        assert planted.words in first
     assert planted.module in second
     assert planted.operator in second
     assert second.endswith(planted.line)

@@ -235,8 +235,30 @@ def awaited(path: Path) -> int:
     return int(path.with_suffix(".0").read_text())
 
 
+def listed(path: Path) -> int:
+    """Wait until a directory has the files of all processes, however it is looked at."""
+    own = path.with_suffix(f".{os.environ['RANK']}")
+    own.write_text("3")
+    lists = (os.listdir, os.scandir, Path.iterdir)
+    for look in (*lists, lambda folder: [*folder.glob("check*"), *folder.glob("n*")]):
+        while len(list(look(path.parent))) < int(os.environ["WORLD_SIZE"]):
+            time.sleep(60)
+    return int(own.read_text())
+
+
+def accessed(path: Path) -> int:
+    """Wait until rank 0's file may be read."""
+    if os.environ["RANK"] == "0":
+        path.write_text("3")
+    while not os.access(path, os.R_OK):
+        time.sleep(60)
+    return int(path.read_text())
+
+
 @pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("program", [resumed, removed, awaited], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "program", [resumed, removed, awaited, listed, accessed], ids=lambda one: one.__name__
+)
 def test_files_of_others_are_there_when_they_would_be(
     program: Callable[[Path], int], rank: int, tmp_path: Path
 ) -> None:
@@ -273,12 +295,14 @@ def test_others_are_seldom_traced_for_files_that_are_not_there(
 
 
 def test_a_file_that_nobody_writes_ends_a_wait(tmp_path: Path) -> None:
-    def step() -> None:
-        while not (tmp_path / "flag").exists():
+    def step(looks: Callable[[], object]) -> None:
+        while not looks():
             time.sleep(0.0001)
 
     with pytest.raises(UnknownValueError, match=r"waits for a file \(.*flag\) that no process"):
-        trace(step, device="cpu", world_size=2, rank=1)
+        trace(step, (tmp_path / "flag").exists, device="cpu", world_size=2, rank=1)
+    with pytest.raises(UnknownValueError, match=r"a file in a directory \(.*\) that no process"):
+        trace(step, lambda: os.listdir(tmp_path), device="cpu", world_size=2, rank=1)
 
 
 def test_processes_that_no_trace_can_follow_are_told() -> None:

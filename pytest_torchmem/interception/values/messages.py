@@ -44,10 +44,12 @@ class Message(NamedTuple):
 
 FILES = Message("files", (), "", 0, _EVERYBODY)
 """Stands for all files that the first process writes."""
-FILE, AWAITED_FILE = "file", "awaited file"
+FILE, AWAITED_FILE, AWAITED_CHANGE = "file", "awaited file", "awaited change"
 """Kinds of messages that say whether a file is there, which is their name: when as many collectives
-as their number were called, or as soon as it is.
+as their number were called, or as soon as it is. A change of a directory is never said to be there:
+the process runs to its end, and the one that waits looks itself.
 """
+OF_FILES = (FILE, AWAITED_FILE, AWAITED_CHANGE)
 _LOOKS = 4
 """How often the first process is asked about files that the program only looks for."""
 _POINT_TO_POINT = ("c10d::send", "c10d::recv_", "c10d::recv_any_source_")
@@ -73,6 +75,11 @@ class MessageSent(BaseException):
 
 
 End = TypeVar("End", MessageNeeded, MessageSent)
+
+
+def is_there(message: Message) -> bool:
+    """Return whether the file is there that a message is about."""
+    return message.kind != AWAITED_CHANGE and os.path.exists(message.name)
 
 
 class Mailbox:
@@ -215,14 +222,14 @@ class Mailbox:
         if all(one.number < number for one in asked):
             raise self._end(MessageNeeded(Message(FILE, (), path, 0, own, number=number)))
 
-    def wait_for(self, path: str, processes: int) -> None:
-        """Ask the others, one by one, about a file that the program waits for."""
+    def wait_for(self, path: str, processes: int, kind: str = AWAITED_FILE) -> None:
+        """Ask the others, one by one, about a file, or a directory, that the program waits for."""
         awaited = self._awaited
-        if awaited is not None and (awaited.kind, awaited.name) == (AWAITED_FILE, path):
+        if awaited is not None and (awaited.kind, awaited.name) == (kind, path):
             self._messages[awaited] = (False,)
             raise self._end(MessageSent())
         for source in range(processes):
-            message = Message(AWAITED_FILE, (), path, source, self._rank)
+            message = Message(kind, (), path, source, self._rank)
             if self._messages.get(message, (False,))[0]:
                 return
             if source != self._rank and message not in self._messages:
@@ -249,15 +256,15 @@ class Mailbox:
 
     def _say_whether_file_is_there(self) -> None:
         awaited = self._awaited
-        if awaited is None or awaited.kind not in (FILE, AWAITED_FILE):
+        if awaited is None or awaited.kind not in OF_FILES:
             return
-        is_there = os.path.exists(awaited.name)
+        found = is_there(awaited)
         if awaited.kind == FILE:
             is_time = 0 < awaited.number <= self._called_with(awaited.receiver)
         else:
-            is_time = is_there
+            is_time = found
         if is_time:
-            self._messages[awaited] = (is_there,)
+            self._messages[awaited] = (found,)
             raise self._end(MessageSent())
 
     # -- the end -----------------------------------------------------------------------------------
