@@ -20,7 +20,7 @@ from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.work import CallWork
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.timeline import Confidence
-from pytest_torchmem.step.trees import argument_tensors, replace_tensors
+from pytest_torchmem.step.trees import argument_tensors, replace_leaves, replace_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.dispatch.meta import run_on_meta
@@ -279,8 +279,8 @@ def plan_on_meta(
         ordered.append(known)
         return known
 
-    meta_args = replace_tensors(args, clone)
-    meta_kwargs = replace_tensors(kwargs, clone)
+    meta_args = _without_generators(replace_tensors(args, clone))
+    meta_kwargs = _without_generators(replace_tensors(kwargs, clone))
     shapes = [tensor.shape for tensor in ordered]
     with torch.no_grad():
         try:
@@ -299,6 +299,13 @@ def plan_on_meta(
             # came out says nothing to who wrote the program.
             raise error.with_traceback(None) from None
     return plan_of_result(result, ordered, shapes)
+
+
+def _without_generators(given: Any) -> Any:
+    """Leave out generators, which no shape depends on: torch's Python functions for shapes refuse
+    them (torch/_refs/__init__.py, ``exponential``).
+    """
+    return replace_leaves(given, torch.Generator, lambda _: None)
 
 
 def _lay_out(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

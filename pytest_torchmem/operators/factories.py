@@ -39,6 +39,20 @@ operator(
 
 # One allocation and one copy: as well from meta as by their body, and quicker.
 operator("aten::_unsafe_view", "aten::stack", kind=Kind.LEAF)
+
+
+@operator("aten::cat", "aten::stack").workspace("cpu")
+def parts_of_another_type(
+    outputs: Tensor, tensors: list[Tensor], *, out: Tensor | None = None
+) -> int:
+    """One part after the other, in its own type before that of the result; native/TensorShape.cpp,
+    cat_out_cpu, whose iterator casts its output (native/TensorIterator.cpp, ``compute_types``).
+    """
+    result = outputs if out is None else out
+    others = [part for part in tensors if part.dtype is not result.dtype]
+    return max((part.numel() * part.element_size() for part in others), default=0)
+
+
 operator("aten::lift_fresh", kind=Kind.LIFT)
 # It maps a file of the host, which the allocator does not know of.
 operator("aten::from_file", kind=Kind.NATIVE)

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.reduction.extremes import largest_or_smallest
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
+from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
 # Torch has a kernel of them for the CPU alone (as a build with CUDA says of each,
@@ -124,6 +126,24 @@ def histogramdd_of_edges(
 
 # How many tokens an expert gets is counted by these.
 operator("aten::bincount", "aten::histc", unknown_outputs=UnknownOutputs.EVEN_COUNTS)
+
+
+@operator("aten::histc", "aten::histc.out").workspace("cuda")
+def bounds_and_counts(
+    machine: Gpu,
+    input: Tensor,
+    bins: int = 100,
+    min: float = 0,
+    max: float = 0,
+    out: Tensor | None = None,
+) -> tuple[int, ...]:
+    """The least element, and then the greatest, where no range is given; counts, which are copied
+    to where they shall go; SummaryOps.cu, _histc_cuda_template.
+    """
+    counts = () if out is None else (bins * input.element_size(),)
+    if min != max or not input.numel():
+        return counts
+    return (*counts, input.element_size(), *largest_or_smallest(machine, input))
 
 
 @operator("aten::bincount").workspace("cuda")

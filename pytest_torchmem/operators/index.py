@@ -121,7 +121,7 @@ NAMES = {
     """,
     "histograms": """
         _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors bincount
-        histc histogram.bin_ct histogram.bins_tensor
+        histc histc.out histogram.bin_ct histogram.bins_tensor
     """,
     "indexing.advanced": """
         _index_put_impl_ _unsafe_index.Tensor _unsafe_index_put index index.Tensor index_put
@@ -164,8 +164,9 @@ NAMES = {
     """,
     "losses.elementwise": """
         binary_cross_entropy binary_cross_entropy_backward huber_loss huber_loss_backward mse_loss
-        mse_loss_backward multi_margin_loss_backward multilabel_margin_loss_backward
-        multilabel_margin_loss_forward smooth_l1_loss smooth_l1_loss_backward
+        mse_loss_backward multi_margin_loss multi_margin_loss_backward
+        multilabel_margin_loss_backward multilabel_margin_loss_forward smooth_l1_loss
+        smooth_l1_loss_backward
     """,
     "losses.likelihood": """
         nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward
@@ -212,7 +213,8 @@ NAMES = {
     "random": """
         _dirichlet_grad _philox_normal _philox_uniform _sample_dirichlet _standard_gamma_grad
         binomial dropout multinomial native_dropout native_dropout_backward normal.Tensor_Tensor
-        normal.Tensor_float normal.float_Tensor randperm
+        normal.Tensor_Tensor_out normal.Tensor_float normal.Tensor_float_out normal.float_Tensor
+        normal.float_Tensor_out randperm
     """,
     "recurrent.cells": """
         _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell gru_cell lstm_cell
@@ -316,6 +318,12 @@ NAMES = {
         sinh sparse_coo_tensor sparse_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ sqrt
         stack sub sub_ sum t tan tanh to_dense transpose transpose_ trunc unsqueeze zero_ zeros
         zeros_like
+    """,
+    "windows": """
+        bartlett_window bartlett_window.periodic blackman_window blackman_window.periodic
+        hamming_window hamming_window.periodic hamming_window.periodic_alpha
+        hamming_window.periodic_alpha_beta hann_window hann_window.periodic kaiser_window
+        kaiser_window.beta kaiser_window.periodic
     """,
     "without_workspace": """
         _adaptive_avg_pool3d _chunk_cat _conj_physical _convert_indices_from_coo_to_csr

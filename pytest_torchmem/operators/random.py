@@ -21,6 +21,8 @@ _LONG = 8
 
 _SCALAR = 8
 
+_DOUBLE = 8
+
 # Registered for every backend, and writing data all the same.
 operator("aten::_philox_normal", "aten::_philox_uniform", kind=Kind.LEAF)
 
@@ -44,7 +46,18 @@ def output_and_mask(input: Tensor, p: float, train: bool | None) -> tuple[Tensor
 operator("aten::native_dropout_backward").meta()(like_operands)
 # native/Distributions.cpp
 operator("aten::_standard_gamma_grad").meta()(made_like(self=CONTIGUOUS))
-operator("aten::_dirichlet_grad", "aten::_sample_dirichlet", "aten::binomial").meta()(like_first)
+operator("aten::_dirichlet_grad").meta()(like_first)
+operator("aten::_sample_dirichlet", "aten::binomial").meta("cuda")(like_first)
+# ``at::zeros`` of the sizes
+operator("aten::_sample_dirichlet").meta("cpu")(made_like(self=CONTIGUOUS))
+operator("aten::binomial").meta("cpu")(made_like(count=CONTIGUOUS))
+
+
+@operator("aten::_sample_dirichlet").workspace("cpu")
+def gamma_and_its_sums(input: Tensor) -> int:
+    """Gamma variables in double, and the sum of each row; _s_dirichlet_cpu."""
+    rows = input.numel() // max(1, input.shape[-1]) if input.dim() else 1
+    return (input.numel() + rows) * _DOUBLE
 
 
 @operator("aten::dropout").path("cuda")
@@ -67,7 +80,7 @@ def scaled_mask(grad_output: Tensor, mask: Tensor) -> int:
     return mask.numel() * grad_output.element_size() + _SCALAR + grad_output.element_size()
 
 
-@operator("aten::normal.Tensor_float").workspace()
+@operator("aten::normal.Tensor_float", "aten::normal.Tensor_float_out").workspace()
 def deviations(outputs: Tensor) -> int:
     """A tensor for the deviation, which is left empty; native/DistributionTemplates.h,
     normal_out_impl.
@@ -75,7 +88,9 @@ def deviations(outputs: Tensor) -> int:
     return dense_bytes(outputs)
 
 
-@operator("aten::normal.Tensor_Tensor", "aten::normal.float_Tensor").workspace("cpu")
+@operator(
+    *(f"aten::normal.{of}{out}" for of in ("Tensor_Tensor", "float_Tensor") for out in ("", "_out"))
+).workspace("cpu")
 def check_of_deviations(std: Tensor) -> int:
     """The least deviation, and whether it is at least a number, which is wrapped and converted;
     native/DistributionTemplates.h, CHECK_NORMAL_TENSOR_STD.

@@ -91,11 +91,12 @@ _table(
     constant_pad_nd tril triu embedding view_copy select_copy slice_copy narrow_copy expand_copy
     permute_copy as_strided_scatter diagonal_scatter select_scatter slice_scatter select_backward
     slice_backward diagonal_backward diag_embed lift lift_fresh repeat alias_copy _conj_physical
-    _cudnn_init_dropout_state _transform_bias_rescale_qkv
+    _cudnn_init_dropout_state _transform_bias_rescale_qkv _convert_indices_from_coo_to_csr
+    _convert_indices_from_csr_to_coo
     """,
 )
-# native/TensorShape.cpp, cat_out_cpu: parts of another type than the result are converted
-_ITERATED |= _table(DEVICES, "cat stack")
+# native/cuda/Shape.cu; on the CPU parts of another type than the result are converted
+_table(("cuda",), "cat stack")
 
 # native/GridSampler.cpp, native/nested/NestedTensorBackward.cpp
 _table(

@@ -77,7 +77,7 @@ def told(sample: Any) -> tuple[str, ...]:
     ("overload", "cpu", "cuda"),
     [
         (aten.relu_.default, True, True),
-        (aten.cat.default, True, True),
+        (aten.cat.default, False, True),
         (aten.empty.memory_format, True, True),
         (aten.uniform_.default, True, True),
         (aten.topk.default, True, False),
@@ -92,12 +92,12 @@ def test_a_table_says_it_of_each_device(overload: Any, cpu: bool, cuda: bool) ->
 
 def test_the_cpu_copies_what_is_not_of_the_common_type() -> None:
     def program(dtype: torch.dtype) -> Tensor:
-        return torch.cat([torch.ones(4), torch.ones(4, dtype=dtype)])
+        return torch.addr(torch.ones(4, 4, dtype=dtype), torch.ones(4), torch.ones(4))
 
-    assert is_iterated(aten.cat.default)
+    assert is_iterated(aten.addr.default)
     assert not is_iterated(aten.masked_fill_.Scalar)
     assert trace(lambda: program(torch.float32)).unknown_workspaces == ()
-    assert trace(lambda: program(torch.float64)).unknown_workspaces == ("aten::cat",)
+    assert trace(lambda: program(torch.float64)).unknown_workspaces == ("aten::addr",)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,25 @@ def test_the_cpu_copies_what_is_not_of_the_common_type() -> None:
         (lambda x: x.int().__ilshift__(2), 12),
         (lambda x: torch._weight_norm_interface(x.view(2, 500), torch.ones(1, 500), 1), 0),
         (lambda x: torch.nn.functional.rrelu_(x), 48),
+        (lambda x: torch.cat([x, x.long(), x.bfloat16()]), 8000),
+        (lambda x: torch.stack([x.bool(), x], 1), 1000),
+        (lambda x: torch.cat([x, x], out=torch.empty(2000, dtype=torch.float64)), 4000),
+        (lambda x: torch.hann_window(64), 12),
+        (lambda x: torch.bartlett_window(64, periodic=False, dtype=torch.float64), 16),
+        (lambda x: torch.blackman_window(63, dtype=torch.float16), 4 * 128 + 10),
+        (lambda x: torch.kaiser_window(64, True, 4.0), 260),
+        (lambda x: torch.hamming_window(1), 0),
+        (lambda x: torch._sample_dirichlet(x.view(10, 100).t()), 8800),
+        (lambda x: torch.binomial(x.view(10, 100).t(), x.view(10, 100).t()), 0),
+        (lambda x: torch.normal(x, x, out=torch.empty(1000)), 17),
+        (
+            lambda x: torch.nn.functional.multi_margin_loss(
+                x.view(250, 4).t(), torch.zeros(8).long()[::2], weight=torch.ones(500)[::2]
+            ),
+            4000 + 32 + 1000,
+        ),
+        (lambda x: torch._addmm_activation(x[:2], torch.ones(3, 4), torch.ones(4, 2)), 0),
+        (lambda x: torch._transform_bias_rescale_qkv(torch.ones(2, 3, 24), x[:24], 2), 0),
     ],
 )
 def test_what_was_counted_as_nothing_is_as_measured(body: Any, nbytes: int) -> None:

@@ -388,6 +388,35 @@ def test_losses_are_made_before_they_are_added_up() -> None:
     assert found("binary_cross_entropy", meta(), x, x, None, 1).requests == (4,)
 
 
+def test_histograms_look_for_their_bounds() -> None:
+    """SummaryOps.cu: a range that is given, as by counts of experts, takes nothing."""
+    x = meta(64)
+    assert found("histc", meta(8), x, 8, 0, 7).is_nothing
+    assert found("histc", meta(8), x, 8).requests == (4,)
+    assert found("histc", meta(8), meta(8, 8).t(), 8).requests == (4, 256)
+
+
+def test_margin_losses_sum_the_losses_of_samples() -> None:
+    """MultiMarginLoss.cu, MultiLabelMarginCriterion.cu: dense copies and a sample's loss each."""
+    x, turned, labels = meta(6, 4), meta(4, 6).t(), meta(6, dtype=torch.long)
+    targets = meta(6, 4, dtype=torch.long)
+    assert found("multi_margin_loss", meta(), x, labels).requests == (24,)
+    assert found("multi_margin_loss", meta(), turned, labels).requests == (96, 24)
+    assert found("multi_margin_loss", meta(6), x, labels, reduction=0).is_nothing
+    assert found("multilabel_margin_loss_forward", meta(), turned, targets, 1).requests == (96, 24)
+    assert found("multi_margin_loss_backward", x, meta(), x, labels, 1, 1.0).is_nothing
+
+
+@pytest.mark.parametrize(
+    ("window", "requests"),
+    [("hann", ()), ("bartlett", ()), ("kaiser", (260,)), ("blackman", (260,) * 4)],
+)
+def test_windows_are_made_of_their_positions(window: str, requests: tuple[int, ...]) -> None:
+    """native/TensorFactories.cpp; a periodic window has one element more."""
+    assert found(f"{window}_window", meta(64), 64).requests == requests
+    assert found(f"{window}_window", meta(1), 1).is_nothing
+
+
 def test_ctc_loss_backward_has_another_table() -> None:
     probabilities, table = meta(50, 4, 20), meta(4, 50, 21)
     targets = meta(4, 10, dtype=torch.int64)
@@ -522,7 +551,7 @@ def test_operators_that_take_nothing(name: str) -> None:
     assert takes_nothing(overload, "cuda") == (name != "dropout")
 
 
-@pytest.mark.parametrize("name", ["_fft_r2c", "linalg_qr", "histc"])
+@pytest.mark.parametrize("name", ["_fft_r2c", "linalg_qr"])
 def test_operators_of_which_nothing_is_known(name: str) -> None:
     overload = getattr(torch.ops.aten, name).default
     assert spec_of(overload).cuda.workspace is None

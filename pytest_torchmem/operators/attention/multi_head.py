@@ -21,7 +21,7 @@ from pytest_torchmem.operators.attention.choice import (
     choose_nested,
 )
 from pytest_torchmem.operators.calls import CompositeCall, GivenCall
-from pytest_torchmem.operators.geometry import like
+from pytest_torchmem.operators.geometry import contiguous_copy, like
 from pytest_torchmem.operators.nested.context import NestedTensors, sizes_on_gpu
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
@@ -40,6 +40,12 @@ def by_kernel(call: GivenCall) -> Any:
     native/transformers/transformer.cpp, transformer_encoder_layer_forward.
     """
     return run_cpu_kernel(call.overload, *call.args, **call.kwargs)
+
+
+@_projection.workspace("cpu")
+def dense_projection(qkv: Tensor, qkv_bias: Tensor) -> int:
+    """Copies of what is not dense; transform_bias_rescale_qkv_cpu."""
+    return contiguous_copy(qkv) + contiguous_copy(qkv_bias)
 
 
 @_attention.path("cuda")

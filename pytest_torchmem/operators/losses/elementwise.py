@@ -26,6 +26,42 @@ operator("aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backw
 )
 
 
+_margins = operator("aten::multi_margin_loss", "aten::multi_margin_loss_backward")
+
+
+@_margins.workspace("cpu")
+def dense_arguments(input: Tensor, target: Tensor, weight: Tensor | None = None) -> int:
+    """Copies of what is not dense; native/LossMultiMargin.cpp."""
+    if not input.numel():
+        return 0
+    weights = 0 if weight is None else dense_copy(weight)
+    return dense_copy(input) + dense_copy(target) + weights
+
+
+@_labels.workspace("cuda")
+@operator("aten::multi_margin_loss").workspace("cuda")
+def losses_of_rows(
+    machine: Gpu, input: Tensor, tensors: list[Tensor], reduction: int = _MEAN
+) -> tuple[int, ...]:
+    """The loss of each sample of a batch, and the sum of these; native/cuda/MultiMarginLoss.cu,
+    MultiLabelMarginCriterion.cu.
+    """
+    if not input.numel():
+        return ()
+    copies = tuple(dense_copy(tensor) for tensor in tensors)
+    if input.dim() < 2 or reduction == _NONE:
+        return copies
+    rows = input.shape[0]
+    return (*copies, rows * input.element_size(), *sum_buffers(machine, (rows,), None, input.dtype))
+
+
+@_labels_backward.workspace("cuda")
+@operator("aten::multi_margin_loss_backward").workspace("cuda")
+def dense_copies(input: Tensor, tensors: list[Tensor]) -> tuple[int, ...]:
+    """Of what is not dense; the same files."""
+    return tuple(dense_copy(tensor) for tensor in tensors) if input.numel() else ()
+
+
 @_labels.meta()
 def losses_of_labels(
     input: Tensor, target: Tensor, reduction: int = _MEAN

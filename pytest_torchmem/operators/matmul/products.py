@@ -139,6 +139,7 @@ addmm = operator("aten::addmm", "aten::addmm_")
 
 
 @addmm.workspace("cpu")
+@operator("aten::_addmm_activation").workspace("cpu")
 def addmm_on_cpu(
     machine: Host, outputs: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> int | Workspace:

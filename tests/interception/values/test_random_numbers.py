@@ -161,6 +161,24 @@ def test_initialisers_that_reject_are_not_counted() -> None:
     assert told[-1] == told[0]
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("draw_in", ["exponential_", "cauchy_", "log_normal_", "geometric_"])
+def test_a_generator_of_the_program_draws(draw_in: str, device: str) -> None:
+    """Torch's Python functions for the shapes of these refuse a generator."""
+
+    def program(device: str) -> list[float]:
+        generator = torch.Generator(device).manual_seed(1)
+        chance = (0.5,) if draw_in == "geometric_" else ()
+        drawn: Tensor = getattr(torch.empty(3, device=device), draw_in)(
+            *chance, generator=generator
+        )
+        return drawn.tolist()
+
+    found: list[list[float]] = []
+    trace(lambda: found.append(program(device)), device=device)
+    assert found == [program("cpu")]
+
+
 def test_a_split_is_permuted_on_the_host() -> None:
     def program(device: str) -> list[int]:
         torch.ones(2, device=device)
