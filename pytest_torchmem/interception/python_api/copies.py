@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from pytest_torchmem.interception.python_api.untouched import untouched_pages
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import legacy_save
 from pytest_torchmem.torch_private.tensors.tensors import is_wrapper
+
+_COPIED = "pytest_torchmem: copied storages"
+"""Where the memory of a deep copy has them."""
 
 
 class Copies:
@@ -42,11 +46,15 @@ class Copies:
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
                 "protocol at the moment."
             )
-        copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        with torch.no_grad():
+            shares = type(tensor) is Tensor and tensor.layout is torch.strided
+            shares = shares and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+            copy = _with_its_storage(tensor, memo) if shares else tensor.detach().clone()
+            copy.requires_grad_(tensor.requires_grad)
         memo[id(tensor)] = copy
         if tensor.grad is not None:
             copy.grad = self.of_tensor(tensor.grad, memo)
-        copy.__dict__.update(tensor.__dict__)
+        copy.__dict__.update(deepcopy(tensor.__dict__, memo))
         return copy
 
     def of_parameter(self, parameter: nn.Parameter, memo: dict[int, Any]) -> Any:
@@ -55,6 +63,23 @@ class Copies:
             copy = type(parameter)(parameter.data.clone(), parameter.requires_grad)
             memo[id(parameter)] = copy
         return memo[id(parameter)]
+
+
+def _with_its_storage(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
+    """Copy the whole storage of a tensor, once for all that share it; torch/storage.py,
+    ``TypedStorage.__deepcopy__``. What is set on it begins as one element.
+    """
+    storage = tensor.untyped_storage()
+    copies: dict[int, Tensor] = memo.setdefault(_COPIED, {})
+    whole = copies.get(storage._cdata)
+    if whole is None:
+        elements = storage.nbytes() // tensor.element_size()
+        whole = tensor.detach().as_strided((elements,), (1,), 0).clone()
+        copies[storage._cdata] = whole
+    made = tensor.new_empty([])
+    return made.set_(
+        whole.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+    )
 
 
 class Pickling:
