@@ -27,12 +27,41 @@ _UNKNOWN = ".data/pytest_torchmem_unknown"
 """The name of the record that lists those whose content is not known."""
 
 
+class _Careful:
+    """A program's file, as C++ writes to it: what it raises is kept until C++ is done.
+
+    The writer ends the process where its file fails: its destructor writes the end of the archive,
+    and throws once more (``~PyTorchStreamWriter``, caffe2/serialize/inline_container.cc). Of the
+    file it calls ``write`` and ``seek`` (torch/csrc/jit/python/init.cpp, ``BufferWriter``).
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.error: BaseException | None = None
+
+    def write(self, data: Any) -> None:
+        """Write, unless that has failed before."""
+        self._do("write", data)
+
+    def seek(self, offset: int, whence: int) -> None:
+        """Leave a hole."""
+        self._do("seek", offset, whence)
+
+    def _do(self, name: str, *args: Any) -> None:
+        if self.error is None:
+            try:
+                getattr(self._file, name)(*args)
+            except BaseException as error:
+                self.error = error
+
+
 def sparse_files(trace: TraceContext, pickling: Pickling) -> Replacements:
     """Let files of ``torch.save`` have holes where contents are not known."""
 
     class Writer(_Writer):  # type: ignore[misc]
         def __init__(self, file: Any, *args: Any, **kwargs: Any) -> None:
-            super().__init__(file, *args, **kwargs)
+            self._file = None if isinstance(file, str) else _Careful(file)
+            super().__init__(self._file or file, *args, **kwargs)
             self._with_holes = isinstance(file, str) or _can_seek(file)
             self._unknown: list[str] = []
 
@@ -40,12 +69,13 @@ def sparse_files(trace: TraceContext, pickling: Pickling) -> Replacements:
             """Write a record, or leave its place free."""
             if trace.off() or getattr(data, "_cdata", None) not in pickling.unknown:
                 super().write_record(name, data, size)
-                return
-            self._unknown.append(name)
-            if self._with_holes and size:
-                self.write_record_metadata(name, size)
             else:
-                super().write_record(name, data, size)
+                self._unknown.append(name)
+                if self._with_holes and size:
+                    self.write_record_metadata(name, size)
+                else:
+                    super().write_record(name, data, size)
+            self._raise()
 
         def write_end_of_file(self) -> None:
             """Say last what is not known."""
@@ -53,6 +83,14 @@ def sparse_files(trace: TraceContext, pickling: Pickling) -> Replacements:
                 names = json.dumps(self._unknown).encode()
                 super().write_record(_UNKNOWN, names, len(names))
             super().write_end_of_file()
+            self._raise()
+
+        def _raise(self) -> None:
+            """Raise what the file has raised, once."""
+            __tracebackhide__ = True
+            if self._file is not None and (error := self._file.error) is not None:
+                self._file = None
+                raise error
 
     class Reader(_Reader):  # type: ignore[misc]
         def __init__(self, file: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import io
 import os
 import queue
@@ -304,5 +305,28 @@ def test_sparse_tensors_are_saved_and_copied(device: str) -> None:
         for one in (torch.load(file)["sparse"], copy.deepcopy(sparse)):
             assert one.device.type == device
             assert one.to_dense().sum().item() == 3
+
+    trace(program, device=device)
+
+
+class _FullDisk(io.BytesIO):
+    """A file that takes so many bytes, and no more."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self.room:
+            raise OSError(errno.ENOSPC, "no space left")
+        return super().write(data)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("room", [0, 300, 1_200, 5_000])
+def test_a_file_that_cannot_be_written_raises_what_it_raises(room: int, device: str) -> None:
+    def program() -> None:
+        with pytest.raises(OSError, match="no space left"):
+            torch.save([torch.rand(1000, device=device), torch.ones(2)], _FullDisk(room))
 
     trace(program, device=device)
