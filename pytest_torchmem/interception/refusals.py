@@ -28,8 +28,10 @@ REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
 _MOST = 256 << 20
 """Bytes of arguments that are made. They are zero and pages that nobody reads take no memory; but a
 kernel that does not refuse after all computes something."""
-_OF_THE_CPU = ("cpu", "CPU", "ZeroDivisionError")
-"""What is in the sentence of a kernel for the CPU where that for a GPU has another, or none."""
+_OF_THE_CPU = ("cpu", "CPU", "ZeroDivisionError", "Unsupported dtype Half")
+"""What is in the sentence of a kernel for the CPU where that for a GPU has another, or none; the
+last is promote_type_fft's (native/SpectralOps.cpp).
+"""
 _NO_KERNEL = re.compile(r"not implemented for '(\w+)'")
 """Ends the sentence of AT_DISPATCH (ATen/Dispatch.h), whose beginning names the kernel."""
 _EVERYWHERE = frozenset(["Float", "Double", "Bool", "Byte", "Char", "Short", "Int", "Long"])
@@ -190,13 +192,17 @@ def _of_gpu(operator: OperatorSpec, error: Exception) -> Exception | None:
     found = _NO_KERNEL.search(text)
     if found is None:
         return None if any(word in text for word in _OF_THE_CPU) else error
-    if found[1] not in _EVERYWHERE or _family(operator).rstrip("_") in _MORE_ON_GPU:
+    if found[1] not in _EVERYWHERE or _functional(operator) in _MORE_ON_GPU:
         return None
     return type(error)(text.replace("_cpu", "_cuda"))
 
 
 def _family(operator: OperatorSpec) -> str:
     return operator.name.removeprefix("aten::").partition(".")[0]
+
+
+def _functional(operator: OperatorSpec) -> str:
+    return _family(operator).removeprefix(_LISTS).rstrip("_")
 
 
 def _asked_in_small(

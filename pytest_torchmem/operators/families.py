@@ -15,7 +15,8 @@ PACKAGE = __name__.rpartition(".")[0]
 _MODULES = {
     "": (
         "activations answers checks checks_of_values composites elementwise factories foreach "
-        "fourier histograms quantization random softmax windows without_workspace"
+        "fourier fourier_in_half histograms quantization random softmax windows "
+        "without_workspace"
     ),
     "attention": "choice dot_product efficient encoder_layer flash flash_for_cpu multi_head values",
     "convolution": "alone convolution",

@@ -1,4 +1,6 @@
-"""Fourier transforms through MKL, batches as one dimension; native/mkl/SpectralOps.cpp."""
+"""Fourier transforms through MKL (native/mkl/SpectralOps.cpp) and cuFFT
+(native/cuda/SpectralOps.cpp), batches as one dimension.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.geometry import dense_bytes, on_meta
 from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import Workspace, unknown
 
 _aten: Any = torch.ops.aten
+_CUFFT_DIMENSIONS = 3
+"""``cufft_max_ndim``: the most that one plan of cuFFT transforms."""
 
 
 def _batches_first(transformed: Sequence[bool]) -> list[int]:
@@ -96,6 +102,65 @@ def complex_to_real(
     shape[dims[-1]] = last_dim_size
     out = torch.empty(shape, dtype=self.dtype.to_real())
     return _transform(out, input, dims)
+
+
+# -- on CUDA: what PyTorch takes; what cuFFT asks for beside it is not known ----------------------
+
+
+@operator("aten::_fft_c2c").workspace("cuda")
+def complex_to_complex_on_cuda(self: Tensor, dim: Sequence[int]) -> Workspace:
+    """_fft_c2c_cufft: every plan but the first works on what the one before it made."""
+    dims = _by_stride(self, _wrapped(self, dim))[-_CUFFT_DIMENSIONS:]
+    between = dense_bytes(self) if len(dim) > _CUFFT_DIMENSIONS else 0
+    return unknown(max(between, _copied_for_cufft(self, dims)))
+
+
+@operator("aten::_fft_r2c").workspace("cuda")
+def real_to_complex_on_cuda(self: Tensor, dim: Sequence[int], outputs: Tensor) -> Workspace:
+    """_fft_r2c_cufft: where one plan does not do it all, the last dimension comes first."""
+    dims = _wrapped(self, dim)
+    whole = _in_one_plan(dim)
+    between = 0 if whole else dense_bytes(outputs)
+    return unknown(max(between, _copied_for_cufft(self, dims if whole else dims[-1:])))
+
+
+@operator("aten::_fft_c2r").workspace("cuda")
+def complex_to_real_on_cuda(self: Tensor) -> Workspace:
+    """_fft_c2r_cufft: a copy, or the other dimensions transformed; cuFFT may write to its input."""
+    return unknown(dense_bytes(self))
+
+
+def _in_one_plan(dim: Sequence[int]) -> bool:
+    """use_optimized_cufft_path."""
+    return len(dim) <= _CUFFT_DIMENSIONS and tuple(dim[:2]) != (0, 1)
+
+
+def _copied_for_cufft(self: Tensor, dims: Sequence[int]) -> int:
+    """Bytes of a copy: of batches that are no one dimension (``_exec_fft``), or of what cuFFT's
+    advanced layout does not describe (native/cuda/CuFFTPlanCache.h, as_cufft_embed).
+    """
+    if not dims or not self.numel():
+        return 0
+    transformed = [at in dims for at in range(self.dim())]
+    order = _by_stride(self, _batches_first(transformed)[: self.dim() - len(dims)])
+    input = on_meta(self).permute([*order, *dims])
+    try:
+        input = input.view((-1, *[self.shape[at] for at in dims]))
+    except RuntimeError:
+        return dense_bytes(self)
+    (batch, *sizes), (between, *strides) = input.shape, input.stride()
+    last = strides[-1]
+    halves = self.dtype in (torch.float16, torch.complex32)
+    copied = last <= 0 or (halves and last != 1) or (batch != 1 and between == 0)
+    for size, stride in zip(reversed(sizes[:-1]), reversed(strides[:-1]), strict=True):
+        if size == 1 or copied:
+            continue
+        copied = stride <= 0 or stride % last != 0
+        last = stride
+    return dense_bytes(self) if copied else 0
+
+
+# -- both ------------------------------------------------------------------------------------------
 
 
 @operator("aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r").flops()

@@ -119,6 +119,14 @@ NAMES = {
     "fourier": """
         _fft_c2c _fft_c2r _fft_r2c
     """,
+    "fourier_in_half": """
+        _fft_c2c _fft_c2r _fft_r2c fft_fft fft_fft.out fft_fft2 fft_fft2.out fft_fftn fft_fftn.out
+        fft_hfft fft_hfft.out fft_hfft2 fft_hfft2.out fft_hfftn fft_hfftn.out fft_ifft fft_ifft.out
+        fft_ifft2 fft_ifft2.out fft_ifftn fft_ifftn.out fft_ihfft fft_ihfft.out fft_ihfft2
+        fft_ihfft2.out fft_ihfftn fft_ihfftn.out fft_irfft fft_irfft.out fft_irfft2 fft_irfft2.out
+        fft_irfftn fft_irfftn.out fft_rfft fft_rfft.out fft_rfft2 fft_rfft2.out fft_rfftn
+        fft_rfftn.out
+    """,
     "histograms": """
         _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors bincount
         histc histc.out histogram.bin_ct histogram.bins_tensor
