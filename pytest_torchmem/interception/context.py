@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +18,7 @@ from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values.memory import memory_for
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.profile.timeline import Kind, Phase
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.world import World
 from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded
@@ -161,6 +163,24 @@ class TraceContext:
             placement.run_on_host()
         else:
             placement.begin_on(record.ledger)
+
+    def device_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+        """Return where that is made which C++ asks the CPU for in a call of an operator."""
+        if self.is_placing:
+            return self._interceptor.placed_on or _CPU
+        for tensor in argument_tensors((args, kwargs)):
+            record = self.record(tensor)
+            return _CPU if record is None else record.ledger.device
+        return self._interceptor.parts.placement.beside_no_tensor(kwargs).device
+
+    def lifted(self, tensor: Tensor) -> Tensor:
+        """Return a tensor that C++ made of Python numbers as it is in the trace."""
+        if self.record(tensor) is not None:
+            return tensor
+        device = self._interceptor.placed_on if self.is_placing else None
+        conversion, frame = self._interceptor.parts.conversion, sys._getframe(1)
+        with self.working():
+            return conversion.lift(tensor, device or _CPU, frame)
 
     def brought(self, tensor: Tensor) -> bool:
         """Return whether a tensor is not the trace's own, but what the program came with."""

@@ -69,18 +69,22 @@ class Placement:
         if not call.records:
             if asked is None:
                 return self._ledger.on(_CPU)
-            generator = call.kwargs.get("generator")
-            if generator is not None and _device_type(generator) == "cpu":
-                return self._ledger.on(_CPU)  # torch.utils.data.random_split
-            dtype = call.kwargs.get("dtype")
-            if self.nested is not None and dtype is not None:
-                return self.nested if dtype.is_floating_point else self._ledger.on(_CPU)
-            return self._last or self._where_tensors_are()
+            return self.beside_no_tensor(call.kwargs)
         device = call.records[0].ledger
         if len(self._ledger.devices) > 1:
             device = self._shared(call, device)
         self._last = device
         return device
+
+    def beside_no_tensor(self, kwargs: dict[str, Any]) -> DeviceLedger:
+        """Return where that is made which C++ asks the CPU for, in a call without tensors."""
+        generator = kwargs.get("generator")
+        if generator is not None and _device_type(generator) == "cpu":
+            return self._ledger.on(_CPU)  # torch.utils.data.random_split
+        dtype = kwargs.get("dtype")
+        if self.nested is not None and dtype is not None:
+            return self.nested if dtype.is_floating_point else self._ledger.on(_CPU)
+        return self._last or self._where_tensors_are()
 
     @property
     def last_on_host(self) -> bool:

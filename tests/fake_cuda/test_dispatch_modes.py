@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -62,5 +63,84 @@ def test_what_a_program_asks_the_host_for_is_there() -> None:
             assert x.cpu().is_cpu
             assert torch.zeros(3, device="cuda").is_cuda
             assert torch.ops.aten._to_copy.default(x, device="cpu").is_cpu
+
+    torchmem.trace(body, device="cuda")
+
+
+class Devices(TorchDispatchMode):
+    """Writes down the devices that operators are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if kwargs and "device" in kwargs:
+            self.seen.append(str(kwargs["device"]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("function", "device"),
+    [
+        (lambda x: torch.zeros(3, device="cuda"), "cuda:0"),
+        (lambda x: torch.randperm(3, device=x.device), "cuda:0"),
+        (lambda x: torch.zeros(3), "cpu"),
+        (lambda x: torch.ops.aten.zeros.default([3], device="cpu"), "cpu"),
+        (lambda x: torch.empty(3, device="meta"), "meta"),
+        (lambda x: x.cpu(), "cpu"),
+        (lambda x: torch.zeros(3).cuda(), "cuda:0"),
+        (lambda x: x.unbind()[0].sum().backward(), "cuda:0"),
+    ],
+)
+def test_a_mode_sees_the_device_that_is_meant(
+    function: Callable[[Tensor], object], device: str
+) -> None:
+    mode = Devices()
+
+    def body() -> None:
+        x = torch.randn(3, device="cuda", requires_grad=True)
+        with mode:
+            with mode:
+                function(x)
+            mode.seen[:] = mode.seen[-1:]
+
+    torchmem.trace(body, device="cuda")
+    assert mode.seen == [device]
+    assert "__torch_dispatch__" not in vars(mode)
+
+
+def test_a_mode_that_is_never_left_is_as_before() -> None:
+    mode = Devices()
+    torchmem.trace(lambda: mode.__enter__() and None, device="cuda")
+    assert "__torch_dispatch__" not in vars(mode)
+
+
+@pytest.mark.parametrize(
+    ("function", "device"),
+    [
+        (lambda x: x + torch.arange(4, device="cuda"), "cuda"),
+        (lambda x: x * torch.tensor([1.0, 2, 3, 4], device="cuda"), "cuda"),
+        (lambda x: x.cpu() * torch.tensor([1.0, 2, 3, 4]), "cpu"),
+        (lambda x: x.cpu().to("cuda"), "cuda"),
+    ],
+)
+def test_a_graph_of_real_tensors_runs_where_it_was_traced(
+    function: Callable[[Tensor], Tensor], device: str
+) -> None:
+    def body() -> None:
+        x = torch.randn(3, 4, device="cuda")
+        graph = make_fx(function, tracing_mode="real")(x)
+        assert graph(x).device.type == device
+
+    torchmem.trace(body, device="cuda")
+
+
+def test_a_linearized_model_runs_on_the_gpu() -> None:
+    def body() -> None:
+        net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU()).cuda()
+        x = torch.randn(5, 6, device="cuda")
+        _, tangent = torch.func.linearize(net, x)
+        assert tangent(torch.ones_like(x)).is_cuda
 
     torchmem.trace(body, device="cuda")

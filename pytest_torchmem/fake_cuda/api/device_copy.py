@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
-from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes
+from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, dispatch_modes
 from pytest_torchmem.torch_private.patching import replaceable
 from pytest_torchmem.torch_private.tensors.tensors import TensorBase, has_dispatch
 
@@ -80,8 +80,9 @@ def copied(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
             moved = copied(trace, plain, target)
             # as ``__torch_function__`` of torch/nn/parameter.py does
             return cast(Tensor, moved.as_subclass(type(tensor)))
-    # The device is what C++ has to find in a graph that ``torch.jit.trace`` writes down.
-    written_down = {"device": device} if _torchscript.is_tracing() else {}
+    # The device is what has to be found in a graph that ``torch.jit.trace`` or a mode writes down.
+    seen = _torchscript.is_tracing() or (dispatch_modes() and not trace.in_fake_tensor_mode())
+    written_down = {"device": device} if seen else {}
     with trace.placing_on(device):
         result = torch.ops.aten._to_copy.default(
             tensor,

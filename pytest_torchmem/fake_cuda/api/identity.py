@@ -15,6 +15,7 @@ from pytest_torchmem.fake_cuda.api.data_parallel import data_parallel
 from pytest_torchmem.fake_cuda.api.device import lazy_init
 from pytest_torchmem.fake_cuda.api.device_copy import parse_to
 from pytest_torchmem.fake_cuda.api.device_numbers import device_numbers
+from pytest_torchmem.fake_cuda.api.dispatch_modes import DispatchModes
 from pytest_torchmem.fake_cuda.api.factories import factories
 from pytest_torchmem.fake_cuda.api.fake_tensors import fake_tensors
 from pytest_torchmem.fake_cuda.api.generators import Generator, generators
@@ -75,10 +76,12 @@ class _Owners(NamedTuple):
 
 def _functions(trace: TraceContext) -> Layer[_Owners]:
     storages, loaders, default_type = Storages(trace), DataLoaders(trace), DefaultType()
+    modes = DispatchModes(trace)
     wrappers, looked_at = WrapperSubclasses(trace), list[LookedAt]()
     replacements = [
         *DeviceMethods(trace, wrappers).replacements(),
         *storages.replacements(),
+        *modes.replacements(),
         *attention(trace),
         *loaders.replacements(),
         *factories(trace, looked_at),
@@ -96,7 +99,7 @@ def _functions(trace: TraceContext) -> Layer[_Owners]:
         *raw_kernels(trace),
         (torch.version, {"cuda": CUDA_VERSION}),
     ]
-    begin = (wrappers.begin, loaders.begin, default_type.reset)
+    begin = (wrappers.begin, loaders.begin, default_type.reset, modes.reset)
     return Layer(replacements, _Owners(wrappers, storages, default_type), begin, looked_at)
 
 

@@ -32,6 +32,7 @@ _global_context: Any = private("torch._GLOBAL_DEVICE_CONTEXT")
 
 FakeTensor: Any = private("torch._subclasses.fake_tensor.FakeTensor")
 FakeTensorMode: Any = private("torch._subclasses.fake_tensor.FakeTensorMode")
+TorchDispatchMode: Any = private("torch.utils._python_dispatch.TorchDispatchMode")
 FunctionalTensorMode: Any = private("torch._subclasses.functional_tensor.FunctionalTensorMode")
 #: The operator by which C++ asks a fake tensor for its device.
 ASKS_FOR_DEVICE: Any = torch.ops.prim.device.default
