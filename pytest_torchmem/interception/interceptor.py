@@ -251,6 +251,10 @@ class Interceptor:
             return spec.overload(*args, **kwargs)
         if kind is Kind.PASS:
             self._check(spec, args, kwargs)
+            made_of = spec.cpu.decomposition  # of both devices
+            if made_of is not None and not args[0].is_meta:
+                with self.intercepting():
+                    made_of(args, kwargs)
             return None
         if kind is Kind.ZERO:
             return self.kernels.zero_tensor(spec, args, kwargs)

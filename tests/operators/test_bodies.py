@@ -103,3 +103,49 @@ def test_fake_quantization(quantized: Callable[..., Tensor]) -> None:
     traced, measured = trace(program, *inputs, host="here"), measure(program, *inputs)
     assert traced.figures() == measured.figures()
     assert not traced.warnings
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+@pytest.mark.parametrize(
+    "program",
+    [
+        torch.cholesky,
+        torch.cholesky_inverse,
+        torch.geqrf,
+        torch.linalg.cholesky,
+        torch.linalg.eigh,
+        torch.linalg.eigvalsh,
+        torch.linalg.inv,
+        torch.linalg.qr,
+        lambda x: torch.linalg.solve(x, x[..., :1]),
+        lambda x: torch.ormqr(x, x[..., 0], x),
+        lambda x: torch.linalg.lstsq(x, x, driver="gelsy"),
+    ],
+)
+def test_work_of_lapack(program: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    """What small matrices take: work arrays, and what says whether it succeeded."""
+    for shape in ((5, 5), (3, 2, 2)):
+        matrices = torch.eye(shape[-1], dtype=dtype).expand(shape) * 3
+        traced, measured = figures(lambda x: (program(x), None)[1], matrices)
+        assert traced == measured
+
+
+def test_eigenvalues_of_complex_matrices() -> None:
+    traced, measured = figures(torch.linalg.eig, torch.eye(5, dtype=torch.complex64))
+    assert traced == measured
+
+
+def test_an_inverse_of_no_matrix() -> None:
+    for shape in ((0, 0), (2, 0, 0)):
+        traced, measured = figures(torch.cholesky_inverse, torch.empty(shape))
+        assert traced == measured
+
+
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+@pytest.mark.parametrize("dim", [None, 0, (0, 1)])
+def test_variance_of_complex_numbers(name: str, dim: object) -> None:
+    """std_var_out: that of both parts, one after the other."""
+    for dtype in (torch.complex64, torch.complex128, torch.float32):
+        x = torch.randn(30, 40, dtype=dtype)
+        traced, measured = figures(lambda x: getattr(torch, name)(x, dim), x)
+        assert traced == measured

@@ -82,7 +82,8 @@ def is_asked(spec: OperatorSpec, aspect: str, device: str) -> bool:
     if aspect in ("check", "path", "nested", "sparse", "compressed", "flops"):
         return True
     if spec.kind is not Kind.LEAF and not spec.one_kernel_on(device):
-        return spec.kind in (Kind.NESTED, Kind.COMPRESSED)
+        checks = spec.kind is Kind.PASS and aspect == "decomposition"
+        return checks or spec.kind in (Kind.NESTED, Kind.COMPRESSED)
     runs_body = spec.composite and not spec.one_kernel_on(device) and bool(spec.tensors)
     if aspect == "decomposition":
         return True

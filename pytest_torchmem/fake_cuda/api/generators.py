@@ -15,17 +15,17 @@ from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _CPU = torch.device("cpu")
-_OnHost = torch._C.Generator  # also where a test puts a mock in the place of torch.Generator
+_OnHost = torch.Generator
 _NUMBER = 8
 """Bytes of the seed, and of the offset, in a state; cuda/CUDAGeneratorImpl.cpp, ``get_state``."""
 
 
-class _Kind(type(_OnHost)):  # type: ignore[misc]
+class _Kind(type(torch.Generator)):  # type: ignore[misc]
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _OnHost)
 
 
-class Generator(_OnHost, metaclass=_Kind):
+class Generator(torch.Generator, metaclass=_Kind):
     """A ``torch.Generator`` that can be made for cuda; its numbers are the CPU's."""
 
     _gpu: torch.device | None = None

@@ -33,8 +33,9 @@ def is_column_major(matrices: Tensor) -> bool:
 
 
 def work_array(like: Tensor, elements: int) -> Tensor:
-    """A work array of the type of the matrices."""
-    return like.new_empty((elements,))
+    """A work array of the type of the matrices, for which LAPACK asks for ``elements``."""
+    single = like.dtype in (torch.float32, torch.complex64)
+    return like.new_empty((lapack.taken(elements, single),))
 
 
 def batch_count(matrices: Tensor) -> int:
@@ -47,9 +48,9 @@ def infos_of(matrices: Tensor) -> Tensor:
     return torch.zeros((max(1, batch_count(matrices)),), dtype=torch.int32)
 
 
-def any_error(infos: Tensor) -> None:
+def any_error(info: Tensor) -> None:
     """_linalg_check_errors: ``info.any()``."""
-    torch.any(infos)
+    torch.any(info)
 
 
 _geqrf = operator("aten::geqrf")
@@ -112,7 +113,7 @@ def ormqr(input: Tensor, input2: Tensor, input3: Tensor, left: bool = True) -> T
         return result
     factors = input if is_column_major(input) else column_major_clone(input)
     reflectors = input2.contiguous()
-    work_array(input, lapack.ormqr(input3.shape[-1 if left else -2], reflectors.shape[-1]))
+    input.new_empty((lapack.ormqr(input3.shape[-1 if left else -2], reflectors.shape[-1]),))
     del factors
     return result
 
@@ -127,12 +128,22 @@ def linalg_eigh(call: GivenCall, A: Tensor, compute_v: bool = True) -> tuple[Ten
         return values, vectors
     copied = vectors.copy_(A) if compute_v else column_major_clone(A)
     infos = torch.zeros(A.shape[:-2], dtype=torch.int32)
-    elements, integers = lapack.syevd(A.shape[-1], compute_v)
-    work, integer_work = work_array(A, elements), torch.empty((integers,), dtype=torch.int32)
-    del work, integer_work
+    _eigenvalue_work(A, compute_v)
     any_error(infos)
     del copied
     return values, vectors
+
+
+def _eigenvalue_work(A: Tensor, vectors: bool) -> None:
+    """apply_lapack_eigh."""
+    kept = list[Tensor]()
+    if A.is_complex():
+        elements, numbers, integers = lapack.heevd(A.shape[-1], vectors)
+        kept.append(work_array(A.real, numbers))
+    else:
+        elements, integers = lapack.syevd(A.shape[-1], vectors)
+    kept += [work_array(A, elements), torch.empty((integers,), dtype=torch.int32)]
+    del kept
 
 
 @operator("aten::linalg_eig").decomposition("cpu")
@@ -145,14 +156,16 @@ def linalg_eig(input: Tensor) -> tuple[Tensor, Tensor]:
     values = input.new_empty(input.shape[:-1], dtype=complex_type)
     if input.is_complex():
         written = column_major_clone(input)
-        del written
+        numbers = input.real.new_empty((2 * max(1, input.shape[-1]),))
+        work_array(input, lapack.geev(input.shape[-1], True))
+        del written, numbers
         any_error(infos)
         return values, vectors
     parts = input.new_empty((*input.shape[:-2], 2 * input.shape[-1]))
     real_vectors = empty_column_major(input)
     written = column_major_clone(input)
     if input.numel():
-        work_array(input, lapack.geev(input.shape[-1]))
+        work_array(input, lapack.geev(input.shape[-1], False))
     del written
     torch.all(parts.narrow(-1, input.shape[-1], input.shape[-1]) == 0)
     del real_vectors, parts
@@ -185,6 +198,19 @@ def solve_triangular(input: Tensor, B: Tensor) -> int:
     triangle = input.expand(*torch.broadcast_shapes(input.shape[:-2], B.shape[:-2]), -1, -1)
     dense = triangle.is_contiguous() or triangle.mT.is_contiguous()
     return 0 if dense else dense_bytes(triangle)
+
+
+@operator("aten::cholesky").workspace("cpu")
+def cholesky(input: Tensor) -> tuple[int, ...]:
+    """What LAPACK says, and whether it is an error; native/BatchLinearAlgebra.cpp, cholesky."""
+    return cholesky_inverse(input) if input.numel() else ()
+
+
+@operator("aten::cholesky_inverse").workspace("cpu")
+def cholesky_inverse(input: Tensor) -> tuple[int, ...]:
+    """The same, also of no matrix; cholesky_inverse."""
+    infos = max(1, batch_count(input))
+    return (infos * torch.int32.itemsize, infos, 1)
 
 
 @operator("aten::_cholesky_solve_helper").decomposition("cpu")
@@ -237,14 +263,23 @@ def _least_squares_work(matrices: Tensor, sides: int, driver: str, batch: torch.
     broadcasting in native/LinearAlgebraUtils.h.
     """
     rows, columns = matrices.shape[-2:]
-    if driver == "gelsd":
-        elements, integers = lapack.gelsd(rows, columns, sides)
-        kept = [work_array(matrices, elements), torch.empty((integers,), dtype=torch.int32)]
+    sizes, kept = (rows, columns, sides), list[Tensor]()
+    least, numbers = min(rows, columns), 0
+    if driver == "gelsd" and matrices.is_complex():
+        elements, numbers, integers = lapack.gelsd_of_complex(*sizes)
+        kept.append(torch.empty((integers,), dtype=torch.int32))
+    elif driver == "gelsd":
+        elements, integers = lapack.gelsd(*sizes)
+        kept.append(torch.empty((integers,), dtype=torch.int32))
     elif driver == "gelsy":
-        elements = lapack.gelsy(rows, columns, sides)
-        kept = [torch.empty((columns,), dtype=torch.int32), work_array(matrices, elements)]
+        elements, numbers = lapack.gelsy(*sizes), 2 * columns
+        kept.append(torch.empty((columns,), dtype=torch.int32))
+    elif driver == "gelss":
+        elements, numbers = lapack.gelss(*sizes, matrices.is_complex()), 5 * least
     else:
-        asked = lapack.gels if driver == "gels" else lapack.gelss
-        kept = [work_array(matrices, asked(rows, columns, sides))]
+        elements = lapack.gels(*sizes)
+    if matrices.is_complex() and numbers:
+        kept.append(matrices.real.new_empty((numbers,)))
+    kept.append(work_array(matrices, elements))
     pairs = torch.arange(batch_count(matrices)), torch.arange(batch.numel())
     del pairs, kept

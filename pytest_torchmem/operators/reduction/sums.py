@@ -123,20 +123,40 @@ def vector_norm_on_cuda(
 def variance(
     machine: Host, outputs: Tensor, input: Tensor, dim: Sequence[int] | None = None
 ) -> int:
-    """Over everything in float: a mean and a sum of squares; std_var_all_cpu."""
-    floating = input.dtype in (torch.float32, torch.float64)
-    if outputs.numel() != 1 or not takes_every_dim(input, dim) or not floating:
-        return 0
-    size = input.element_size()
-    return size + max(partial_results(machine, input.numel(), 1, size), SCALAR + size)
+    """Over everything in float: a mean and a sum of squares; std_var_all_cpu.
+
+    Of complex numbers that of both parts, of which the sum is made last; std_var_out.
+    """
+    size = outputs.element_size()
+    floating = outputs.dtype in (torch.float32, torch.float64)
+    within = 0
+    if outputs.numel() == 1 and takes_every_dim(input, dim) and floating:
+        within = size + max(partial_results(machine, input.numel(), 1, size), SCALAR + size)
+    if not input.is_complex():
+        return within
+    part = dense_bytes(outputs)
+    return part + max(part, within)
+
+
+@operator("aten::var_mean", "aten::std_mean").workspace("cpu")
+def variance_and_mean(outputs: tuple[Tensor, Tensor], input: Tensor) -> int:
+    """Of complex numbers those of both parts; std_var_mean_out."""
+    return 4 * dense_bytes(outputs[0]) if input.is_complex() else 0
 
 
 @operator("aten::var", "aten::std", "aten::var_mean", "aten::std_mean").workspace("cuda")
 def moments(machine: Gpu, outputs: Outputs, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
     """``WelfordData``: two accumulators, a count and a fraction; ReduceMomentKernel.cu."""
-    accumulator = accumulation_type(input.dtype).itemsize
-    welford = 3 * accumulator + max(4, accumulator)
     result = outputs if isinstance(outputs, Tensor) else outputs[0]
     assert result is not None
-    size = result.element_size()
-    return reduced(machine, input.shape, input.stride(), dim, input.dtype, size, welford, 2)
+    dtype, strides, size = input.dtype, input.stride(), result.element_size()
+    if input.is_complex():  # both parts, one after the other; native/ReduceOps.cpp, std_var_out
+        dtype, strides = result.dtype, tuple(2 * stride for stride in strides)
+    accumulator = accumulation_type(dtype).itemsize
+    welford = 3 * accumulator + max(4, accumulator)
+    buffers = reduced(machine, input.shape, strides, dim, dtype, size, welford, 2)
+    if not input.is_complex():
+        return buffers
+    part, with_mean = dense_bytes(result), not isinstance(outputs, Tensor)
+    last = 3 if with_mean else 1  # made of them when the buffers are gone
+    return (part, *((part,) * last if last * part >= sum(buffers) else buffers))

@@ -13,12 +13,11 @@ from pytest_torchmem.torch_private.dispatch.operators import (
     is_structured,
     schema,
 )
-from pytest_torchmem.torch_private.names import private
 
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
 else:
-    TorchDispatchMode = private("torch.utils._python_dispatch.TorchDispatchMode")
+    from pytest_torchmem.torch_private.dispatch.modes import TorchDispatchMode
 
 
 class _OnlyGeometry(TorchDispatchMode):
