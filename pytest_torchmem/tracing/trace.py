@@ -352,13 +352,12 @@ def _profile(
 
 def _expect_what_stands(interceptor: Interceptor) -> None:
     """Begin with what fixtures have put on the GPU, as a step of a module with its parameters."""
-    ledger, present = interceptor.parts.ledger, tuple(present_on_standing_gpus())
-    if not present or interceptor.parts.target.gpu is None:
-        return
+    ledger = interceptor.parts.ledger
     ledger.begin(Phase.BASELINE)
-    with interceptor.working():
-        for lent, storage in present:
-            interceptor.parts.conversion.expect(lent, storage)
+    if interceptor.parts.target.gpu is not None:
+        with interceptor.working():
+            for lent, storage in present_on_standing_gpus():
+                interceptor.parts.conversion.expect(lent, storage)
     ledger.enter(Phase.FORWARD)
 
 

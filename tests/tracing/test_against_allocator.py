@@ -30,11 +30,6 @@ def test_programs(program: Callable[[], None]) -> None:
     assert differences(trace(program, host="here"), measure(program)) == {}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a trace has a baseline of 0 bytes for a callable: the tensors that it is given are "
-    "booked when they are met, from the beginning of the forward",
-)
 def test_what_a_callable_is_given_is_the_baseline() -> None:
     x = torch.randn(64, requires_grad=True)
     assert trace(torch.exp, x, host="here").baseline == measure(torch.exp, x).baseline == 256

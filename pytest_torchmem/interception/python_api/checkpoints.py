@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from typing import Any
+from zipfile import ZipFile
 
 import torch
 
@@ -127,8 +128,10 @@ def unknown_regions(path: Any) -> tuple[Region, ...]:
     if written or not _is_archive(path):
         return written
     reader = _Reader(os.fspath(path))
-    starts = [(name, reader.get_record_offset(name)) for name in _unknown_in(reader)]
-    return tuple((start, start + reader.get_record_size(name)) for name, start in starts)
+    starts = {name: reader.get_record_offset(name) for name in _unknown_in(reader)}
+    with ZipFile(path) as archive:  # the reader of torch 2.11 says no sizes
+        sizes = {one.filename.partition("/")[2]: one.file_size for one in archive.infolist()}
+    return tuple((start, start + sizes[name]) for name, start in starts.items())
 
 
 def _unknown_in(reader: Any) -> list[str]:

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
 from types import CodeType, FrameType
@@ -71,6 +71,7 @@ _utilities: Callable[[], Any] = private_if_imported("torch._dynamo.utils")
 _run_node: Callable[[], Any] = private_if_imported("torch._dynamo.utils.run_node")
 _pgo: Callable[[], Any] = private_if_imported("torch._dynamo.pgo")
 _PASSED_OVER = "ignore_logging_functions"
+_SETTINGS_TO_LOG = "_get_dynamo_config_for_logging"
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 _FLEX_OPERATOR = "flex_attention"
 _NOT_COMPILED = (None, False)
@@ -269,8 +270,27 @@ def hooks_passed_over(hooks: Iterable[Callable[..., Any]]) -> Iterator[None]:
     if known is None:
         yield
         return
-    with config.patch({_PASSED_OVER: {*known, *hooks}}):
+    with config.patch({_PASSED_OVER: {*known, *hooks}}), ExitStack() as stack:
+        if not _settings_can_be_logged():
+            nothing: dict[str, Any] = {_SETTINGS_TO_LOG: lambda: None}
+            stack.enter_context(replaced(import_module("torch._dynamo.utils"), **nothing))
         yield
+
+
+@cache
+def _settings_can_be_logged() -> bool:
+    """Return whether Dynamo can log its settings while it passes functions over.
+
+    torch 2.11 cannot: the error of each compilation is logged, and keeps the frames with their
+    tensors (torch/_dynamo/utils.py, ``clean_for_json``).
+    """
+    log = getattr(import_module("torch._dynamo.utils"), _SETTINGS_TO_LOG, None)
+    try:
+        if log is not None:
+            log()
+    except TypeError:
+        return False
+    return True
 
 
 def run_uncompiled(code: CodeType) -> None:
