@@ -93,20 +93,10 @@ OPERATORS = (
 )
 
 DIFFERENT = {
-    "op:linalg.eigh": (
-        4,
-        "MKL's ssyevd asks for one number more of workspace than the reference implementation "
-        "(native/BatchLinearAlgebraKernel.cpp, apply_lapack_eigh)",
-    ),
     "op:linalg.lstsq": (
         28,
         "MKL's sgels asks for up to seven numbers more of workspace than the reference "
         "implementation (native/BatchLinearAlgebraKernel.cpp, apply_lstsq)",
-    ),
-    "op:linalg.qr": (
-        4,
-        "MKL's sgeqrf and sorgqr ask for one number more of workspace than the reference "
-        "implementation (native/BatchLinearAlgebraKernel.cpp, apply_geqrf)",
     ),
 }
 """By how many bytes a figure differs at most, and why."""

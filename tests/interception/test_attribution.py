@@ -122,7 +122,7 @@ def test_phases_are_found() -> None:
             optimizer.step()
 
     phases = [phase for _, phase in trace(program).timeline.phases]
-    once = [Phase.FORWARD, Phase.BACKWARD, Phase.BETWEEN, Phase.OPTIMIZER]
+    once = [Phase.BASELINE, Phase.FORWARD, Phase.BACKWARD, Phase.BETWEEN, Phase.OPTIMIZER]
     assert phases[: len(once)] == once
     assert phases.count(Phase.OPTIMIZER) == 2
     assert phases.count(Phase.FORWARD) == 2
