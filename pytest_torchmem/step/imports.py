@@ -13,7 +13,7 @@ import _frozen_importlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
@@ -139,12 +139,15 @@ def _is_compiling(frame: FrameType | None) -> bool:
 
 def _on_another_thread(import_: Callable[..., Any], name: str) -> None:
     """Import a module; what goes wrong is raised again by who imports it afterwards."""
+    known = {*sys.modules}
+    made: list[tuple[threading.local, dict[str, Any]]] = []
 
     def run() -> None:
         try:
             import_(name)
         except Exception:
             return
+        made.extend(_of_this_thread({*sys.modules} - known))
 
     worker = ThreadApart(target=run, name=f"import of {name}")
     worker.start()
@@ -157,6 +160,19 @@ def _on_another_thread(import_: Callable[..., Any], name: str) -> None:
                 f"{name} cannot be imported in the course of the step: its import waits for a lock "
                 "that the step holds. Import it before, at the top of the test's module"
             )
+    for local, values in made:
+        local.__dict__.update(values | local.__dict__)
+
+
+def _of_this_thread(modules: Iterable[str]) -> Iterator[tuple[threading.local, dict[str, Any]]]:
+    """Yield what modules have made, as they were imported, for the thread that imports them alone.
+
+    So does torch/_inductor/cudagraph_trees.py with its ``local``.
+    """
+    for name in modules:
+        for value in list(getattr(sys.modules.get(name), "__dict__", {}).values()):
+            if issubclass(type(value), threading.local) and value.__dict__:
+                yield value, dict(value.__dict__)
 
 
 def _place_of(thread: threading.Thread) -> tuple[int, int, float] | None:

@@ -156,6 +156,21 @@ def test_a_part_of_torch_that_keeps_an_exception_keeps_nothing_of_the_step(
         assert (profile.peak, profile.end) == (4004, 0), way
 
 
+def test_what_a_part_of_torch_makes_for_its_thread_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the trees of torch/_inductor/cudagraph_trees.py, for the thread that imports it."""
+    monkeypatch.setattr(torch, "__path__", [*torch.__path__, str(tmp_path)])
+    text = "import threading\nlocal = threading.local()\nlocal.trees = {}\n"
+    (tmp_path / "torchmem_locals.py").write_text(text)
+
+    def step() -> None:
+        assert importlib.import_module("torch.torchmem_locals").local.trees == {}
+
+    trace(step)
+    sys.modules.pop("torch.torchmem_locals", None)
+
+
 _CONSTANTS = """
 import importlib
 import torch
