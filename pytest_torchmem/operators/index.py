@@ -151,8 +151,9 @@ NAMES = {
         _cdist_backward _cdist_forward _pdist_backward
     """,
     "linear_algebra.lapack": """
-        _cholesky_solve_helper _linalg_eigh _linalg_svd cholesky cholesky_inverse geqrf linalg_eig
-        linalg_householder_product linalg_lstsq linalg_qr linalg_solve_triangular ormqr
+        _cholesky_solve_helper _linalg_eigh _linalg_eigvals _linalg_svd cholesky cholesky_inverse
+        geqrf linalg_eig linalg_householder_product linalg_ldl_factor_ex linalg_lstsq linalg_qr
+        linalg_solve_triangular ormqr
     """,
     "linear_algebra.lu": """
         _linalg_check_errors _linalg_det _linalg_slogdet _linalg_solve_ex linalg_inv_ex linalg_lu

@@ -32,6 +32,8 @@ _CHECKED = {
     torch.bfloat16: ("avx512_core_bf16",),
 }
 
+_HERE = "here"
+
 _GUESSED_CACHES = (32 * 1024, 512 * 1024)
 """What oneDNN takes where it cannot tell; src/cpu/platform.cpp, ``get_per_core_cache_size``."""
 
@@ -58,6 +60,11 @@ class Host:
         such a CPU.
         """
         return self.onednn in _CHECKED_RELEASES and self.instructions in _CHECKED.get(dtype, ())
+
+    @property
+    def is_this_machine(self) -> bool:
+        """Whether libraries that run here can be asked about it."""
+        return self.name == _HERE
 
     @property
     def computes_in_float16(self) -> bool:
@@ -94,7 +101,7 @@ def this_machine() -> Host:
     enabled = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
     l1, l2 = _caches()
     return Host(
-        name="here",
+        name=_HERE,
         threads=torch.get_num_threads(),
         capability=torch.backends.cpu.get_cpu_capability(),
         onednn=_onednn() if enabled else (),

@@ -92,13 +92,7 @@ OPERATORS = (
     "op:where",
 )
 
-DIFFERENT = {
-    "op:linalg.lstsq": (
-        28,
-        "MKL's sgels asks for up to seven numbers more of workspace than the reference "
-        "implementation (native/BatchLinearAlgebraKernel.cpp, apply_lstsq)",
-    ),
-}
+DIFFERENT: dict[str, tuple[int, str]] = {}
 """By how many bytes a figure differs at most, and why."""
 
 CANNOT_RUN = {"op:nn.functional.nll_loss": "RuntimeError: grad_input must be contiguous"}

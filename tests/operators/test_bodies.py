@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem import measure, trace
+from pytest_torchmem.operators.libraries.lapack import Lapack
+from pytest_torchmem.targets.host import REFERENCE, this_machine
+from pytest_torchmem.torch_private import lapack
 
 
 class Program(torch.nn.Module):
@@ -39,6 +42,45 @@ def figures(
 def test_batches_of_matrices(program: Callable[..., Tensor]) -> None:
     traced, measured = figures(program, torch.randn(3, 40, 40))
     assert traced == measured
+
+
+FACTORS: dict[str, Callable[..., object]] = {
+    "qr": lambda a, b: torch.linalg.qr(a),
+    "complete": lambda a, b: torch.linalg.qr(a, "complete"),
+    "product": lambda a, b: torch.linalg.householder_product(*torch.geqrf(a)),
+    "ormqr": lambda a, b: torch.ormqr(*torch.geqrf(a), b),
+    "gels": lambda a, b: torch.linalg.lstsq(a, b, driver="gels"),
+    "gelsy": lambda a, b: torch.linalg.lstsq(a, b, driver="gelsy"),
+    "gelsd": lambda a, b: torch.linalg.lstsq(a, b, driver="gelsd"),
+    "gelss": lambda a, b: torch.linalg.lstsq(a, b, driver="gelss"),
+    "eigh": lambda a, b: torch.linalg.eigh(a @ a.mH),
+    "eig": lambda a, b: torch.linalg.eig(a @ a.mH),
+    "eigvals": lambda a, b: torch.linalg.eigvals(a @ a.mH),
+    "ldl_factor": lambda a, b: torch.linalg.ldl_factor(a @ a.mH),
+    "hermitian": lambda a, b: torch.linalg.ldl_factor(a @ a.mH, hermitian=True),
+    "lu": lambda a, b: torch.linalg.lu(a @ a.mH),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128], ids=str)
+@pytest.mark.parametrize("name", FACTORS)
+def test_work_of_lapack_is_what_it_asks_for_here(name: str, dtype: torch.dtype) -> None:
+    for shape in ((70, 64), (2, 33, 5)):
+        matrices, sides = torch.randn(shape, dtype=dtype), torch.randn((*shape[:-1], 3)).to(dtype)
+        traced, measured = figures(FACTORS[name], matrices, sides)
+        assert traced == measured
+
+
+def test_a_lapack_that_cannot_be_asked_is_the_reference_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = Lapack(this_machine(), torch.float32)
+    reference = Lapack(REFERENCE, torch.float32)
+    assert lapack.lengths("geqrg", torch.float32, (), 1) is None
+    assert lapack.lengths("geqrf", torch.float32, (2**31,), 1) is None
+    monkeypatch.setattr("pytest_torchmem.operators.libraries.lapack.lengths", lambda *_: None)
+    assert here.geqrf(64, 48) == reference.geqrf(64, 48) == 32 * 48 + 1
+    assert here.syevd(8, True) == reference.syevd(8, True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,117 +1,191 @@
-"""Sizes of LAPACK's work arrays, in elements, as the reference implementation answers a query.
+"""Sizes of LAPACK's work arrays, in elements, as native/BatchLinearAlgebraKernel.cpp has them.
 
-Source: https://www.netlib.org/lapack, the routines' own formulas with the block size of ``ILAENV``.
-MKL, which torch is linked with on x86, has block sizes of its own, which are not documented; what
-it takes for matrices too small to be blocked is the same.
+For the machine that runs the trace, the LAPACK that torch is linked with is asked
+(``torch_private/lapack.py``). For others it is the reference implementation's answer
+(https://www.netlib.org/lapack, the routines' own formulas with the block size of ``ILAENV``): MKL,
+which torch is linked with on x86, has block sizes of its own, which are not documented and depend
+on the number of threads; what it takes for matrices too small to be blocked is the same.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from dataclasses import dataclass
+
+import torch
+
+from pytest_torchmem.targets.host import Host
+from pytest_torchmem.torch_private.lapack import Argument, Lengths, lengths
 
 _BLOCK = 32
-"""``ILAENV(1, ...)`` of the routines here."""
+"""``ILAENV(1, ...)`` of the routines here, but for the one below."""
+_BLOCK_OF_SYTRF = 64
 
 _SMALLEST_LEAF = 25
 """``SMLSIZ``: what divide and conquer does not divide any more."""
+
+_MATRIX, _ASKED, _INFO = Argument.MATRIX, Argument.ASKED, Argument.INFO
+_REALS, _INTEGERS = Argument.REALS, Argument.INTEGERS
+_LENGTH = (Argument.WORK, Argument.ASKED)
 
 
 def _block(order: int) -> int:
     return _BLOCK if order > _BLOCK else 1
 
 
-def taken(answer: int, single: bool) -> int:
-    """Return the elements that torch takes where LAPACK asks for ``answer``.
+@dataclass(frozen=True, slots=True)
+class Lapack:
+    """LAPACK on a host, for matrices of one type."""
 
-    LAPACK answers in a floating-point number, and torch takes what the next one is above
-    (native/BatchLinearAlgebra.cpp, lapack_work_to_int).
-    """
-    if not single:
-        return max(1, math.ceil(math.nextafter(answer, math.inf)))
-    (bits,) = struct.unpack("I", struct.pack("f", answer))
-    (following,) = struct.unpack("f", struct.pack("I", bits + 1))
-    return max(1, math.ceil(float(following)))
+    host: Host
+    dtype: torch.dtype
+
+    def geqrf(self, rows: int, columns: int) -> int:
+        """A QR decomposition; apply_geqrf."""
+        given = (rows, columns, _MATRIX, max(1, rows), _MATRIX, *_LENGTH, _INFO)
+        reference = columns * _block(min(rows, columns))
+        return max(columns, self._rounded(self._ask("geqrf", *given, work=reference).work))
+
+    def orgqr(self, rows: int, columns: int, reflectors: int) -> int:
+        """The matrix that Householder reflectors stand for; apply_orgqr."""
+        sizes = (rows, columns, reflectors)
+        given = (*sizes, _MATRIX, max(1, rows), _MATRIX, *_LENGTH, _INFO)
+        return self._rounded(self._ask("orgqr", *given, work=columns * _block(reflectors)).work)
+
+    def ormqr(self, left: bool, transpose: bool, rows: int, columns: int, reflectors: int) -> int:
+        """Reflectors applied to a matrix from a side; apply_ormqr."""
+        transposed = "C" if self.dtype.is_complex else "T"
+        modes = ("L" if left else "R", transposed if transpose else "N")
+        factors = (_MATRIX, max(1, rows if left else columns), _MATRIX)
+        matrix = (_MATRIX, max(1, rows))
+        given = (*modes, rows, columns, reflectors, *factors, *matrix, *_LENGTH, _INFO)
+        reference = (columns if left else rows) * _block(reflectors)
+        return max(1, int(self._ask("ormqr", *given, work=reference).work))
+
+    def syevd(self, order: int, vectors: bool) -> tuple[int, int, int]:
+        """Eigenvalues of a symmetric matrix: elements, integers and, of a complex one, real
+        numbers; apply_lapack_eigh.
+        """
+        is_complex = self.dtype.is_complex
+        matrix = (order, _MATRIX, max(1, order), _MATRIX)
+        others: tuple[Argument, ...] = (_INTEGERS, _ASKED, _INFO)
+        if is_complex:
+            others = (_REALS, _ASKED, *others)
+        least = _reference_syevd(order, vectors, is_complex)
+        job = "V" if vectors else "N"
+        found = self._ask("syevd", job, "L", *matrix, *_LENGTH, *others, **least._asdict())
+        length = self._rounded(found.reals) if is_complex else 0
+        return self._rounded(found.work), max(1, found.integers), length
+
+    def geev(self, order: int, vectors: bool) -> int:
+        """Eigenvalues of any matrix, perhaps with right eigenvectors; apply_linalg_eig."""
+        is_complex, leading = self.dtype.is_complex, max(1, order)
+        values = (_MATRIX,) if is_complex else (_MATRIX, _MATRIX)
+        made = (_MATRIX, 1, _MATRIX, leading if vectors else 1)
+        jobs = ("N", "V" if vectors else "N")
+        arrays = (order, _MATRIX, leading, *values, *made)
+        given = (*jobs, *arrays, *_LENGTH, *self._others())
+        reference = (1 if is_complex else 2) * order + order * _BLOCK
+        return self._rounded(self._ask("geev", *given, work=reference).work)
+
+    def sytrf(self, order: int, hermitian: bool) -> int:
+        """Factors of a symmetric matrix; apply_ldl_factor."""
+        routine = "hetrf" if hermitian and self.dtype.is_complex else "sytrf"
+        given = ("L", order, _MATRIX, max(1, order), _MATRIX, *_LENGTH, _INFO)
+        return max(1, int(self._ask(routine, *given, work=order * _BLOCK_OF_SYTRF).work))
+
+    def gels(self, rows: int, columns: int, sides: int) -> int:
+        """Least squares by QR; apply_lstsq."""
+        least = min(rows, columns)
+        given = ("N", *_system(rows, columns, sides), *_LENGTH, _INFO)
+        reference = least + max(least, sides) * _block(least)
+        return self._rounded(self._ask("gels", *given, work=reference).work)
+
+    def gelsy(self, rows: int, columns: int, sides: int) -> int:
+        """Least squares by QR with pivots."""
+        least, block = min(rows, columns), _block(min(rows, columns))
+        reference = max(least + 2 * columns + block * (columns + 1), 2 * least + block * sides)
+        given = (*_system(rows, columns, sides), *[_MATRIX] * 3, *_LENGTH, *self._others())
+        return self._rounded(self._ask("gelsy", *given, work=reference).work)
+
+    def gelss(self, rows: int, columns: int, sides: int) -> int:
+        """Least squares by singular values; the reference is its least size."""
+        least = min(rows, columns)
+        parts = 2 if self.dtype.is_complex else 3
+        reference = parts * least + max(2 * least, max(rows, columns), sides)
+        given = (*_system(rows, columns, sides), *[_MATRIX] * 3, *_LENGTH, *self._others())
+        return self._rounded(self._ask("gelss", *given, work=reference).work)
+
+    def gelsd(self, rows: int, columns: int, sides: int) -> tuple[int, int, int]:
+        """Least squares by singular values, divided: elements, integers and, of a complex matrix,
+        real numbers.
+        """
+        is_complex = self.dtype.is_complex
+        others = (*((_REALS,) if is_complex else ()), _INTEGERS, _INFO)
+        given = (*_system(rows, columns, sides), *[_MATRIX] * 3, *_LENGTH, *others)
+        least = _reference_gelsd(rows, columns, sides, is_complex)
+        found = self._ask("gelsd", *given, **least._asdict())
+        return self._rounded(found.work), max(1, found.integers), max(1, int(found.reals))
+
+    def _others(self) -> tuple[Argument, ...]:
+        return (_MATRIX, _INFO) if self.dtype.is_complex else (_INFO,)
+
+    def _ask(
+        self,
+        routine: str,
+        *given: str | int | Argument,
+        work: float,
+        reals: float = 0,
+        integers: int = 0,
+    ) -> Lengths:
+        """Return what the host's own LAPACK says, or else the reference."""
+        found = None
+        if self.host.is_this_machine:
+            found = lengths(routine, self.dtype, given, self.host.threads)
+        return found or Lengths(work, reals, integers)
+
+    def _rounded(self, length: float) -> int:
+        """``lapack_work_to_int``: the next number of the matrices' precision, rounded up."""
+        if self.dtype in (torch.float64, torch.complex128):
+            return max(1, math.ceil(math.nextafter(length, math.inf)))
+        (bits,) = struct.unpack("i", struct.pack("f", length))
+        above: float = struct.unpack("f", struct.pack("i", bits + 1))[0]
+        return max(1, math.ceil(above))
 
 
-def geqrf(rows: int, columns: int) -> int:
-    """``sgeqrf``: a QR decomposition."""
-    return max(1, columns * _block(min(rows, columns)))
+def _system(rows: int, columns: int, sides: int) -> tuple[int | Argument, ...]:
+    """A matrix and right sides, which have room for the solution."""
+    sizes = (rows, columns, sides)
+    return (*sizes, _MATRIX, max(1, rows), _MATRIX, max(1, rows, columns))
 
 
-def orgqr(columns: int, reflectors: int) -> int:
-    """``sorgqr``: the matrix that Householder reflectors stand for."""
-    return max(1, columns * _block(reflectors))
-
-
-def ormqr(other: int, reflectors: int) -> int:
-    """``sormqr``: reflectors applied to a matrix whose other side is ``other``."""
-    return max(1, other * _block(reflectors))
-
-
-def syevd(order: int, vectors: bool) -> tuple[int, int]:
-    """``ssyevd``: eigenvalues of a symmetric matrix; elements and integers."""
+def _reference_syevd(order: int, vectors: bool, is_complex: bool) -> Lengths:
+    """``ssyevd``, ``cheevd``."""
     if order <= 1:
-        return 1, 1
+        return Lengths(1, 1, 1)
+    squared, block = order * order, _block(order)
+    integers = 3 + 5 * order if vectors else 1
+    if is_complex and vectors:
+        return Lengths(2 * order + squared, 1 + 5 * order + 2 * squared, integers)
+    if is_complex:
+        return Lengths((1 + block) * order, order, integers)
     if vectors:
-        return 1 + 6 * order + 2 * order * order, 3 + 5 * order
-    return max(1 + 2 * order, (2 + _block(order)) * order), 1
+        return Lengths(1 + 6 * order + 2 * squared, 0, integers)
+    return Lengths(max(1 + 2 * order, (2 + block) * order), 0, integers)
 
 
-def heevd(order: int, vectors: bool) -> tuple[int, int, int]:
-    """``cheevd``: those of a Hermitian matrix; elements, real numbers and integers."""
-    if order <= 1:
-        return 1, 1, 1
-    if vectors:
-        squared = order * order
-        return 2 * order + squared, 1 + 5 * order + 2 * squared, 3 + 5 * order
-    return (1 + _block(order)) * order, order, 1
-
-
-def geev(order: int, of_complex: bool) -> int:
-    """``sgeev`` and ``cgeev``: eigenvalues of any matrix, with right eigenvectors."""
-    return max(1, (1 if of_complex else 2) * order + order * _BLOCK)
-
-
-def gels(rows: int, columns: int, sides: int) -> int:
-    """``sgels``: least squares by QR."""
-    least = min(rows, columns)
-    return max(1, least + max(least, sides) * _block(least))
-
-
-def gelsy(rows: int, columns: int, sides: int) -> int:
-    """``sgelsy``: least squares by QR with pivots."""
-    least = min(rows, columns)
-    block = _block(least)
-    return max(least + 2 * columns + block * (columns + 1), 2 * least + block * sides)
-
-
-def gelss(rows: int, columns: int, sides: int, of_complex: bool) -> int:
-    """``sgelss`` and ``cgelss``: least squares by singular values; its least size."""
-    least = min(rows, columns)
-    return max(1, (2 if of_complex else 3) * least + max(2 * least, max(rows, columns), sides))
-
-
-def gelsd(rows: int, columns: int, sides: int) -> tuple[int, int]:
-    """``sgelsd``: least squares by singular values, divided; elements and integers."""
+def _reference_gelsd(rows: int, columns: int, sides: int, is_complex: bool) -> Lengths:
+    """``sgelsd``, ``cgelsd``."""
     least = min(rows, columns)
     if least == 0:
-        return 1, 1
-    levels = _levels(least)
-    shared = 2 * least * _SMALLEST_LEAF + 8 * least * levels + least * sides
-    return 12 * least + shared + (_SMALLEST_LEAF + 1) ** 2, 3 * least * levels + 11 * least
-
-
-def gelsd_of_complex(rows: int, columns: int, sides: int) -> tuple[int, int, int]:
-    """``cgelsd``: elements, real numbers and integers."""
-    least = min(rows, columns)
-    if least == 0:
-        return 1, 1, 1
-    levels = _levels(least)
-    shared = 2 * least * _SMALLEST_LEAF + 8 * least * levels + 3 * _SMALLEST_LEAF * sides
-    last = max((_SMALLEST_LEAF + 1) ** 2, least * (1 + sides) + 2 * sides)
-    return 2 * least + least * sides, 10 * least + shared + last, 3 * least * levels + 11 * least
-
-
-def _levels(order: int) -> int:
-    return max(0, int(math.log2(order / (_SMALLEST_LEAF + 1))) + 1)
+        return Lengths(1, 1, 1)
+    levels = max(0, int(math.log2(least / (_SMALLEST_LEAF + 1))) + 1)
+    integers = 3 * least * levels + 11 * least
+    shared = 2 * least * _SMALLEST_LEAF + 8 * least * levels
+    leaf = (_SMALLEST_LEAF + 1) ** 2
+    if is_complex:
+        reals = 10 * least + shared + 3 * _SMALLEST_LEAF * sides
+        last = max(leaf, least * (1 + sides) + 2 * sides)
+        return Lengths(2 * least + least * sides, reals + last, integers)
+    return Lengths(12 * least + shared + least * sides + leaf, 0, integers)

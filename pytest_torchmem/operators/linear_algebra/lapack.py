@@ -11,9 +11,10 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import dense_bytes
-from pytest_torchmem.operators.libraries import lapack
+from pytest_torchmem.operators.libraries.lapack import Lapack
 from pytest_torchmem.operators.registry import Kind, operator
 from pytest_torchmem.operators.structured import empty_as, meta_result, outputs
+from pytest_torchmem.targets.host import Host
 
 
 def empty_column_major(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -27,15 +28,19 @@ def column_major_clone(matrices: Tensor) -> Tensor:
     return matrices.mT.clone(memory_format=torch.contiguous_format).mT
 
 
+def column_major_copy(matrices: Tensor) -> Tensor:
+    """``copyBatchedColumnMajor``: the same, and not by blocks of a transposed copy."""
+    return empty_column_major(matrices).copy_(matrices)
+
+
 def is_column_major(matrices: Tensor) -> bool:
     """Whether matrices are dense with their columns first."""
     return matrices.mT.is_contiguous()
 
 
 def work_array(like: Tensor, elements: int) -> Tensor:
-    """A work array of the type of the matrices, for which LAPACK asks for ``elements``."""
-    single = like.dtype in (torch.float32, torch.complex64)
-    return like.new_empty((lapack.taken(elements, single),))
+    """A work array of the type of the matrices."""
+    return like.new_empty((elements,))
 
 
 def batch_count(matrices: Tensor) -> int:
@@ -64,15 +69,17 @@ def factors_and_tau(input: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @_geqrf.decomposition("cpu")
-def geqrf(input: Tensor) -> tuple[Tensor, Tensor]:
+def geqrf(machine: Host, input: Tensor) -> tuple[Tensor, Tensor]:
     """geqrf_out_helper, apply_geqrf."""
     made = factors_and_tau(input)
-    work_array(input, lapack.geqrf(*input.shape[-2:]))
+    work_array(input, Lapack(machine, input.dtype).geqrf(*input.shape[-2:]))
     return made
 
 
 @operator("aten::linalg_qr").decomposition("cpu")
-def linalg_qr(call: GivenCall, A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+def linalg_qr(
+    machine: Host, call: GivenCall, A: Tensor, mode: str = "reduced"
+) -> tuple[Tensor, Tensor]:
     """TORCH_IMPL_FUNC(linalg_qr_out): in Q or R where either has the shape of the input."""
     Q, R = outputs(call)
     rows, columns = A.shape[-2:]
@@ -84,28 +91,38 @@ def linalg_qr(call: GivenCall, A: Tensor, mode: str = "reduced") -> tuple[Tensor
     elif R.shape[-2] != rows:
         QR = empty_column_major(A)
     QR.copy_(A)
+    lapack = Lapack(machine, A.dtype)
     work_array(A, lapack.geqrf(rows, columns))
     if QR is not R:
         torch.triu(QR.narrow(-2, 0, R.shape[-2]), out=R)
-    if with_q:
-        work_array(A, lapack.orgqr(Q.shape[-1], min(rows, columns)))
+    if with_q and Q.numel():
+        work_array(A, lapack.orgqr(rows, Q.shape[-1], min(rows, columns)))
     del tau
     return Q, R
 
 
 @operator("aten::linalg_householder_product").decomposition("cpu")
-def householder_product(input: Tensor, tau: Tensor) -> Tensor:
+def householder_product(machine: Host, input: Tensor, tau: Tensor) -> Tensor:
     """linalg_householder_product_out_helper, apply_orgqr."""
     result = empty_column_major(input)
     result.copy_(input)
     reflectors = tau.contiguous()
     if input.numel():
-        work_array(input, lapack.orgqr(input.shape[-1], reflectors.shape[-1]))
+        rows, columns = input.shape[-2:]
+        lapack = Lapack(machine, input.dtype)
+        work_array(input, lapack.orgqr(rows, columns, reflectors.shape[-1]))
     return result
 
 
 @operator("aten::ormqr").decomposition("cpu")
-def ormqr(input: Tensor, input2: Tensor, input3: Tensor, left: bool = True) -> Tensor:
+def ormqr(
+    machine: Host,
+    input: Tensor,
+    input2: Tensor,
+    input3: Tensor,
+    left: bool = True,
+    transpose: bool = False,
+) -> Tensor:
     """ormqr_out_helper, apply_ormqr."""
     result = empty_column_major(input3)
     result.copy_(input3)
@@ -113,13 +130,17 @@ def ormqr(input: Tensor, input2: Tensor, input3: Tensor, left: bool = True) -> T
         return result
     factors = input if is_column_major(input) else column_major_clone(input)
     reflectors = input2.contiguous()
-    input.new_empty((lapack.ormqr(input3.shape[-1 if left else -2], reflectors.shape[-1]),))
+    lapack = Lapack(machine, input.dtype)
+    rows, columns = result.shape[-2:]
+    work_array(input, lapack.ormqr(left, transpose, rows, columns, reflectors.shape[-1]))
     del factors
     return result
 
 
 @operator("aten::_linalg_eigh").decomposition("cpu")
-def linalg_eigh(call: GivenCall, A: Tensor, compute_v: bool = True) -> tuple[Tensor, Tensor]:
+def linalg_eigh(
+    machine: Host, call: GivenCall, A: Tensor, compute_v: bool = True
+) -> tuple[Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_eigh_out), apply_lapack_eigh: in the eigenvectors' place, or on a
     copy.
     """
@@ -128,49 +149,59 @@ def linalg_eigh(call: GivenCall, A: Tensor, compute_v: bool = True) -> tuple[Ten
         return values, vectors
     copied = vectors.copy_(A) if compute_v else column_major_clone(A)
     infos = torch.zeros(A.shape[:-2], dtype=torch.int32)
-    _eigenvalue_work(A, compute_v)
+    elements, integers, reals = Lapack(machine, A.dtype).syevd(A.shape[-1], compute_v)
+    work = [work_array(A, elements), torch.empty((integers,), dtype=torch.int32)]
+    if A.is_complex():
+        work.append(work_array(values, reals))
+    del work
     any_error(infos)
     del copied
     return values, vectors
 
 
-def _eigenvalue_work(A: Tensor, vectors: bool) -> None:
-    """apply_lapack_eigh."""
-    kept = list[Tensor]()
-    if A.is_complex():
-        elements, numbers, integers = lapack.heevd(A.shape[-1], vectors)
-        kept.append(work_array(A.real, numbers))
-    else:
-        elements, integers = lapack.syevd(A.shape[-1], vectors)
-    kept += [work_array(A, elements), torch.empty((integers,), dtype=torch.int32)]
-    del kept
-
-
 @operator("aten::linalg_eig").decomposition("cpu")
-def linalg_eig(input: Tensor) -> tuple[Tensor, Tensor]:
+def linalg_eig(machine: Host, input: Tensor) -> tuple[Tensor, Tensor]:
     """linalg_eig_out, linalg_eig_out_info: eigenvectors first as they come, real or complex."""
     torch.all(torch.isfinite(input))
     infos = infos_of(input)
     complex_type = input.dtype if input.is_complex() else (input.real.dtype.to_complex())
     vectors = empty_column_major(input, complex_type)
     values = input.new_empty(input.shape[:-1], dtype=complex_type)
-    if input.is_complex():
-        written = column_major_clone(input)
-        numbers = input.real.new_empty((2 * max(1, input.shape[-1]),))
-        work_array(input, lapack.geev(input.shape[-1], True))
-        del written, numbers
-        any_error(infos)
-        return values, vectors
-    parts = input.new_empty((*input.shape[:-2], 2 * input.shape[-1]))
-    real_vectors = empty_column_major(input)
-    written = column_major_clone(input)
-    if input.numel():
-        work_array(input, lapack.geev(input.shape[-1], False))
-    del written
-    torch.all(parts.narrow(-1, input.shape[-1], input.shape[-1]) == 0)
-    del real_vectors, parts
+    _general_eigenvalues(Lapack(machine, input.dtype), input, with_vectors=True)
     any_error(infos)
     return values, vectors
+
+
+@operator("aten::_linalg_eigvals").decomposition("cpu")
+def linalg_eigvals(machine: Host, input: Tensor) -> Tensor:
+    """linalg_eigvals_out, linalg_eig_out_info without eigenvectors."""
+    infos = infos_of(input)
+    complex_type = input.dtype if input.is_complex() else (input.real.dtype.to_complex())
+    values = input.new_empty(input.shape[:-1], dtype=complex_type)
+    _general_eigenvalues(Lapack(machine, input.dtype), input, with_vectors=False)
+    any_error(infos)
+    return values
+
+
+def _general_eigenvalues(lapack: Lapack, input: Tensor, *, with_vectors: bool) -> None:
+    """linalg_eig_out_info, linalg_eig_kernel, apply_linalg_eig: of a real matrix real and
+    imaginary parts come one after the other.
+    """
+    order = input.shape[-1]
+    parts: list[Tensor] = []
+    if not input.is_complex():
+        parts.append(input.new_empty((*input.shape[:-2], 2 * order)))
+        if with_vectors:
+            parts.append(empty_column_major(input))
+    written = column_major_copy(input)
+    if input.numel():
+        work = [work_array(input, lapack.geev(order, with_vectors))]
+        if input.is_complex():
+            work.append(input.new_empty((2 * order,), dtype=input.real.dtype))
+        del work
+    del written
+    if parts:
+        torch.all(parts[0].narrow(-1, order, order) == 0)
 
 
 @operator("aten::_linalg_svd").decomposition("cpu")
@@ -227,7 +258,7 @@ def cholesky_solve(self: Tensor, A: Tensor) -> Tensor:
 # Registered for every backend, and reading and writing data all the same.
 @operator("aten::linalg_lstsq", kind=Kind.LEAF).decomposition("cpu")
 def linalg_lstsq(
-    self: Tensor, b: Tensor, *, driver: str | None = None
+    machine: Host, self: Tensor, b: Tensor, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """linalg_lstsq_out, linalg_lstsq_out_info, apply_lstsq: the solution has room for the right
     side; driver by driver, LAPACK's work.
@@ -243,43 +274,63 @@ def linalg_lstsq(
     with_rank = driver != "gels"
     rank = torch.empty(self.shape[:-2] if with_rank else (0,), dtype=torch.int64)
     with_values = driver in ("gelsd", "gelss")
-    values = self.new_empty((*self.shape[:-2], min(rows, columns)) if with_values else (0,))
-    copied = column_major_clone(self)
+    real = self.real.dtype
+    values = self.new_empty(
+        (*self.shape[:-2], min(rows, columns)) if with_values else (0,), dtype=real
+    )
+    copied = column_major_copy(self)
     if self.numel() and other.numel():
-        _least_squares_work(copied, sides, driver, batch)
-    residuals = self.new_empty((0,))
+        _least_squares_work(Lapack(machine, self.dtype), copied, sides, driver, batch)
+    residuals = self.new_empty((0,), dtype=real)
     if rows > columns and driver != "gelsy":
         solved = torch.all(infos == 0) if not with_rank else torch.all(rank == columns)
         del solved
-        residuals = solution.narrow(-2, columns, rows - columns).pow_(2).sum(-2)
+        raw = solution.narrow(-2, columns, rows - columns)
+        residuals = (raw.mul_(raw.conj()).real if raw.is_complex() else raw.pow_(2)).sum(-2)
+        del raw
     del copied
     any_error(infos)
     result = solution.narrow(-2, 0, columns)
     return result.squeeze(-1) if vector else result, residuals, rank, values
 
 
-def _least_squares_work(matrices: Tensor, sides: int, driver: str, batch: torch.Size) -> None:
+def _least_squares_work(
+    lapack: Lapack, matrices: Tensor, sides: int, driver: str, batch: torch.Size
+) -> None:
     """apply_lstsq; the indices of every pair of matrices of the two batches; batch_iterator_with_
     broadcasting in native/LinearAlgebraUtils.h.
     """
     rows, columns = matrices.shape[-2:]
-    sizes, kept = (rows, columns, sides), list[Tensor]()
-    least, numbers = min(rows, columns), 0
-    if driver == "gelsd" and matrices.is_complex():
-        elements, numbers, integers = lapack.gelsd_of_complex(*sizes)
-        kept.append(torch.empty((integers,), dtype=torch.int32))
-    elif driver == "gelsd":
-        elements, integers = lapack.gelsd(*sizes)
-        kept.append(torch.empty((integers,), dtype=torch.int32))
+    integers = reals = 0
+    if driver == "gelsd":
+        elements, integers, reals = lapack.gelsd(rows, columns, sides)
     elif driver == "gelsy":
-        elements, numbers = lapack.gelsy(*sizes), 2 * columns
-        kept.append(torch.empty((columns,), dtype=torch.int32))
+        elements, integers, reals = lapack.gelsy(rows, columns, sides), columns, 2 * columns
     elif driver == "gelss":
-        elements, numbers = lapack.gelss(*sizes, matrices.is_complex()), 5 * least
+        elements, reals = lapack.gelss(rows, columns, sides), 5 * min(rows, columns)
     else:
-        elements = lapack.gels(*sizes)
-    if matrices.is_complex() and numbers:
-        kept.append(matrices.real.new_empty((numbers,)))
-    kept.append(work_array(matrices, elements))
+        elements = lapack.gels(rows, columns, sides)
+    kept = [torch.empty((integers,), dtype=torch.int32), work_array(matrices, elements)]
+    if matrices.is_complex():
+        kept.append(matrices.new_empty((reals,), dtype=matrices.real.dtype))
     pairs = torch.arange(batch_count(matrices)), torch.arange(batch.numel())
     del pairs, kept
+
+
+@operator("aten::linalg_ldl_factor_ex").decomposition("cpu")
+def linalg_ldl_factor(
+    machine: Host,
+    call: GivenCall,
+    self: Tensor,
+    hermitian: bool = False,
+    check_errors: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """TORCH_IMPL_FUNC(linalg_ldl_factor_ex_out), apply_ldl_factor."""
+    LD, pivots, info = outputs(call)
+    if self.numel() == 0:
+        return LD, pivots, info
+    torch.tril(self, out=LD)
+    work_array(self, Lapack(machine, self.dtype).sytrf(self.shape[-1], hermitian))
+    if check_errors:
+        any_error(info)
+    return LD, pivots, info

@@ -30,6 +30,8 @@ def _lu_factor_out(LU: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     written = proxy(LU, geometry[0])
     pivots, infos = empty_as(geometry[1]), empty_as(geometry[2])
     written.copy_(A)
+    if written is not LU:
+        LU.copy_(written)
     return pivots, infos
 
 
