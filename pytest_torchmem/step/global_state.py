@@ -15,9 +15,10 @@ import torch
 from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.step.generators import current_draws, is_alone
 from pytest_torchmem.step.imports import imports_apart, told_of_imports
-from pytest_torchmem.torch_private.compilers.compiler import compiled_calls
+from pytest_torchmem.torch_private.compilers.compiler import compiled_calls, tables_of_originals
 from pytest_torchmem.torch_private.compilers.not_needed import COMPILER
 from pytest_torchmem.torch_private.dispatch.modes import global_device_context
+from pytest_torchmem.torch_private.patching.patches import replaced
 from pytest_torchmem.torch_private.state.all_settings import (
     NOT_SAID,
     Setting,
@@ -188,11 +189,13 @@ def eager(when_called: Callable[[bool], None] = lambda _: None) -> Iterator[None
 def when_compiler_is_used(start: Callable[[], None]) -> Iterator[None]:
     """Call ``start`` once the compiler is imported: now, or when the program first compiles.
 
-    Programs import it themselves, too (``torch._dynamo.explain``, ``torch.compiler.reset``).
+    Programs import it themselves, too (``torch._dynamo.explain``, ``torch.compiler.reset``). What
+    it lists of torch's functions from then on are torch's own.
     """
     if COMPILER in sys.modules:
-        start()
-        yield
+        with tables_of_originals():
+            start()
+            yield
         return
     original, started = torch.compile, False
 
@@ -200,8 +203,8 @@ def when_compiler_is_used(start: Callable[[], None]) -> Iterator[None]:
         nonlocal started
         if not started:
             started = True
-            torch.compile = original
             start()
+            stack.enter_context(tables_of_originals())
 
     def compile(*args: Any, **kwargs: Any) -> Any:
         start_once()
@@ -211,12 +214,8 @@ def when_compiler_is_used(start: Callable[[], None]) -> Iterator[None]:
         if name.startswith(COMPILER) and _is_imported(COMPILER):
             start_once()
 
-    torch.compile = compile
-    try:
-        with told_of_imports(imported):
-            yield
-    finally:
-        torch.compile = original
+    with ExitStack() as stack, replaced(torch, compile=compile), told_of_imports(imported):
+        yield
 
 
 def _is_imported(name: str) -> bool:

@@ -22,6 +22,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.torch_private.compilers.not_needed import (
     COMPILER,
     INDUCTOR,
+    LOWERING,
     compiler_not_needed,
 )
 from pytest_torchmem.torch_private.patching.patches import nothing_replaced, replaced
@@ -55,11 +56,11 @@ def imports_apart() -> Iterator[None]:
         new = name.startswith("torch.") and name not in sys.modules
         here = new and threading.get_ident() == thread
         if here and not _is_importing(sys._getframe(1)) and not _is_compiling(sys._getframe(1)):
-            with _as_torch_is(name):
-                _on_another_thread(lambda missing: original(missing, import_), name)
+            _on_another_thread(lambda missing: apart(missing, import_), name)
             for then in tuple(_listening):
                 then(name)
-        return original(name, import_)
+        with _as_torch_is(name):
+            return original(name, import_)
 
     with compiler_not_needed(), replaced(bootstrap, _find_and_load=apart):
         yield
@@ -108,10 +109,11 @@ def told_of_imports(then: Callable[[str], None]) -> Iterator[None]:
 
 def _as_torch_is(name: str) -> AbstractContextManager[None]:
     """Let the compiler be imported while torch's functions are torch's own: it lists them
-    (``constant_fold_functions``, torch/_dynamo/variables/torch.py).
+    (``constant_fold_functions``, torch/_dynamo/variables/torch.py; ``lowerings``,
+    torch/_inductor/lowering.py).
     """
-    compiles = name.startswith(COMPILER) and COMPILER not in sys.modules
-    return nothing_replaced() if compiles else nullcontext()
+    lists = name.startswith((COMPILER, LOWERING)) and name not in sys.modules
+    return nothing_replaced() if lists else nullcontext()
 
 
 class ThreadApart(threading.Thread):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import trace_rules
 from torch._dynamo.compiled_autograd import _enable
 from torch._inductor import compile_fx
 from torch.utils.checkpoint import checkpoint
@@ -397,6 +398,22 @@ def test_compiled_code_is_told_of_the_fake_gpu() -> None:
     profile = trace(step, device="cuda", mode="aot")
     assert answers == [(True, True, 0, True)] * 2
     assert profile.level == "aot"
+
+
+def test_the_compiler_makes_its_tables_anew_in_a_trace() -> None:
+    """As ``init_process_group`` has it; what it then lists is torch's own, also afterwards."""
+
+    def is_there(x: Tensor) -> Tensor:
+        return x + torch.cuda.is_available()
+
+    def step() -> None:
+        trace_rules.clear_lru_cache()
+        torch.func.linearize(torch.sin, torch.ones(2, device="cuda"))
+        torch.compile(is_there, fullgraph=True)(torch.ones(2, device="cuda"))
+
+    assert trace(step, device="cuda", mode="aot").level == "aot"
+    assert torch.cuda.is_available in trace_rules.get_torch_obj_rule_map()
+    assert torch.compile(is_there, fullgraph=True, backend="eager")(torch.zeros(())) == 0
 
 
 def test_compiled_code_makes_streams_and_waits() -> None:

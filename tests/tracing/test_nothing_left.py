@@ -326,6 +326,49 @@ def test_a_program_may_run_the_profiler_with_stacks() -> None:
     assert done.returncode == 0, done.stderr
 
 
+_COMPILER_OF_A_PROCESS = """
+import sys
+import torch
+import pytest_torchmem as torchmem
+from pytest_torchmem.torch_private.patching.program_functions import is_left_over
+
+def first_use(way):
+    x = torch.ones(2, 2, device="cuda")
+    if way == "make_fx":
+        from torch.fx.experimental.proxy_tensor import make_fx
+        make_fx(torch.sin)(x)
+    elif way == "linearize":
+        torch.func.linearize(torch.sin, x)
+    else:
+        torch.compile(torch.sin, backend="eager")(x)
+
+torchmem.trace(lambda: first_use(sys.argv[1]), device="cuda", mode="aot")
+
+from torch._dynamo import trace_rules
+from torch._dynamo.variables import torch as variables
+from torch._inductor.lowering import lowerings
+
+assert torch.tensor in lowerings and torch.full in lowerings
+assert torch.cuda.is_available in variables.constant_fold_functions
+known = trace_rules.get_torch_obj_rule_map()
+assert torch.cuda.is_available in known and torch.compile in known
+for table in (lowerings, known, variables.constant_fold_functions):
+    assert not [*filter(is_left_over, table)]
+"""
+
+
+@pytest.mark.parametrize("way", ["make_fx", "linearize", "compile"])
+def test_the_compiler_lists_functions_of_torch_alone(way: str) -> None:
+    """A process first uses Dynamo and Inductor in a trace; they keep what they list."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _COMPILER_OF_A_PROCESS, way],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_other_threads_see_torch_as_it_is() -> None:
     seen: list[Any] = []
     go = threading.Event()

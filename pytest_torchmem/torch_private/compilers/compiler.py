@@ -70,6 +70,12 @@ _INIT_GROUP = "_init_group"
 _utilities: Callable[[], Any] = private_if_imported("torch._dynamo.utils")
 _run_node: Callable[[], Any] = private_if_imported("torch._dynamo.utils.run_node")
 _pgo: Callable[[], Any] = private_if_imported("torch._dynamo.pgo")
+_rules: Callable[[], Any] = private_if_imported("torch._dynamo.trace_rules")
+_TABLES = [
+    private_name_if_imported(f"torch._dynamo.trace_rules.{name}")
+    for name in ("get_torch_obj_rule_map", "get_tensor_method")
+]
+"""What makes Dynamo's tables of torch's functions, once until they are cleared."""
 _PASSED_OVER = "ignore_logging_functions"
 _SETTINGS_TO_LOG = "_get_dynamo_config_for_logging"
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
@@ -326,6 +332,30 @@ def import_compiler() -> None:
     if "torch._dynamo" not in sys.modules:
         with nothing_replaced():
             import_module("torch._dynamo")
+
+
+def tables_of_originals() -> AbstractContextManager[None]:
+    """Have Dynamo's tables of functions be made while these are torch's own; it is imported.
+
+    ``torch.func.linearize`` looks a function up, ``init_process_group`` clears the tables
+    (torch/_dynamo/trace_rules.py, ``clear_lru_cache``), and what is made then stays: compiled code
+    would not know ``torch.cuda.is_available`` afterwards.
+    """
+    rules = _rules()
+    makers = {name: getattr(rules, name, None) for name in _TABLES}
+    return replaced(rules, **{name: _of_originals(one) for name, one in makers.items() if one})
+
+
+def _of_originals(maker: Any) -> Callable[[], Any]:
+    def table() -> Any:
+        if maker.cache_info().currsize:
+            return maker()
+        with nothing_replaced():
+            return maker()
+
+    table.cache_clear = maker.cache_clear  # type: ignore[attr-defined]
+    table.cache_info = maker.cache_info  # type: ignore[attr-defined]
+    return table
 
 
 class _First(torch.nn.Module):

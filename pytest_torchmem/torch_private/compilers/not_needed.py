@@ -28,8 +28,10 @@ from pytest_torchmem.torch_private.patching.patches import replaced
 
 COMPILER = "torch._dynamo"
 """The compiler's package."""
+LOWERING = "torch._inductor"
+"""Its second half."""
 INDUCTOR = os.path.join("torch", "_inductor", "")
-"""What the files of its second half have in their paths."""
+"""What the files of that have in their paths."""
 _SYMBOLS = "torch.fx.experimental.symbolic_shapes"
 _ALGEBRA = "sympy"
 _ASK_COMPILER = frozenset(

@@ -287,20 +287,27 @@ def _give_back(owner: Any, name: str) -> Any:
 def nothing_replaced(within: Any = None) -> Iterator[None]:
     """Put back all that is replaced, or what is replaced in one class or module, for a while.
 
-    What is imported meanwhile, and keeps functions of torch in tables, has torch's own.
+    What is imported meanwhile, and keeps functions of torch in tables, has torch's own. What is
+    ``added`` is not there.
     """
-    everything = [
-        found
-        for patch in Patch.standing.values()
-        for found in patch.stood_before()
-        if within is None or found[0] is within
-    ]
-    now = [(owner, name, vars(owner).get(name, ABSENT)) for owner, name, _ in everything]
-    _put_back(everything)
+    before = {
+        key: [one for one in patch.stood_before() if within is None or one[0] is within]
+        for key, patch in Patch.standing.items()
+    }
+    if within is None:
+        before |= {key: [(*place, ABSENT) for place in places] for key, places in _added.items()}
+    now = {
+        key: [(owner, name, vars(owner).get(name, ABSENT)) for owner, name, _ in found]
+        for key, found in before.items()
+    }
+    for found in reversed(before.values()):
+        _put_back(found)
     try:
         yield
     finally:
-        _put_back(now[::-1])
+        for key, found in now.items():
+            if key in Patch.standing or key in _added:  # and was not taken away meanwhile
+                _put_back(found[::-1])
 
 
 def _put_back(before: Sequence[tuple[Any, str, Any]]) -> None:
@@ -323,10 +330,15 @@ def standing_functions() -> dict[int, Any]:
     }
 
 
+_added: dict[int, list[tuple[Any, str]]] = {}
+"""Modules and the names that they have for a while."""
+
+
 @contextmanager
 def added(additions: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
     """Give modules attributes that they do not have, for a while."""
     done: list[tuple[Any, str]] = []
+    _added[id(done)] = done
     try:
         for owner, attributes in additions.items():
             for name, value in attributes.items():
@@ -335,6 +347,7 @@ def added(additions: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
                     setattr(owner, name, value)
         yield
     finally:
+        del _added[id(done)]
         for owner, name in done:
             if name in vars(owner):
                 delattr(owner, name)

@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.torch_private.patching.patches import added
-
-_ABSENT = object()
+from pytest_torchmem.torch_private.patching.patches import added, replaced
 
 
 def raw_stream_known(off: Callable[[], bool]) -> AbstractContextManager[None]:
@@ -28,25 +26,15 @@ def bindings_known(
     functions: Mapping[str, Callable[..., Any]], off: Callable[[], bool]
 ) -> Iterator[None]:
     """Let ``torch._C`` have functions by these names, unless ``off()``."""
-    before = {name: getattr(torch._C, name, _ABSENT) for name in functions}
-    try:
-        for name, function in functions.items():
-            setattr(torch._C, name, _unless(off, function, before[name]))
+    own = vars(torch._C)
+    either = {name: _unless(off, one, own[name]) for name, one in functions.items() if name in own}
+    with added({torch._C: functions}), replaced(torch._C, **either):
         yield
-    finally:
-        for name, original in before.items():
-            if original is _ABSENT:
-                delattr(torch._C, name)
-            else:
-                setattr(torch._C, name, original)
 
 
 def _unless(
     off: Callable[[], bool], function: Callable[..., Any], original: Any
 ) -> Callable[..., Any]:
-    if original is _ABSENT:
-        return function
-
     @wraps(original)
     def either(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs) if off() else function(*args, **kwargs)
