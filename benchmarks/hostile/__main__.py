@@ -43,7 +43,11 @@ KINDS = {
 TURNS = ("suites", "signals", "neighbours", "files", "suites") * 2 + ("threads",)
 """Which kind comes next; traces take the longest."""
 _PACKAGES = ("_pytest", "pytest_torchmem")
-"""What each run would import, and what takes longer than all else of it."""
+_AT_FIRST_USE = ("torch._dynamo", "torch._subclasses.schema_check_mode")
+"""What an optimizer's first step and a tensor's ``repr`` import (torch/_compile.py, _tensor_str.py).
+
+What each run would import takes longer than all else of it.
+"""
 _MINUTE = 60.0
 
 
@@ -59,6 +63,8 @@ def prepare() -> None:
         ):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
+    for name in _AT_FIRST_USE:
+        importlib.import_module(name)
     inspect.getmodule(sys._getframe())  # remembers the file of every module
     gc.collect()
     gc.freeze()

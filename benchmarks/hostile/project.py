@@ -47,7 +47,15 @@ _PATIENCE = 120.0
 """Seconds of processor time after which a run hangs, and seconds after which one does that uses
 none: on a busy machine one that gets little may take long."""
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-_ALWAYS = ("-p", "pytest_torchmem.plugin.hooks", "-p", "no:cacheprovider", "-q", "-s")
+_UNUSED = (
+    "cacheprovider", "debugging", "doctest", "faulthandler", "junitxml", "legacypath", "logging",
+    "pastebin", "setuponly", "setupplan", "stepwise",
+)  # fmt: skip
+"""Parts of pytest that no run uses, and that take a fifth of it to set up."""
+_ALWAYS = (
+    *("-p", "pytest_torchmem.plugin.hooks", "-q", "-s"),
+    *(option for name in _UNUSED for option in ("-p", f"no:{name}")),
+)
 
 
 @dataclass(frozen=True, slots=True)
