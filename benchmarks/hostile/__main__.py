@@ -44,7 +44,7 @@ TURNS = ("suites", "signals", "neighbours", "files", "suites") * 2 + ("threads",
 """Which kind comes next; traces take the longest."""
 _PACKAGES = ("_pytest", "pytest_torchmem")
 _AT_FIRST_USE = ("torch._dynamo", "torch._subclasses.schema_check_mode")
-"""What an optimizer's first step and a tensor's ``repr`` import (torch/_compile.py, _tensor_str.py).
+"""What an optimizer's first step and a tensor's ``repr`` import (_compile.py, _tensor_str.py).
 
 What each run would import takes longer than all else of it.
 """
