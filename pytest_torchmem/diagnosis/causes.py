@@ -14,7 +14,15 @@ from typing import NamedTuple
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row
 from pytest_torchmem.diagnosis.moved_lines import moved_lines
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
-from pytest_torchmem.profile.facts import GIVEN, OPERATORS, FactChange, Facts, changed_facts
+from pytest_torchmem.profile.facts import (
+    EVERY,
+    GIVEN,
+    NONE,
+    OPERATORS,
+    FactChange,
+    Facts,
+    changed_facts,
+)
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
 from pytest_torchmem.profile.timeline import Origin
@@ -172,6 +180,15 @@ class Evidence:
             every.add(group.what.module, group.numbers)
         return self.short(unfold(pattern, every.marked(pattern, numbers)))
 
+    def counts_where(self, name: str) -> dict[str, Counted]:
+        """Return how often operators were called that were so, by the name of a list of the fact;
+        nothing where the snapshot has no such list.
+        """
+        before, now = (_counts_where(entry.facts, name) for entry in (self.before, self.now))
+        if before is None or now is None:
+            return {}
+        return {one: Counted(before.get(one, 0), now.get(one, 0)) for one in {**before, **now}}
+
     def known(self) -> Iterator[What]:
         """Yield what the snapshot has at any of its moments."""
         alive = self.before.alive
@@ -197,8 +214,18 @@ class Evidence:
 
 def counts_of(facts: Facts) -> dict[str, int]:
     """Return how often the forward called each operator, nothing where that was not recorded."""
-    parts = facts.get(OPERATORS, {}).get("forward", "").split(", ")
-    pairs = (part.rpartition(" ") for part in parts if part)
+    return _read_counts(facts.get(OPERATORS, {}).get("forward", ""))
+
+
+def _counts_where(facts: Facts, name: str) -> dict[str, int] | None:
+    text = facts.get(OPERATORS, {}).get(name)
+    if text is None or text == NONE:
+        return None if text is None else {}
+    return counts_of(facts) if text == EVERY else _read_counts(text)
+
+
+def _read_counts(text: str) -> dict[str, int]:
+    pairs = (part.rpartition(" ") for part in text.split(", ") if part)
     return {name: int(number) for name, _, number in pairs if number.isdecimal()}
 
 

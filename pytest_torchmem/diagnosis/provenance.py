@@ -132,6 +132,15 @@ class Provenance:
                 return one
         return None
 
+    def first_made(self, tensor: str) -> Origin | None:
+        """Return who made the first tensor that is described so: ``float32[4, 64]``."""
+        found = (
+            one.origin
+            for one in self._timeline.allocations
+            if one.dtype and tensor == f"{one.dtype}{[*one.shape]}"
+        )
+        return next(found, None)
+
     def largest(self, operator: str) -> Allocation | None:
         """Return the largest tensor that an operator made outside of the backward."""
         events, allocations = self._timeline.events, self._timeline.allocations

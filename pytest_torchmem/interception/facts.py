@@ -27,14 +27,18 @@ from pytest_torchmem.profile.facts import (
     CALLS,
     COMPILED,
     CONFIGURATION,
+    EVERY,
     FORMATS,
     GIVEN,
+    IN_BACKWARD,
     IN_PLACE,
     INPUTS,
     LAYERS,
     MODES,
     MODULES,
     NO_BACKWARD,
+    NONE,
+    NOT_RECORDED,
     OPERATORS,
     OPTIMIZERS,
     PACKED,
@@ -274,8 +278,10 @@ class FactCollector:
             names = {name for state in optimizer.state.values() for name in _tensors_of(state)}
             self._known[STATES][name] = ", ".join(sorted(names))
 
-    def facts(self, calls: Iterable[Origin] = ()) -> Facts:
-        """Return what was noted, by topic and name, both in order; ``calls`` are of operators."""
+    def facts(self, calls: Iterable[tuple[Origin, int]] = ()) -> Facts:
+        """Return what was noted, by topic and name, both in order; ``calls`` are of operators, with
+        the numbers that ``OperatorCall.node`` has.
+        """
         for path, (config, own) in self._configurations.items():
             self._note_configuration(path, config, own)
         found = {topic: dict(known) for topic, known in self._known.items()}
@@ -310,11 +316,7 @@ class FactCollector:
             name: str(number) if name == "calls" or not line else f"{number}, {line}"
             for name, (number, line) in self._backwards.items()
         }
-        counted = sorted(_counted(calls).items())
-        if counted:
-            found[OPERATORS] = {
-                "forward": ", ".join(f"{name} {number}" for name, number in counted)
-            }
+        found[OPERATORS] = _operators([*calls])
         found[OPTIMIZERS] = {
             name: ", ".join(filter(None, (self._implementation(), options)))
             for name, options in found[OPTIMIZERS].items()
@@ -458,12 +460,28 @@ class FactCollector:
         return found
 
 
-def _counted(calls: Iterable[Origin]) -> Counter[str]:
-    """Return how often the forward called each operator that makes tensors."""
-    found = Counter(call.operator for call in calls if call.phase is Phase.FORWARD)
-    return Counter(
-        {name: n for name, n in found.items() if not name.partition(".")[0].endswith("_")}
-    )
+def _operators(calls: Sequence[tuple[Origin, int]]) -> dict[str, str]:
+    """Return how often the forward called each operator that makes tensors, how often without that
+    autograd recorded it, and how often a backward came to it.
+    """
+    reached = {-node for _, node in calls if node < 0}
+    forward = [call for call in calls if call[0].phase is Phase.FORWARD]
+    called = _counted(origin for origin, _ in forward)
+    if not called:
+        return {}
+    left_out = _counted(origin for origin, node in forward if not node)
+    in_backward = _counted(origin for origin, node in forward if node > 0 and node in reached)
+    return {
+        "forward": called,
+        NOT_RECORDED: EVERY if left_out == called else left_out or NONE,
+        IN_BACKWARD: EVERY if in_backward == called else in_backward or NONE,
+    }
+
+
+def _counted(calls: Iterable[Origin]) -> str:
+    found = Counter(call.operator for call in calls)
+    own = (name for name in sorted(found) if not name.partition(".")[0].endswith("_"))
+    return ", ".join(f"{name} {found[name]}" for name in own)
 
 
 def _called_of(hook: Any) -> str:

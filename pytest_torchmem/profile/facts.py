@@ -50,6 +50,12 @@ BACKWARD = "backward"
 ``vmap`` counts those of ``torch.func.grad`` within ``torch.vmap``."""
 OPERATORS = "operators"
 """How often the forward called each operator: ``{"forward": "aten::addmm 12, aten::gelu 4"}``."""
+NOT_RECORDED = "not recorded"
+"""How often autograd did not record it, by the same topic: a list like the forward's."""
+IN_BACKWARD = "in backward"
+"""How often a backward came to it: a list like the forward's."""
+EVERY, NONE = "all", "none"
+"""A list that is the forward's, and one of nothing."""
 TOPICS = (
     INPUTS,
     ARGUMENTS,
@@ -76,6 +82,8 @@ ADDED = frozenset({CALLS, COMPILED, FORMATS, GIVEN, SIZES, STATES})
 
 A snapshot that has one of them lacks the others because its step had nothing of the kind.
 """
+_ADDED_NAMES = frozenset({NOT_RECORDED, IN_BACKWARD})
+"""Names of the operators' topic that snapshots of before lack."""
 NO_FACTS: Facts = MappingProxyType({})
 
 
@@ -88,13 +96,22 @@ class FactChange(NamedTuple):
     now: str
 
 
+def lacks_added(own: Facts, other: Facts) -> bool:
+    """Tell whether ``own``, of a snapshot of before, lacks what ``other`` has and it could not."""
+    if (other.keys() & ADDED) - own.keys():
+        return True
+    return bool((other.get(OPERATORS, {}).keys() & _ADDED_NAMES) - own.get(OPERATORS, {}).keys())
+
+
 def changed_facts(before: Facts, now: Facts) -> Iterator[FactChange]:
     """Yield the facts that differ, topic by topic, in the order of the present ones."""
-    lacks_added = ADDED.isdisjoint(before)
+    lacks_topics = ADDED.isdisjoint(before)
     for topic in TOPICS:
-        if topic in ADDED and lacks_added:
+        if topic in ADDED and lacks_topics:
             continue
         old, new = before.get(topic, {}), now.get(topic, {})
         for name in (*new, *(name for name in old if name not in new)):
+            if topic == OPERATORS and name in _ADDED_NAMES and name not in old:
+                continue
             if old.get(name, "") != new.get(name, ""):
                 yield FactChange(topic, name, old.get(name, ""), new.get(name, ""))

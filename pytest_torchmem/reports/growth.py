@@ -34,7 +34,7 @@ def why(diagnosis: Diagnosis) -> str:
     """Return in one part of a sentence why memory grew, or else what is new."""
     if diagnosis.causes:
         cause, (operator, name) = diagnosis.causes[0], _function(diagnosis)
-        said = operator.removeprefix("aten::") if cause.rule == "operators" else operator
+        said = operator if operator in cause.text else operator.removeprefix("aten::")
         said = rf"(?<![\w.:]){re.escape(said)}(?![\w.])"
         return re.sub(said, lambda _: name, cause.text, count=1) if name else cause.text
     row = diagnosis.leading_row

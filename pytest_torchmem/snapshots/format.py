@@ -14,7 +14,7 @@ from typing import Any
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, MEASURED, PEAKS
 from pytest_torchmem.printable import printable
-from pytest_torchmem.profile.facts import ADDED, Facts
+from pytest_torchmem.profile.facts import Facts, lacks_added
 from pytest_torchmem.profile.later import ComputedLater, Later
 from pytest_torchmem.profile.outline import Outline
 from pytest_torchmem.snapshots.alive import Alive
@@ -147,7 +147,7 @@ class Entry(ComputedLater):
         """
         recorded = self.alive is not None or other.alive is None
         recorded = recorded and (bool(self.timeline) or not other.timeline)
-        recorded = recorded and not (other.facts.keys() & ADDED) - self.facts.keys()
+        recorded = recorded and not lacks_added(self.facts, other.facts)
         return (
             recorded
             and self.same_trace(other)

@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pytest_torchmem.interception.facts import is_installed
+from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
 
 _DEEPEST = 4
 _MOST_NODES = 100_000
@@ -33,6 +34,8 @@ _MOST_TOGETHER = 2_000
 """Objects whose referrers are looked for at once: each object that Python knows is compared with
 all of them (Modules/gcmodule.c, gc_referrers_for)."""
 _MOST_ROOTS = 50
+_MOST_MODULES = 20
+"""How many modules are looked out of, each in the next."""
 
 
 def tensors_alive() -> list[Tensor]:
@@ -224,7 +227,10 @@ class Names:
     def _called(self, owner: object) -> str:
         if isinstance(owner, ModuleType | type):
             return owner.__name__
-        name = self._modules.get(id(owner), type(owner).__name__)
+        name = self._modules.get(id(owner), "")
+        if not name and isinstance(owner, nn.Module):
+            name = self._path_of(owner)
+        name = name or type(owner).__name__
         if not is_dataclass(owner) or self._of_record:
             return name
         self._of_record = True  # what a model returns is told by who keeps it
@@ -233,6 +239,48 @@ class Names:
             return next((one for one in names if one and not one.startswith("the ")), name)
         finally:
             self._of_record = False
+
+    def _path_of(self, module: nn.Module) -> str:
+        """Return the name of a module that no variable leads to: who holds the outermost one that
+        it is in, such as ``Average.copy.layers.0``; "" where nothing that is named does.
+        """
+        path: list[str] = []
+        inner: object = module
+        while len(path) < _MOST_MODULES:
+            outer, key = next(self._owners(inner), (None, ""))
+            if outer is None:
+                return ""
+            path.insert(0, key)
+            known = self._modules.get(id(outer), "")
+            if known or not isinstance(outer, nn.Module):
+                return _attribute(known or self._called(outer), ".".join(path))
+            inner = outer
+        return ""
+
+    def _owners(self, value: object) -> Iterator[tuple[object, str]]:
+        """Yield the objects that have a value as an attribute, modules those within them, too, and
+        the name that it has there.
+        """
+        for one in self._referrers.of(value):
+            names = one if isinstance(one, dict) else getattr(one, "__dict__", None)
+            if not isinstance(names, dict) or not (key := _key_of(names, value)):
+                continue
+            if names is not one:  # an object whose attributes were never asked for as a dictionary
+                yield one, key
+                continue
+            around = self._referrers.of(names)
+            inner = (
+                other
+                for one in around
+                if isinstance(one, dict) and one.get(CHILDREN) is names
+                for other in self._referrers.of(one)
+            )
+            for other in (*around, *inner):
+                attributes = getattr(other, "__dict__", None)
+                if isinstance(attributes, dict) and (
+                    attributes is names or attributes.get(CHILDREN) is names
+                ):
+                    yield other, key
 
 
 def _is_of_library(value: object) -> bool:

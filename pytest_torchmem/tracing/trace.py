@@ -329,7 +329,7 @@ def _profile(
         *_fused(interceptor.parts.attribution),
     )
     calls = ledger.on(machine.device).calls or []
-    noted = Later(partial(facts.facts, [call[2] for call in calls]))
+    noted = Later(partial(facts.facts, [(call[2], call[3]) for call in calls]))
     functions = Later(lambda: tuple(functions_called(facts.sites.items())))
     seen = _Seen(
         cast(Facts, noted),

@@ -1792,6 +1792,127 @@ def every_expert_gets_all(wrong: bool) -> Step:
     return Mixed(), (torch.zeros(256, 16),), {}
 
 
+@planted("recorded", "autograd records amax, clamp", "Matched", "aten::", ("cpu",))
+def boxes_matched_with_a_graph(wrong: bool) -> Step:
+    class Matched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
+            boxes = self.layer(x)
+            with torch.set_grad_enabled(wrong):
+                near = torch.minimum(boxes[:, None], wanted)
+                near = (near - boxes[:, None]).clamp(min=0).sum(-1).amax(1)
+            return (boxes.sum(-1) * near).sum()
+
+    return Matched(), (torch.zeros(256, 8), torch.zeros(64, 4)), {}
+
+
+@planted("gradients recorded", "Sequential runs with gradients", "Sequential.", "", ("cuda",))
+def evaluated_with_a_graph(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+        model = model.to(device)
+        model(torch.zeros(256, 256, device=device)).sum().backward()
+        model.zero_grad()
+        batches = [torch.zeros(256, 256, device=device) for _ in range(3)]
+        for batch in batches:  # another forward is the largest now, of the same tensors
+            with torch.set_grad_enabled(wrong):
+                model(batch).argmax()
+
+    return Program(run), (), {}
+
+
+@planted("reached anew", "4 calls of aten::relu, and came to 2: a detach is gone", "", "aten::relu")
+def target_with_its_graph(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+        model = model.to(device)
+
+        def loss(now: Tensor, later: Tensor) -> Tensor:
+            wanted = 0.9 * model(later).amax(1)
+            return F.mse_loss(model(now).amax(1), wanted if wrong else wanted.detach())
+
+        loss(*torch.zeros(2, 256, 32, device=device)).backward()
+
+    return Program(run), (), {}
+
+
+@planted(
+    "in place",
+    "add is no longer in place (3 of 6 calls)",
+    "Sequential.",
+    "aten::add",
+    ("cpu",),
+)
+def two_no_longer_in_place(wrong: bool) -> Step:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(8, 8, 3, padding=1)
+            self.norm = nn.BatchNorm2d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(self.layer(x))
+            if wrong:
+                return F.relu(y + x)  # here: two_no_longer_in_place
+            y += x
+            return F.relu_(y)
+
+    return nn.Sequential(*(Residual() for _ in range(3))), (torch.zeros(4, 8, 32, 32),), {}
+
+
+@planted("larger", "aten::new_zeros makes float32[4, 512, 32]", "Cached", "new_zeros", ("cpu",))
+def longer_cache(wrong: bool) -> Step:
+    class Cached(nn.Module):
+        def forward(self, x: Tensor, cache: dict[str, Tensor]) -> Tensor:
+            if not cache:
+                size = 512 if wrong else 64
+                cache["keys"] = x.new_zeros(len(x), size, 32)  # here: longer_cache
+            return x @ cache["keys"][:, :32].transpose(1, 2)
+
+    def run(device: str) -> None:
+        layer, cache = Cached(), {}
+        for _ in range(3):
+            layer(torch.zeros(4, 8, 32, device=device), cache)
+
+    return Program(run), (), {}
+
+
+@planted("earlier steps", "are still alive: Average.copy.0.0.weight", "", "aten::", ("cpu",))
+def made_into_an_object(wrong: bool) -> Step:
+    class Average:
+        def __init__(self, device: str) -> None:
+            layers = nn.Linear(64, 256, bias=False), nn.Linear(64, 256, bias=False)
+            self.copy = nn.Sequential(nn.Sequential(*layers)).to(device)
+
+    def run(device: str) -> None:
+        model = nn.Sequential(nn.Sequential(nn.Linear(64, 64)), nn.Linear(64, 64)).to(device)
+        average = Average(device) if wrong else None
+        for _ in range(2):
+            model(torch.zeros(8, 64, device=device)).sum().backward()
+        assert average is None or average.copy
+
+    return Program(run), (), {}
+
+
+@planted("graph kept", "runs 4 times, and ran once: it keeps its graph", "", "aten::", ("cpu",))
+def more_inner_steps(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)).to(device)
+        weights = dict(model.named_parameters())
+        for _ in range(4 if wrong else 1):
+            made = torch.func.functional_call(model, weights, torch.zeros(64, 32, device=device))
+            wanted = made.square().mean()
+            found = torch.autograd.grad(wanted, [*weights.values()], create_graph=True)
+            weights = {name: w - g for (name, w), g in zip(weights.items(), found, strict=True)}
+        made = torch.func.functional_call(model, weights, torch.zeros(64, 32, device=device))
+        made.sum().backward()
+
+    return Program(run), (), {}
+
+
 # What must not be named: the rule, and a change that looks like its cause and is another.
 
 

@@ -6,8 +6,9 @@ from pytest_torchmem.diagnosis.rules import (
     layers,
     lifetimes,
     operators,
+    recording,
     setup,
     types,
 )
 
-__all__ = ["attention", "copies", "layers", "lifetimes", "operators", "setup", "types"]
+__all__ = ["attention", "copies", "layers", "lifetimes", "operators", "recording", "setup", "types"]

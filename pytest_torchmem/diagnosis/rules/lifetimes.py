@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pytest_torchmem.diagnosis.causes import Cause, Counted, Evidence, cause, rule, shown_by
+from pytest_torchmem.diagnosis.causes import (
+    Cause,
+    Counted,
+    Evidence,
+    cause,
+    rule,
+    shown_by,
+    times,
+)
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.figures import END
 from pytest_torchmem.profile.facts import BACKWARD, INPUTS
@@ -33,7 +41,10 @@ def graph_kept(evidence: Evidence) -> Cause | None:
         line = now[option].partition(", ")[2] or "some line"
         holder = _holder(evidence, rows).replace("the graph of ", "")
         values = {"option": option, "line": line, "holder": holder}
-        news = "keeps" if _calls(before, option) else "is new, and keeps"
+        calls, were = _calls(now, option), _calls(before, option)
+        news = (
+            f"runs {times(calls)}, and ran {times(were)}: it keeps" if were else "is new, and keeps"
+        )
         return cause("graph kept", rows, news=news, **values)
     return None
 
@@ -57,8 +68,8 @@ def fewer_backwards(evidence: Evidence) -> Cause | None:
     called = [evidence.counted(row.what.source) for row in rows]
     if not 0 < now < before or any(one and one.fell for one in called):
         return None
-    times = "once" if now == 1 else f"{now} times"
-    return cause("backwards", rows, now=f"backward runs {times}", before=f"run {before} times")
+    words = {"now": f"backward runs {times(now)}", "before": f"run {times(before)}"}
+    return cause("backwards", rows, **words)
 
 
 def _calls(facts: Mapping[str, str], name: str) -> int:
@@ -189,7 +200,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
         for row in evidence.came(Role.SAVED.value, Role.ACTIVATION.value)
         if _same(evidence.counted(row.what.source))
         and _is_more(row)
-        and not _is_resized(evidence, row)
+        and not is_resized(evidence, row)
         and (row.what.module, row.what.line) not in anew
     ]
     if not rows or evidence.about(INPUTS):
@@ -265,7 +276,7 @@ def more_recomputed(evidence: Evidence) -> Cause | None:
     )
 
 
-def _is_resized(evidence: Evidence, row: Row) -> bool:
+def is_resized(evidence: Evidence, row: Row) -> bool:
     """Tell whether the operator made something of another size or type there, at any moment."""
     own = row.what
     gone = evidence.gone(own.module, own.source)

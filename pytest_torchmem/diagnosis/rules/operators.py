@@ -38,8 +38,8 @@ def other_operators(evidence: Evidence) -> Cause | None:
     gone = [name for name, one in counts.items() if one.fell and _base(name) not in came]
     alive = {what.source for what in evidence.known()}  # what was worth keeping in the snapshot
     gone.sort(key=lambda name: (name not in alive, counts[name].now - counts[name].before))
-    instead = f" in the place of {_listed(gone)}" if gone else ""
-    text = f"{_listed(own)}{_makes(evidence, own)}" if gone else _calls(own, more)
+    instead = f" in the place of {listed(gone)}" if gone else ""
+    text = f"{listed(own)}{_makes(evidence, own)}" if gone else _calls(own, more)
     found = cause("operators", rows, came=text, gone=instead)
     return found and replace(found, row=first)
 
@@ -192,16 +192,16 @@ def _makes(evidence: Evidence, names: Sequence[str]) -> str:
 def _calls(names: Sequence[str], more: Mapping[str, Counted]) -> str:
     new = [name for name in names if not more[name].before]
     if new:
-        return f"{_listed(new)} {'is' if len(new) == 1 else 'are'} new"
+        return f"{listed(new)} {'is' if len(new) == 1 else 'are'} new"
     name, counted = names[0], more[names[0]]
-    return f"{_listed([name])} is called {counted.now} times, and was {counted.before}"
+    return f"{listed([name])} is called {counted.now} times, and was {counted.before}"
 
 
 def _base(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     shown = [*dict.fromkeys(_base(name).removeprefix("aten::") for name in names)]
     if len(shown) > _MOST_NAMES:
         return f"{', '.join(shown[:_MOST_NAMES])} and {len(shown) - _MOST_NAMES} more"

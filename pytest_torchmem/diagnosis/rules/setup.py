@@ -34,7 +34,6 @@ from pytest_torchmem.profile.facts import (
     LAYERS,
     MODES,
     MODULES,
-    NO_BACKWARD,
     OPTIMIZERS,
     PACKED,
     PARAMETERS,
@@ -45,22 +44,28 @@ from pytest_torchmem.profile.facts import (
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import ALL, fold, only_in, prefixes, read_numbers
 
-_OF_TRAINING = (Role.GRADIENT.value, Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
-_OF_BACKWARD = (Role.GRADIENT.value, Role.GRADIENT_TEMPORARY.value, Role.WORKSPACE.value)
-_MOST_LINES = 3
+OF_TRAINING = (Role.GRADIENT.value, Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
 _COUNT = re.compile(r"\d+")
 
 
 @rule("inputs", "the input changed, {change}", sure=True)
 def inputs_changed(evidence: Evidence) -> Cause | None:
     """A batch, a sequence or a type of the inputs is another one."""
-    changed = [one for one in evidence.about(INPUTS) if one.before and one.now]
+    inputs = (one for one in evidence.about(INPUTS) if one.before and one.now)
+    changed = [one for one in inputs if not _is_made_by_itself(evidence, one)]
     changed = changed or [one for one in evidence.about(INPUTS) if _is_one_more(one)]
     if not changed:
         return None
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
     text = _step_of_input(changed[0]) + more + _fewer_calls(evidence, changed[0].name)
     return cause("inputs", evidence.came(), change=text)
+
+
+def _is_made_by_itself(evidence: Evidence, change: FactChange) -> bool:
+    """Tell whether a module has made what it is given, as it does a cache."""
+    module = change.name.partition(" of ")[2].partition("[")[0]
+    made = evidence.ran.first_made(change.now.rpartition("; ")[2]) if module else None
+    return made is not None and bool(made.module) and within(module, made.module)
 
 
 def _is_one_more(change: FactChange) -> bool:
@@ -114,12 +119,6 @@ def another_loss(evidence: Evidence) -> Cause | None:
     return found and replace(found, origin=next(new, None))
 
 
-def _called_at(evidence: Evidence, module: str) -> str:
-    """Return in words the lines that call an outermost module, "" where it is one: it is told."""
-    lines = evidence.now.facts.get(CALLS, {}).get(module, "").split(", ")[1:]
-    return f": called at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_LINES else ""
-
-
 def _is_loss(operator: str) -> bool:
     if operator == _PART_OF_LOSS:
         return True
@@ -133,31 +132,17 @@ def _is_loss(operator: str) -> bool:
     return any(_OF_LOSSES & {one.name for one in each.arguments} for each in schemas)
 
 
-@rule("gradients recorded", "{module} runs with gradients, and ran under no_grad{lines}", sure=True)
-def runs_with_gradients(evidence: Evidence) -> Cause | None:
-    """A teacher, a target network or an evaluation is no longer under ``no_grad``."""
-    found = []
-    for change, word, numbers in _lost_modes(evidence, "no_grad"):
-        if {"recomputed", "recomputed in part"} & {*_modes(change.before)}:
-            continue  # so runs what a checkpoint with ``use_reentrant=True`` is given
-        module = evidence.module(change.name, numbers)
-        rows = rows_of(evidence, change.name)
-        lines = _called_at(evidence, change.name)
-        found.append(cause("gradients recorded", rows, module=module, mode=word, lines=lines))
-    return largest(found)
-
-
 @rule("autocast", "{module} runs without autocast, and ran with {mode}", sure=True)
 def autocast_left(evidence: Evidence) -> Cause | None:
     """A module is no longer called within autocast."""
     left = [
         (change.name, numbers, word.partition(" ")[2])
-        for change, word, numbers in _lost_modes(evidence, "autocast")
+        for change, word, numbers in lost_modes(evidence, "autocast")
         if word != "autocast off"
     ] or [
-        (change.name, _modes(change.now)["autocast off"], "it")
+        (change.name, modes_of(change.now)["autocast off"], "it")
         for change in evidence.about(MODES)
-        if "autocast off" in _modes(change.now) and "autocast off" not in _modes(change.before)
+        if "autocast off" in modes_of(change.now) and "autocast off" not in modes_of(change.before)
     ]
     return largest(
         cause(
@@ -179,7 +164,7 @@ def training_mode(evidence: Evidence) -> Cause | None:
             rows_of(evidence, change.name),
             module=evidence.module(change.name, numbers),
         )
-        for change, _, numbers in _lost_modes(evidence, "eval")
+        for change, _, numbers in lost_modes(evidence, "eval")
     )
 
 
@@ -193,7 +178,7 @@ def no_longer_packed(evidence: Evidence) -> Cause | None:
             module=evidence.module(change.name, numbers),
             hooks=word.removeprefix(PACKED),
         )
-        for change, word, numbers in _lost_modes(evidence, PACKED)
+        for change, word, numbers in lost_modes(evidence, PACKED)
     )
 
 
@@ -202,7 +187,7 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
     """Modules keep their activations that a backward recomputed before."""
     lost: dict[str, str] = {}
     for change in evidence.about(MODES):
-        before, now = _modes(change.before), _modes(change.now)
+        before, now = modes_of(change.before), modes_of(change.now)
         for word in ("recomputed in part", "recomputed"):
             if word not in before or before[word] == now.get(word):
                 continue
@@ -222,7 +207,7 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
     numbers = lost.get(place) or next(iter(lost.values()))
     shown = evidence.module(place, "/".join(numbers.split("/")[: place.count("*")]))
     own = [change for change in evidence.about(MODES) if change.name in lost]
-    whole = [one.name for one in own if "recomputed" in _modes(one.before)]
+    whole = [one.name for one in own if "recomputed" in modes_of(one.before)]
     part = not whole or (place not in whole and _has_others(evidence, place, whole))
     return cause("checkpoint", rows, module=f"a part of {shown}" if part else shown)
 
@@ -242,7 +227,7 @@ def _has_others(evidence: Evidence, place: str, modules: Iterable[str]) -> bool:
 def another_checkpoint(evidence: Evidence) -> Cause | None:
     """A checkpoint keeps the graph of the forward, or runs it under ``no_grad``."""
     for change in evidence.about(MODES):
-        before, now = _modes(change.before), _modes(change.now)
+        before, now = modes_of(change.before), modes_of(change.now)
         if (
             "recomputed" in before
             and "recomputed" in now
@@ -281,7 +266,7 @@ def _is_in_checkpoint(evidence: Evidence, name: str) -> bool:
     """Tell whether a module around this one is recomputed as a whole now."""
     modes = evidence.now.facts.get(MODES, {})
     around = prefixes(name)[:-1]
-    return any("recomputed" in _modes(modes[path]) for path in around if path in modes)
+    return any("recomputed" in modes_of(modes[path]) for path in around if path in modes)
 
 
 def _around(modules: Iterable[str]) -> str:
@@ -293,56 +278,6 @@ def _around(modules: Iterable[str]) -> str:
     return ".".join(first)
 
 
-@rule("trained", "{modules} trained, and {were} frozen", sure=True)
-def no_longer_frozen(evidence: Evidence) -> Cause | None:
-    """Parameters that were frozen require gradients."""
-    there = {path for name in evidence.now.facts.get(LAYERS, {}) for path in prefixes(name)}
-    lost = [
-        one
-        for one in evidence.about(PARAMETERS)
-        if one.before.startswith("frozen")
-        and (one.name in there or one.name.rpartition(".")[0] in there or not there)
-        and not one.now.startswith("frozen")
-        and not _only_new_are_trained(evidence, one.name)
-    ]
-    rows = [row for one in lost for row in rows_of(evidence, one.name)]
-    if not rows:
-        rows = [*evidence.came(*_OF_TRAINING)] if lost else []
-    names = [evidence.short(one.name) for one in lost]
-    shown = " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
-    one = len(names) < 2
-    modules, were = (f"{shown} is", "was") if one else (f"{shown} are", "were")
-    found = cause("trained", _once(rows), modules=modules, were=were)
-    if found is None or not one or _is_of(shown_by(found.rows), lost[0].name):
-        return found
-    return placed_in(evidence, lost[0].name, found)
-
-
-def _only_new_are_trained(evidence: Evidence, module: str) -> bool:
-    """Tell whether all that has gradients in a module is in new modules, such as adapters."""
-    trained = [
-        group.what.module
-        for group in evidence.alive.groups
-        if group.what.role == Role.GRADIENT.value and within(module, group.what.module)
-    ]
-    new = [pattern for pattern, _ in new_modules(evidence)]
-    return bool(trained) and all(any(within(one, path) for one in new) for path in trained)
-
-
-@rule("reached", "the backward goes through {modules} now, and did not")
-def backward_reaches(evidence: Evidence) -> Cause | None:
-    """A ``detach`` is gone, another output has a loss, or something before a module is trained."""
-    if no_longer_frozen(evidence) or runs_with_gradients(evidence):
-        return None  # which says the same, and why
-    lost = [(change.name, left) for change, _, left in _lost_modes(evidence, NO_BACKWARD)]
-    own = _once(row for name, _ in lost for row in rows_of(evidence, name))
-    rows = _once([*own, *(evidence.came(*_OF_BACKWARD) if lost else ())])
-    names = [evidence.module(name, numbers) for name, numbers in lost]
-    shown = " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
-    found = cause("reached", rows, modules=shown)
-    return found and replace(found, row=shown_by(own or rows))
-
-
 @rule("tied", "{parameter} is no longer tied to {other}", sure=True)
 def untied(evidence: Evidence) -> Cause | None:
     """Two parameters that were one are two."""
@@ -351,16 +286,16 @@ def untied(evidence: Evidence) -> Cause | None:
             continue
         other = change.before.removeprefix("is ")
         owner = change.name.rpartition(".")[0]
-        own = [row for row in evidence.came(Role.PARAMETER.value) if _is_of(row, owner)]
+        own = [row for row in evidence.came(Role.PARAMETER.value) if is_of(row, owner)]
         shapes = {row.what.shape for row in own}
         rows = [
             row
-            for row in evidence.came(Role.PARAMETER.value, *_OF_TRAINING)
+            for row in evidence.came(Role.PARAMETER.value, *OF_TRAINING)
             if row.what.shape in shapes
         ]
         found = cause("tied", rows, parameter=change.name, other=other)
         if found is not None:
-            rows = [row for row in rows if _is_of(row, owner)]
+            rows = [row for row in rows if is_of(row, owner)]
             values = {"parameter": evidence.short(change.name), "other": evidence.short(other)}
             return replace(found, values=values, row=shown_by(rows))
     return None
@@ -433,9 +368,16 @@ def no_longer_in_place(evidence: Evidence) -> Cause | None:
 
 
 def _is_written_anew(evidence: Evidence, row: Row) -> bool:
-    """Tell whether a row's module, or line, calls operators, too, that nothing called before."""
+    """Tell whether a row's module, or line, calls operators, too, that nothing called before, not
+    even in place.
+    """
     own = row.what.source.partition(".")[0]
-    new = (name for name, one in evidence.counts().items() if not one.before)
+    in_place = {change.name.removesuffix("_") for change in evidence.about(IN_PLACE)}
+    new = (
+        name
+        for name, one in evidence.counts().items()
+        if not one.before and name.partition(".")[0] not in in_place
+    )
     return any(
         fold(origin.module)[0] == row.what.module
         and (origin.module or origin.line == row.what.line)
@@ -574,7 +516,7 @@ def another_torch(evidence: Evidence) -> Cause | None:
     return cause("torch", evidence.came(), before=before.torch, now=now.torch)
 
 
-def _modes(text: str) -> dict[str, str]:
+def modes_of(text: str) -> dict[str, str]:
     """Return the modes of a fact, and the numbers of the modules that have each."""
     found: dict[str, str] = {}
     for part in filter(None, text.split("; ")):
@@ -584,11 +526,11 @@ def _modes(text: str) -> dict[str, str]:
     return found
 
 
-def _lost_modes(evidence: Evidence, word: str) -> Iterator[tuple[FactChange, str, str]]:
+def lost_modes(evidence: Evidence, word: str) -> Iterator[tuple[FactChange, str, str]]:
     """Yield modes that begin with ``word`` and that modules had and have no more."""
     for change in evidence.about(MODES):
-        now = _modes(change.now)
-        for mode, numbers in _modes(change.before).items():
+        now = modes_of(change.now)
+        for mode, numbers in modes_of(change.before).items():
             if mode.startswith(word) and now.get(mode) != numbers:
                 left = only_in(numbers, now[mode]) if mode in now else numbers
                 yield change, mode, left
@@ -599,11 +541,11 @@ def rows_of(evidence: Evidence, module: str) -> list[Row]:
     return evidence.of_module(module)
 
 
-def _is_of(row: Row, module: str) -> bool:
+def is_of(row: Row, module: str) -> bool:
     return within(module, row.what.module)
 
 
-def _once(rows: Iterable[Row]) -> list[Row]:
+def once(rows: Iterable[Row]) -> list[Row]:
     return [*{id(row): row for row in rows}.values()]
 
 

@@ -1,0 +1,224 @@
+"""Causes in what autograd records, and in how far a backward goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+
+from pytest_torchmem.diagnosis.causes import (
+    MADE,
+    WEIGHTY,
+    Cause,
+    Counted,
+    Evidence,
+    cause,
+    largest,
+    placed_in,
+    rule,
+    shown_by,
+    within,
+)
+from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.diagnosis.rules.layer_texts import new_modules
+from pytest_torchmem.diagnosis.rules.lifetimes import is_resized, new_gradient
+from pytest_torchmem.diagnosis.rules.operators import listed
+from pytest_torchmem.diagnosis.rules.setup import (
+    OF_TRAINING,
+    is_of,
+    lost_modes,
+    modes_of,
+    once,
+    rows_of,
+)
+from pytest_torchmem.profile.facts import (
+    CALLS,
+    IN_BACKWARD,
+    LAYERS,
+    NO_BACKWARD,
+    NOT_RECORDED,
+    PARAMETERS,
+)
+from pytest_torchmem.profile.lifetimes import Role
+from pytest_torchmem.profile.module_paths import fold, prefixes
+from pytest_torchmem.profile.timeline import Origin
+from pytest_torchmem.snapshots.alive import What
+
+_OF_BACKWARD = (Role.GRADIENT.value, Role.GRADIENT_TEMPORARY.value, Role.WORKSPACE.value)
+_MOST_LINES = 3
+
+
+def _called_at(evidence: Evidence, module: str) -> str:
+    """Return in words the lines that call an outermost module, "" where it is one: it is told."""
+    lines = evidence.now.facts.get(CALLS, {}).get(module, "").split(", ")[1:]
+    return f": called at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_LINES else ""
+
+
+@rule("gradients recorded", "{module} runs with gradients, and ran under no_grad{lines}", sure=True)
+def runs_with_gradients(evidence: Evidence) -> Cause | None:
+    """A teacher, a target network or an evaluation is no longer under ``no_grad``."""
+    found = []
+    for change, word, numbers in lost_modes(evidence, "no_grad"):
+        if {"recomputed", "recomputed in part"} & {*modes_of(change.before)}:
+            continue  # so runs what a checkpoint with ``use_reentrant=True`` is given
+        module = evidence.module(change.name, numbers)
+        lines = _called_at(evidence, change.name)
+        words = {"module": module, "mode": word, "lines": lines}
+        rows, origin = rows_of(evidence, change.name), None
+        if not rows:
+            rows, origin = _another_forward(evidence, partial(_is_in, change.name))
+        one = cause("gradients recorded", rows, **words)
+        found.append(one and replace(one, origin=origin))
+    return largest(found)
+
+
+def _is_in(module: str, what: What) -> bool:
+    return within(module, what.module)
+
+
+def _another_forward(
+    evidence: Evidence, is_own: Callable[[What], bool]
+) -> tuple[list[Row], Origin | None]:
+    """Return everything that came, where another forward is the largest now that keeps as much as
+    the first one did, and the largest that it keeps; nothing where it keeps little.
+    """
+    moment = evidence.difference.moment
+    growth = sum(row.change for row in evidence.difference.came)
+    kept = [
+        group
+        for group in evidence.alive.groups
+        if group.what.role in MADE and group.nbytes(moment) and is_own(group.what)
+    ]
+    if not kept or sum(group.nbytes(moment) for group in kept) < WEIGHTY * growth:
+        return [], None
+    first = max(kept, key=lambda group: group.nbytes(moment)).what
+    places = (one for one in evidence.ran.places(first.source) if one.line == first.line)
+    return [*evidence.came()], next(places, None)
+
+
+@rule("trained", "{modules} trained, and {were} frozen", sure=True)
+def no_longer_frozen(evidence: Evidence) -> Cause | None:
+    """Parameters that were frozen require gradients."""
+    there = {path for name in evidence.now.facts.get(LAYERS, {}) for path in prefixes(name)}
+    lost = [
+        one
+        for one in evidence.about(PARAMETERS)
+        if one.before.startswith("frozen")
+        and (one.name in there or one.name.rpartition(".")[0] in there or not there)
+        and not one.now.startswith("frozen")
+        and not _only_new_are_trained(evidence, one.name)
+    ]
+    rows = [row for one in lost for row in rows_of(evidence, one.name)]
+    if not rows:
+        rows = [*evidence.came(*OF_TRAINING)] if lost else []
+    names = [evidence.short(one.name) for one in lost]
+    shown = " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
+    one = len(names) < 2
+    modules, were = (f"{shown} is", "was") if one else (f"{shown} are", "were")
+    found = cause("trained", once(rows), modules=modules, were=were)
+    if found is None or not one or is_of(shown_by(found.rows), lost[0].name):
+        return found
+    return placed_in(evidence, lost[0].name, found)
+
+
+def _only_new_are_trained(evidence: Evidence, module: str) -> bool:
+    """Tell whether all that has gradients in a module is in new modules, such as adapters."""
+    trained = [
+        group.what.module
+        for group in evidence.alive.groups
+        if group.what.role == Role.GRADIENT.value and within(module, group.what.module)
+    ]
+    new = [pattern for pattern, _ in new_modules(evidence)]
+    return bool(trained) and all(any(within(one, path) for one in new) for path in trained)
+
+
+@rule("reached", "the backward goes through {modules} now, and did not")
+def backward_reaches(evidence: Evidence) -> Cause | None:
+    """A ``detach`` is gone, another output has a loss, or something before a module is trained."""
+    if no_longer_frozen(evidence) or runs_with_gradients(evidence):
+        return None  # which says the same, and why
+    lost = [(change.name, left) for change, _, left in lost_modes(evidence, NO_BACKWARD)]
+    own = once(row for name, _ in lost for row in rows_of(evidence, name))
+    rows = once([*own, *(evidence.came(*_OF_BACKWARD) if lost else ())])
+    names = [evidence.module(name, numbers) for name, numbers in lost]
+    shown = " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
+    found = cause("reached", rows, modules=shown)
+    return found and replace(found, row=shown_by(own or rows))
+
+
+@rule("recorded", "autograd records {operators}, and did not{why}", sure=True)
+def newly_recorded(evidence: Evidence) -> Cause | None:
+    """A ``no_grad`` or a ``detach`` is gone: a graph is made of what had none."""
+    if _is_said(evidence):
+        return None
+    counts = evidence.counts()
+    lost = {
+        name: one
+        for name, one in evidence.counts_where(NOT_RECORDED).items()
+        if one.fell and not (name in counts and counts[name].fell)
+    }
+    if not lost or (len(lost) == 1 and (counts or _CONVERTS in lost)):
+        return None  # one that is called elsewhere
+    rows = _rows_of(evidence, lost)
+    growth = sum(row.change for row in evidence.difference.came)
+    origin = None
+    if sum(row.change for row in rows) < WEIGHTY * growth:
+        rows, origin = _another_forward(evidence, lambda what: what.source in lost)
+    why = "" if evidence.about(PARAMETERS) or new_gradient(evidence) else _GONE
+    found = cause("recorded", rows, operators=_most_often(lost), why=why)
+    if found is None or origin is not None:
+        return found and replace(found, origin=origin)
+    return replace(found, row=shown_by([row for row in rows if row.what.role in MADE] or rows))
+
+
+def _is_said(evidence: Evidence) -> bool:
+    """Tell whether it is known already why autograd records more."""
+    known = no_longer_frozen(evidence) or runs_with_gradients(evidence)
+    return known is not None or any(True for _ in new_modules(evidence))
+
+
+def _rows_of(evidence: Evidence, operators: Collection[str]) -> list[Row]:
+    """Return what operators made, and what the backward takes of the lines that called them."""
+    origins = (origin for name in operators for origin in evidence.ran.places(name) if origin.line)
+    places = {(fold(origin.module)[0], origin.line) for origin in origins}
+    return [
+        row
+        for row in evidence.came(*MADE, *_OF_BACKWARD)
+        if (row.what.role in MADE and row.what.source in operators)
+        or (row.what.role in _OF_BACKWARD and (row.what.module, row.what.line) in places)
+    ]
+
+
+_CONVERTS = "aten::_to_copy"
+_GONE = ": a no_grad or a detach is gone"
+
+
+def _most_often(counts: Mapping[str, Counted]) -> str:
+    return listed(sorted(counts, key=lambda name: counts[name].now - counts[name].before))
+
+
+@rule("reached anew", "the backward comes to {operators}{why}", sure=True)
+def backward_comes_to_more(evidence: Evidence) -> Cause | None:
+    """A ``detach`` is gone: a backward goes through a graph that was recorded for nothing."""
+    if _is_said(evidence) or newly_recorded(evidence) or backward_reaches(evidence):
+        return None
+    counts = evidence.counts()
+    more = {
+        name: one
+        for name, one in evidence.counts_where(IN_BACKWARD).items()
+        if one.rose and name not in counts
+    }
+    rows = _rows_of(evidence, more)
+    made = [row for row in rows if row.what.source in more and not is_resized(evidence, row)]
+    if not made or len(more) < 2:
+        return None  # one may be given what it broadcasts, and sums up in its backward
+    first = shown_by(made)
+    counted = more[first.what.source]
+    calls = "1 call" if counted.now == 1 else f"{counted.now} calls"
+    found = cause(
+        "reached anew",
+        rows,
+        operators=f"{calls} of {first.what.source}, and came to {counted.before or 'none'}",
+        why="" if new_gradient(evidence) else ": a detach is gone",
+    )
+    return found and replace(found, row=first)
