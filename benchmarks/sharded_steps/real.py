@@ -20,7 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
 
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
 from pytest_torchmem.profile.timeline import Timeline
@@ -96,20 +98,39 @@ def without_gloo(profile: MemoryProfile) -> MemoryProfile:
 
 
 def _let_gloo_finish() -> None:
-    """Let collectives that are waited for return when gloo's threads hold their tensors no more."""
+    """Let what waits for collectives return when gloo's threads hold their tensors no more.
 
-    def finished(collective: Any) -> Any:
-        @functools.wraps(collective)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            work = collective(*args, **kwargs)
-            if work is None:
+    A backward waits for those that the reducer starts in C++. What is called back with a result
+    is called by the thread that asks for that, as by NCCL: of what is taken and given back on
+    a thread of gloo the record sees nothing.
+    """
+    kind: Any = torch._C.Future
+    then = kind.then
+
+    def call_here(future: Any, callback: Any) -> Any:
+        future.wait()
+        return then(future, callback)
+
+    kind.then = call_here
+
+    def finished(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found = function(*args, **kwargs)
+            if not isinstance(found, dist.Work):
                 time.sleep(_PATIENCE)
-            return work
+            return found
 
-        return function
+        return call
 
-    for name in ("all_gather_single", "reduce_scatter_single", "all_reduce"):
-        setattr(dist, name, finished(getattr(dist, name)))
+    for owner, name in (
+        (dist, "all_gather_single"),
+        (dist, "reduce_scatter_single"),
+        (dist, "all_reduce"),
+        (functional, "wait_tensor"),
+        (torch.Tensor, "backward"),
+    ):
+        setattr(owner, name, finished(getattr(owner, name)))
 
 
 def _file(directory: Path, name: str, rank: int) -> Path:

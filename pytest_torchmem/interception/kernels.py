@@ -149,11 +149,12 @@ class Kernels:
             return self._run_dynamic(call, device, frame)
         if not spec.makes_work:
             return self._run_planned(call, key, device, frame)
-        lists = args[0] if device.device.type == "cuda" and spec.name == GATHERS_LISTS else ()
+        on_gpu = device.device.type == "cuda"
+        lists = args[0] if on_gpu and spec.name == GATHERS_LISTS else ()
         with self._interceptor.intercepting():
             flattened = [flat for one in lists if (flat := flattened_like(one)) is not None]
         self._run_planned(call, key, device, frame)
-        return with_work(spec.overload, args, flattened)
+        return with_work(spec.overload, args, tensors, flattened, waits=on_gpu)
 
     def _run_on_lazy(
         self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]

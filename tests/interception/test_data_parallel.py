@@ -15,6 +15,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.sharded_steps.programs import PROGRAMS, Decoder, start, train
+from benchmarks.sharded_steps.real import without_gloo
 from pytest_torchmem import measure, trace
 
 PEAKS = ("forward_peak", "backward_peak", "optimizer_peak")
@@ -167,6 +168,43 @@ def test_what_is_gathered_into_is_there_for_as_long_as_its_work() -> None:
     ]
     assert peaks[1] - peaks[0] == 2 << 20
     assert peaks[0] - peaks[2] == (1 << 20) - 1024  # uneven parts are not gathered into one
+
+
+def _asynchronous(name: str) -> None:
+    start()
+    own, other = torch.ones(1 << 18), torch.empty(1 << 18)
+    if name == "all_gather":
+        work = dist.all_gather([other], own, async_op=True)
+    else:
+        work = getattr(dist, name)(other, own, async_op=True)
+    work.wait()
+    del own, other
+    torch.empty(1 << 20)
+
+
+@pytest.mark.parametrize("name", ["all_gather", "all_to_all_single", "reduce_scatter_tensor"])
+def test_work_holds_what_that_of_gloo_does(name: str) -> None:
+    traced = trace(_asynchronous, name, host="here", world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        real = measure(_asynchronous, name)
+    finally:
+        dist.destroy_process_group()
+    assert traced.peak == without_gloo(real).peak
+
+
+def test_work_of_nccl_holds_what_it_is_given_until_it_is_waited_for() -> None:
+    def program(waited: bool) -> None:
+        start("cuda")
+        other = torch.empty(1 << 20, device="cuda")
+        work = dist.all_gather_single(other, torch.ones(1 << 19, device="cuda"), async_op=True)
+        if waited:
+            work.wait()
+        torch.empty(1 << 20, device="cuda")
+        del work
+
+    early, late = (trace(program, one, device="cuda", world_size=2).peak for one in (True, False))
+    assert late - early == 2 << 20
 
 
 def test_batch_norm_takes_the_statistics_of_every_process() -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,6 +71,8 @@ _NUMBERS = tuple(
 
 
 GATHERS_LISTS = "c10d::allgather_"
+_COPIES_INPUTS = ("c10d::reduce_scatter", "c10d::_reduce_scatter")
+"""What gloo reduces copies of the inputs by (ProcessGroupGloo.cpp, ``reduce_scatter``)."""
 
 
 def flattened_like(tensors: Sequence[Tensor]) -> Tensor | None:
@@ -85,20 +87,78 @@ def flattened_like(tensors: Sequence[Tensor]) -> Tensor | None:
     return first.new_empty((len(tensors), *first.shape))
 
 
-def with_work(overload: Any, args: tuple[Any, ...], made: Sequence[Tensor] = ()) -> Any:
+def with_work(
+    overload: Any,
+    args: tuple[Any, ...],
+    given: Sequence[Tensor],
+    made: Sequence[Tensor] = (),
+    *,
+    waits: bool = False,
+) -> Any:
     """Return the result of a collective, which is what it wrote to, and work that is done.
 
     ``Work.get_future`` gives the tensors that it made, or else wrote to: reducer.cpp and the
     communication hooks of ``DistributedDataParallel`` go on with them. Work holds what was
-    ``made`` (ProcessGroupNCCL.cpp, ``WorkNCCL::outputs_``).
+    ``made`` (ProcessGroupNCCL.cpp, ``WorkNCCL::outputs_``), and what it was ``given``: gloo's for
+    as long as there is work, NCCL's until it is waited for (``waits``;
+    ``stashed_for_allocator_safety_``).
     """
     tensors: Any = list(made) or args[0]
     while isinstance(tensors, list) and tensors and isinstance(tensors[0], list):
         tensors = tensors[0]
-    future: Any = Future()
-    future.set_result(tensors if isinstance(tensors, list) else [tensors])
-    work = _work_of()(future).boxed()
+    outputs = tensors if isinstance(tensors, list) else [tensors]
+    name = overload.name()
+    known = {id(one) for one in outputs}
+    held = [one for one in given if id(one) not in known]
+    if held and outputs and (waits or not name.startswith(_COPIES_INPUTS)):
+        first = outputs[0].detach()  # C++ keeps what Python has attached to a tensor
+        first.held_by_work = _Held(held if waits else tuple(held), _done(outputs))
+        outputs = [first, *outputs[1:]]
+    work = _work_of()(_done(outputs)).boxed()
     return (args[0], work) if len(schema(overload).returns) > 1 else work
+
+
+def _done(value: list[Tensor]) -> Any:
+    future: Any = Future()
+    future.set_result(value)
+    return future
+
+
+class _Held(NamedTuple):
+    """What work holds, and its future does not."""
+
+    tensors: Sequence[Tensor]
+    """A list where that ends when the work is waited for."""
+    future: Any
+    """What the program gets."""
+
+
+def _held_by(work: Any, future: Any) -> _Held | None:
+    with suppress(RuntimeError):  # work of another kind
+        for one in future(work).value():
+            return getattr(one, "held_by_work", None)
+    return None
+
+
+def _held_work(off: Callable[[], bool]) -> dict[str, Any]:
+    """Let a future of work hold nothing that the work was given, nor NCCL's work once it was waited
+    for.
+    """
+    kind = _work()
+    future, waiting = kind.get_future, kind.wait
+
+    def get_future(work: Any) -> Any:
+        held = None if off() else _held_by(work, future)
+        return future(work) if held is None else held.future
+
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        found = waiting(work, *args, **kwargs)
+        held = None if off() else _held_by(work, future)
+        if held is not None and isinstance(held.tensors, list):
+            held.tensors.clear()
+        return found
+
+    return {"get_future": get_future, "wait": wait}
 
 
 def nccl_groups(
@@ -153,7 +213,14 @@ def groups_of_world(
     built = c10d.is_mpi_available()
     public = (sys.modules["torch.distributed"], {"is_mpi_available": lambda: built})
     values |= _without_details(c10d, off)
-    patched = [*gloo, *mpi, (c10d, values), public, _sequence_numbers(), _senders(rank, off)]
+    patched = [
+        *gloo,
+        *mpi,
+        (c10d, values),
+        public,
+        _sequence_numbers(),
+        (_work(), _senders(rank, off) | _held_work(off)),
+    ]
     return patched, added
 
 
@@ -188,14 +255,14 @@ def _without_splits(original: Callable[..., Any], off: Callable[[], bool]) -> Ca
     return split_source
 
 
-def _senders(rank: int, off: Callable[[], bool]) -> tuple[Any, dict[str, Any]]:
+def _senders(rank: int, off: Callable[[], bool]) -> dict[str, Any]:
     """Let what was received from anybody be the first other process's."""
     original = getattr(_work(), _SOURCE)
 
     def source_rank(work: Any) -> Any:
         return original(work) if off() else int(rank == 0)
 
-    return _work(), {_SOURCE: source_rank}
+    return {_SOURCE: source_rank}
 
 
 def symmetric_memory(instead: Callable[..., Any]) -> Replacements:

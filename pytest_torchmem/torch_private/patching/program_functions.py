@@ -29,6 +29,8 @@ _LIBRARIES = frozenset({"torch", "safetensors", "pytest_torchmem"})
 _OURS = f"{__name__.partition('.')[0]}."
 _DECORATORS = frozenset({"contextlib", "functools", "typing_extensions", "warnings"})
 """Where functions come from that stand for the one that they decorate."""
+_OF_PYBIND = "instancemethod"
+"""What pybind11 makes of a method (``PyInstanceMethod_New``); Python has no name for the type."""
 _IN_C = (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -75,8 +77,9 @@ def _is_own(found: Any) -> bool:
         bases = {str(one.__module__).partition(".")[0] for one in found.__mro__[:-1]}
         return bool(bases & (_LIBRARIES | {"builtins"}))
     while found is not None and not isinstance(found, _IN_C):
-        if isinstance(found, MethodType):
+        if isinstance(found, MethodType) or type(found).__name__ == _OF_PYBIND:
             found = found.__func__
+            continue
         names = found.__globals__ if isinstance(found, FunctionType) else vars(type(found))
         where = str(names.get("__name__" if isinstance(found, FunctionType) else "__module__"))
         package = where.partition(".")[0]
