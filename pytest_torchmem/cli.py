@@ -54,11 +54,13 @@ _GREW, _USAGE = 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script and return its exit status: 0, 1 on growth, 2 on an error."""
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a name may have letters that a terminal has not
             stream.reconfigure(errors="backslashreplace")
     try:
+        _refuse_empty(given)
         status: int = options.run(options)
     except (TorchmemError, OSError) as error:
         print(f"torchmem: error: {printable_lines(str(error))}", file=sys.stderr)
@@ -69,6 +71,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"torchmem: error: the program raised\n{''.join(lines)}", end="", file=sys.stderr)
         return _USAGE
     return status
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Raise ``UsageError`` for an argument of which nothing is left: a path would be this one."""
+    for before, argument in zip(("", *arguments), arguments, strict=False):
+        is_option = argument.startswith("--")
+        option, sign, value = argument.partition("=") if is_option else ("", "=", argument)
+        if sign and not value.strip():
+            named = option or (before if before.startswith("-") else "an argument")
+            raise UsageError(
+                f"{named} has an empty value. Is a variable not set? Else leave it out"
+            )
 
 
 def _raised_by_program(error: Exception) -> list[str]:

@@ -48,7 +48,7 @@ _PATIENCE = 120.0
 none: on a busy machine one that gets little may take long."""
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _UNUSED = (
-    "cacheprovider", "debugging", "doctest", "faulthandler", "junitxml", "legacypath", "logging",
+    "cacheprovider", "doctest", "faulthandler", "junitxml", "legacypath", "logging",
     "pastebin", "setuponly", "setupplan", "stepwise",
 )  # fmt: skip
 """Parts of pytest that no run uses, and that take a fifth of it to set up."""

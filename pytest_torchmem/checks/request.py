@@ -175,7 +175,7 @@ def make_request(
         devices=devices or settings.devices,
         devices_named=devices is not None,
         gpu=gpu_name(settings, budget, gpu),
-        gpu_named=bool(gpu or budget.gpu or settings.gpu_named),
+        gpu_named=gpu is not None or bool(budget.gpu or settings.gpu_named),
         budget=budget,
         tolerances=(*own, *settings.tolerances(test.relative(test.module))),
         # A budget replaces the snapshot, unless a tolerance, which only a snapshot has, is named.
@@ -221,15 +221,15 @@ def _refuse_contradictions(
         raise UsageError(
             f"check(device={others[0]!r}): the marker {MARKER} says device={named!r}: {here}"
         )
-    if gpu and budget.gpu and find_gpu(gpu).name != budget.gpu:
+    if gpu is not None and budget.gpu and find_gpu(gpu).name != budget.gpu:
         raise UsageError(f"check(gpu={gpu!r}): the marker {MARKER} says gpu={budget.gpu!r}: {here}")
     for name, asked_for in numbers.items():
         written = getattr(budget, name)
         if None not in (asked_for, written) and asked_for != written:
             said = f"the marker {MARKER} says {name}={written}"
             raise UsageError(f"check({name}={asked_for!r}): {said}: {here}")
-    asked = gpu or budget.gpu
-    if asked and devices is not None and "cuda" not in devices:
+    asked = budget.gpu if gpu is None else gpu
+    if asked is not None and devices is not None and "cuda" not in devices:
         raise UsageError(
             f"gpu={asked!r} is checked on cuda alone, and device='cpu' leaves cuda out. Leave out "
             "one of them"
@@ -243,7 +243,7 @@ def _refuse_contradictions(
 
 def gpu_name(settings: Settings, budget: Budget, name: str | None) -> str:
     """Return the catalogue's name of the GPU that ``name``, marker or settings ask for."""
-    return find_gpu(name or budget.gpu or settings.gpu).name
+    return find_gpu(budget.gpu or settings.gpu if name is None else name).name
 
 
 def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Budget:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import shlex
@@ -31,8 +32,9 @@ from pytest_torchmem.checks.request import (
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.errors import NoCudaError, UsageError
 from pytest_torchmem.plugin.collection import Collection, node_id, test_id
-from pytest_torchmem.plugin.expected import failure_is_expected
+from pytest_torchmem.plugin.expected import expecting_blocks, failure_is_expected
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
+from pytest_torchmem.plugin.processes import NOT_HERE, OtherProcesses
 from pytest_torchmem.reports.junit import properties
 from pytest_torchmem.reports.pages import write_page
 from pytest_torchmem.reports.summary import Check
@@ -61,12 +63,15 @@ class Checker:
         collection: Collection,
         standing: StandingGpus,
         lost: list[str],
+        others: OtherProcesses,
     ) -> None:
         self.item = item
         self.standing = standing
         self.context = context
         self.checked = False
         """Something was recorded, if only why nothing was checked."""
+        self.traced = False
+        """The test has made a trace of its own, which nothing judges."""
         self.in_body = False
         """A trace of the whole body is under way."""
         self._collection = collection
@@ -77,10 +82,14 @@ class Checker:
         """Those on which something was judged."""
         self._failures: list[BaseException] = []
         """What checks raised and no report has shown yet."""
+        self._blocks: dict[int, set[str]] = {}
+        """The blocks that stood around each of them and expect a failure, by its ``id``."""
         self._running = 0
         self._told_of_running = False
         self._over = False
         self._lost = lost
+        self._others = others
+        self._process = os.getpid()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -89,12 +98,13 @@ class Checker:
         It may run on a thread of the test's, whose exceptions nobody sees.
         """
         __tracebackhide__ = True
+        self._others.refuse(self._process)
         self._running += 1
         try:
             yield
         except (MemoryCheckFailed, UsageError, pytest.fail.Exception) as error:
-            if not failure_is_expected(sys._getframe(2)):
-                self._failures.append(error)
+            self._failures.append(error)
+            self._blocks[id(error)] = expecting_blocks(sys._getframe(2))
             raise
         finally:
             self._running -= 1
@@ -117,9 +127,15 @@ class Checker:
         """
         __tracebackhide__ = True
         self._over |= over
-        failures, self._failures = self._failures, [e for e in self._failures if e is error]
+        failures, self._failures = self._swallowed(), [e for e in self._failures if e is error]
+        elsewhere = self._others.called()
+        if isinstance(error, pytest.exit.Exception) and (failures or elsewhere):
+            # pytest makes no report of a test that ends the run.
+            self._lost.append(f"{node_id(self.item)}: a check of it failed, and it ended the run")
         if error is not None and not isinstance(error, pytest.skip.Exception):
             return  # it does not pass
+        if elsewhere:
+            raise MemoryCheckFailed(NOT_HERE, self.first_line)
         if self._running and not self._told_of_running:
             self._told_of_running = True
             why = (
@@ -140,7 +156,15 @@ class Checker:
     @property
     def failed_unseen(self) -> bool:
         """Whether a check failed that ``settle`` is going to tell of."""
-        return bool(self._failures)
+        return bool(self._swallowed())
+
+    def _swallowed(self) -> list[BaseException]:
+        """Return the failures that were raised, and that nobody had expected."""
+        return [
+            error
+            for error in self._failures
+            if not failure_is_expected(error, self._blocks.get(id(error), set()))
+        ]
 
     def devices_left(self) -> list[str]:
         """Return the devices that the markers name and no check was made on."""
@@ -253,7 +277,7 @@ class Checker:
     def named_gpu(self, name: str | None = None) -> str | None:
         """Return the GPU that is named, on which a trace has to fit; ``None`` for the default."""
         settings = self.context.settings
-        if name or self.budget.gpu or settings.gpu_named:
+        if name is not None or self.budget.gpu or settings.gpu_named:
             return gpu_name(settings, self.budget, name)
         return None
 

@@ -91,16 +91,15 @@ class Torchmem:
         ``measure`` is ``"auto"`` for this, ``"never"``, or ``"require"``, which fails without one.
         """
         __tracebackhide__ = True
-        self._refuse_inside_body("check")
         if self._checker.context.settings.disabled:
             self._checker.not_checked(_DISABLED)
             pytest.skip(_DISABLED)
 
         checker = self._checker
-        if "rank" in kwargs:
-            raise UsageError("check(rank=...): write ranks=, which may be one or several")
         options = kwargs if gpus is None else {**kwargs, "gpus": gpus}
         with checker.watched(), shown_at_the_call():
+            self._refuse_inside_body("check")
+            _refuse_arguments(sizes, kwargs)
             if _is_module(target) and (growth is not None or checker.budget.growth is not None):
                 options = {"steps": FEWEST, **options}
             if sizes and not _is_module(target):
@@ -137,7 +136,8 @@ class Torchmem:
         """
         __tracebackhide__ = True
         self._refuse_inside_body("trace")
-        on_cuda = gpu or self._on_cuda(target)
+        self._checker.traced = True
+        on_cuda = gpu is not None or self._on_cuda(target)
         where = device or ("cuda" if on_cuda else self._checker.default_device())
         on_gpu = self._checker.named_gpu(gpu) if where == "cuda" else gpu
         with shown_at_the_call():
@@ -160,6 +160,13 @@ class Torchmem:
                 f"torchmem.{method} was called in a test whose whole body is traced for its marker "
                 f"{MARKER}. Request the fixture to trace only what you check: def test(torchmem)"
             )
+
+
+def _refuse_arguments(sizes: object, others: Mapping[str, Any]) -> None:
+    if sizes is not None and not (isinstance(sizes, Mapping) and sizes):
+        raise UsageError(f"check(sizes={sizes!r}): write sizes by name: {{'batch': (1, 2, 4)}}")
+    if "rank" in others:
+        raise UsageError("check(rank=...): write ranks=, which may be one or several")
 
 
 @contextmanager

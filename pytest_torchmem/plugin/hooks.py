@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.plugin.collection import Collection
     from pytest_torchmem.plugin.extensions import Registrations
     from pytest_torchmem.plugin.fixture import Torchmem
+    from pytest_torchmem.plugin.processes import OtherProcesses
     from pytest_torchmem.plugin.run import Run
     from pytest_torchmem.plugin.standing import StandingGpus
 
@@ -103,6 +104,7 @@ class _RunHooks:
         self._found: list[dict[str, list[Any]]] = []
         self._worker_died = False
         self._standing: StandingGpus | None = None
+        self._others: OtherProcesses | None = None
         self._lost: list[str] = []
         """Checks whose result came too late for the report of any test."""
         refuse_unknown_keys(config)
@@ -176,11 +178,14 @@ class _RunHooks:
             from pytest_torchmem.checks.calibrations import Calibrations
             from pytest_torchmem.checks.judge import Context
             from pytest_torchmem.plugin.checker import Checker
+            from pytest_torchmem.plugin.processes import OtherProcesses
 
             if self._context is None:
                 self._context = Context(self.settings(), {}, Calibrations(self.settings()))
+            if self._others is None:
+                self._others = OtherProcesses()
             item.stash[_CHECKER] = Checker(
-                item, self._context, self.collection(), self.standing(), self._lost
+                item, self._context, self.collection(), self.standing(), self._lost, self._others
             )
         return item.stash[_CHECKER]
 
@@ -247,6 +252,10 @@ class _RunHooks:
             from pytest_torchmem.plugin.fake_files import import_before
 
             import_before(item)
+        if any(mark.args or mark.kwargs for mark in item.iter_markers(SELECTED_BY)):
+            # It would look like a limit, and nothing would be checked.
+            why = f"the marker {SELECTED_BY} takes no arguments: limits are those of {SIGNATURE}"
+            pytest.fail(why, pytrace=False)
         if _CHECKER in item.stash:
             from pytest_torchmem.reports.junit import without_ours
 
@@ -275,7 +284,11 @@ class _RunHooks:
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
         """Let a check that a fixture made afterwards count as well."""
         __tracebackhide__ = True
-        result = yield
+        try:
+            result = yield
+        except BaseException as error:
+            self._settle(item, error, over=True)
+            raise
         self._settle(item, over=True)
         return result
 
@@ -309,6 +322,10 @@ class _RunHooks:
 
             note_skip(item, call, self.checker)
         if _CHECKER in item.stash:
+            if call.when == "call" and report.passed:
+                from pytest_torchmem.plugin.skipped import note_unused
+
+                note_unused(item, item.stash[_CHECKER])
             item.stash[_CHECKER].was_seen(call.excinfo)
             explained = self._reports_everything()
             packed = item.stash[_CHECKER].take_checks(call.excinfo, explained=explained)

@@ -1,4 +1,4 @@
-"""Memory tests that are skipped, often for want of a GPU, which no trace needs."""
+"""Memory tests that check nothing: skipped, often for want of a GPU, which no trace needs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ NEVER_CHECKED = (
 
 
 SKIPPED = "never checked, because they were skipped"
+UNUSED = "passed without a check: nothing in them called torchmem.check"
 
 
 def note_skip(
@@ -37,6 +38,15 @@ def note_skip(
     if not asked.checked and not asked.context.settings.disabled:
         notice = NEVER_CHECKED if any(map(_asks_for_gpu, _texts(item, excinfo))) else SKIPPED
         asked.not_checked(f"never checked: {_reason(excinfo)}", notice=notice)
+
+
+def note_unused(item: pytest.Item, asked: Checker) -> None:
+    """Record a test as never checked that asks for the fixture itself, and used it for nothing."""
+    if asked.checked or asked.traced or asked.context.settings.disabled:
+        return
+    function = getattr(item, "function", None)
+    if function is not None and "torchmem" in inspect.signature(function).parameters:
+        asked.not_checked("never checked: nothing called torchmem.check", notice=UNUSED)
 
 
 def _was_skipped(call: pytest.CallInfo[None], excinfo: pytest.ExceptionInfo[BaseException]) -> bool:

@@ -104,11 +104,6 @@ def load_source(text: str | None, directory: Path) -> Source:
 
     ``None`` is the working tree. Raises ``UsageError`` where it is none of these.
     """
-    if text is not None and not text.strip():
-        raise UsageError(
-            "an empty name is neither a file nor a revision. Is a variable not set? For the "
-            "working tree, leave HEAD out"
-        )
     if text is None:
         root = Path(git(directory, "rev-parse", "--show-toplevel").strip())
         return Source("the working tree", _tree(root))

@@ -32,6 +32,9 @@ _ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 """The signals by which people and CI systems end a run."""
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 """Where paths lead to what a process has open, which another file cannot take the place of."""
+_TMP = ".tmp"
+_LONGEST = 50
+"""Characters of a name that a temporary one has: in bytes, names may have 255 (NAME_MAX)."""
 _TEMPORARY = re.compile(r"\.[^/]+\.json\.[a-z0-9_]{8}\.tmp")
 
 
@@ -75,7 +78,7 @@ def write(path: Path, text: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with _uninterrupted():
         descriptor, name = tempfile.mkstemp(
-            prefix=f".{target.name}.", suffix=".tmp", dir=target.parent
+            prefix=_temporary_prefix(target), suffix=_TMP, dir=target.parent
         )
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
@@ -89,6 +92,13 @@ def write(path: Path, text: str) -> None:
                 os.unlink(name)
             raise
     _sync_directory(target.parent)
+
+
+def _temporary_prefix(target: Path) -> str:
+    name = target.name
+    if len(name) > _LONGEST:
+        name = name[:_LONGEST] + (".json" if target.suffix == ".json" else "")
+    return f".{name}."
 
 
 def append(path: Path, text: str) -> None:

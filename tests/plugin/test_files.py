@@ -240,6 +240,12 @@ def test_writing_keeps_links_and_permissions_and_leaves_no_temporary_file(tmp_pa
     assert os.listdir(real.parent) == ["real.json"]
 
 
+def test_names_as_long_as_there_can_be(tmp_path):
+    for name in ("a" * 250 + ".json", "é" * 125 + ".json"):
+        write(tmp_path / name, "{}")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     file = tmp_path / "a.json"
     file.write_text("old")

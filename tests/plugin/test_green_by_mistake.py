@@ -10,7 +10,7 @@ import pytest
 from pytest_torchmem.cli import main
 
 HEAD = """
-import contextlib, pytest, threading, time
+import contextlib, os, pytest, threading, time
 from concurrent.futures import ThreadPoolExecutor
 TOO_MUCH = 5000
 """
@@ -113,8 +113,79 @@ def test_a_check_may_be_expected_to_fail(budgets):
         "@mark\ndef test_after(torchmem):\n"
         "    with pytest.raises(AssertionError):\n        assert False\n"
         "    with contextlib.suppress(AssertionError):\n        torchmem.check(TOO_MUCH)\n"
+        "@contextlib.contextmanager\ndef grows():\n"
+        "    with pytest.raises(AssertionError):\n        yield\n"
+        "@mark\ndef test_own_block(torchmem):\n"
+        "    with grows():\n        torchmem.check(TOO_MUCH)\n"
+        "@mark\ndef test_as_another_one(torchmem):\n"
+        "    def check():\n"
+        "        try:\n            torchmem.check(TOO_MUCH)\n"
+        "        except AssertionError as error:\n            raise ValueError from error\n"
+        "    with pytest.raises(ValueError):\n        check()\n"
     )
-    result.assert_outcomes(passed=3, failed=1)
+    result.assert_outcomes(passed=5, failed=1)
+
+
+def test_only_what_catches_a_failure_may_expect_it(budgets):
+    result = budgets(
+        "mark = pytest.mark.memory_budget('1 KiB', device='cpu')\n"
+        "@mark\ndef test_another_type(torchmem):\n"
+        "    with contextlib.suppress(AssertionError), pytest.raises(ValueError):\n"
+        "        torchmem.check(TOO_MUCH)\n"
+        "@mark\ndef test_caught_within(torchmem):\n"
+        "    with pytest.raises(AssertionError):\n"
+        "        with contextlib.suppress(AssertionError):\n            torchmem.check(TOO_MUCH)\n"
+        "        assert False\n"
+        "@mark\ndef test_called_elsewhere(torchmem):\n"
+        "    with pytest.raises(AssertionError):\n"
+        "        def check():\n            torchmem.check(TOO_MUCH)\n"
+        "        assert False\n"
+        "    with contextlib.suppress(AssertionError):\n        check()\n"
+        "@contextlib.contextmanager\ndef raises(_):\n"
+        "    with contextlib.suppress(Exception):\n        yield\n"
+        "@mark\ndef test_of_the_same_name(torchmem):\n"
+        "    with raises(AssertionError):\n        torchmem.check(TOO_MUCH)\n"
+    )
+    result.assert_outcomes(failed=4)
+
+
+def test_checks_that_come_to_nothing(budgets):
+    result = budgets(
+        "mark = pytest.mark.memory_budget('1 GiB', device='cpu')\n"
+        "@mark\ndef test_in_a_process(torchmem):\n"
+        "    torchmem.check(10)\n"
+        "    if not (pid := os.fork()):\n"
+        "        try:\n            torchmem.check(10, name='other')\n"
+        "        finally:\n            os._exit(0)\n"
+        "    os.waitpid(pid, 0)\n"
+        "@pytest.mark.torchmem('1 B')\nclass TestLimited:\n"
+        "    @mark\n    def test_marker(self, torchmem):\n        torchmem.check(10)\n"
+        "def test_rank(torchmem):\n"
+        "    with contextlib.suppress(Exception):\n        torchmem.check(10, rank=1)\n"
+        "def test_sizes(torchmem):\n    torchmem.check(10, sizes={})\n"
+        "def test_gpu(torchmem):\n    torchmem.check(10, gpu='')\n"
+        "def test_trace(torchmem):\n    torchmem.trace(10, gpu='')\n"
+        "@pytest.fixture\ndef skips(torchmem):\n    yield\n"
+        "    with contextlib.suppress(Exception):\n        torchmem.check(10, gpu='none')\n"
+        "    pytest.skip('late')\n"
+        "@mark\ndef test_skipped_at_last(torchmem, skips):\n    torchmem.check(10)\n"
+        "def test_forgotten(torchmem):\n    torchmem.check  # not called\n"
+        "def test_that_traces(torchmem):\n    torchmem.trace(10, device='cpu')\n"
+    )
+    result.assert_outcomes(failed=5, errors=2, passed=3)
+    result.stdout.fnmatch_lines(
+        ["1 test passed without a check: nothing in them called*: test_net.py::test_forgotten"]
+    )
+
+
+def test_a_test_that_ends_the_run_hides_no_failure(budgets):
+    result = budgets(
+        "@pytest.mark.memory_budget('1 KiB', device='cpu')\ndef test_it(torchmem):\n"
+        "    try:\n        torchmem.check(TOO_MUCH)\n"
+        "    except AssertionError:\n        pytest.exit('enough', returncode=0)\n"
+    )
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["error: test_net.py::test_it: a check of it failed, and it*"])
 
 
 def test_expected_failures_and_subtests_stay_what_they_are(budgets):
@@ -211,6 +282,15 @@ def test_comparing_with_nothing_is_an_error(light, monkeypatch, capsys, argument
     options = ["--tolerance", arguments.pop()] if len(arguments) == 3 else []
     assert main(["compare", *arguments, *options]) == 2
     assert capsys.readouterr().err.startswith("torchmem: error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(["prune", ""], "an argument"), (["trace", "x:y", "--gpu="], "--gpu"), (["show", " "], "an")],
+)
+def test_a_command_with_an_empty_value_does_nothing(capsys, arguments, named):
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"torchmem: error: {named}")
 
 
 def test_obsolete_entries_fail_in_ci(light, monkeypatch):
